@@ -1,0 +1,77 @@
+# Everything a checkout needs, on a machine that has Python 3.11 to 3.14 and make. `make help` lists the targets.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test check wheel-demo clean
+
+# A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
+PYTHON ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+# Our own uv, where the machine has none; never installed for the whole machine.
+UV_VENV := .uv-venv
+
+# Dagster takes seconds more to import in each process where it is compiled anew every time.
+unexport PYTHONDONTWRITEBYTECODE
+# Another project's environment that is active must not become ours.
+unexport VIRTUAL_ENV
+unexport UV_PROJECT_ENVIRONMENT
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name what; do \
+	  printf '%-18s %s\n' "$$name" "$$what"; done
+
+setup: $(STAMP) ## install what is missing into .venv, at the versions of uv.lock
+
+demo: $(STAMP) ## the whole way of a record on real flights; takes about a minute and a half
+	@$(BIN)/forebay demo $(ARGS)
+
+up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C
+	@$(BIN)/forebay up $(ARGS)
+
+test: $(STAMP) ## the whole test suite; ARGS="tests/unit -k frame" for a part
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## ruff, mypy, import-linter, and Dagster's own validation of the code location
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	env -u DAGSTER_HOME $(BIN)/dagster definitions validate -w workspace.yaml
+
+wheel-demo: $(STAMP) ## build the wheel and run its demo in an empty environment, without Java, Postgres and uv
+	@PATH="$(CURDIR)/$(UV_VENV)/bin:$$PATH" .ci/wheel-demo $(BIN)/python
+
+clean: ## remove environments, caches and build results; your data in .forebay stays
+	rm -rf $(VENV) $(UV_VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find forebay migrations orchestration receiver_runtime tests tracker_store -name __pycache__ -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml uv.lock
+	@set -eu; \
+	python=; \
+	for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14; do \
+	  if found=$$("$$candidate" -c 'import sys; print(sys.executable); sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null); then \
+	    python=$$found; break; \
+	  fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "Forebay needs Python 3.11 to 3.14, and there is none on PATH. Install one, or: make PYTHON=/path/to/python3" >&2; \
+	  exit 1; \
+	fi; \
+	is_uv='import re, subprocess, sys; said = subprocess.check_output([sys.argv[1], "--version"], text=True); sys.exit(tuple(map(int, re.findall("[0-9]+", said)[:2])) < (0, 8))'; \
+	uv=; \
+	for candidate in uv "$(CURDIR)/$(UV_VENV)/bin/uv"; do \
+	  if "$$python" -c "$$is_uv" "$$candidate" 2>/dev/null; then uv=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$uv" ]; then \
+	  echo "There is no uv: installing it into $(UV_VENV)."; \
+	  "$$python" -m venv --clear $(UV_VENV) || { \
+	    echo "Python's venv module is incomplete: install it (Debian, Ubuntu: apt install python3-venv), or uv itself." >&2; exit 1; }; \
+	  $(UV_VENV)/bin/python -m pip --disable-pip-version-check install --quiet 'uv>=0.8,<1'; \
+	  uv="$(CURDIR)/$(UV_VENV)/bin/uv"; \
+	fi; \
+	UV_PYTHON_DOWNLOADS=never "$$uv" sync --locked --compile-bytecode --python "$$python"; \
+	touch $(STAMP)

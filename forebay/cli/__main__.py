@@ -1,0 +1,7 @@
+"""`python -m forebay.cli`: the same as the command `forebay`."""
+
+from __future__ import annotations
+
+from forebay.cli.main import app
+
+app(prog_name="forebay")

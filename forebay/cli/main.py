@@ -1,0 +1,60 @@
+"""The command `forebay`: one module per noun; each loads what it needs when it is called."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import structlog
+import typer
+
+from forebay.cli import agent, db
+from forebay.cli.apply import apply
+from forebay.cli.demo import demo
+from forebay.cli.doctor import doctor
+from forebay.cli.receiver import receiver
+from forebay.cli.status import status
+from forebay.cli.up import up
+
+app = typer.Typer(
+    name="forebay",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="""Receivers as a service: pushed records become durable blocks, blocks become PySpark batches in Dagster.
+
+Begin with `forebay demo`. Then declare a pipeline of your own and run it with `forebay up my_pipeline`.
+
+Where things are: FOREBAY_HOME (.forebay) holds the state; FOREBAY_DATABASE_URL names a Postgres of your own;
+FOREBAY_MODULE the module that declares your pipelines.
+""",
+)
+
+
+@app.callback()
+def main(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log debug messages too.")] = False,  # noqa: FBT002
+) -> None:
+    """Configure the log: to standard error, so that output stays clean."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+    )
+
+
+app.command()(demo)
+app.command()(up)
+app.command()(apply)
+app.command()(status)
+app.command()(doctor)
+app.command()(agent.agent)
+app.add_typer(db.app, name="db")
+app.command(hidden=True)(receiver)
+app.command(hidden=True)(agent.tracker)

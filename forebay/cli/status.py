@@ -1,0 +1,121 @@
+"""`forebay status`: streams, receivers, batches and lag, from the views for people."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from forebay.cli.failures import clear_errors
+from orchestration.settings import Settings
+from tracker_store import status as store
+from tracker_store.engine import connect, create_engine
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():.1f} s"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value
+
+
+def _table(title: str, columns: dict[str, str], rows: list[dict[str, object]]) -> Table:
+    table = Table(*columns.values(), title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(_cell(row[column]) for column in columns))
+    if not rows:
+        table.add_row("none", *("" for _ in list(columns)[1:]))
+    return table
+
+
+def status(
+    batches: Annotated[int, typer.Option(min=1, help="How many batches to show, newest first.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+) -> None:
+    """Show receivers, what waits for each pipeline (lag), and the newest batches with their delays.
+
+    Durations are in seconds, also in the JSON; times are UTC.
+    """
+    console = Console(highlight=False, stderr=as_json)
+    with clear_errors(console):
+        engine = create_engine(
+            Settings().require_database_url(), application_name="forebay status", pool_size=1
+        )
+        with connect(engine) as connection:
+            receivers = [asdict(row) for row in store.receiver_status(connection)]
+            lag = [asdict(row) for row in store.stream_lag(connection)]
+            newest = [asdict(row) for row in store.batch_stats(connection, limit=batches)]
+        engine.dispose()
+    if as_json:
+        report = {"receivers": receivers, "lag": lag, "batches": newest}
+        typer.echo(
+            json.dumps(
+                {name: [{k: _plain(v) for k, v in row.items()} for row in rows] for name, rows in report.items()}
+            )
+        )
+        return
+    console.print(
+        _table(
+            "Receivers",
+            {
+                "stream": "stream",
+                "ordinal": "no.",
+                "state": "state",
+                "reason": "reason",
+                "host": "host",
+                "records": "records",
+                "newest_sequence": "newest block",
+                "last_block_at": "last block at",
+                "dead_letters": "dead letters",
+            },
+            receivers,
+        )
+    )
+    console.print(
+        _table(
+            "Lag",
+            {
+                "pipeline": "pipeline",
+                "stream": "stream",
+                "waiting_blocks": "blocks waiting",
+                "waiting_records": "records waiting",
+                "lag": "oldest",
+            },
+            lag,
+        )
+    )
+    console.print(
+        _table(
+            "Batches",
+            {
+                "pipeline": "pipeline",
+                "batch_time": "batch time",
+                "state": "state",
+                "attempt": "attempt",
+                "records": "records",
+                "scheduling_delay": "scheduling delay",
+                "processing_time": "processing time",
+                "total_delay": "total delay",
+                "reason": "reason",
+            },
+            newest,
+        )
+    )

@@ -1,0 +1,281 @@
+"""`forebay up`: everything on one machine, stopped cleanly by Ctrl-C.
+
+Composes the children (Postgres unless you name one, an agent, Dagster's code server, daemon and webserver) and knows
+in which order they start; the supervisor owns their lives. It applies your declarations before anything reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+from rich.console import Console
+
+from forebay.cli.apply import changes_table
+from forebay.cli.dagster_home import (
+    DATABASE_VARIABLE,
+    dagster_database_url,
+    ensure_dagster_schema,
+    write_dagster_home,
+)
+from forebay.cli.supervisor import Child, ChildEvent, ChildEventKind, StopReason, Supervisor, SupervisorError
+from orchestration.apply import Change, apply
+from orchestration.modules import PipelineModuleError, load_pipelines
+from orchestration.settings import Settings
+from tracker_store import migrate
+from tracker_store.embedded_postgres import EmbeddedPostgres, StopMode
+from tracker_store.engine import connect, create_engine
+from tracker_store.errors import DriverLogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+HOST = "127.0.0.1"
+DEFAULT_UI_PORT = 3000
+POSTGRES_READY_SECONDS = 60.0
+# Dagster compiles and imports for a while on a cold machine.
+DAGSTER_READY_SECONDS = 180.0
+AGENT_STOP_SECONDS = 45.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _ui_port(wanted: int | None) -> int:
+    if wanted is not None:
+        return wanted
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, DEFAULT_UI_PORT))
+        except OSError:
+            return _free_port()
+    return DEFAULT_UI_PORT
+
+
+def _accepts(port: int) -> Callable[[], bool]:
+    def ready() -> bool:
+        with socket.create_connection((HOST, port), timeout=1):
+            return True
+
+    return ready
+
+
+def _answers(url: str) -> Callable[[], bool]:
+    def ready() -> bool:
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310  our own address
+                return bool(answer.status == 200)  # noqa: PLR2004
+        except urllib.error.URLError:
+            return False
+
+    return ready
+
+
+class Services:
+    """The services of one home, running while the context is entered. For the main thread (it takes signals)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        ui_port: int | None = None,
+        on_event: Callable[[ChildEvent], None] | None = None,
+    ) -> None:
+        """Prepare them; nothing starts before the context is entered.
+
+        Args:
+            settings: of this installation; its module's declarations are applied.
+            ui_port: of the Dagster UI; 3000 where that is free, else any free one.
+            on_event: called for each start, readiness and restart of a child.
+        """
+        self._settings = settings
+        self._ui_port = _ui_port(ui_port)
+        self._supervisor = Supervisor(settings.home, on_event)
+        self._stack = ExitStack()
+        self._database_url = settings.database_url
+        self.changes: list[Change] = []
+
+    @property
+    def ui_url(self) -> str:
+        """The address of the Dagster UI."""
+        return f"http://{HOST}:{self._ui_port}"
+
+    @property
+    def database_url(self) -> str:
+        """The driver log's address; with the embedded server known once it runs."""
+        if self._database_url is None:
+            message = "the services have not been started"
+            raise RuntimeError(message)
+        return self._database_url
+
+    def wait(self, timeout: float | None = None) -> StopReason | None:
+        """Until a signal arrives or a service is given up; None after `timeout` seconds without either."""
+        return self._supervisor.wait(timeout)
+
+    def pid(self, name: str) -> int | None:
+        """The pid of a service's process now."""
+        return self._supervisor.pid(name)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as entering:
+            entering.enter_context(self._supervisor.stopping_on_signals())
+            entering.enter_context(self._supervisor)
+            self._start()
+            self._stack = entering.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def _start(self) -> None:
+        # A module that can't be loaded is said before anything starts.
+        pipelines = load_pipelines(self._settings.module)
+        if self._database_url is None:
+            self._database_url = self._start_postgres()
+        migrate.upgrade(self._database_url)
+        engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
+        with connect(engine) as connection:
+            self.changes = apply(connection, pipelines)
+        engine.dispose()
+        ensure_dagster_schema(self._database_url)
+        code_server_port = _free_port()
+        dagster_home = self._settings.home.absolute() / "dagster"
+        workspace = str(write_dagster_home(dagster_home, code_server_port=code_server_port))
+        environment = self._environment(dagster_home)
+        python = [sys.executable, "-m"]
+        self._supervisor.start(
+            [
+                Child(
+                    "agent",
+                    [*python, "forebay.cli", "agent", "--parent-pipe"],
+                    environment,
+                    guarded=False,
+                    stop_grace=AGENT_STOP_SECONDS,
+                ),
+                Child(
+                    "dagster-code-server",
+                    [
+                        *python,
+                        *("dagster", "api", "grpc", "--module-name", "orchestration.definitions"),
+                        *("--host", HOST, "--port", str(code_server_port), "--location-name", "forebay"),
+                    ],
+                    environment,
+                    ready=_accepts(code_server_port),
+                    ready_within=DAGSTER_READY_SECONDS,
+                ),
+            ]
+        )
+        self._supervisor.start(
+            [
+                Child("dagster-daemon", [*python, "dagster._daemon", "run", "-w", workspace], environment),
+                Child(
+                    "dagster-webserver",
+                    [*python, "dagster_webserver", "-h", HOST, "-p", str(self._ui_port), "-w", workspace],
+                    environment,
+                    ready=_answers(f"{self.ui_url}/server_info"),
+                    ready_within=DAGSTER_READY_SECONDS,
+                ),
+            ]
+        )
+
+    def _start_postgres(self) -> str:
+        server = EmbeddedPostgres(self._settings.home / "postgres")
+        server.initialise()
+        user = server.user()
+        self._supervisor.start(
+            [
+                Child(
+                    "postgres",
+                    server.command(),
+                    server.environment(),
+                    inherit_environment=False,
+                    directory=server.data_directory,
+                    ready=server.is_ready,
+                    ready_within=POSTGRES_READY_SECONDS,
+                    stop_signal=signal.Signals(StopMode.FAST.signal),
+                    stop_grace=30.0,
+                    user=None if user is None else user.uid,
+                    group=None if user is None else user.gid,
+                )
+            ]
+        )
+        server.ensure_database()
+        return server.url()
+
+    def _environment(self, dagster_home: Path) -> dict[str, str]:
+        paths = [os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]  # noqa: PTH109  as text
+        return {
+            "DAGSTER_HOME": str(dagster_home),
+            DATABASE_VARIABLE: dagster_database_url(self.database_url),
+            "FOREBAY_BLOCK_STORE": str(self._settings.block_store_root),
+            "FOREBAY_DATABASE_URL": self.database_url,
+            "FOREBAY_HOME": str(self._settings.home.absolute()),
+            "FOREBAY_MODULE": self._settings.module,
+            # Dagster starts a process for each run: without compiled modules each would compile it anew.
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        }
+
+
+def up(
+    module: Annotated[
+        str | None, typer.Argument(help="The module (or .py file) that declares your pipelines.")
+    ] = None,
+    ui_port: Annotated[
+        int | None, typer.Option(help="Port of the Dagster UI; 3000 where that is free.")
+    ] = None,
+) -> None:
+    """Apply a pipeline module and run everything on this machine until Ctrl-C.
+
+    Starts an embedded Postgres (unless FOREBAY_DATABASE_URL names yours), an agent with the receivers and the
+    tracker, and Dagster. Whatever dies is started again. State lies under FOREBAY_HOME (.forebay).
+    """
+    settings = Settings()
+    if module is not None:
+        settings = settings.model_copy(update={"module": module})
+    console = Console(highlight=False)
+    try:
+        with Services(settings, ui_port=ui_port, on_event=_telling(console)) as services:
+            if services.changes:
+                console.print(changes_table(services.changes))
+            console.print(f"Dagster: {services.ui_url}    Ctrl-C stops everything; `forebay status` in another terminal")
+            reason = services.wait()
+            console.print("Stopping all services (Ctrl-C again: at once).")
+    except (SupervisorError, DriverLogError, PipelineModuleError) as error:
+        console.print(str(error), style="bold red", markup=False)
+        raise typer.Exit(1) from error
+    console.print("All services are stopped.")
+    if reason is not None and reason.failed_child is not None:
+        console.print(f"{reason.failed_child} failed too often and was given up.", style="bold red")
+        raise typer.Exit(1)
+
+
+def _telling(console: Console) -> Callable[[ChildEvent], None]:
+    words = {
+        ChildEventKind.STARTED: "starting",
+        ChildEventKind.READY: "ready",
+        ChildEventKind.RESTARTING: "ended, will be started again",
+        ChildEventKind.FAILED: "was given up",
+    }
+
+    def tell(event: ChildEvent) -> None:
+        if event.kind in words:
+            console.print(f"{event.name}: {words[event.kind]} {event.detail}".rstrip(), markup=False)
+
+    return tell

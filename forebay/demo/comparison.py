@@ -1,0 +1,216 @@
+"""Compares what the pipeline published with the known answer: pure functions over Arrow tables.
+
+The expected totals per carrier and origin are computed from the data file by Arrow, along a way that shares
+nothing with the pipeline; the counts per carrier are also held against the constants of `known_answer`. It
+must never round a difference away: counts and sums agree exactly or not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.dataset
+
+from forebay.demo import known_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Means are weighted sums of doubles: equal but for the rounding of the last digits.
+MEAN_TOLERANCE = 1e-9
+
+GroupKey = tuple[str | None, str | None]  # carrier, origin; None where a line could not be parsed
+
+COLUMNS = {
+    "carrier": pa.string(),
+    "origin": pa.string(),
+    "flights": pa.int64(),
+    "departures": pa.int64(),
+    "departure_delay_sum": pa.int64(),
+    "departure_delay_mean": pa.float64(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over flights: `departures` are those with a known delay; delays are in minutes."""
+
+    flights: int = 0
+    departures: int = 0
+    delay_sum: int = 0
+    # Mean times departures, added up over batches: so that the published mean column itself is checked.
+    weighted_mean_sum: float = 0.0
+
+    @property
+    def delay_mean(self) -> float | None:
+        """Mean departure delay in minutes; None where no delay is known."""
+        return self.weighted_mean_sum / self.departures if self.departures else None
+
+    def plus(self, other: Totals) -> Totals:
+        return Totals(
+            self.flights + other.flights,
+            self.departures + other.departures,
+            self.delay_sum + other.delay_sum,
+            self.weighted_mean_sum + other.weighted_mean_sum,
+        )
+
+    def differences(self, other: Totals) -> tuple[str, ...]:
+        """What differs from `other`: counts and sums at all, means by more than `MEAN_TOLERANCE` minutes."""
+        found = [
+            name
+            for name, mine, theirs in (
+                ("flights", self.flights, other.flights),
+                ("known delays", self.departures, other.departures),
+                ("delay sum", self.delay_sum, other.delay_sum),
+            )
+            if mine != theirs
+        ]
+        mine, theirs = self.delay_mean, other.delay_mean
+        if mine is None or theirs is None:
+            differs = mine is not theirs
+        else:
+            differs = abs(mine - theirs) > MEAN_TOLERANCE
+        if differs:
+            found.append("mean delay")
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the comparison. `name` is a carrier, or carrier and origin."""
+
+    name: str
+    published: Totals
+    expected: Totals
+    # What differs, in words; empty where all is equal.
+    differences: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        return not self.differences
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The whole comparison; `same` is True only where every row agrees and the known answer holds."""
+
+    carriers: tuple[Row, ...]
+    groups: tuple[Row, ...]
+    total: Row
+    problems: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        return (
+            not self.problems and self.total.same and all(row.same for row in (*self.carriers, *self.groups))
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all agree exactly, else 1."""
+        return 0 if self.same else 1
+
+
+def expected_totals(flights: pa.Table) -> dict[GroupKey, Totals]:
+    """Totals per carrier and origin of the data file's table (`flights.read_flights()`)."""
+    grouped = flights.group_by(["carrier", "origin"]).aggregate(
+        [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum"), ("dep_delay", "mean")]
+    )
+    return {
+        (row["carrier"], row["origin"]): Totals(
+            flights=row["count_all"],
+            departures=row["dep_delay_count"],
+            delay_sum=row["dep_delay_sum"] or 0,
+            weighted_mean_sum=(row["dep_delay_mean"] or 0.0) * row["dep_delay_count"],
+        )
+        for row in grouped.to_pylist()
+    }
+
+
+def read_published(path: str | Path) -> pa.Table:
+    """All rows published under `path`, over all batches, as a `pyarrow.Table`; no rows if nothing is there.
+
+    Arrow leaves out names that begin with `_` or `.`, hence unpublished attempts.
+    """
+    root = Path(path)
+    schema = pa.schema(list(COLUMNS.items()))
+    if not root.is_dir():
+        return schema.empty_table()
+    dataset = pyarrow.dataset.dataset(root, format="parquet", schema=schema)
+    return dataset.to_table(columns=list(COLUMNS))
+
+
+def published_totals(published: pa.Table) -> dict[GroupKey, Totals]:
+    """Totals per carrier and origin over the rows of all batches (one row per batch, carrier and origin)."""
+    totals: dict[GroupKey, Totals] = {}
+    for row in published.to_pylist():
+        key = (row["carrier"], row["origin"])
+        departures = row["departures"] or 0
+        part = Totals(
+            flights=row["flights"] or 0,
+            departures=departures,
+            delay_sum=row["departure_delay_sum"] or 0,
+            weighted_mean_sum=(row["departure_delay_mean"] or 0.0) * departures,
+        )
+        totals[key] = totals.get(key, Totals()).plus(part)
+    return totals
+
+
+def compare(published: Mapping[GroupKey, Totals], expected: Mapping[GroupKey, Totals]) -> Comparison:
+    """Hold the published totals against the expected ones and against the constants of the known answer."""
+    keys = sorted({*published, *expected}, key=lambda key: (key[0] or "~", key[1] or "~"))
+    groups = tuple(
+        _row(f"{_text(c)} {_text(o)}", published.get((c, o)), expected.get((c, o))) for c, o in keys
+    )
+    carriers = tuple(
+        _row(_text(carrier), _of_carrier(published, carrier), _of_carrier(expected, carrier))
+        for carrier in dict.fromkeys(key[0] for key in keys)
+    )
+    total = _row("all", _sum(published.values()), _sum(expected.values()))
+    return Comparison(carriers, groups, total, tuple(_known_answer_problems(published, expected)))
+
+
+def _known_answer_problems(
+    published: Mapping[GroupKey, Totals], expected: Mapping[GroupKey, Totals]
+) -> list[str]:
+    problems: list[str] = []
+    for what, totals in (("published", published), ("in the data file", expected)):
+        rows = _sum(totals.values()).flights
+        if rows != known_answer.ROWS:
+            problems.append(f"{rows:,} flights {what}, the known answer is {known_answer.ROWS:,}")
+        carriers = {carrier for carrier, _ in totals} | set(known_answer.FLIGHTS_BY_CARRIER)
+        for carrier in sorted(carriers, key=_text):
+            count = _of_carrier(totals, carrier).flights
+            known = known_answer.FLIGHTS_BY_CARRIER.get(carrier or "", 0)
+            if count != known:
+                problems.append(f"{_text(carrier)}: {count:,} flights {what}, the known answer is {known:,}")
+    return problems
+
+
+def _row(name: str, published: Totals | None, expected: Totals | None) -> Row:
+    # A group that is on one side only differs even where all its numbers are 0.
+    if published is None:
+        differences: tuple[str, ...] = ("not published",)
+    elif expected is None:
+        differences = ("not known",)
+    else:
+        differences = published.differences(expected)
+    return Row(name, published or Totals(), expected or Totals(), differences)
+
+
+def _of_carrier(totals: Mapping[GroupKey, Totals], carrier: str | None) -> Totals:
+    return _sum(part for (name, _), part in totals.items() if name == carrier)
+
+
+def _sum(parts: Iterable[Totals]) -> Totals:
+    total = Totals()
+    for part in parts:
+        total = total.plus(part)
+    return total
+
+
+def _text(name: str | None) -> str:
+    return "(unreadable)" if name is None else name

@@ -1,0 +1,227 @@
+"""What the demo knows while it runs, and what follows from it: which step it is in, whether it is over, what
+is stuck.
+
+Pure functions over one look at the system; it must never talk to a service itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+COMPLETED = "COMPLETED"
+QUARANTINED = "QUARANTINED"
+SERVED = "served"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """One batch as the driver log has it. Delays are in seconds, None while they are not known."""
+
+    time: datetime
+    state: str
+    records: int
+    attempts: int = 0
+    scheduling_delay: float | None = None
+    processing_time: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One look at replay server and driver log; `at` is in seconds since the demo's start (monotonic)."""
+
+    at: float
+    expected: int
+    replay_state: str = ""
+    replayed: int = 0
+    receiver_state: str = ""
+    receiver_reason: str = ""
+    received: int = 0
+    blocks: int = 0
+    batches: Sequence[BatchFacts] = field(default=())
+
+    @property
+    def completed_records(self) -> int:
+        """Records in COMPLETED batches."""
+        return sum(batch.records for batch in self.batches if batch.state == COMPLETED)
+
+    @property
+    def waits_for_a_batch(self) -> bool:
+        """Some batch that has records is not COMPLETED (empty batches keep coming and decide nothing)."""
+        return any(batch.state != COMPLETED for batch in self.batches if batch.records)
+
+    @property
+    def lag(self) -> int:
+        """Records that were received and are in no COMPLETED batch yet."""
+        return max(0, self.received - self.completed_records)
+
+    def count(self, state: str) -> int:
+        """How many batches are in this state."""
+        return sum(batch.state == state for batch in self.batches)
+
+    def batches_by_state(self) -> dict[str, int]:
+        """How many batches are in each state, in the order in which a batch takes them."""
+        counts = Counter(batch.state for batch in self.batches)
+        order = ("ALLOCATED", "RUNNING", "FAILED", "BLOCKED", QUARANTINED, COMPLETED)
+        ranked = sorted(counts, key=lambda state: order.index(state) if state in order else -1)
+        return {state: counts[state] for state in ranked}
+
+
+def is_finished(look: Snapshot) -> bool:
+    """Every line was sent, every batch with records is COMPLETED, and they hold all the records expected."""
+    return (
+        look.replay_state == SERVED and look.completed_records >= look.expected and not look.waits_for_a_batch
+    )
+
+
+def is_short(look: Snapshot) -> bool:
+    """Every line was sent and all that was received is in COMPLETED batches, but it is too little."""
+    return (
+        look.replay_state == SERVED
+        and look.lag == 0
+        and look.completed_records < look.expected
+        and not look.waits_for_a_batch
+    )
+
+
+def what_it_does(look: Snapshot) -> str:  # noqa: C901, PLR0911  one sentence a state
+    """One sentence: the step that the demo is in, or what it waits for."""
+    if is_finished(look):
+        return "all records are in completed batches"
+    if look.count(QUARANTINED):
+        return "a batch has used up its attempts"
+    if look.received == 0:
+        if look.receiver_state != "ACTIVE":
+            state = look.receiver_state or "not placed yet"
+            return f"waiting for the receiver (it is {state}{_because(look.receiver_reason)})"
+        return "the receiver is connected and waits for the first records"
+    running = [batch for batch in look.batches if batch.state == "RUNNING"]
+    if running:
+        return f"Spark works on the batch of {_clock(running[0].time)} ({running[0].records:,} records)"
+    failed = [batch for batch in look.batches if batch.state == "FAILED"]
+    if failed:
+        return (
+            f"the batch of {_clock(failed[0].time)} failed and will be tried again{_because(failed[0].error)}"
+        )
+    allocated = [batch for batch in look.batches if batch.state == "ALLOCATED"]
+    if allocated:
+        return f"Dagster starts the run of the batch of {_clock(allocated[0].time)}"
+    if not look.batches:
+        return "the first batch waits for the end of its interval of 10 s"
+    if is_short(look):
+        missing = look.expected - look.completed_records
+        return f"all lines were sent, yet {missing:,} records are in no block"
+    if look.received >= look.expected:
+        return "all records are received; the next batch is to be allocated"
+    return "receiving; the next batch waits for the end of its interval"
+
+
+def what_is_stuck(look: Snapshot | None) -> str:
+    """What keeps the demo from its end, and where to look; for the error at the deadline."""
+    if look is None:
+        return "The driver log could never be read."
+    parts: list[str] = []
+    if look.replay_state != SERVED:
+        parts.append(
+            f"the replay server has sent {look.replayed:,} of {look.expected:,} lines ({look.replay_state})"
+        )
+    if look.received < look.expected:
+        parts.append(
+            f"the receiver has registered {look.received:,} of {look.expected:,} records "
+            f"({look.receiver_state or 'not placed'}{_because(look.receiver_reason)})"
+        )
+    parts.extend(
+        f"the batch of {_clock(batch.time)} is {batch.state} after {batch.attempts} attempts"
+        f"{_because(batch.error)}"
+        for batch in look.batches
+        if batch.state != COMPLETED and batch.records
+    )
+    if look.lag and not look.waits_for_a_batch:
+        parts.append(f"{look.lag:,} received records wait for a batch: does the batch sensor run?")
+    return "; ".join(parts) or "nothing is known to be stuck"
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """The run's figures. Times in seconds from the command's start; None where nothing was seen."""
+
+    first_batch_completed: float | None
+    finished: float | None
+    records_per_second: float | None
+    batches: int
+    median_scheduling_delay: float | None
+    median_processing_time: float | None
+
+
+class Watch:
+    """Turns a series of looks into timings, and says when no more is to come."""
+
+    def __init__(self, settle_seconds: float = 45.0) -> None:
+        self._settle_seconds = settle_seconds
+        self._first_received: Snapshot | None = None
+        self._last_growth: Snapshot | None = None
+        self._first_completed_at: float | None = None
+        self._short_since: float | None = None
+        self._last: Snapshot | None = None
+
+    @property
+    def last(self) -> Snapshot | None:
+        """The newest look."""
+        return self._last
+
+    def see(self, look: Snapshot) -> bool:
+        """Take a look in; True when the demo is over: finished, short for good, or a batch is quarantined.
+
+        "For good" means that everything was sent and nothing has been waiting for `settle_seconds`.
+        """
+        if look.received > 0:
+            self._first_received = self._first_received or look
+            if self._last_growth is None or look.received > self._last_growth.received:
+                self._last_growth = look
+        if self._first_completed_at is None and any(
+            batch.state == COMPLETED and batch.records for batch in look.batches
+        ):
+            self._first_completed_at = look.at
+        if not is_short(look) or self._last is None or self._last.received != look.received:
+            self._short_since = look.at if is_short(look) else None
+        self._last = look
+        short_for_good = self._short_since is not None and look.at - self._short_since >= self._settle_seconds
+        return is_finished(look) or short_for_good or look.count(QUARANTINED) > 0
+
+    def timings(self) -> Timings:
+        """The figures of what was seen so far. Batches without records are left out of the medians."""
+        batches = [batch for batch in self._last.batches if batch.records] if self._last else []
+        return Timings(
+            first_batch_completed=self._first_completed_at,
+            finished=self._last.at if self._last else None,
+            records_per_second=self._records_per_second(),
+            batches=len(batches),
+            median_scheduling_delay=_median([batch.scheduling_delay for batch in batches]),
+            median_processing_time=_median([batch.processing_time for batch in batches]),
+        )
+
+    def _records_per_second(self) -> float | None:
+        first, last = self._first_received, self._last_growth
+        if first is None or last is None or last.at <= first.at:
+            return None
+        return (last.received - first.received) / (last.at - first.at)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _clock(time: datetime) -> str:
+    return time.astimezone().strftime("%H:%M:%S")

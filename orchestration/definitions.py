@@ -1,0 +1,9 @@
+"""`defs`: the code location that workspace.yaml names. The pipelines are those of the module FOREBAY_MODULE."""
+
+from __future__ import annotations
+
+from orchestration.dagster_defs.build_definitions import build_definitions
+from orchestration.modules import load_pipelines
+from orchestration.settings import Settings
+
+defs = build_definitions(*load_pipelines(Settings().module))

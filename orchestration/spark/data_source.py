@@ -1,0 +1,126 @@
+"""`spark.read.format("forebay")`: reads exactly the blocks that were allocated to a batch, in parallel.
+
+Options: `pipeline` and `batch_time` (ISO 8601) name the batch, `stream` the input; `database_url` and `block_store`
+default to the environment's (`FOREBAY_DATABASE_URL`, …). The planner asks the driver log once; a task reads files and
+nothing else, and verifies every block's checksum. Python workers load this module: it loads no Dagster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from tracker_store.received_block_tracker import AllocatedBlock
+
+FORMAT = "forebay"
+
+# Several small blocks make one task: starting a task costs more than reading a few MiB.
+PARTITION_BYTES = 32 * 1024 * 1024
+
+_SPARK_TYPES = {"string": "STRING", "large_string": "STRING", "binary": "BINARY", "int64": "BIGINT"}
+
+
+class ReadOptionError(ValueError):
+    """An option of the `forebay` format is missing or wrong."""
+
+
+def spark_schema(columns: Sequence[tuple[str, str]]) -> str:
+    """Columns of (name, Arrow type) as Spark's DDL."""
+    return ", ".join(f"`{name}` {_SPARK_TYPES[arrow_type]}" for name, arrow_type in columns)
+
+
+@dataclass
+class BlockPartition(InputPartition):
+    """The blocks of one task, as (path, offset, length, crc32c)."""
+
+    blocks: list[tuple[str, int, int, int]]
+
+    def __init__(self, blocks: list[tuple[str, int, int, int]]) -> None:
+        super().__init__(0)
+        self.blocks = blocks
+
+
+def partitions_of(blocks: Sequence[AllocatedBlock], target_bytes: int = PARTITION_BYTES) -> list[BlockPartition]:
+    """Group blocks, in order, into tasks of about `target_bytes` of stored bytes, at least one block each."""
+    partitions: list[BlockPartition] = []
+    size = 0
+    for block in blocks:
+        handle = block.handle
+        if not partitions or size + handle.length > target_bytes:
+            partitions.append(BlockPartition([]))
+            size = 0
+        partitions[-1].blocks.append((block.path, handle.offset, handle.length, handle.crc32c))
+        size += handle.length
+    return partitions
+
+
+class ForebayReader(DataSourceReader):
+    """Plans on the driver log, reads from the block store."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """`options` are the format's, checked."""
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One partition per group of blocks; a stream with nothing in the batch has one that is empty."""
+        from orchestration.spark.batch_reader import blocks_of_input  # noqa: PLC0415  tasks need no SQLAlchemy
+
+        blocks = blocks_of_input(
+            self._options.get("database_url"),
+            pipeline=self._options["pipeline"],
+            batch_time=datetime.fromisoformat(self._options["batch_time"]),
+            stream=self._options["stream"],
+        )
+        return partitions_of(blocks) or [BlockPartition([])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The record batches of the partition's blocks, in order."""
+        from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
+
+        if not isinstance(partition, BlockPartition):
+            message = f"a partition of another reader: {type(partition).__name__}"
+            raise TypeError(message)
+        store = open_block_store(self._options["block_store"])
+        for path, offset, length, crc32c in partition.blocks:
+            yield from store.read_batches(path, offset, length, crc32c)
+
+
+class ForebayDataSource(DataSource):
+    """The format `forebay`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def _checked_options(self) -> dict[str, str]:
+        options = {key: value for key, value in self.options.items() if value is not None}
+        missing = [name for name in ("pipeline", "batch_time", "stream") if name not in options]
+        if missing:
+            message = f"format {FORMAT!r} needs the option(s) {', '.join(missing)}: .option({missing[0]!r}, …)"
+            raise ReadOptionError(message)
+        if "block_store" not in options:
+            from orchestration.settings import Settings  # noqa: PLC0415
+
+            options["block_store"] = str(Settings().block_store_root)
+        return options
+
+    def schema(self) -> str:
+        """The stream's columns, as its source declares them."""
+        from orchestration.spark.batch_reader import columns_of_stream  # noqa: PLC0415
+
+        options = self._checked_options()
+        return spark_schema(columns_of_stream(options.get("database_url"), options["stream"]))
+
+    def reader(self, schema: StructType) -> ForebayReader:  # noqa: ARG002  Spark's signature
+        """A reader of the batch's blocks."""
+        return ForebayReader(self._checked_options())

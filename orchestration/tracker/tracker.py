@@ -1,0 +1,176 @@
+"""The tracker: leads by the `leadership` row, places receivers, declares processes dead.
+
+It holds nothing: everything it decides is a row, and each decision's statement checks its term under a lock, so that
+a tracker which no longer leads (it was paused, or cut off) changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestration.tracker.liveness import CounterWatch
+from orchestration.tracker.scheduling_policy import AgentCapacity, schedule_receivers
+from tracker_store import batches
+from tracker_store.engine import connect
+from tracker_store.errors import DriverLogError
+from tracker_store.leadership import raise_counter, read_leadership, resign, take_leadership
+from tracker_store.pipelines import list_pipelines
+from tracker_store.processes import expire_process, live_processes
+from tracker_store.receivers import placements, schedule_receiver
+from tracker_store.retry import retry_delay
+from tracker_store.schema import DesiredState, ProcessKind, ReceiverState
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    import sqlalchemy as sa
+
+    from tracker_store.leadership import Leadership
+
+# The leader raises the counter every second; a candidate waits for three of them (design §4).
+TICK_SECONDS = 1.0
+LEADERSHIP_LIMIT_SECONDS = 3.0
+
+log = structlog.get_logger(__name__)
+
+
+class Tracker:
+    """One candidate for leadership; `run` leads whenever it can."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        heartbeat_limit_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        name: str | None = None,
+    ) -> None:
+        """Work on the driver log behind `engine`; `clock` is monotonic, in seconds."""
+        self._engine = engine
+        self._clock = clock
+        self._name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self._heartbeat_limit = heartbeat_limit_seconds
+        self._term: int | None = None
+        self._leader_watch: CounterWatch[int] = CounterWatch(LEADERSHIP_LIMIT_SECONDS, clock)
+        self._process_watch: CounterWatch[int] = CounterWatch(heartbeat_limit_seconds, clock)
+
+    @property
+    def term(self) -> int | None:
+        """The term in which this tracker leads, as far as it knows; None when it does not."""
+        return self._term
+
+    def run(self, stop: threading.Event) -> None:
+        """Tick every second until `stop`; then resign."""
+        while not stop.is_set():
+            started = self._clock()
+            try:
+                with connect(self._engine) as connection:
+                    self.tick(connection)
+            except DriverLogError as error:
+                log.warning("tracker can't reach the driver log, trying again", error=str(error))
+            stop.wait(max(0.0, TICK_SECONDS - (self._clock() - started)))
+        if self._term is not None:
+            try:
+                with connect(self._engine) as connection:
+                    resign(connection, term=self._term)
+            except DriverLogError as error:
+                log.warning("could not resign; the next leader waits for the time limit", error=str(error))
+
+    def tick(self, connection: sa.Connection) -> None:
+        """Lead or try to; when leading, do what is due."""
+        if not self._lead(connection):
+            return
+        self._expire_processes(connection)
+        self._fail_lost_attempts(connection)
+        self._place_receivers(connection)
+
+    def _lead(self, connection: sa.Connection) -> bool:
+        if self._term is not None:
+            if raise_counter(connection, term=self._term):
+                return True
+            log.warning("no longer leading", term=self._term)
+            self._term = None
+        seen = read_leadership(connection)
+        if seen.holder is not None and not self._leader_watch.unmoved([(seen.term, seen.counter)]):
+            return False
+        return self._take(connection, seen)
+
+    def _take(self, connection: sa.Connection, seen: Leadership) -> bool:
+        self._term = take_leadership(connection, seen=seen, holder=self._name)
+        if self._term is None:
+            return False
+        # What an earlier term saw says nothing about now: everyone gets the whole limit again.
+        self._process_watch = CounterWatch(self._heartbeat_limit, self._clock)
+        log.info("leading", term=self._term, after=seen.holder)
+        return True
+
+    def _expire_processes(self, connection: sa.Connection) -> None:
+        processes = {process.process_id: process for process in live_processes(connection)}
+        counters = [(process.process_id, process.heartbeat) for process in processes.values()]
+        for process_id, heartbeat in self._process_watch.unmoved(counters):
+            process = processes[process_id]
+            why = f"no heartbeat from {process.kind} {process.name} for {self._heartbeat_limit:g} s"
+            outcome = expire_process(
+                connection, term=self._require_term(), process_id=process_id, heartbeat=heartbeat, why=why
+            )
+            log.warning("process expired", process=process.name, kind=process.kind.value, outcome=outcome)
+
+    def _fail_lost_attempts(self, connection: sa.Connection) -> None:
+        lost = batches.attempts_of_ended_processes(connection)
+        if not lost:
+            return
+        limits = {row.pipeline_id: row.declaration["max_attempts"] for row in list_pipelines(connection)}
+        for attempt in lost:
+            batches.fail_attempt(
+                connection,
+                pipeline_id=attempt.pipeline_id,
+                batch_time=attempt.batch_time,
+                attempt=attempt.attempt,
+                run_id=attempt.run_id,
+                error=f"the process of run {attempt.run_id} ended before the batch was complete",
+                max_attempts=limits.get(attempt.pipeline_id, attempt.attempt),
+                retry_after=retry_delay(attempt.attempt),
+            )
+            log.warning("attempt lost", run_id=attempt.run_id, attempt=attempt.attempt)
+
+    def _place_receivers(self, connection: sa.Connection) -> None:
+        everything = placements(connection)
+        waiting = [
+            placement.receiver_id
+            for placement in everything
+            if placement.state is ReceiverState.INACTIVE and placement.desired_state is not DesiredState.STOPPED
+        ]
+        if not waiting:
+            return
+        agents = [
+            AgentCapacity(
+                agent.process_id,
+                agent.host,
+                agent.slots,
+                sum(placement.agent_id == agent.process_id for placement in everything),
+            )
+            for agent in live_processes(connection)
+            if agent.kind is ProcessKind.AGENT
+        ]
+        hosts = {agent.agent_id: agent.host for agent in agents}
+        for receiver_id, agent_id in schedule_receivers(waiting, agents).items():
+            outcome = schedule_receiver(
+                connection,
+                term=self._require_term(),
+                receiver_id=receiver_id,
+                agent_id=agent_id,
+                why=f"placed on {hosts[agent_id]}",
+            )
+            log.info("receiver scheduled", receiver_id=receiver_id, host=hosts[agent_id], outcome=outcome)
+
+    def _require_term(self) -> int:
+        if self._term is None:
+            message = "a tracker that does not lead may decide nothing"
+            raise RuntimeError(message)
+        return self._term

@@ -1,0 +1,43 @@
+"""How long to wait before trying again: doubled each time, bounded, spread by chance."""
+
+from __future__ import annotations
+
+import random
+
+
+class Backoff:
+    """A series of delays. One thread at a time.
+
+    Args:
+        first: the first delay, in seconds.
+        longest: no delay is longer, in seconds.
+        jitter: each delay is cut by a random share of up to this, so that many do not come back at once.
+        source: of randomness, in [0, 1).
+    """
+
+    def __init__(
+        self, first: float, longest: float, *, jitter: float = 0.1, source: random.Random | None = None
+    ) -> None:
+        if not 0 <= first <= longest:
+            raise ValueError(f"a first delay of {first} s and a longest of {longest} s: order them")
+        self._first = first
+        self._longest = longest
+        self._jitter = jitter
+        self._random = source or random.Random()
+        self._failures = 0
+
+    @property
+    def failures(self) -> int:
+        """Delays taken since the last ``reset``."""
+        return self._failures
+
+    def next_delay(self) -> float:
+        """Count one more failure; returns how long to wait now, in seconds."""
+        # The exponent is bounded too: 2.0 ** 1100 is no float.
+        delay = min(self._first * 2.0 ** min(self._failures, 60), self._longest)
+        self._failures += 1
+        return delay * (1.0 - self._jitter * self._random.random())
+
+    def reset(self) -> None:
+        """It worked: begin anew."""
+        self._failures = 0

@@ -1,0 +1,89 @@
+"""What can go wrong with stored blocks, named so that a reader knows whether to wait, to repair or to give up.
+
+The errors carry their facts as arguments (they cross process borders by pickle) and make the sentence in ``__str__``.
+"""
+
+from __future__ import annotations
+
+
+class BlockStoreError(Exception):
+    """The block store could not do what was asked. See the cause, and `forebay doctor` for the store's state."""
+
+
+class InvalidFrameError(BlockStoreError):
+    """These bytes are no frame of a segment. If the file was copied, copy it again; else run a verify of the blocks."""
+
+
+class InvalidPathError(BlockStoreError):
+    """A segment's path must be relative, below the block store's root and without '..'. Correct the path."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path!r} is no path in the block store: give it relative to the root and without '..'"
+
+
+class BlockMissingError(BlockStoreError):
+    """A registered block's bytes are not there: the file is missing, or it ends before the block does.
+
+    Attributes: ``path`` (absolute), ``offset`` and ``length`` in bytes, ``detail``.
+    """
+
+    def __init__(self, path: str, offset: int, length: int, detail: str) -> None:
+        super().__init__(path, offset, length, detail)
+        self.path = path
+        self.offset = offset
+        self.length = length
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"the block at {self.path}, offset {self.offset}, {self.length} bytes, is missing ({self.detail}): "
+            "check that this host sees the same block store as the receiver, or restore the file from a replica"
+        )
+
+
+class BlockCorruptError(BlockStoreError):
+    """A registered block's bytes are there and differ from what was written.
+
+    Attributes: ``path`` (absolute), ``offset`` in bytes, ``expected`` and ``found`` (what was compared), ``detail``.
+    """
+
+    def __init__(self, path: str, offset: int, expected: str, found: str, detail: str) -> None:
+        super().__init__(path, offset, expected, found, detail)
+        self.path = path
+        self.offset = offset
+        self.expected = expected
+        self.found = found
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"the block at {self.path}, offset {self.offset}, is corrupt ({self.detail}): expected {self.expected}, "
+            f"found {self.found}: restore the file from a replica, or give the block up by discarding its batch"
+        )
+
+
+class SegmentEndedError(BlockStoreError):
+    """A write or a sync of this segment failed before: nothing is ever appended to it again. Open a new segment."""
+
+
+class SegmentWriteError(BlockStoreError):
+    """A frame could not be written and synced; the segment is ended and the frame must be written to a new one.
+
+    Attributes: ``path`` (absolute), ``offset`` in bytes, ``detail``.
+    """
+
+    def __init__(self, path: str, offset: int, detail: str) -> None:
+        super().__init__(path, offset, detail)
+        self.path = path
+        self.offset = offset
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"writing to {self.path} at offset {self.offset} failed ({self.detail}): "
+            "check the disk's space and health; the block is written again in a new segment"
+        )

@@ -1,0 +1,71 @@
+"""The calls on the operating system that a local block store makes, in one place.
+
+This is the seam for faults: a test hands in a child of ``Files`` that writes short or fails a sync, so that what is
+proven is the code that runs, and no stand-in for it. Nothing else in the block store touches a file descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+# Flushes the data and the size that is needed to read it back; where it does not exist, everything.
+_sync_data = getattr(os, "fdatasync", os.fsync)
+
+
+class Files:
+    """The real operating system. Every method raises ``OSError`` as the system does."""
+
+    def create(self, path: Path) -> int:
+        """Make a file that must not exist and open it for appending."""
+        return os.open(path, _CREATE_FLAGS, 0o644)
+
+    def open(self, path: Path) -> int:
+        """Open a file for reading."""
+        return os.open(path, _READ_FLAGS)
+
+    def write(self, fd: int, buffers: Sequence[Any]) -> int:
+        """Append the buffers by one call; returns the bytes that were written, which may be fewer."""
+        return os.writev(fd, buffers)
+
+    def sync(self, fd: int) -> None:
+        """Return when what was written survives a loss of power."""
+        _sync_data(fd)
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        os.close(fd)
+
+    def read(self, fd: int, length: int, offset: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``; fewer only at the file's end."""
+        data = os.pread(fd, length, offset)
+        if len(data) == length or not data:
+            return data
+        parts = [data]
+        total = len(data)
+        while total < length and (more := os.pread(fd, length - total, offset + total)):
+            parts.append(more)
+            total += len(more)
+        return b"".join(parts)
+
+    def size(self, fd: int) -> int:
+        """The file's length in bytes."""
+        return os.fstat(fd).st_size
+
+    def make_directory(self, path: Path) -> None:
+        """Make one directory; that it is there already is no error."""
+        path.mkdir(exist_ok=True)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the directory's entries survive a loss of power."""
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,238 @@
+"""The frame: one block, or one dead letter, as it lies in a segment file (design §5).
+
+This module owns the bytes of a frame and their validation; it never opens a file.
+
+A frame is a header of 64 bytes, little-endian, and a payload of ``payload_length`` bytes right behind it:
+
+====== ==== ===================== ==========================================================================
+offset size field                 meaning
+====== ==== ===================== ==========================================================================
+0      4    magic                 ``FBAY``
+4      1    header version        1
+5      1    kind                  1 block, 2 dead letter
+6      1    source rule           may the sender send these records again? (salvage asks)
+7      1    reason                0, or why a dead letter is one
+8      4    part                  0, or which part of a record that was too large to hold
+12     4    records               records in the block; 1 for a dead letter
+16     8    receiver id
+24     8    epoch                 of the process that wrote it
+32     8    sequence              the block's; for a dead letter that of the newest block before it
+40     8    registered_through    the newest sequence known to be registered when this was written
+48     8    payload_length        never 0
+56     4    header checksum       crc32c of bytes 0 to 55: the length can be trusted before the payload is read
+60     4    frame checksum        crc32c of bytes 0 to 59 and the payload; the handle in the driver log holds it
+====== ==== ===================== ==========================================================================
+
+A header of zeros never validates: it has no magic, no version and no length. The header's own checksum is what tells
+an incomplete last frame (its length is true and points past the end) from a damaged one.
+
+The payload of a block is one self-contained Arrow IPC stream, that of a dead letter the record's raw bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import google_crc32c
+import pyarrow as pa
+
+from receiver_runtime.block_store.errors import InvalidFrameError
+
+MAGIC = b"FBAY"
+HEADER_VERSION = 1
+_HEADER = struct.Struct("<4sBBBBIIqqqqQII")
+HEADER_LENGTH = _HEADER.size
+_CHECKED_BY_HEADER = HEADER_LENGTH - 8
+_CHECKED_BY_FRAME = HEADER_LENGTH - 4
+# One frame is one write: what Linux takes in a single call, rounded down.
+MAX_PAYLOAD_LENGTH = 0x7FFF_0000 - HEADER_LENGTH
+
+
+class FrameKind(IntEnum):
+    """What a frame holds."""
+
+    BLOCK = 1
+    DEAD_LETTER = 2
+
+
+class SourceRule(IntEnum):
+    """May the sender send the records again? Salvage of a dead process's segments turns on it.
+
+    Same names as ``receiver_runtime.sources.base.SourceRule``, which is what declarations say.
+    """
+
+    NOT_SENT_AGAIN = 1  # sockets: what was stored and never registered is registered by the successor
+    SENT_AGAIN = 2  # HTTP, AMQP, MQTT: the sender had no acknowledgement and sends again
+    OFFSETS = 3  # Kafka: the chain of offsets decides
+
+
+class DeadLetterReason(IntEnum):
+    """Why a record went aside. The driver log has the name in lower case (``label``)."""
+
+    INVALID_ENCODING = 1
+    RECORD_TOO_LARGE = 2
+    TRUNCATED = 3
+
+    @property
+    def label(self) -> str:
+        """The reason as the table of dead letters spells it."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """What a frame says of itself. ``reason`` and ``part`` are a dead letter's."""
+
+    kind: FrameKind
+    source_rule: SourceRule
+    receiver_id: int
+    epoch: int
+    sequence: int
+    registered_through: int
+    records: int
+    payload_length: int
+    reason: DeadLetterReason | None = None
+    part: int = 0
+
+    @property
+    def frame_length(self) -> int:
+        """Header and payload, in bytes."""
+        return HEADER_LENGTH + self.payload_length
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedFrame:
+    """A frame ready to be written: two buffers, so that the payload is not copied."""
+
+    header: bytes
+    payload: pa.Buffer
+    crc32c: int
+
+    @property
+    def length(self) -> int:
+        """Header and payload, in bytes."""
+        return len(self.header) + int(self.payload.size)
+
+
+def encode_frame(
+    payload: pa.Buffer | bytes,
+    *,
+    kind: FrameKind,
+    source_rule: SourceRule,
+    receiver_id: int,
+    epoch: int,
+    sequence: int,
+    registered_through: int,
+    records: int,
+    reason: DeadLetterReason | None = None,
+    part: int = 0,
+) -> EncodedFrame:
+    """Frame a payload.
+
+    Raises:
+        InvalidFrameError: the payload is empty or larger than ``MAX_PAYLOAD_LENGTH``, a block has no records, or a
+            dead letter no reason.
+    """
+    buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
+    if not 0 < buffer.size <= MAX_PAYLOAD_LENGTH:
+        raise InvalidFrameError(
+            f"a payload of {buffer.size} bytes can't be framed: it must have 1 to {MAX_PAYLOAD_LENGTH}; "
+            "make smaller blocks (max_block_bytes)"
+        )
+    if records < 1:
+        raise InvalidFrameError(
+            f"a frame with {records} records: store at least one (an empty block is not stored)"
+        )
+    if (kind is FrameKind.DEAD_LETTER) != (reason is not None):
+        raise InvalidFrameError("a dead letter has a reason, and a block has none")
+    fields = (
+        MAGIC,
+        HEADER_VERSION,
+        kind,
+        source_rule,
+        0 if reason is None else reason,
+        part,
+        records,
+        receiver_id,
+        epoch,
+        sequence,
+        registered_through,
+        buffer.size,
+    )
+    bare = _HEADER.pack(*fields, 0, 0)
+    header_crc = google_crc32c.value(bare[:_CHECKED_BY_HEADER])
+    checked = _HEADER.pack(*fields, header_crc, 0)[:_CHECKED_BY_FRAME]
+    crc = google_crc32c.extend(google_crc32c.value(checked), buffer)
+    return EncodedFrame(header=checked + crc.to_bytes(4, "little"), payload=buffer, crc32c=crc)
+
+
+def decode_header(data: bytes) -> tuple[FrameHeader, int]:
+    """Read and validate a header (its own checksum too); returns it and the frame's checksum that it carries.
+
+    Args:
+        data: at least ``HEADER_LENGTH`` bytes, of which the first are the header.
+
+    Raises:
+        InvalidFrameError: this is no header of a version that this program knows.
+    """
+    if len(data) < HEADER_LENGTH:
+        raise InvalidFrameError(
+            f"{len(data)} bytes are no header, which has {HEADER_LENGTH}: the file ends here"
+        )
+    (
+        magic,
+        version,
+        kind,
+        rule,
+        reason,
+        part,
+        records,
+        receiver,
+        epoch,
+        sequence,
+        through,
+        length,
+        header_crc,
+        crc,
+    ) = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise InvalidFrameError(f"no frame begins here: found {magic!r} where {MAGIC!r} should stand")
+    if version != HEADER_VERSION:
+        raise InvalidFrameError(
+            f"header version {version} is not known here (known: {HEADER_VERSION}): read it with the release that wrote it"
+        )
+    found = google_crc32c.value(bytes(data[:_CHECKED_BY_HEADER]))
+    if found != header_crc:
+        raise InvalidFrameError(
+            f"the header is damaged: its checksum is {header_crc:08x}, its bytes give {found:08x}"
+        )
+    if not 0 < length <= MAX_PAYLOAD_LENGTH:
+        raise InvalidFrameError(f"a payload length of {length} is impossible")
+    try:
+        header = FrameHeader(
+            kind=FrameKind(kind),
+            source_rule=SourceRule(rule),
+            receiver_id=receiver,
+            epoch=epoch,
+            sequence=sequence,
+            registered_through=through,
+            records=records,
+            payload_length=length,
+            reason=DeadLetterReason(reason) if reason else None,
+            part=part,
+        )
+    except ValueError as error:
+        raise InvalidFrameError(f"{error}: read it with the release that wrote it") from error
+    return header, crc
+
+
+def header_checksum_seed(header: bytes) -> int:
+    """The checksum of a header's own part; extend it over the payload to get the frame's checksum."""
+    return int(google_crc32c.value(bytes(header[:_CHECKED_BY_FRAME])))
+
+
+def frame_checksum(header: bytes, payload: pa.Buffer | bytes) -> int:
+    """The frame checksum that these bytes give; equal to the carried one where the frame is intact."""
+    return int(google_crc32c.extend(header_checksum_seed(header), payload))

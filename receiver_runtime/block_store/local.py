@@ -1,0 +1,176 @@
+"""The block store in a local (or network-mounted) directory.
+
+Owns where segment files lie below the root, and that a new file's name survives a loss of power before anything in it
+counts. It never deletes, never truncates and never opens a file that exists for writing.
+
+Readers (Spark's Python workers among them) import this module: it loads the standard library, pyarrow and
+google_crc32c, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from receiver_runtime.block_store.errors import (
+    BlockCorruptError,
+    BlockMissingError,
+    InvalidFrameError,
+    InvalidPathError,
+)
+from receiver_runtime.block_store.files import Files
+from receiver_runtime.block_store.frame import (
+    HEADER_LENGTH,
+    FrameHeader,
+    FrameKind,
+    decode_header,
+    frame_checksum,
+)
+from receiver_runtime.block_store.payload import decode_batches
+from receiver_runtime.block_store.segment import (
+    DamagedFrame,
+    IntactFrame,
+    SegmentWriter,
+    TornTail,
+    scan_segment,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFrame:
+    """A frame that was read and whose checksum is right."""
+
+    header: FrameHeader
+    payload: pa.Buffer
+
+
+class LocalBlockStore:
+    """Segments below one directory. Reading is safe from any thread or process, also while a segment is written.
+
+    Args:
+        root: the directory; it is made with the first segment.
+        files: the operating system's calls (a test's seam for faults).
+    """
+
+    def __init__(self, root: str | Path, *, files: Files | None = None) -> None:
+        self.root = Path(root).absolute()
+        self._files = files or Files()
+        # Directories whose own entries this instance has synced; a set that only grows, by one per receiver.
+        self._durable: set[Path] = set()
+
+    def create_segment(self, path: str) -> SegmentWriter:
+        """Make a new segment file at ``path`` (relative to the root); its name is durable on return.
+
+        Raises:
+            InvalidPathError: the path leads out of the store.
+            FileExistsError: a file of that name is there; it is another epoch's or another attempt's.
+            OSError: the system refused; nothing may be assumed about the file.
+        """
+        target = self._resolve(path)
+        self._make_directories(target.parent)
+        fd = self._files.create(target)
+        try:
+            self._files.sync_directory(target.parent)
+        except OSError:
+            self._files.close(fd)
+            raise
+        return SegmentWriter(self._files, fd, target)
+
+    def read_frame(self, path: str, offset: int, length: int, crc32c: int) -> StoredFrame:
+        """One frame by its handle: one read, one checksum, one copy in memory.
+
+        Args:
+            path: of the segment, relative to the root.
+            offset: of the frame in the file, in bytes.
+            length: of the whole frame, in bytes.
+            crc32c: the frame's checksum as the driver log has it.
+
+        Raises:
+            BlockMissingError: the file is not there, or ends before the frame does.
+            BlockCorruptError: the bytes are not the frame that was registered.
+        """
+        target = self._resolve(path)
+        try:
+            fd = self._files.open(target)
+        except FileNotFoundError as error:
+            raise BlockMissingError(str(target), offset, length, "no such file") from error
+        try:
+            data = self._files.read(fd, length, offset)
+        finally:
+            self._files.close(fd)
+        if len(data) < length:
+            raise BlockMissingError(str(target), offset, length, f"the file ends after {len(data)} of them")
+        raw = data[:HEADER_LENGTH]
+        try:
+            header, carried = decode_header(raw)
+        except InvalidFrameError as error:
+            raise BlockCorruptError(str(target), offset, "a frame", "none", str(error)) from error
+        if header.frame_length != length:
+            raise BlockCorruptError(
+                str(target),
+                offset,
+                f"{length} bytes",
+                f"{header.frame_length} bytes",
+                "another frame's length",
+            )
+        payload = pa.py_buffer(data).slice(HEADER_LENGTH)
+        found = frame_checksum(raw, payload)
+        if found != crc32c or carried != crc32c:
+            raise BlockCorruptError(
+                str(target),
+                offset,
+                f"crc32c {crc32c:08x}",
+                f"crc32c {found:08x}",
+                f"the frame carries {carried:08x}",
+            )
+        return StoredFrame(header, payload)
+
+    def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
+        """The record batches of one block by its handle, decompressed one at a time.
+
+        Memory: the stored block and one decompressed batch. Arguments and errors as for ``read_frame``; the checksum
+        is compared before the first batch comes out.
+        """
+        frame = self.read_frame(path, offset, length, crc32c)
+        if frame.header.kind is not FrameKind.BLOCK:
+            raise BlockCorruptError(
+                str(self._resolve(path)), offset, "a block", frame.header.kind.name, "frame kind"
+            )
+        return decode_batches(frame.payload)
+
+    def scan(self, path: str) -> Iterator[IntactFrame | DamagedFrame | TornTail]:
+        """Everything in one segment; see ``segment.scan_segment``."""
+        return scan_segment(self._files, self._resolve(path))
+
+    def _resolve(self, path: str) -> Path:
+        pure = PurePosixPath(path)
+        if not path or pure.is_absolute() or ".." in pure.parts:
+            raise InvalidPathError(path)
+        return self.root / pure
+
+    def _make_directories(self, directory: Path) -> None:
+        """Make what is missing from the root's first existing ancestor down, each entry durable."""
+        if directory in self._durable:
+            return
+        missing = []
+        at = directory
+        while at != at.parent and not at.is_dir():
+            missing.append(at)
+            at = at.parent
+        for path in reversed(missing):
+            self._files.make_directory(path)
+        # An earlier process may have made a directory and died before its entry was synced, so that those below the
+        # root are synced also where they were there.
+        for path in {*missing, *self._below_root(directory)}:
+            self._files.sync_directory(path.parent)
+        self._durable.add(directory)
+
+    def _below_root(self, directory: Path) -> list[Path]:
+        parts = directory.relative_to(self.root).parts
+        return [self.root.joinpath(*parts[: n + 1]) for n in range(len(parts))]

@@ -1,0 +1,226 @@
+"""A segment file: a run of frames that one process appends to, and how such a file is read back after a crash.
+
+``SegmentWriter`` appends and syncs. It never appends after a failed write or sync, never truncates, and knows the
+length up to which the file is good (``synced_length``): that is what gets sealed.
+
+``scan_segment`` reads a file of which nothing is known. The rules for what it finds:
+
+- a frame whose bytes give its checksums is intact;
+- a *complete* frame with a wrong checksum is damage: it is yielded as such and counted as loss, never cut silently;
+- an *incomplete* last frame is a torn write: its sync had never returned, so nobody was told that it is stored;
+- where not even a header can be read, the next readable header of the same receiver and epoch is looked for. If there
+  is one, what lies between is damage; if there is none, the rest of the file is torn (zeros after a crash are this).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from receiver_runtime.block_store.errors import InvalidFrameError, SegmentEndedError, SegmentWriteError
+from receiver_runtime.block_store.frame import (
+    HEADER_LENGTH,
+    MAGIC,
+    EncodedFrame,
+    FrameHeader,
+    decode_header,
+    header_checksum_seed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from receiver_runtime.block_store.files import Files
+
+_WINDOW = 1 << 20
+
+
+class SegmentWriter:
+    """Appends frames to one new file. One thread at a time; the write-ahead log holds the lock."""
+
+    def __init__(self, files: Files, fd: int, path: Path) -> None:
+        self._files = files
+        self._fd: int | None = fd
+        self._failed = False
+        self._written = 0
+        self.path = path
+        #: Bytes that are written and synced: intact frames only.
+        self.synced_length = 0
+
+    @property
+    def usable(self) -> bool:
+        """May more frames be appended?"""
+        return self._fd is not None and not self._failed
+
+    def append(self, frame: EncodedFrame) -> int:
+        """Write one frame at the end, without a sync; returns its offset.
+
+        Raises:
+            SegmentEndedError: an earlier write or sync failed, or the segment is closed.
+            SegmentWriteError: the write failed or was short; the segment is ended by it.
+        """
+        fd = self._open_fd()
+        offset = self._written
+        try:
+            count = self._files.write(fd, (frame.header, frame.payload))
+        except OSError as error:
+            self._failed = True
+            raise SegmentWriteError(str(self.path), offset, str(error)) from error
+        if count != frame.length:
+            # A full disk takes a part without an error; what follows it could never be found again.
+            self._failed = True
+            raise SegmentWriteError(str(self.path), offset, f"short write: {count} of {frame.length} bytes")
+        self._written += count
+        return offset
+
+    def sync(self) -> None:
+        """Return when every appended frame survives a loss of power.
+
+        Raises:
+            SegmentEndedError: as for ``append``.
+            SegmentWriteError: the sync failed. The system may have dropped the pages and say "fine" when asked
+                again, so it is never asked again for this file.
+        """
+        fd = self._open_fd()
+        try:
+            self._files.sync(fd)
+        except OSError as error:
+            self._failed = True
+            raise SegmentWriteError(str(self.path), self.synced_length, f"sync: {error}") from error
+        self.synced_length = self._written
+
+    def skip_sync(self) -> None:
+        """Count what was appended as good without a sync (ephemeral durability)."""
+        self._open_fd()
+        self.synced_length = self._written
+
+    def close(self) -> None:
+        """Close the file; safe to call twice. Syncs nothing: what counts was synced."""
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._files.close(fd)
+
+    def _open_fd(self) -> int:
+        if self._fd is None or self._failed:
+            raise SegmentEndedError(f"{self.path} takes no more frames: {SegmentEndedError.__doc__}")
+        return self._fd
+
+
+@dataclass(frozen=True, slots=True)
+class IntactFrame:
+    """A frame whose checksums are right. ``offset`` and ``length`` (the whole frame's) are in bytes."""
+
+    offset: int
+    length: int
+    crc32c: int
+    header: FrameHeader
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedFrame:
+    """Bytes that were written whole and are damaged: a loss to be counted and reported.
+
+    ``header`` is known where only the payload is damaged; ``expected`` and ``found`` are then the frame's checksums.
+    """
+
+    offset: int
+    length: int
+    header: FrameHeader | None
+    detail: str
+    expected: int | None = None
+    found: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TornTail:
+    """What an interrupted last write left, from ``offset`` to the end of the file."""
+
+    offset: int
+    length: int
+    detail: str
+
+
+def scan_segment(files: Files, path: Path) -> Iterator[IntactFrame | DamagedFrame | TornTail]:
+    """Everything in a segment file, in order; a ``TornTail`` is the last if there is one.
+
+    Memory is bounded by one window of 1 MiB, whatever the frames' size; payloads are checked, not returned.
+
+    Raises:
+        OSError: the file can't be opened or read.
+    """
+    fd = files.open(path)
+    try:
+        yield from _scan(files, fd)
+    finally:
+        files.close(fd)
+
+
+def _scan(files: Files, fd: int) -> Iterator[IntactFrame | DamagedFrame | TornTail]:
+    size = files.size(fd)
+    offset = 0
+    owner: tuple[int, int] | None = None
+    while offset < size:
+        raw = files.read(fd, min(HEADER_LENGTH, size - offset), offset)
+        try:
+            header, carried = decode_header(raw)
+        except InvalidFrameError as error:
+            following = _next_header(files, fd, offset + 1, size, owner)
+            if following is None:
+                yield TornTail(offset, size - offset, str(error))
+                return
+            yield DamagedFrame(offset, following - offset, None, str(error))
+            offset = following
+            continue
+        owner = owner or (header.receiver_id, header.epoch)
+        length = header.frame_length
+        if offset + length > size:
+            yield TornTail(
+                offset, size - offset, f"{size - offset} of the last frame's {length} bytes are there"
+            )
+            return
+        found = _checksum(files, fd, raw, offset + HEADER_LENGTH, header.payload_length)
+        if found == carried:
+            yield IntactFrame(offset, length, carried, header)
+        else:
+            yield DamagedFrame(offset, length, header, "wrong checksum", expected=carried, found=found)
+        offset += length
+
+
+def _checksum(files: Files, fd: int, header: bytes, offset: int, length: int) -> int:
+    crc = header_checksum_seed(header)
+    done = 0
+    while done < length:
+        piece = files.read(fd, min(_WINDOW, length - done), offset + done)
+        if not piece:
+            break
+        crc = google_crc32c.extend(crc, piece)
+        done += len(piece)
+    return crc
+
+
+def _next_header(files: Files, fd: int, start: int, size: int, owner: tuple[int, int] | None) -> int | None:
+    """The offset of the next readable header that the same process wrote, or None."""
+    base = start
+    while size - base >= HEADER_LENGTH:
+        window = files.read(fd, min(_WINDOW, size - base), base)
+        at = window.find(MAGIC)
+        while at >= 0:
+            candidate = window[at : at + HEADER_LENGTH]
+            if len(candidate) < HEADER_LENGTH:
+                candidate = files.read(fd, HEADER_LENGTH, base + at)
+            try:
+                header, _ = decode_header(candidate)
+            except InvalidFrameError:
+                pass
+            else:
+                if owner is None or (header.receiver_id, header.epoch) == owner:
+                    return base + at
+            at = window.find(MAGIC, at + 1)
+        if base + len(window) >= size:
+            return None
+        # A magic that straddles two windows is found in the second.
+        base += len(window) - (len(MAGIC) - 1)
+    return None

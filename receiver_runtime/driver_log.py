@@ -1,0 +1,138 @@
+"""The driver log as the data plane calls it, apart from the registrar: each call is made until it is answered.
+
+Owns the waiting: a driver log that is away delays the caller, with bounded backoff, and is no error of the caller's.
+What it must never do is wait on after the process was told to give up (``give_up``), or try again what the driver log
+refuses for good.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from receiver_runtime.backoff import Backoff
+from receiver_runtime.clock import Clock, SystemClock
+from tracker_store.dead_letters import add_dead_letter
+from tracker_store.engine import connect
+from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.segments import open_segment, seal_segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import sqlalchemy as sa
+
+    from tracker_store.blocks import BlockHandle
+
+_log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+FIRST_DELAY = 0.1
+LONGEST_DELAY = 2.0
+
+#: What waiting and asking again can heal.
+TRANSIENT = (DriverLogUnavailableError, OutcomeUnknownError)
+
+
+class GivenUpError(Exception):
+    """The process is ending at once, so this call to the driver log was not made again. Nothing to do."""
+
+
+class DriverLog:
+    """Calls on the driver log that are made until they are answered. Safe from any thread.
+
+    Only statements that may be repeated belong here: each of them changes nothing when it was already done.
+    """
+
+    def __init__(self, engine: sa.Engine, *, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._clock = clock or SystemClock()
+        self._wakened = threading.Condition()
+        self._gave_up = False
+
+    def give_up(self) -> None:
+        """End every wait, now and later, by GivenUpError."""
+        with self._wakened:
+            self._gave_up = True
+            self._wakened.notify_all()
+
+    def once(self, statement: Callable[[sa.Connection], T]) -> T:
+        """Make a call once. Raises what it raises, DriverLogUnavailableError where no connection can be had."""
+        with connect(self._engine) as connection:
+            return statement(connection)
+
+    def until_answered(self, what: str, statement: Callable[[sa.Connection], T]) -> T:
+        """Make a call, again and again while the driver log is away; returns the answer.
+
+        Args:
+            what: for the log, as "open a segment".
+
+        Raises:
+            GivenUpError: the process is ending at once.
+            Exception: what the driver log refuses for good.
+        """
+        backoff = Backoff(FIRST_DELAY, LONGEST_DELAY)
+        while True:
+            with self._wakened:
+                if self._gave_up:
+                    raise GivenUpError(f"{what}: {GivenUpError.__doc__}")
+            try:
+                answer = self.once(statement)
+            except TRANSIENT as error:
+                delay = backoff.next_delay()
+                if backoff.failures == 1:
+                    _log.warning("the driver log is away, trying again", call=what, error=str(error))
+            else:
+                if backoff.failures:
+                    _log.info("the driver log is back", call=what, attempts=backoff.failures + 1)
+                return answer
+            deadline = self._clock.monotonic() + delay
+            with self._wakened:
+                while not self._gave_up and (left := deadline - self._clock.monotonic()) > 0:
+                    self._clock.wait_on(self._wakened, left)
+
+
+class ReceiverDriverLog:
+    """The rows that one epoch of one receiver writes besides its blocks."""
+
+    def __init__(self, driver_log: DriverLog, *, receiver_id: int, epoch: int) -> None:
+        self._driver_log = driver_log
+        self._receiver_id = receiver_id
+        self._epoch = epoch
+
+    def open_segment(self, path: str, source_rule: str) -> int:
+        """The segment's row, before its file; returns its id."""
+        return self._driver_log.until_answered(
+            "open a segment",
+            lambda connection: open_segment(
+                connection,
+                receiver_id=self._receiver_id,
+                epoch=self._epoch,
+                path=path,
+                source_rule=source_rule,
+            ),
+        )
+
+    def seal_segment(self, segment_id: int, length: int) -> None:
+        """Record the segment's final length; tried once: an unsealed segment is only asked for again."""
+        self._driver_log.once(
+            lambda connection: seal_segment(connection, segment_id=segment_id, length=length)
+        )
+
+    def add_dead_letter(self, *, reason: str, part: int, nbytes: int, handle: BlockHandle) -> None:
+        """The row of one stored dead letter."""
+        self._driver_log.until_answered(
+            "record a dead letter",
+            lambda connection: add_dead_letter(
+                connection,
+                receiver_id=self._receiver_id,
+                epoch=self._epoch,
+                reason=reason,
+                part=part,
+                bytes=nbytes,
+                handle=handle,
+            ),
+        )

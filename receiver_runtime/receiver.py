@@ -1,0 +1,153 @@
+"""``Receiver``: what reads one source (R01 to R05). Its supervisor does everything else.
+
+A receiver reads and hands on. It makes no blocks, knows no driver log and decides nothing about restarts beyond asking
+for one.
+
+Two ways to hand records on:
+
+- *Reliable*: ``store`` of many records returns when they are in a registered block; acknowledge the source then.
+- *Unreliable*: ``store`` of one record, and ``store_buffered`` of many, return when the records are in the buffer of
+  the block generator, which a graceful stop drains and a crash loses.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from receiver_runtime.block_handler import DeadLetter
+
+
+class ReceiverNotAttachedError(RuntimeError):
+    """A ReceiverSupervisor has not been attached to the receiver yet. Use the receiver's methods after on_start."""
+
+
+class ReceiverAttachedError(RuntimeError):
+    """A ReceiverSupervisor has been attached to this receiver already. Make a new receiver for each supervisor."""
+
+
+class AttachedSupervisor(Protocol):
+    """What a receiver asks of its supervisor; see ``receiver_supervisor.ReceiverSupervisor`` for each."""
+
+    @property
+    def stream_id(self) -> int: ...
+    def is_started(self) -> bool: ...
+    def is_stopped(self) -> bool: ...
+    def push_single(self, record: object, metadata: object) -> None: ...
+    def push_buffered(self, records: pa.RecordBatch | Sequence[object], metadata: object) -> None: ...
+    def push_and_report_block(
+        self, records: pa.RecordBatch | pa.Table | Sequence[object], metadata: object
+    ) -> None: ...
+    def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None: ...
+    def report_connected(self, where: str) -> None: ...
+    def report_error(self, message: str, error: BaseException | None) -> None: ...
+    def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None: ...
+    def stop(self, message: str, error: BaseException | None = None) -> None: ...
+
+
+class Receiver(ABC):
+    """One running reader of one source. A child declares ``columns`` and implements ``on_start`` and ``on_stop``."""
+
+    #: The records' columns as (name, Arrow type by name).
+    columns: ClassVar[Sequence[tuple[str, str]]]
+
+    def __init__(self) -> None:
+        self._supervisor: AttachedSupervisor | None = None
+
+    @abstractmethod
+    def on_start(self) -> None:
+        """Begin to receive. Must not block: start a thread. Called again after each restart."""
+
+    @abstractmethod
+    def on_stop(self) -> None:
+        """Stop receiving and release everything that ``on_start`` took; called once for each ``on_start``.
+
+        On return every record that was read has been handed on, and none comes after.
+        """
+
+    @property
+    def preferred_location(self) -> str | None:
+        """The host to run on, where it matters."""
+        return None
+
+    def store(self, data: object, metadata: object = None) -> None:
+        """Hand on one record, or many.
+
+        Many (a ``RecordBatch``, ``Table``, ``list`` or iterator): one block; returns when it is registered, and
+        raises when it can't be. One (anything else; a tuple or mapping where the schema has several columns):
+        asynchronous, returns when it is in the buffer.
+
+        Raises:
+            RecordTypeError: a record does not fit ``columns``.
+            GeneratorStateError: one record, and the receiver is stopping.
+            DriverLogError: many records, and the driver log refused the block (a fenced receiver, say).
+        """
+        supervisor = self.supervisor
+        if isinstance(data, Iterator):
+            data = list(data)
+        if isinstance(data, pa.RecordBatch | pa.Table | list):
+            supervisor.push_and_report_block(data, metadata)
+        else:
+            supervisor.push_single(data, metadata)
+
+    def store_buffered(self, records: pa.RecordBatch | Sequence[object], metadata: object = None) -> None:
+        """Hand on many records as ``store`` does one: asynchronous, rate-limited, waiting while the buffer is full.
+
+        Without a rate limit they all come into one block (B03); with one they are handed on in even pieces.
+        """
+        self.supervisor.push_buffered(records, metadata)
+
+    def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
+        """Put aside records that can't be stored; returns when they are durable and recorded."""
+        self.supervisor.store_dead_letters(letters)
+
+    def report_connected(self, where: str) -> None:
+        """The source is there: shown as the receiver's reason."""
+        self.supervisor.report_connected(where)
+
+    def report_error(self, message: str, error: BaseException | None = None) -> None:
+        """Report an error; receiving goes on."""
+        self.supervisor.report_error(message, error)
+
+    def restart(self, message: str, error: BaseException | None = None, delay: float | None = None) -> None:
+        """Ask for ``on_stop``, a pause and ``on_start``; returns at once.
+
+        Args:
+            message: why, the same words for the same reason (repeats are counted).
+            delay: in seconds; None for the configured one, which grows with each failure in a row.
+        """
+        self.supervisor.restart_receiver(message, error, delay)
+
+    def stop(self, message: str, error: BaseException | None = None) -> None:
+        """Ask to end for good; returns at once. With an error the receiver is FAILED."""
+        self.supervisor.stop(message, error)
+
+    def is_started(self) -> bool:
+        """Whether it has been started and not stopped (R04)."""
+        return self.supervisor.is_started()
+
+    def is_stopped(self) -> bool:
+        """Whether it has been stopped (R04)."""
+        return self.supervisor.is_stopped()
+
+    @property
+    def stream_id(self) -> int:
+        """Of the stream that it receives; -1 before it is attached."""
+        return -1 if self._supervisor is None else self._supervisor.stream_id
+
+    @property
+    def supervisor(self) -> AttachedSupervisor:
+        """The supervisor. Raises ReceiverNotAttachedError before there is one."""
+        if self._supervisor is None:
+            raise ReceiverNotAttachedError(ReceiverNotAttachedError.__doc__)
+        return self._supervisor
+
+    def attach_supervisor(self, supervisor: AttachedSupervisor) -> None:
+        """Called once by the supervisor. Raises ReceiverAttachedError when there is one."""
+        if self._supervisor is not None:
+            raise ReceiverAttachedError(ReceiverAttachedError.__doc__)
+        self._supervisor = supervisor

@@ -1,0 +1,546 @@
+"""Runs one receiver under one claim: starts, restarts, pauses, stops it, and brings its records into registered blocks.
+
+Authority: the claim was answered before this is made, so the epoch is ours until the driver log says FENCED. From then
+on nothing that is held here would be accepted: everything stops, nothing is drained.
+
+One control thread decides and acts; everybody else (the receiver's threads, the registrar's, signals) only leaves a
+wish and returns. So the states move on one thread, and no order of restart, pause and stop can surprise it:
+
+    Initialized -> Started <-> Stopped        (S01; a restart and a pause go through Stopped)
+
+At a graceful end (S04, done in the order that loses nothing): the rate limit is lifted, the receiver stops and hands on
+what it has read, the block generator drains, every stored block is registered, the write-ahead log is closed and
+sealed, and only then is the receiver said to have ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import structlog
+
+from receiver_runtime.backoff import Backoff
+from receiver_runtime.block_generator import Block, BlockGenerator
+from receiver_runtime.clock import Clock, SystemClock
+from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.rate_limiter import RateLimiter
+from receiver_runtime.records import conform, schema_of, to_batch
+from tracker_store.errors import ReceiverFencedError
+from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from concurrent.futures import Future
+
+    from receiver_runtime.block_handler import BlockHandler, DeadLetter
+    from receiver_runtime.driver_log import ReceiverDriverLog
+    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.registrar import Registrar
+    from receiver_runtime.sources.receiver_settings import ReceiverSettings
+    from receiver_runtime.status_reporter import ReceiverReporter
+    from tracker_store.blocks import Claim, NewBlock, Steering
+
+_log = structlog.get_logger(__name__)
+
+
+class SupervisorState(StrEnum):
+    """The original's three states (S01)."""
+
+    INITIALIZED = "Initialized"
+    STARTED = "Started"
+    STOPPED = "Stopped"
+
+
+TRANSITIONS: Mapping[SupervisorState, frozenset[SupervisorState]] = {
+    SupervisorState.INITIALIZED: frozenset({SupervisorState.STARTED}),
+    SupervisorState.STARTED: frozenset({SupervisorState.STOPPED}),
+    SupervisorState.STOPPED: frozenset({SupervisorState.STARTED}),
+}
+
+
+class SupervisorStateError(RuntimeError):
+    """A supervisor moved between two states that no transition joins: this is a bug, please report it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How and why a receiver ended. ``drained`` says whether what was read is in registered blocks."""
+
+    exit_code: ExitCode
+    reason: str
+    drained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Restart:
+    message: str
+    error: BaseException | None
+    delay: float | None
+
+
+class ReceiverSupervisor:
+    """See the module. ``start`` once; ``stop`` any number of times; ``await_termination`` for the end.
+
+    Args:
+        receiver: not attached yet.
+        stream_id: for ``Receiver.stream_id``.
+        claim: answered; the first block takes the sequence after its marker.
+        assignment: under which it was claimed.
+        handler: of this epoch's write-ahead log.
+        registrar: started by its owner.
+        driver_log: for the rows of dead letters.
+        reporter: of this receiver and epoch.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        *,
+        stream_id: int,
+        claim: Claim,
+        assignment: int,
+        settings: ReceiverSettings,
+        handler: BlockHandler,
+        registrar: Registrar,
+        driver_log: ReceiverDriverLog,
+        reporter: ReceiverReporter,
+        desired_state: DesiredState = DesiredState.RUNNING,
+        rate_limit: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._receiver = receiver
+        self._stream_id = stream_id
+        self._claim = claim
+        self._assignment = assignment
+        self._settings = settings
+        self._handler = handler
+        self._driver_log = driver_log
+        self._reporter = reporter
+        self._clock = clock or SystemClock()
+        self._schema = schema_of(receiver.columns)
+        self._limiter = RateLimiter(rate_limit, max_rate=settings.receiver_max_rate, clock=self._clock)
+        self._generator = BlockGenerator(
+            self,
+            self._schema,
+            limiter=self._limiter,
+            block_interval=settings.block_interval,
+            queue_size=settings.block_queue_size,
+            max_block_bytes=settings.max_block_bytes,
+            name=f"receiver {claim.receiver_id}",
+            clock=self._clock,
+        )
+        self._backoff = Backoff(
+            settings.receiver_restart_delay,
+            max(settings.receiver_restart_delay, settings.receiver_max_restart_delay),
+        )
+        self._registration = registrar.attach(
+            claim.receiver_id,
+            registered_through=claim.sequence,
+            limit=settings.block_queue_size,
+            on_steering=self._on_steering,
+        )
+
+        # Sequences are given out, stored and handed to the registrar one by one.
+        self._push_lock = threading.Lock()
+        self._next_sequence = claim.sequence + 1
+        self._push_failed = False
+
+        # Everything below is under this lock; only the control thread moves the state.
+        self._changed = threading.Condition()
+        self._state = SupervisorState.INITIALIZED
+        self._desired = desired_state
+        self._paused = False
+        self._start_at = 0.0
+        self._started_at = 0.0
+        self._accepted = False
+        self._wanted_restart: _Restart | None = None
+        self._wanted_end: Ending | None = None
+        self._refused: BaseException | None = None
+        self._ending: Ending | None = None
+        self._reason = ""
+        self._control = threading.Thread(
+            target=self._run, name=f"receiver {claim.receiver_id} supervisor", daemon=True
+        )
+        receiver.attach_supervisor(self)
+
+    # -- the owner's side --------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> SupervisorState:
+        """Where in its life it is."""
+        with self._changed:
+            return self._state
+
+    @property
+    def generator(self) -> BlockGenerator:
+        """The block generator, for figures."""
+        return self._generator
+
+    @property
+    def limiter(self) -> RateLimiter:
+        """The rate limiter, for figures."""
+        return self._limiter
+
+    def start(self) -> None:
+        """Start the block generator, then the receiver (S01), unless it is desired otherwise."""
+        self._generator.start()
+        self._control.start()
+
+    def stop(self, message: str, error: BaseException | None = None) -> None:
+        """Ask for the end, drained; returns at once (S04). The first reason given is the one that counts."""
+        code = ExitCode.STOPPED if error is None else ExitCode.FAILED
+        self.end(Ending(code, message if error is None else f"{message}: {error}", drained=True))
+
+    def end(self, ending: Ending) -> None:
+        """Ask for this end; ``drained`` says whether to drain. Returns at once."""
+        with self._changed:
+            self._wanted_end = ending if self._wanted_end is None else self._wanted_end
+            self._changed.notify_all()
+
+    def await_termination(self, timeout: float | None = None) -> Ending | None:
+        """Wait for the end, at most ``timeout`` seconds; None when it has not come."""
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        with self._changed:
+            while self._ending is None:
+                left = None if deadline is None else deadline - self._clock.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._clock.wait_on(self._changed, left)
+            return self._ending
+
+    # -- the receiver's side (AttachedSupervisor) --------------------------------------------------------------------
+
+    @property
+    def stream_id(self) -> int:
+        """Of the stream."""
+        return self._stream_id
+
+    def is_started(self) -> bool:
+        """State is Started (R04)."""
+        return self.state is SupervisorState.STARTED
+
+    def is_stopped(self) -> bool:
+        """State is Stopped (R04)."""
+        return self.state is SupervisorState.STOPPED
+
+    def push_single(self, record: object, metadata: object) -> None:
+        """One record to the block generator."""
+        self._generator.add_data(record, metadata)
+        self._accepted = True
+
+    def push_buffered(self, records: pa.RecordBatch | Sequence[object], metadata: object) -> None:
+        """Many records to the block generator; in even pieces while a rate limit is set."""
+        batch = (
+            conform(records, self._schema)
+            if isinstance(records, pa.RecordBatch)
+            else to_batch(records, self._schema)
+        )
+        done = 0
+        while done < batch.num_rows:
+            # Asked anew for each piece: a new rate takes effect in the midst of a chunk.
+            piece = batch.slice(done, self._limiter.largest_piece)
+            done += piece.num_rows
+            self._generator.add_multiple_data(piece, metadata if done == batch.num_rows else None)
+            self._accepted = True
+
+    def push_and_report_block(
+        self, records: pa.RecordBatch | pa.Table | Sequence[object], metadata: object = None
+    ) -> None:
+        """Many records as one block; returns when it is registered (S07).
+
+        Raises: what stopped it; then the block is not registered, and the source must not be acknowledged.
+        """
+        del metadata  # source offsets come with the sources that have them
+        if isinstance(records, pa.RecordBatch):
+            batches = [conform(records, self._schema)]
+        elif isinstance(records, pa.Table):
+            batches = [conform(batch, self._schema) for batch in records.to_batches()]
+        else:
+            batches = [to_batch(records, self._schema)]
+        batches = [batch for batch in batches if batch.num_rows]
+        if not batches:
+            return
+        self._limiter.acquire(sum(batch.num_rows for batch in batches))
+        self._push(batches).result()
+        self._accepted = True
+
+    def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
+        """Dead letters to the segment, by one sync, then to the driver log; returns when all are recorded."""
+        if not letters:
+            return
+        with self._push_lock:
+            handles = self._handler.store_dead_letters(
+                letters,
+                sequence=self._next_sequence - 1,
+                registered_through=self._registration.registered_through,
+            )
+        for letter, handle in zip(letters, handles, strict=True):
+            self._driver_log.add_dead_letter(
+                reason=letter.reason.label, part=letter.part, nbytes=len(letter.data), handle=handle
+            )
+            self._reporter.event(
+                ReceiverEventKind.BAD_RECORD,
+                f"a record went aside as a dead letter: {letter.reason.label}",
+                f"part {letter.part}, {len(letter.data)} bytes, segment {handle.segment_id}, offset {handle.offset}",
+            )
+
+    def report_connected(self, where: str) -> None:
+        """The source is there."""
+        self._reporter.event(ReceiverEventKind.CONNECTED, f"connected to {where}")
+        self._say(f"connected to {where}")
+
+    def report_error(self, message: str, error: BaseException | None = None) -> None:
+        """An event ERROR; receiving goes on (R03)."""
+        _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
+        self._reporter.event(ReceiverEventKind.ERROR, message, _describe(error))
+
+    def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None:
+        """Ask for a restart; returns at once. Ignored unless Started, and while one is asked for (R03, S05)."""
+        with self._changed:
+            if self._state is SupervisorState.STARTED and self._wanted_restart is None:
+                self._wanted_restart = _Restart(message, error, delay)
+                self._changed.notify_all()
+
+    # -- the block generator's side (BlockGeneratorListener) ---------------------------------------------------------
+
+    def on_add_data(self, data: object, metadata: object) -> None:
+        """Nothing to note: this source has no offsets."""
+
+    def on_generate_block(self, block: Block) -> None:
+        """Nothing to note: this source has no offsets."""
+
+    def on_push_block(self, block: Block) -> None:
+        """Store a block and hand it to the registrar; what follows is stored while this one is registered."""
+        self._push(block.batches)
+        if self._push_failed:
+            self._push_failed = False
+            self._reporter.reason(self._reason)
+
+    def on_idle(self) -> None:
+        """Close a segment that has reached its age."""
+        self._handler.roll_if_due()
+
+    def on_error(self, message: str, error: Exception) -> None:
+        """A push failed; it is tried again, and when the queue is full, reading stops (W05)."""
+        with self._changed:
+            if self._refused is not None:
+                return
+        self._push_failed = True
+        self.report_error("a block could not be stored, it is tried again", error)
+        _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
+        self._reporter.reason(
+            f"a block could not be stored, reading stops when the queue is full: {_describe(error)}"
+        )
+
+    def _push(self, batches: Sequence[pa.RecordBatch]) -> Future[NewBlock]:
+        with self._push_lock:
+            self._registration.reserve()
+            try:
+                block = self._handler.store_block(
+                    batches,
+                    sequence=self._next_sequence,
+                    registered_through=self._registration.registered_through,
+                )
+            except BaseException:
+                self._registration.release()
+                raise
+            self._next_sequence += 1
+            future = self._registration.submit(block)
+        future.add_done_callback(self._on_answer)
+        return future
+
+    # -- the registrar's side (its thread: leave a wish, return) -----------------------------------------------------
+
+    def _on_answer(self, future: Future[NewBlock]) -> None:
+        error = future.exception()
+        if error is None:
+            return
+        with self._changed:
+            if self._refused is not None:
+                return
+            self._refused = error
+            code = ExitCode.FENCED if isinstance(error, ReceiverFencedError) else ExitCode.FAILED
+            # It outranks an end that was to drain: there is nobody left to drain to.
+            self._wanted_end = Ending(code, str(error), drained=False)
+            self._changed.notify_all()
+        self._generator.abort()
+
+    def _on_steering(self, steering: Steering) -> None:
+        self._limiter.update_rate(steering.rate_limit)
+        with self._changed:
+            if self._desired is not steering.desired_state:
+                self._desired = steering.desired_state
+                self._changed.notify_all()
+        if steering.assignment > self._assignment:
+            self.end(
+                Ending(
+                    ExitCode.FENCED, f"moved: assignment {steering.assignment} replaces ours", drained=True
+                )
+            )
+
+    # -- the control thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (ending := self._step()) is None:
+            pass
+        self._finish(ending)
+
+    def _step(self) -> Ending | None:
+        """Wait for the next thing to do and do it; returns the end when it has come."""
+        with self._changed:
+            while True:
+                now = self._clock.monotonic()
+                if self._wanted_end is not None:
+                    return self._wanted_end
+                if self._desired is DesiredState.STOPPED:
+                    return Ending(ExitCode.STOPPED, "stopped by an operator", drained=True)
+                wait: float | None = None
+                if self._desired is DesiredState.PAUSED:
+                    if not self._paused:
+                        action = self._pause
+                        break
+                elif self._paused:
+                    action = self._resume
+                    break
+                elif self._state is SupervisorState.STARTED:
+                    if self._wanted_restart is not None:
+                        action = self._restart
+                        break
+                elif now >= self._start_at:
+                    action = self._start_receiver
+                    break
+                else:
+                    wait = self._start_at - now
+                self._clock.wait_on(self._changed, wait)
+        action()
+        return None
+
+    def _start_receiver(self) -> None:
+        with self._changed:
+            self._wanted_restart = None
+            self._accepted = False
+            self._started_at = self._clock.monotonic()
+            # Started before on_start runs, which may already ask (S02).
+            self._move(SupervisorState.STARTED)
+        try:
+            self._receiver.on_start()
+        except Exception as error:
+            self.restart_receiver("Error starting receiver", error, None)
+
+    def _stop_receiver(self) -> None:
+        """S03: Started goes to Stopped; elsewhere there is nothing to stop."""
+        with self._changed:
+            if self._state is not SupervisorState.STARTED:
+                return
+            self._move(SupervisorState.STOPPED)
+            self._wanted_restart = None
+        self._limiter.close()
+        try:
+            self._receiver.on_stop()
+        except Exception as error:
+            self.report_error("Error stopping receiver", error)
+        with self._changed:
+            if self._refused is None and self._wanted_end is None:
+                self._limiter.reopen()
+
+    def _restart(self) -> None:
+        with self._changed:
+            restart = self._wanted_restart
+            healthy = self._accepted or (
+                self._clock.monotonic() - self._started_at >= self._settings.receiver_healthy_after
+            )
+        if restart is None:
+            return
+        self._stop_receiver()
+        if healthy:
+            self._backoff.reset()
+        limit = self._settings.receiver_max_restarts
+        if limit and self._backoff.failures >= limit:
+            self.end(
+                Ending(
+                    ExitCode.FAILED,
+                    f"{limit} restarts in a row did not help: {_sentence(restart)}",
+                    drained=True,
+                )
+            )
+            return
+        delay = self._backoff.next_delay()
+        with self._changed:
+            self._start_at = self._clock.monotonic() + (delay if restart.delay is None else restart.delay)
+        self._reporter.event(ReceiverEventKind.RESTARTED, restart.message, _describe(restart.error))
+        self._say(f"trying again: {_sentence(restart)}")
+
+    def _pause(self) -> None:
+        self._stop_receiver()
+        with self._changed:
+            self._paused = True
+        self._reporter.event(ReceiverEventKind.PAUSED, "paused by an operator")
+        self._reporter.state(ReceiverState.PAUSED, "paused by an operator")
+
+    def _resume(self) -> None:
+        with self._changed:
+            self._paused = False
+            self._start_at = 0.0
+        self._reporter.event(ReceiverEventKind.RESUMED, "resumed by an operator")
+        self._reporter.state(ReceiverState.ACTIVE, "resumed by an operator")
+
+    def _finish(self, ending: Ending) -> None:
+        _log.info(
+            "receiver ends", receiver_id=self._claim.receiver_id, reason=ending.reason, drain=ending.drained
+        )
+        with self._changed:
+            self._wanted_end = ending if self._wanted_end is None else self._wanted_end
+        if not ending.drained:
+            self._generator.abort()
+        self._stop_receiver()
+        # For a receiver that was stopped before, and for pushes of its own that still wait for permits.
+        self._limiter.close()
+        if ending.drained:
+            self._generator.stop()
+            self._registration.wait_until_settled()
+        self._handler.close()
+        with self._changed:
+            if self._refused is not None and self._wanted_end is not None:
+                # Refused while it drained.
+                ending = self._wanted_end
+        self._tell(ending)
+        with self._changed:
+            self._ending = ending
+            self._changed.notify_all()
+
+    def _tell(self, ending: Ending) -> None:
+        match ending.exit_code:
+            case ExitCode.FENCED:
+                self._reporter.event(
+                    ReceiverEventKind.FENCED, "another process holds the receiver", ending.reason
+                )
+            case ExitCode.FAILED:
+                self._reporter.event(ReceiverEventKind.FAILED, "the receiver failed", ending.reason)
+                self._reporter.state(ReceiverState.FAILED, ending.reason)
+            case ExitCode.STOPPED:
+                self._reporter.event(
+                    ReceiverEventKind.STOPPED, "stopped, everything read is registered", ending.reason
+                )
+                self._reporter.state(ReceiverState.INACTIVE, ending.reason)
+
+    def _say(self, reason: str) -> None:
+        self._reason = reason
+        if not self._push_failed:
+            self._reporter.reason(reason)
+
+    def _move(self, to: SupervisorState) -> None:
+        if to not in TRANSITIONS[self._state]:
+            raise SupervisorStateError(f"{self._state} -> {to}: {SupervisorStateError.__doc__}")
+        self._state = to
+
+
+def _describe(error: BaseException | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def _sentence(restart: _Restart) -> str:
+    return restart.message if restart.error is None else f"{restart.message} ({_describe(restart.error)})"

@@ -1,0 +1,408 @@
+"""Registers stored blocks in the driver log: one thread per process, whatever the number of receivers.
+
+Blocks that wait go together into one ``add_blocks`` call; a heartbeat goes out each second, so that an idle receiver
+is steered too. What the driver log decides and what may be trusted:
+
+- ADDED and ALREADY_ADDED hold for ever: the block's future has its result.
+- FENCED, CONFLICT and GAP are final for this epoch: every block of that receiver that is not registered fails with the
+  named error, and so does every later one. The other receivers notice nothing.
+- AGAIN, an unknown outcome, and a driver log that is away say nothing. The only way on is to send the *identical*
+  blocks of that receiver again: a group that was sent once is never added to, cut or reordered until it is answered.
+
+Order is kept per receiver. Memory is bounded: a receiver may have ``limit`` blocks here that are not registered, each a
+handle of a few dozen bytes; who wants to hand in more waits (``reserve``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import structlog
+
+from receiver_runtime.backoff import Backoff
+from receiver_runtime.clock import Clock, SystemClock
+from receiver_runtime.driver_log import FIRST_DELAY, LONGEST_DELAY, TRANSIENT
+from tracker_store.blocks import AddOutcome, AddResult, NewBlock, Steering, add_blocks, raise_for_outcome
+from tracker_store.engine import connect
+from tracker_store.processes import ProcessExpiredError, heartbeat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import sqlalchemy as sa
+
+_log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_SETTLED = (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED)
+# A call that the database refuses by an error is made this often for one receiver alone before that one fails.
+_ERRORS_ALONE = 3
+
+
+class RegistrarStoppedError(Exception):
+    """The process is ending; this block is stored and was not registered. The receiver's successor deals with it."""
+
+
+class BlockLog(Protocol):
+    """The driver log, as the registrar's thread calls it."""
+
+    def add_blocks(self, blocks: Sequence[NewBlock]) -> list[AddResult]:
+        """One call for the blocks of any number of receivers."""
+        ...
+
+    def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
+        """Raise the process's counter; returns what its receivers are to do."""
+        ...
+
+
+class PostgresBlockLog:
+    """The real one: a connection of its own, made anew after any failure. One thread."""
+
+    def __init__(self, engine: sa.Engine, *, process_id: int) -> None:
+        self._engine = engine
+        self._process_id = process_id
+        self._held: tuple[sa.Connection, Callable[[], object]] | None = None
+
+    def add_blocks(self, blocks: Sequence[NewBlock]) -> list[AddResult]:
+        """See ``tracker_store.blocks.add_blocks``."""
+        return self._call(lambda connection: add_blocks(connection, blocks))
+
+    def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
+        """See ``tracker_store.processes.heartbeat``."""
+        return self._call(
+            lambda connection: heartbeat(connection, process_id=self._process_id, receiver_ids=receiver_ids)
+        )
+
+    def close(self) -> None:
+        """Give the connection back."""
+        held, self._held = self._held, None
+        if held is not None:
+            held[1]()
+
+    def _call(self, statement: Callable[[sa.Connection], T]) -> T:
+        if self._held is None:
+            lease = ExitStack()
+            self._held = (lease.enter_context(connect(self._engine)), lease.close)
+        try:
+            return statement(self._held[0])
+        except Exception:
+            # A refusal leaves the connection whole, but finding out which it was is not worth a special case.
+            self._held[0].invalidate()
+            self.close()
+            raise
+
+
+@dataclass(slots=True)
+class _Waiting:
+    block: NewBlock
+    future: Future[NewBlock]
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One receiver. All fields under the registrar's lock, but for ``sent``, which its thread alone changes."""
+
+    receiver_id: int
+    limit: int
+    on_steering: Callable[[Steering], None]
+    registered_through: int
+    waiting: deque[_Waiting] = field(default_factory=deque)
+    sent: list[_Waiting] = field(default_factory=list)
+    reserved: int = 0
+    errors_alone: int = 0
+    refused: Exception | None = None
+
+    @property
+    def unsettled(self) -> int:
+        return len(self.waiting) + len(self.sent)
+
+
+class Registration:
+    """One receiver's way into the registrar. Any thread."""
+
+    def __init__(self, lane: _Lane, changed: threading.Condition) -> None:
+        self._lane = lane
+        self._changed = changed
+
+    @property
+    def registered_through(self) -> int:
+        """The newest sequence that is known to be registered."""
+        return self._lane.registered_through
+
+    def reserve(self) -> None:
+        """Wait for room for one more block, and keep it for the next `submit`.
+
+        Raises: what the receiver was refused with.
+        """
+        lane = self._lane
+        with self._changed:
+            while lane.refused is None and lane.unsettled + lane.reserved >= lane.limit:
+                self._changed.wait()
+            if lane.refused is not None:
+                raise lane.refused
+            lane.reserved += 1
+
+    def release(self) -> None:
+        """Give a reserved room back."""
+        with self._changed:
+            self._lane.reserved -= 1
+            self._changed.notify_all()
+
+    def submit(self, block: NewBlock) -> Future[NewBlock]:
+        """Hand in the next block, in a room that was reserved; its future resolves when the driver log has it."""
+        future: Future[NewBlock] = Future()
+        with self._changed:
+            self._lane.reserved -= 1
+            refused = self._lane.refused
+            if refused is None:
+                self._lane.waiting.append(_Waiting(block, future))
+            self._changed.notify_all()
+        if refused is not None:
+            future.set_exception(refused)
+        return future
+
+    def wait_until_settled(self) -> None:
+        """Return when no block of this receiver waits for an answer any more, registered or refused."""
+        with self._changed:
+            while self._lane.unsettled:
+                self._changed.wait()
+
+
+class Registrar:
+    """See the module. ``start`` once, ``stop`` once; callbacks run on its thread and must return at once.
+
+    Args:
+        log: the driver log.
+        on_expired: called when the tracker has declared this process dead.
+        heartbeat_interval: in seconds.
+    """
+
+    def __init__(
+        self,
+        log: BlockLog,
+        *,
+        on_expired: Callable[[ProcessExpiredError], None] = lambda _: None,
+        heartbeat_interval: float = 1.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._log = log
+        self._on_expired = on_expired
+        self._interval = heartbeat_interval
+        self._clock = clock or SystemClock()
+        self._changed = threading.Condition()
+        self._lanes: dict[int, _Lane] = {}
+        self._stopping = False
+        self._backoff = Backoff(FIRST_DELAY, LONGEST_DELAY)
+        self._not_before = 0.0
+        self._next_heartbeat = 0.0
+        # After a call that failed by an error of its own, receivers go one by one until all are through.
+        self._one_by_one: deque[int] = deque()
+        self._thread = threading.Thread(target=self._run, name="registrar", daemon=True)
+
+    @property
+    def away_since_failures(self) -> int:
+        """Calls that failed in a row; 0 when the driver log answers."""
+        return self._backoff.failures
+
+    def attach(
+        self,
+        receiver_id: int,
+        *,
+        registered_through: int,
+        limit: int,
+        on_steering: Callable[[Steering], None] = lambda _: None,
+    ) -> Registration:
+        """Take a receiver in, after its claim.
+
+        Args:
+            registered_through: the claim's sequence.
+            limit: blocks that may be here and not registered.
+            on_steering: told with every answer and heartbeat what the receiver is to do.
+        """
+        if limit < 1:
+            raise ValueError(f"a limit of {limit} blocks: give 1 or more")
+        lane = _Lane(receiver_id, limit, on_steering, registered_through)
+        with self._changed:
+            if receiver_id in self._lanes:
+                raise ValueError(f"receiver {receiver_id} is attached already")
+            self._lanes[receiver_id] = lane
+            self._next_heartbeat = 0.0
+            self._changed.notify_all()
+        return Registration(lane, self._changed)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the call it is in; what is not registered fails with RegistrarStoppedError.
+
+        Let the receivers settle before: this drains nothing.
+        """
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+        with self._changed:
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            self._refuse(lane, RegistrarStoppedError(RegistrarStoppedError.__doc__))
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while (work := self._next_work()) is not None:
+                lanes, beat = work
+                if lanes:
+                    self._send(lanes)
+                if beat:
+                    self._beat()
+        except Exception as error:
+            # A thread that dies silently would leave every receiver waiting for ever.
+            _log.exception("the registrar failed")
+            for lane in list(self._lanes.values()):
+                self._refuse(lane, error)
+
+    def _next_work(self) -> tuple[list[_Lane], bool] | None:
+        """Wait for something to do: the receivers to send for, and whether a heartbeat is due. None at the end."""
+        with self._changed:
+            while not self._stopping:
+                now = self._clock.monotonic()
+                until = max(self._next_heartbeat, self._not_before)
+                if now >= self._not_before:
+                    lanes = self._take()
+                    beat = now >= self._next_heartbeat
+                    if lanes or beat:
+                        return lanes, beat
+                self._clock.wait_on(self._changed, until - now)
+            return None
+
+    def _take(self) -> list[_Lane]:
+        """With the lock held: freeze what waits into groups; returns the receivers that have one."""
+        ready = []
+        for lane in self._lanes.values():
+            if not lane.sent and lane.waiting:
+                lane.sent = list(lane.waiting)
+                lane.waiting.clear()
+            if lane.sent:
+                ready.append(lane)
+        while self._one_by_one:
+            alone = [lane for lane in ready if lane.receiver_id == self._one_by_one[0]]
+            if alone:
+                return alone
+            self._one_by_one.popleft()
+        return ready
+
+    def _send(self, lanes: Sequence[_Lane]) -> None:
+        try:
+            results = self._log.add_blocks([waiting.block for lane in lanes for waiting in lane.sent])
+        except TRANSIENT as error:
+            self._back_off("add blocks", error)
+            return
+        except Exception as error:
+            self._isolate(lanes, error)
+            return
+        self._answered()
+        by_receiver = {lane.receiver_id: lane for lane in lanes}
+        again = False
+        for result in results:
+            lane = by_receiver[result.receiver_id]
+            lane.errors_alone = 0
+            if result.outcome in _SETTLED:
+                self._settle(lane)
+            elif result.outcome is AddOutcome.AGAIN:
+                again = True
+            else:
+                try:
+                    raise_for_outcome(result)
+                except Exception as error:
+                    self._refuse(lane, error)
+            self._steer(lane, result.steering)
+        if self._one_by_one:
+            self._one_by_one.popleft()
+        if again:
+            # Its predecessor is committed and visible by now; a short pause is courtesy, not need.
+            self._not_before = self._clock.monotonic() + FIRST_DELAY / 10
+
+    def _beat(self) -> None:
+        with self._changed:
+            receiver_ids = [lane.receiver_id for lane in self._lanes.values()]
+        self._next_heartbeat = self._clock.monotonic() + self._interval
+        try:
+            steerings = self._log.heartbeat(receiver_ids)
+        except ProcessExpiredError as error:
+            self._on_expired(error)
+        except Exception as error:
+            self._back_off("heartbeat", error)
+        else:
+            self._answered()
+            for steering in steerings:
+                if (lane := self._lanes.get(steering.receiver_id)) is not None:
+                    self._steer(lane, steering)
+
+    def _steer(self, lane: _Lane, steering: Steering) -> None:
+        try:
+            lane.on_steering(steering)
+        except Exception:
+            _log.exception("a receiver could not be steered", receiver_id=lane.receiver_id)
+
+    def _settle(self, lane: _Lane) -> None:
+        # Futures first: who waits until all is settled may rely on their callbacks having run.
+        lane.registered_through = lane.sent[-1].block.sequence
+        for waiting in lane.sent:
+            waiting.future.set_result(waiting.block)
+        with self._changed:
+            lane.sent = []
+            self._changed.notify_all()
+
+    def _refuse(self, lane: _Lane, error: Exception) -> None:
+        """Fail what a receiver has here, and whatever it hands in from now on."""
+        with self._changed:
+            lane.refused = lane.refused or error
+            # Nothing is handed in from here on, so the order of the two steps below is safe.
+            failed = [*lane.sent, *lane.waiting]
+        for waiting in failed:
+            waiting.future.set_exception(error)
+        with self._changed:
+            lane.sent = []
+            lane.waiting.clear()
+            self._changed.notify_all()
+
+    def _isolate(self, lanes: Sequence[_Lane], error: Exception) -> None:
+        """The database refused a call as a whole, by an error: find the receiver that it is about."""
+        if len(lanes) > 1:
+            _log.warning(
+                "the driver log refused a group of blocks, sending them by receiver", error=str(error)
+            )
+            self._one_by_one = deque(lane.receiver_id for lane in lanes)
+            return
+        lane = lanes[0]
+        lane.errors_alone += 1
+        if lane.errors_alone < _ERRORS_ALONE:
+            if self._one_by_one:
+                self._one_by_one.rotate(-1)
+            self._back_off("add blocks", error)
+        else:
+            _log.error(
+                "the driver log refuses a receiver's blocks", receiver_id=lane.receiver_id, error=str(error)
+            )
+            self._refuse(lane, error)
+
+    def _back_off(self, call: str, error: Exception) -> None:
+        delay = self._backoff.next_delay()
+        self._not_before = self._clock.monotonic() + delay
+        if self._backoff.failures == 1:
+            _log.warning("the driver log did not answer, sending the same again", call=call, error=str(error))
+
+    def _answered(self) -> None:
+        if self._backoff.failures:
+            _log.info("the driver log answers again", attempts=self._backoff.failures + 1)
+            self._backoff.reset()

@@ -1,0 +1,54 @@
+"""What can be set of a receiver, per stream (keys after ``spark.streaming.*`` where one exists)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from receiver_runtime.sources.units import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Seconds = Annotated[float, BeforeValidator(parse_duration)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+
+
+class ReceiverSettings(BaseModel):
+    """A receiver's settings with their defaults; durations in seconds, sizes in bytes.
+
+    Memory of one receiver is bounded by about ``(block_queue_size + 3) * max_block_bytes``, whatever the source sends.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    #: How often a block is cut (spark.streaming.blockInterval).
+    block_interval: Annotated[Seconds, Field(gt=0)] = 0.2
+    #: Blocks that wait to be stored (spark.streaming.blockQueueSize); when full, reading stops.
+    block_queue_size: Annotated[int, Field(ge=1)] = 10
+    #: A block is cut early at this size, before compression.
+    max_block_bytes: Annotated[Bytes, Field(ge=1024, le=2**30)] = 16 * 2**20
+    #: Records per second (spark.streaming.receiver.maxRate); 0 means unlimited.
+    receiver_max_rate: Annotated[float, Field(ge=0)] = 0
+    #: The pause before the first restart (spark.streaming.receiverRestartDelay); it doubles with each further one.
+    receiver_restart_delay: Seconds = 2.0
+    #: The longest such pause.
+    receiver_max_restart_delay: Seconds = 30.0
+    #: So long without a failure, or one record received, and the count of restarts begins anew.
+    receiver_healthy_after: Seconds = 60.0
+    #: Restarts in a row after which the receiver is FAILED; 0 means never.
+    receiver_max_restarts: Annotated[int, Field(ge=0)] = 0
+    #: A segment is closed at this age (spark.streaming.receiver.writeAheadLog.rollingIntervalSecs) …
+    segment_interval: Annotated[Seconds, Field(gt=0)] = 60.0
+    #: … or before it grows past this.
+    max_segment_bytes: Annotated[Bytes, Field(ge=2**16)] = 128 * 2**20
+    #: Attempts to write one block, each in a new segment, before the receiver reports the disk.
+    write_ahead_log_max_failures: Annotated[int, Field(ge=1)] = 3
+    #: ``durable`` syncs each block before it is registered, ``ephemeral`` does not.
+    durability: Literal["durable", "ephemeral"] = "durable"
+
+    @classmethod
+    def of_row(cls, settings: Mapping[str, Any]) -> Self:
+        """The settings in a row of the driver log; keys of others (or of a newer release) are passed over."""
+        return cls.model_validate({key: value for key, value in settings.items() if key in cls.model_fields})

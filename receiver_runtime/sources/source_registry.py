@@ -1,0 +1,43 @@
+"""From a stored declaration back to its source: the kinds of source, by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from receiver_runtime.sources.base import Source, SourceError
+from receiver_runtime.sources.socket_text import SocketText
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_KINDS: Mapping[str, type[Source]] = {"socket_text": SocketText}
+
+
+def parse_source(declaration: Mapping[str, Any]) -> Source:
+    """The source that a declaration (``Source.model_dump(mode="json")``) describes.
+
+    Raises:
+        SourceError: no kind, an unknown one, or a field that is wrong; names field, value and way out.
+    """
+    kind = declaration.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise SourceError(f"kind: {kind!r} is no kind of source: use one of {', '.join(sorted(_KINDS))}")
+    try:
+        return _KINDS[kind].model_validate(dict(declaration))
+    except ValidationError as error:
+        raise SourceError("; ".join(_sentence(kind, detail) for detail in error.errors())) from error
+
+
+def _sentence(kind: str, detail: Any) -> str:
+    field = ".".join(str(part) for part in detail["loc"]) or kind
+    message = detail["msg"].removeprefix("Value error, ")
+    match detail["type"]:
+        case "extra_forbidden":
+            fields = ", ".join(_KINDS[kind].model_fields)
+            return f"{field}: {kind} has no such field (found {detail['input']!r}): use {fields}"
+        case "missing":
+            return f"{field}: {kind} needs it and it is missing: give it"
+        case _:
+            return f"{field}: {message} (found {detail['input']!r}): correct it"

@@ -1,0 +1,51 @@
+"""Sizes and durations as people write them: the unit stands in the value (``"16MiB"``, ``"200ms"``)."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+
+
+def parse_duration(value: object) -> float:
+    """A duration in seconds, from ``"200ms"``, ``"2s"``, ``"1m"``, ``"1h"``, ``"7d"`` or a number of seconds.
+
+    Raises:
+        ValueError: not of that form, or not finite; the message says what is.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if math.isfinite(value) and value >= 0:
+            return float(value)
+    elif isinstance(value, str) and (match := _NUMBER_AND_UNIT.fullmatch(value)) and match[2] in _SECONDS:
+        return float(match[1]) * _SECONDS[match[2]]
+    raise ValueError(
+        f"{value!r} is no duration: write a number with a unit, one of {', '.join(_SECONDS)}, as '200ms'"
+    )
+
+
+def parse_bytes(value: object) -> int:
+    """A size in bytes, from ``"16MiB"``, ``"64KB"`` or a whole number of bytes.
+
+    Raises:
+        ValueError: not of that form, or not a whole number of bytes; the message says what is.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and (match := _NUMBER_AND_UNIT.fullmatch(value)):
+        size = float(match[1]) * _BYTES.get(match[2] or "B", math.nan)
+        if size.is_integer():
+            return int(size)
+    raise ValueError(
+        f"{value!r} is no size: write a number with a unit, one of {', '.join(_BYTES)}, as '16MiB'"
+    )

@@ -1,0 +1,237 @@
+"""Tells operators how receivers fare: states and events in the driver log, written by one thread per process.
+
+Reporting never stands in the way of receiving: a state waits until it can be written (the newest one counts), events
+wait in a bounded queue, and what repeats is counted and told once per interval. Everything is in the process's own log
+too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from receiver_runtime.clock import Clock, SystemClock
+from receiver_runtime.driver_log import TRANSIENT, DriverLog
+from tracker_store.receivers import report_event, set_receiver_state
+from tracker_store.schema import ReceiverEventKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import sqlalchemy as sa
+
+_log = structlog.get_logger(__name__)
+
+_RETRY_SECONDS = 1.0
+_MAX_WAITING_EVENTS = 500
+#: The same event of the same receiver is told again after this long, with how often it came meanwhile.
+REPEAT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    kind: ReceiverEventKind
+    message: str
+    detail: str
+
+
+@dataclass(slots=True)
+class _Repeated:
+    told_at: float
+    event: _Event
+    untold: int = 0
+
+
+@dataclass(slots=True)
+class _Queue:
+    """One receiver's reports, under the reporter's lock."""
+
+    receiver_id: int
+    assignment: int
+    epoch: int
+    process_id: int
+    events: deque[_Event] = field(default_factory=deque)
+    repeated: dict[tuple[ReceiverEventKind, str], _Repeated] = field(default_factory=dict)
+    state: tuple[ReceiverState, str] | None = None
+    last_state: tuple[ReceiverState, str] | None = None
+
+
+class ReceiverReporter:
+    """One receiver's reports. Every method returns at once; any thread."""
+
+    def __init__(
+        self,
+        queue: _Queue,
+        set_state: Callable[[_Queue, ReceiverState, str], None],
+        add_event: Callable[[_Queue, _Event], None],
+    ) -> None:
+        self._queue = queue
+        self._set_state = set_state
+        self._add_event = add_event
+
+    def state(self, state: ReceiverState, reason: str) -> None:
+        """The receiver is in this state now, for this reason."""
+        self._set_state(self._queue, state, reason)
+
+    def reason(self, reason: str) -> None:
+        """The state stays, its reason is now this."""
+        state = self._queue.last_state
+        if state is not None:
+            self.state(state[0], reason)
+
+    def event(self, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
+        """Something happened. ``message`` names the kind of thing (it is what repeats), ``detail`` this one time."""
+        self._add_event(self._queue, _Event(kind, message, detail))
+
+
+class StatusReporter:
+    """See the module. ``start`` once, ``stop`` once."""
+
+    def __init__(self, driver_log: DriverLog, *, clock: Clock | None = None) -> None:
+        self._driver_log = driver_log
+        self._clock = clock or SystemClock()
+        self._changed = threading.Condition()
+        self._queues: list[_Queue] = []
+        self._stop_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="status reporter", daemon=True)
+
+    def for_receiver(
+        self, *, receiver_id: int, assignment: int, epoch: int, process_id: int
+    ) -> ReceiverReporter:
+        """The reports of one receiver under one claim."""
+        queue = _Queue(receiver_id, assignment, epoch, process_id)
+        with self._changed:
+            self._queues.append(queue)
+        return ReceiverReporter(queue, self._set_state, self._add_event)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Write what waits, for at most ``timeout`` seconds, and end."""
+        with self._changed:
+            self._stop_at = self._clock.monotonic() + timeout
+            for queue in self._queues:
+                self._tell_untold(queue, due=False)
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout + 1.0)
+
+    def _set_state(self, queue: _Queue, state: ReceiverState, reason: str) -> None:
+        with self._changed:
+            if queue.last_state == (state, reason):
+                return
+            queue.state = queue.last_state = (state, reason)
+            self._changed.notify_all()
+        _log.info("receiver state", receiver_id=queue.receiver_id, state=state.value, reason=reason)
+
+    def _add_event(self, queue: _Queue, event: _Event) -> None:
+        now = self._clock.monotonic()
+        with self._changed:
+            key = (event.kind, event.message)
+            repeated = queue.repeated.get(key)
+            if repeated is not None and now - repeated.told_at < REPEAT_SECONDS:
+                repeated.untold += 1
+                repeated.event = event
+                return
+            queue.repeated[key] = _Repeated(now, event)
+            self._enqueue(queue, event)
+        _log.info(
+            "receiver event",
+            receiver_id=queue.receiver_id,
+            kind=event.kind.value,
+            message=event.message,
+            detail=event.detail,
+        )
+
+    def _enqueue(self, queue: _Queue, event: _Event) -> None:
+        if len(queue.events) < _MAX_WAITING_EVENTS:
+            queue.events.append(event)
+            self._changed.notify_all()
+
+    def _tell_untold(self, queue: _Queue, *, due: bool) -> None:
+        """With the lock held: events that came again since they were told, once the interval is over."""
+        now = self._clock.monotonic()
+        for key, repeated in list(queue.repeated.items()):
+            if due and now - repeated.told_at < REPEAT_SECONDS:
+                continue
+            if repeated.untold:
+                event = repeated.event
+                detail = f"{event.detail} ({repeated.untold} more since the last report)".strip()
+                self._enqueue(queue, _Event(event.kind, event.message, detail))
+                repeated.told_at, repeated.untold = now, 0
+            else:
+                del queue.repeated[key]
+
+    def _run(self) -> None:
+        while (work := self._next_work()) is not None:
+            try:
+                self._driver_log.once(work)
+            except TRANSIENT:
+                self._pause()
+            except Exception:
+                _log.exception("a report was refused by the driver log")
+                self._done()
+            else:
+                self._done()
+
+    def _next_work(self) -> Callable[[sa.Connection], object] | None:
+        with self._changed:
+            while True:
+                for queue in self._queues:
+                    self._tell_untold(queue, due=True)
+                    if queue.state is not None:
+                        self._current: tuple[_Queue, object] = (queue, queue.state)
+                        return _state_statement(queue, *queue.state)
+                    if queue.events:
+                        self._current = (queue, queue.events[0])
+                        return _event_statement(queue, queue.events[0])
+                if self._stop_at is not None:
+                    return None
+                self._clock.wait_on(self._changed, REPEAT_SECONDS / 4)
+
+    def _done(self) -> None:
+        with self._changed:
+            queue, what = self._current
+            if queue.state is what:
+                queue.state = None
+            elif queue.events and queue.events[0] is what:
+                queue.events.popleft()
+
+    def _pause(self) -> None:
+        deadline = self._clock.monotonic() + _RETRY_SECONDS
+        with self._changed:
+            while (left := deadline - self._clock.monotonic()) > 0:
+                if self._stop_at is not None and self._clock.monotonic() >= self._stop_at:
+                    for queue in self._queues:
+                        queue.state = None
+                        queue.events.clear()
+                    return
+                self._clock.wait_on(self._changed, min(left, 0.2) if self._stop_at is not None else left)
+
+
+def _state_statement(queue: _Queue, state: ReceiverState, reason: str) -> Callable[[sa.Connection], object]:
+    return lambda connection: set_receiver_state(
+        connection,
+        receiver_id=queue.receiver_id,
+        assignment=queue.assignment,
+        state=state,
+        reason=reason,
+        process_id=queue.process_id if state in (ReceiverState.ACTIVE, ReceiverState.PAUSED) else None,
+    )
+
+
+def _event_statement(queue: _Queue, event: _Event) -> Callable[[sa.Connection], object]:
+    return lambda connection: report_event(
+        connection,
+        receiver_id=queue.receiver_id,
+        epoch=queue.epoch,
+        kind=event.kind,
+        message=event.message,
+        detail=event.detail,
+    )

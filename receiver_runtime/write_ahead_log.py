@@ -1,0 +1,205 @@
+"""The write-ahead log of one epoch of one receiver: frames in, durable handles out (L01 to L07).
+
+Owns the epoch's segments: a row in the driver log before the file, the epoch in the file's name, a new segment by age
+and size, one sync per write, the final length when a segment is closed. After a failed write or sync a segment is
+ended and the frame is written again to a new one; nothing is ever appended behind a failure, and no segment of another
+epoch is touched.
+
+What may be trusted: a handle that ``write`` returned points at bytes that survive a loss of power (unless the log is
+ephemeral). A write that raised may have left bytes behind, which no handle points at.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from receiver_runtime.block_store.errors import SegmentWriteError
+from receiver_runtime.clock import Clock, SystemClock
+from tracker_store.blocks import BlockHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from receiver_runtime.block_store.frame import EncodedFrame
+    from receiver_runtime.block_store.segment import SegmentWriter
+
+_log = structlog.get_logger(__name__)
+
+
+class WriteAheadLogError(Exception):
+    """The block store took no write, in several new segments: check the disk's space and health. It is tried again."""
+
+
+class WriteAheadLogClosedError(Exception):
+    """The write-ahead log is closed. Nothing is stored after the end of an epoch."""
+
+
+class SegmentRows(Protocol):
+    """The rows of segments in the driver log."""
+
+    def open_segment(self, path: str, source_rule: str) -> int:
+        """Insert the row of the segment at ``path``; returns its id."""
+        ...
+
+    def seal_segment(self, segment_id: int, length: int) -> None:
+        """Record the final length."""
+        ...
+
+
+class SegmentStore(Protocol):
+    """Where segments are made."""
+
+    def create_segment(self, path: str) -> SegmentWriter:
+        """Make a new segment file; raises OSError where the system refuses."""
+        ...
+
+
+class WriteAheadLog:
+    """Appends frames durably. Safe from any thread: one writes at a time.
+
+    Args:
+        store: of the segment files.
+        rows: of the segments in the driver log.
+        receiver_id: for the files' names.
+        epoch: of the claim; in the files' names, so that no two epochs ever share one.
+        source_rule: written into each segment's row.
+        segment_interval: a segment is closed at this age, in seconds from its first frame.
+        max_segment_bytes: or before it would grow past this; a larger frame has a segment to itself.
+        max_failures: attempts at one write, each in a new segment.
+        durable: sync before a write returns.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        rows: SegmentRows,
+        *,
+        receiver_id: int,
+        epoch: int,
+        source_rule: str,
+        segment_interval: float = 60.0,
+        max_segment_bytes: int = 128 * 2**20,
+        max_failures: int = 3,
+        durable: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = store
+        self._rows = rows
+        self._directory = f"receiver-{receiver_id}"
+        self._epoch = epoch
+        self._source_rule = source_rule
+        self._interval = segment_interval
+        self._max_bytes = max_segment_bytes
+        self._max_failures = max_failures
+        self._durable = durable
+        self._clock = clock or SystemClock()
+
+        self._lock = threading.Lock()
+        self._number = 0
+        self._segment: SegmentWriter | None = None
+        self._segment_id = 0
+        self._segment_since = 0.0
+        # Closed and not yet sealed in the driver log, as (segment id, length); a few at most, sealing is cheap.
+        self._to_seal: list[tuple[int, int]] = []
+        self._closed = False
+
+    def write(self, frames: Sequence[EncodedFrame]) -> list[BlockHandle]:
+        """Store frames, next to each other, by one sync; returns their handles, in order.
+
+        Raises:
+            WriteAheadLogError: ``max_failures`` attempts failed; the frames may be offered again.
+            WriteAheadLogClosedError: after ``close``.
+        """
+        with self._lock:
+            failures: list[str] = []
+            while len(failures) < self._max_failures:
+                if self._closed:
+                    raise WriteAheadLogClosedError(WriteAheadLogClosedError.__doc__)
+                try:
+                    segment = self._segment_for(sum(frame.length for frame in frames))
+                    offsets = [segment.append(frame) for frame in frames]
+                    if self._durable:
+                        segment.sync()
+                    else:
+                        segment.skip_sync()
+                except (OSError, SegmentWriteError) as error:
+                    failures.append(str(error))
+                    _log.warning("a write to the block store failed, using a new segment", error=str(error))
+                    self._end_segment()
+                    self._seal_waiting()
+                else:
+                    segment_id = self._segment_id
+                    return [
+                        BlockHandle(segment_id, offset, frame.length, frame.crc32c)
+                        for offset, frame in zip(offsets, frames, strict=True)
+                    ]
+            raise WriteAheadLogError(f"{'; '.join(failures)}. {WriteAheadLogError.__doc__}")
+
+    def roll_if_due(self) -> None:
+        """Close a segment that has reached its age, also when nothing is written; seals what waits for it."""
+        with self._lock:
+            if self._segment is not None and self._is_old():
+                self._end_segment()
+            self._seal_waiting()
+
+    def close(self) -> None:
+        """Close and seal the open segment; safe to call twice. A seal that fails is the successor's to make."""
+        with self._lock:
+            self._closed = True
+            self._end_segment()
+            self._seal_waiting()
+
+    def _is_old(self) -> bool:
+        return self._clock.monotonic() - self._segment_since >= self._interval
+
+    def _segment_for(self, nbytes: int) -> SegmentWriter:
+        """With the lock held: the segment that the next ``nbytes`` go to."""
+        segment = self._segment
+        if segment is not None and (
+            self._is_old() or (segment.synced_length and segment.synced_length + nbytes > self._max_bytes)
+        ):
+            self._end_segment()
+            self._seal_waiting()
+            segment = None
+        if segment is None:
+            self._number += 1
+            path = f"{self._directory}/{self._epoch}-{self._number:06d}.segment"
+            segment_id = self._rows.open_segment(path, self._source_rule)
+            try:
+                segment = self._store.create_segment(path)
+            except OSError:
+                # The row stands without a file: a segment of length 0.
+                self._to_seal.append((segment_id, 0))
+                raise
+            self._segment, self._segment_id = segment, segment_id
+            self._segment_since = self._clock.monotonic()
+        return segment
+
+    def _end_segment(self) -> None:
+        """With the lock held: append nothing more to the open segment."""
+        segment, self._segment = self._segment, None
+        if segment is None:
+            return
+        self._to_seal.append((self._segment_id, segment.synced_length))
+        _quietly("close a segment", segment.close)
+
+    def _seal_waiting(self) -> None:
+        while self._to_seal:
+            segment_id, length = self._to_seal[0]
+            if not _quietly("seal a segment", partial(self._rows.seal_segment, segment_id, length)):
+                return
+            del self._to_seal[0]
+
+
+def _quietly(what: str, action: Callable[[], None]) -> bool:
+    """Do what may fail without harm: it is logged, and someone does it again."""
+    try:
+        action()
+    except Exception as error:
+        _log.warning(f"could not {what}", error=str(error))
+        return False
+    return True

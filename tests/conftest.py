@@ -1,0 +1,52 @@
+"""Fixtures for all tests. What a test does not ask for costs nothing: the server is started with the first database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.state_directory import state_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import sqlalchemy as sa
+
+    from tests.postgres import TestServer
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[TestServer]:
+    """The embedded Postgres of this run, without a database of ours."""
+    from tests.postgres import TestServer  # noqa: PLC0415 - unit tests load no database driver
+
+    with state_directory() as directory:
+        server = TestServer(directory)
+        with server.process:
+            yield server
+
+
+@pytest.fixture
+def database_url(postgres_server: TestServer) -> Iterator[str]:
+    """The URL of a new database that has the newest migration."""
+    with postgres_server.database() as url:
+        yield url
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[sa.Engine]:
+    """An engine on a new database, as the product makes it."""
+    import tracker_store.engine  # noqa: PLC0415 - as above
+
+    made = tracker_store.engine.create_engine(database_url, application_name="tests", pool_size=10)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """An empty FOREBAY_HOME that the embedded server's own account can reach."""
+    with state_directory() as directory:
+        yield directory

@@ -1,0 +1,103 @@
+"""What `build_definitions` gives Dagster, and that it merges with another project's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.dagster import build_definitions
+from forebay.sources import SocketText
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    made = Pipeline("word_count", interval="10s")
+    made.output(inputs=[lines], sink=ParquetSink("out"), name="word_counts")(lambda frame: frame)
+    made.output(inputs=[lines], sink=ParquetSink("raw"), name="raw")(lambda frame: frame)
+    return made
+
+
+def test_assets_job_and_sensor_by_their_names(pipeline: Pipeline) -> None:
+    repository = build_definitions(pipeline).get_repository_def()
+    keys = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
+    assert keys == {"forebay/lines", "word_count/word_counts", "word_count/raw"}
+    assert {job.name for job in repository.get_all_jobs() if not job.name.startswith("__")} == {"word_count_batch"}
+    assert [sensor.name for sensor in repository.sensor_defs] == ["word_count_batches"]
+    graph = repository.asset_graph
+    word_counts = graph.get(dg.AssetKey(["word_count", "word_counts"]))
+    assert word_counts.group_name == "word_count"
+    assert word_counts.parent_keys == {dg.AssetKey(["forebay", "lines"])}
+    assert graph.get(dg.AssetKey(["forebay", "lines"])).group_name == "forebay_streams"
+
+
+def test_asset_key_serves_a_downstream_asset(pipeline: Pipeline) -> None:
+    @dg.asset(deps=[pipeline.outputs["word_counts"].asset_key])
+    def report() -> None: ...
+
+    merged = dg.Definitions.merge(build_definitions(pipeline), dg.Definitions(assets=[report]))
+    graph = merged.get_repository_def().asset_graph
+    assert graph.get(dg.AssetKey("report")).parent_keys == {dg.AssetKey(["word_count", "word_counts"])}
+
+
+def test_it_merges_with_a_projects_own_spark_resource_executor_and_jobs(pipeline: Pipeline) -> None:
+    @dg.asset(key=["theirs", "table"], required_resource_keys={"spark"})
+    def table() -> None: ...
+
+    @dg.job
+    def batch() -> None: ...
+
+    theirs = dg.Definitions(
+        assets=[table],
+        jobs=[batch],
+        resources={"spark": dg.ResourceDefinition.hardcoded_resource("theirs"), "io_manager": dg.FilesystemIOManager()},
+        executor=dg.multiprocess_executor,
+    )
+    ours = build_definitions(pipeline)
+    assert not ours.resources
+    assert ours.executor is None
+    merged = dg.Definitions.merge(theirs, ours)
+    repository = merged.get_repository_def()
+    assert repository.get_job("batch").executor_def is dg.multiprocess_executor
+    assert repository.get_job("word_count_batch").executor_def is dg.in_process_executor
+
+
+def test_dagsters_own_command_loads_the_workspace_without_a_warning_of_ours(tmp_path: Path) -> None:
+    """As in the repository's root, uninstalled: the working directory alone makes it importable."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
+    finished = subprocess.run(
+        [sys.executable, "-W", "default", "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
+        cwd=ROOT,
+        env=environment | {"DAGSTER_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    output = finished.stdout + finished.stderr
+    assert finished.returncode == 0, output
+    assert "All code locations passed validation" in output
+    ours = [
+        line
+        for line in output.splitlines()
+        if "Warning" in line and any(f"{ROOT}/{p}/" in line for p in ("forebay", "orchestration", "tracker_store"))
+    ]
+    assert ours == []
+
+
+def test_the_workspace_names_its_working_directory() -> None:
+    [location] = yaml.safe_load((ROOT / "workspace.yaml").read_text(encoding="utf-8"))["load_from"]
+    assert location["python_module"] == {
+        "module_name": "orchestration.definitions",
+        "working_directory": ".",
+        "location_name": "forebay",
+    }

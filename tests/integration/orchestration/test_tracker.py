@@ -1,0 +1,127 @@
+"""The tracker on a real driver log, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, Tracker
+from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tracker_store import batches
+from tracker_store.engine import connect
+from tracker_store.processes import heartbeat, register_process
+from tracker_store.receivers import placements
+from tracker_store.schema import BatchState, ProcessKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import sqlalchemy as sa
+
+LIMIT = 10.0
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def log(engine: sa.Engine) -> Iterator[Log]:
+    with connect(engine) as connection:
+        yield make_log(connection, receivers=2)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def tracker(engine: sa.Engine, clock: Clock, name: str = "t") -> Tracker:
+    return Tracker(engine, heartbeat_limit_seconds=LIMIT, clock=clock, name=name)
+
+
+def agent(log: Log, name: str = "a", slots: int = 4) -> int:
+    return register_process(log.connection, kind=ProcessKind.AGENT, name=name, host=name, pid=1, slots=slots)
+
+
+def test_a_first_tracker_leads_and_places_receivers_evenly(engine: sa.Engine, log: Log, clock: Clock) -> None:
+    agents = [agent(log, "a"), agent(log, "b")]
+    tracker(engine, clock).tick(log.connection)
+    placed = placements(log.connection)
+    assert [placement.state for placement in placed] == [ReceiverState.SCHEDULED] * 2
+    assert sorted(placement.agent_id or 0 for placement in placed) == agents
+
+
+def test_without_a_slot_a_receiver_waits_and_is_placed_when_there_is_one(
+    engine: sa.Engine, log: Log, clock: Clock
+) -> None:
+    agent(log, "a", slots=1)
+    leader = tracker(engine, clock)
+    leader.tick(log.connection)
+    assert [placement.state.value for placement in placements(log.connection)] == ["SCHEDULED", "INACTIVE"]
+    agent(log, "b", slots=1)
+    leader.tick(log.connection)
+    assert [placement.state.value for placement in placements(log.connection)] == ["SCHEDULED", "SCHEDULED"]
+
+
+def test_a_second_tracker_leads_only_when_the_first_stands_still(engine: sa.Engine, log: Log, clock: Clock) -> None:
+    first, second = tracker(engine, clock, "first"), tracker(engine, clock, "second")
+    for _ in range(10):
+        first.tick(log.connection)
+        second.tick(log.connection)
+        clock.now += 1
+    assert (first.term, second.term) == (1, None)
+    clock.now += LEADERSHIP_LIMIT_SECONDS
+    second.tick(log.connection)
+    assert second.term == 2
+    # The first was only paused: its next tick tells it.
+    first.tick(log.connection)
+    assert first.term is None
+
+
+def test_a_silent_agents_receivers_move_and_a_beating_ones_stay(engine: sa.Engine, log: Log, clock: Clock) -> None:
+    silent = agent(log, "silent", slots=1)
+    alive = agent(log, "alive", slots=2)
+    leader = tracker(engine, clock)
+    for _ in range(13):
+        heartbeat(log.connection, process_id=alive)
+        leader.tick(log.connection)
+        clock.now += 1
+    assert {placement.agent_id for placement in placements(log.connection)} == {alive}
+    assert silent not in {placement.agent_id for placement in placements(log.connection)}
+    moved = [placement for placement in placements(log.connection) if placement.assignment > 1]
+    assert len(moved) == 1
+
+
+def test_a_stopped_receiver_is_not_placed(engine: sa.Engine, log: Log, clock: Clock) -> None:
+    import sqlalchemy as sa  # noqa: PLC0415
+
+    agent(log)
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET desired_state = 'stopped'"))
+    tracker(engine, clock).tick(log.connection)
+    assert {placement.state for placement in placements(log.connection)} == {ReceiverState.INACTIVE}
+
+
+def test_an_attempt_whose_process_fell_silent_is_failed_for_a_retry(
+    engine: sa.Engine, log: Log, clock: Clock
+) -> None:
+    log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
+    time = NOON + INTERVAL
+    log.tracker.allocate_blocks_to_batch(time)
+    process_id = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=1)
+    batches.claim_attempt(
+        log.connection, pipeline_id=log.pipeline_id, batch_time=time, attempt=1, run_id="run1", process_id=process_id
+    )
+    leader = tracker(engine, clock)
+    leader.tick(log.connection)
+    clock.now += LIMIT
+    leader.tick(log.connection)
+    batch = batches.get_batch(log.connection, log.pipeline_id, time)
+    assert batch is not None
+    assert batch.state is BatchState.FAILED
+    assert "run1" in batch.reason

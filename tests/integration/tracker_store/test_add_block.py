@@ -1,0 +1,254 @@
+"""`add_block` and `claim` on a real server: every outcome, their order, and real races (design §4; W02, W21)."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from tests.driver_log import Log, add, block, claim_anew, make_log
+from tracker_store.blocks import AddOutcome, Claim, add_blocks, claim, raise_for_outcome
+from tracker_store.engine import connect
+from tracker_store.errors import (
+    BlockConflictError,
+    ClaimLostError,
+    NotAssignedError,
+    OutcomeUnknownError,
+    ReceiverFencedError,
+    SequenceGapError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def log(engine: sa.Engine) -> Iterator[Log]:
+    with connect(engine) as connection:
+        yield make_log(connection, receivers=2)
+
+
+@pytest.fixture
+def claimed(log: Log) -> Claim:
+    return claim_anew(log.connection, log.receiver_ids[0])
+
+
+def rows(log: Log, receiver_id: int) -> list[tuple[int, int, int, int]]:
+    return [
+        tuple(row)
+        for row in log.connection.execute(
+            sa.text(
+                "SELECT sequence, records, total_records, total_bytes FROM forebay.blocks "
+                "WHERE receiver_id = :r ORDER BY sequence"
+            ),
+            {"r": receiver_id},
+        )
+    ]
+
+
+def test_a_claim_is_a_marker_row_in_the_receivers_own_sequence(log: Log, claimed: Claim) -> None:
+    assert claimed.sequence == 1
+    assert rows(log, claimed.receiver_id) == [(1, 0, 0, 0)]
+
+
+def test_totals_run_through_blocks_and_markers(log: Log, claimed: Claim) -> None:
+    add(log.connection, block(claimed, 2, records=10))
+    add(log.connection, block(claimed, 3, records=5), block(claimed, 4, records=1))
+    claim_anew(log.connection, claimed.receiver_id)
+    assert rows(log, claimed.receiver_id) == [
+        (1, 0, 0, 0),
+        (2, 10, 10, 100),
+        (3, 5, 15, 150),
+        (4, 1, 16, 160),
+        (5, 0, 16, 160),
+    ]
+
+
+def test_w02_a_retry_after_a_lost_answer_is_recognised_and_not_added_twice(log: Log, claimed: Claim) -> None:
+    group = [block(claimed, 2), block(claimed, 3)]
+    assert add(log.connection, *group).outcome is AddOutcome.ADDED
+    assert add(log.connection, *group).outcome is AddOutcome.ALREADY_ADDED
+    assert len(rows(log, claimed.receiver_id)) == 3
+
+
+def test_w21_a_replaced_process_is_fenced_whatever_it_still_holds(log: Log, claimed: Claim) -> None:
+    add(log.connection, block(claimed, 2))
+    successor = claim_anew(log.connection, claimed.receiver_id)
+    result = add(log.connection, block(claimed, 3))
+    assert result.outcome is AddOutcome.FENCED
+    with pytest.raises(ReceiverFencedError, match=str(successor.epoch)):
+        raise_for_outcome(result)
+    assert add(log.connection, block(claimed, 4)).outcome is AddOutcome.FENCED
+
+
+def test_point_4_a_block_that_was_committed_before_a_take_over_is_already_added_not_fenced(
+    log: Log, claimed: Claim
+) -> None:
+    add(log.connection, block(claimed, 2))
+    claim_anew(log.connection, claimed.receiver_id)
+    assert add(log.connection, block(claimed, 2)).outcome is AddOutcome.ALREADY_ADDED
+
+
+def test_another_block_under_a_taken_number_is_a_conflict(log: Log, claimed: Claim) -> None:
+    add(log.connection, block(claimed, 2))
+    result = add(log.connection, block(claimed, 2, offset=7))
+    assert result.outcome is AddOutcome.CONFLICT
+    with pytest.raises(BlockConflictError):
+        raise_for_outcome(result)
+
+
+def test_point_14_a_regrouped_retry_is_refused_whole(log: Log, claimed: Claim) -> None:
+    add(log.connection, block(claimed, 2), block(claimed, 3))
+    before = rows(log, claimed.receiver_id)
+    result = add(log.connection, block(claimed, 3), block(claimed, 4, records=99))
+    assert result.outcome is AddOutcome.CONFLICT
+    assert rows(log, claimed.receiver_id) == before
+
+
+def test_a_missing_predecessor_is_a_gap(log: Log, claimed: Claim) -> None:
+    result = add(log.connection, block(claimed, 3))
+    assert result.outcome is AddOutcome.GAP
+    with pytest.raises(SequenceGapError):
+        raise_for_outcome(result)
+
+
+def test_one_receivers_refusal_delays_no_other(log: Log, claimed: Claim) -> None:
+    other = claim_anew(log.connection, log.receiver_ids[1])
+    claim_anew(log.connection, claimed.receiver_id)
+    results = add_blocks(log.connection, [block(claimed, 2), block(other, 2), block(other, 3)])
+    assert [result.outcome for result in results] == [AddOutcome.FENCED, AddOutcome.ADDED]
+    assert len(rows(log, other.receiver_id)) == 3
+
+
+def test_every_answer_steers(log: Log, claimed: Claim) -> None:
+    log.connection.execute(
+        sa.text("UPDATE forebay.receivers SET rate_limit = 500, desired_state = 'paused', assignment = 7")
+    )
+    steering = add(log.connection, block(claimed, 2)).steering
+    assert (steering.rate_limit, steering.desired_state, steering.assignment) == (500.0, "paused", 7)
+
+
+def test_blocks_that_are_no_run_of_sequences_are_refused_at_once(log: Log, claimed: Claim) -> None:
+    with pytest.raises(sa.exc.DataError, match="not one run"):
+        add_blocks(log.connection, [block(claimed, 2), block(claimed, 4)])
+    assert len(rows(log, claimed.receiver_id)) == 1
+
+
+def test_a_claim_needs_the_present_assignment(log: Log, claimed: Claim) -> None:
+    with pytest.raises(NotAssignedError, match="assignment 0.*started for 3"):
+        claim_anew(log.connection, claimed.receiver_id, assignment=3)
+
+
+def test_a_claim_by_a_stale_view_is_lost(log: Log, claimed: Claim) -> None:
+    with pytest.raises(ClaimLostError, match=str(claimed.epoch)):
+        claim(log.connection, receiver_id=claimed.receiver_id, seen_epoch=0, assignment=0)
+
+
+def test_epochs_rise_even_when_the_clock_steps_back(log: Log, claimed: Claim) -> None:
+    far = claimed.epoch + 10**12
+    log.connection.execute(sa.text("UPDATE forebay.blocks SET epoch = :e"), {"e": far})
+    assert claim_anew(log.connection, claimed.receiver_id).epoch == far + 1
+
+
+def test_added_at_never_goes_back(log: Log, claimed: Claim) -> None:
+    log.connection.execute(sa.text("UPDATE forebay.blocks SET added_at = '2999-01-01'"))
+    add(log.connection, block(claimed, 2), block(claimed, 3))
+    years = log.connection.execute(
+        sa.text("SELECT DISTINCT extract(year FROM added_at AT TIME ZONE 'UTC') FROM forebay.blocks")
+    ).scalars()
+    assert [int(year) for year in years] == [2999]
+
+
+def test_point_3_an_add_that_waited_for_its_predecessor_is_told_to_send_again_or_added(
+    engine: sa.Engine, log: Log, claimed: Claim
+) -> None:
+    """The INSERT's snapshot is older than the predecessor's commit: neither a gap nor fenced."""
+    raw = engine.raw_connection()
+    raw.driver_connection.autocommit = False  # type: ignore[union-attr]
+    cursor = raw.cursor()
+    cursor.execute(
+        "INSERT INTO forebay.blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, "
+        "total_bytes, segment_id, \"offset\", length, crc32c) "
+        "VALUES (%s, 2, %s, clock_timestamp(), 10, 100, 10, 100, 1, 200, 100, 1002)",
+        (claimed.receiver_id, claimed.epoch),
+    )
+    outcomes: list[AddOutcome] = []
+
+    def retry_the_same_block() -> None:
+        with connect(engine) as connection:
+            outcomes.append(add(connection, block(claimed, 2)).outcome)
+
+    waiting = threading.Thread(target=retry_the_same_block)
+    waiting.start()
+    _wait_until_blocked(log.connection)
+    raw.commit()
+    waiting.join(10)
+    raw.close()
+    # It waited for the other transaction's key, and named its outcome by a later snapshot.
+    assert outcomes == [AddOutcome.ALREADY_ADDED]
+
+
+def test_two_processes_that_both_believe_they_own_a_receiver(engine: sa.Engine, log: Log) -> None:
+    """Every acknowledged block is in, once, gapless, in the acknowledging process's epoch."""
+    receiver_id = log.receiver_ids[0]
+    acknowledged: list[tuple[int, int]] = []
+    guard = threading.Lock()
+    # Each takes the receiver over once the other has added some blocks, and adds on until it is fenced.
+    turns = [threading.Event() for _ in range(6)]
+    turns[0].set()
+
+    def own(number: int) -> None:
+        assert turns[number].wait(20)
+        with connect(engine) as connection:
+            mine = claim_anew(connection, receiver_id)
+            sequence = mine.sequence + 1
+            while True:
+                result = add(connection, block(mine, sequence))
+                if result.outcome is AddOutcome.FENCED:
+                    return
+                assert result.outcome in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED), result
+                with guard:
+                    acknowledged.append((mine.epoch, sequence))
+                if sequence == mine.sequence + 30:
+                    if number + 1 < len(turns):
+                        turns[number + 1].set()
+                    else:
+                        return
+                sequence += 1
+
+    threads = [threading.Thread(target=own, args=(number,)) for number in range(len(turns))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    stored = log.connection.execute(
+        sa.text("SELECT sequence, epoch, records, total_records FROM forebay.blocks WHERE receiver_id = :r ORDER BY 1"),
+        {"r": receiver_id},
+    ).all()
+    assert [row.sequence for row in stored] == list(range(1, len(stored) + 1))
+    assert sorted(acknowledged) == sorted((row.epoch, row.sequence) for row in stored if row.records)
+    assert [row.epoch for row in stored] == sorted(row.epoch for row in stored)
+    assert stored[-1].total_records == sum(row.records for row in stored)
+
+
+def test_a_lost_answer_is_named_unknown(engine: sa.Engine, log: Log, claimed: Claim) -> None:
+    with connect(engine) as doomed:
+        pid = doomed.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+        log.connection.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+        with pytest.raises(OutcomeUnknownError):
+            add(doomed, block(claimed, 2))
+    assert add(log.connection, block(claimed, 2)).outcome in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED)
+
+
+def _wait_until_blocked(connection: sa.Connection) -> None:
+    for _ in range(500):
+        waiting = connection.execute(
+            sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
+        ).scalar_one()
+        if waiting:
+            return
+        connection.execute(sa.text("SELECT pg_sleep(0.01)"))
+    pytest.fail("no session waits for a lock")

@@ -1,0 +1,122 @@
+"""Leadership, placement and expiry: what a deposed leader still sends changes nothing (notes, point 10)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from tests.driver_log import Log, make_log
+from tracker_store.engine import connect
+from tracker_store.leadership import raise_counter, read_leadership, resign, take_leadership
+from tracker_store.processes import (
+    ProcessExpiredError,
+    deregister_process,
+    expire_process,
+    heartbeat,
+    live_processes,
+    register_process,
+)
+from tracker_store.receivers import placements, receiver_events, schedule_receiver, set_receiver_state
+from tracker_store.schema import RECEIVER_TRANSITIONS, ProcessKind, ReceiverEventKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def log(engine: sa.Engine) -> Iterator[Log]:
+    with connect(engine) as connection:
+        yield make_log(connection)
+
+
+def lead(log: Log, holder: str = "me") -> int:
+    term = take_leadership(log.connection, seen=read_leadership(log.connection), holder=holder)
+    assert term is not None
+    return term
+
+
+def agent(log: Log) -> int:
+    return register_process(log.connection, kind=ProcessKind.AGENT, name="a", host="h", pid=1, slots=4)
+
+
+def test_of_two_candidates_that_saw_the_same_one_leads(log: Log) -> None:
+    seen = read_leadership(log.connection)
+    assert take_leadership(log.connection, seen=seen, holder="a") == 1
+    assert take_leadership(log.connection, seen=seen, holder="b") is None
+
+
+def test_a_leader_that_lives_is_not_replaced_by_a_stale_view(log: Log) -> None:
+    term = lead(log)
+    seen = read_leadership(log.connection)
+    assert raise_counter(log.connection, term=term)
+    assert take_leadership(log.connection, seen=seen, holder="b") is None
+
+
+def test_a_deposed_leader_decides_nothing(log: Log) -> None:
+    old = lead(log)
+    new = lead(log, "other")
+    agent_id = agent(log)
+    [receiver] = log.receiver_ids
+    assert not raise_counter(log.connection, term=old)
+    assert schedule_receiver(log.connection, term=old, receiver_id=receiver, agent_id=agent_id, why="") == "deposed"
+    assert expire_process(log.connection, term=old, process_id=agent_id, heartbeat=0, why="") == "deposed"
+    assert schedule_receiver(log.connection, term=new, receiver_id=receiver, agent_id=agent_id, why="") == "scheduled"
+
+
+def test_a_leader_that_resigns_leaves_the_row_free(log: Log) -> None:
+    term = lead(log)
+    resign(log.connection, term=term)
+    assert read_leadership(log.connection).holder is None
+
+
+def test_every_placement_is_a_new_assignment_and_an_event(log: Log) -> None:
+    term, agent_id = lead(log), agent(log)
+    [receiver] = log.receiver_ids
+    schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent_id, why="placed on h")
+    [placement] = placements(log.connection)
+    assert (placement.state, placement.agent_id, placement.assignment) == (ReceiverState.SCHEDULED, agent_id, 1)
+    assert schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent_id, why="") == "not inactive"
+    assert receiver_events(log.connection, receiver) == [(ReceiverEventKind.SCHEDULED, "placed on h", "")]
+
+
+def test_an_expired_agent_frees_its_receivers_under_a_new_assignment(log: Log) -> None:
+    term, agent_id = lead(log), agent(log)
+    [receiver] = log.receiver_ids
+    schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent_id, why="")
+    assert expire_process(log.connection, term=term, process_id=agent_id, heartbeat=0, why="silent") == "expired"
+    [placement] = placements(log.connection)
+    assert (placement.state, placement.agent_id, placement.assignment) == (ReceiverState.INACTIVE, None, 2)
+    with pytest.raises(ProcessExpiredError):
+        heartbeat(log.connection, process_id=agent_id)
+    assert live_processes(log.connection) == []
+
+
+def test_a_process_that_moved_meanwhile_is_not_expired(log: Log) -> None:
+    term, agent_id = lead(log), agent(log)
+    heartbeat(log.connection, process_id=agent_id)
+    assert expire_process(log.connection, term=term, process_id=agent_id, heartbeat=0, why="") == "moved"
+
+
+def test_a_process_that_signed_off_is_not_live(log: Log) -> None:
+    agent_id = agent(log)
+    deregister_process(log.connection, agent_id)
+    assert live_processes(log.connection) == []
+
+
+@pytest.mark.parametrize("source", list(ReceiverState))
+@pytest.mark.parametrize("target", list(ReceiverState))
+def test_a_receiver_moves_only_as_the_table_of_transitions_allows(
+    log: Log, source: ReceiverState, target: ReceiverState
+) -> None:
+    [receiver] = log.receiver_ids
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET state = :s"), {"s": source.value})
+    moved = set_receiver_state(log.connection, receiver_id=receiver, assignment=0, state=target)
+    assert moved == (target is source or target in RECEIVER_TRANSITIONS[source])
+
+
+def test_a_process_of_an_older_assignment_moves_nothing(log: Log) -> None:
+    [receiver] = log.receiver_ids
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'SCHEDULED', assignment = 5"))
+    assert not set_receiver_state(log.connection, receiver_id=receiver, assignment=4, state=ReceiverState.ACTIVE)

@@ -1,0 +1,93 @@
+"""The schema is what the migrations make, up and down, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from tests.driver_log import make_log
+from tracker_store import migrate
+from tracker_store.engine import connect
+from tracker_store.programs import FUNCTIONS
+from tracker_store.schema import SCHEMA, metadata
+from tracker_store.views import VIEWS
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+
+def test_models_and_migrations_do_not_drift(database_url: str) -> None:
+    def ours(name: str | None, kind: str, parents: MutableMapping[str, str | None]) -> bool:
+        return name == SCHEMA if kind == "schema" else parents.get("schema_name") == SCHEMA
+
+    # A user of the schema's own name has it as the default schema, which Alembic then reflects without a name.
+    plain = sa.create_engine(database_url, connect_args={"options": "-csearch_path=public"})
+    with connect(plain) as connection:
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "include_schemas": True,
+                "include_name": ours,
+                "version_table_schema": SCHEMA,
+                "compare_type": True,
+                "compare_server_default": True,
+            },
+        )
+        assert compare_metadata(context, metadata) == []
+    plain.dispose()
+
+
+def test_down_and_up_again_with_data_in_it(engine: sa.Engine, database_url: str) -> None:
+    with connect(engine) as connection:
+        make_log(connection)
+    migrate.downgrade(database_url, "base")
+    with connect(engine) as connection:
+        assert migrate.current_revision(connection) is None
+        assert sa.inspect(connection).get_table_names(SCHEMA) == ["alembic_version"]
+    migrate.upgrade(database_url)
+    with connect(engine) as connection:
+        assert migrate.current_revision(connection) == migrate.newest_revision()
+        make_log(connection)
+
+
+def test_two_processes_may_upgrade_at_once(engine: sa.Engine, database_url: str) -> None:
+    migrate.downgrade(database_url, "base")
+    failures: list[BaseException] = []
+
+    def upgrade() -> None:
+        try:
+            migrate.upgrade(database_url)
+        except BaseException as error:  # noqa: BLE001  shown below
+            failures.append(error)
+
+    threads = [threading.Thread(target=upgrade) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    with connect(engine) as connection:
+        assert migrate.current_revision(connection) == migrate.newest_revision()
+
+
+def test_every_function_view_and_table_is_there_and_says_what_it_is_for(engine: sa.Engine) -> None:
+    with connect(engine) as connection:
+        functions = connection.execute(
+            sa.text("SELECT proname FROM pg_proc WHERE pronamespace = 'forebay'::regnamespace ORDER BY 1")
+        ).scalars()
+        assert list(functions) == sorted(FUNCTIONS)
+        comments = dict(
+            connection.execute(
+                sa.text(
+                    "SELECT relname, obj_description(oid) FROM pg_class "
+                    "WHERE relnamespace = 'forebay'::regnamespace AND relkind IN ('r', 'v')"
+                )
+            ).all()  # type: ignore[arg-type]
+        )
+    del comments["alembic_version"]
+    assert comments.keys() == {table.name for table in metadata.sorted_tables} | VIEWS.keys()
+    assert [name for name, comment in comments.items() if not comment] == []

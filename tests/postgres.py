@@ -1,0 +1,145 @@
+"""One embedded Postgres for a whole run of tests, and a new migrated database for each test that asks for one.
+
+The server is the very one that `forebay up` uses, run by the guard that ends it with pytest, however that ends; only
+fsync is off. A database is a copy of a template that was migrated once: that takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Self
+
+import psycopg2
+import psycopg2.sql
+import sqlalchemy as sa
+
+import tracker_store.migrate
+from forebay.cli import guard
+from tracker_store.embedded_postgres import EmbeddedPostgres, StopMode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+_TEMPLATE = "migrated"
+
+
+class PostgresProcess:
+    """An embedded server that runs while this is entered; its log lies beside its data."""
+
+    def __init__(self, server: EmbeddedPostgres) -> None:
+        self.server = server
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, timeout: float = 60.0) -> None:
+        """Start the server and wait until it answers."""
+        self.server.initialise()
+        user = self.server.user()
+        command = [sys.executable, "-I", guard.__file__, "--signal", str(int(StopMode.FAST.signal))]
+        if user is not None:
+            command += ["--user", str(user.uid), "--group", str(user.gid)]
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--", *self.server.command()],
+                cwd=self.server.data_directory,
+                env=self.server.environment(),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.server.wait_until_ready(timeout)
+
+    def stop(self) -> None:
+        """End the server and what runs it."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait(30)
+            self._process = None
+
+    def wait(self, timeout: float = 30.0) -> int:
+        """Wait until the server has ended by another's hand; its exit code."""
+        assert self._process is not None
+        code = self._process.wait(timeout)
+        self.stop()
+        return code
+
+    @property
+    def log_file(self) -> Path:
+        return self.server.data_directory.with_name(self.server.data_directory.name + ".log")
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class TestServer:
+    """The server of a run of tests."""
+
+    __test__ = False
+
+    def __init__(self, directory: Path) -> None:
+        self.process = PostgresProcess(EmbeddedPostgres(directory / "postgres", durable=False))
+        self._numbers = itertools.count(1)
+        self._has_template = False
+
+    def url(self, database: str) -> str:
+        """SQLAlchemy's URL of a database."""
+        return self.process.server.url(database)
+
+    @contextlib.contextmanager
+    def database(self, *, migrated: bool = True) -> Iterator[str]:
+        """The URL of a new database, dropped at the end whoever still uses it."""
+        if migrated and not self._has_template:
+            self._make_template()
+        name = f"test_{next(self._numbers)}"
+        template = _TEMPLATE if migrated else "template1"
+        self._administer("CREATE DATABASE {} TEMPLATE {}", name, template)
+        try:
+            yield self.url(name)
+        finally:
+            self._administer("DROP DATABASE {} WITH (FORCE)", name)
+
+    def _make_template(self) -> None:
+        self._administer("CREATE DATABASE {}", _TEMPLATE)
+        tracker_store.migrate.upgrade(self.url(_TEMPLATE))
+        # Nobody, autovacuum's workers neither, may be connected to a template that is copied.
+        self._administer("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false", _TEMPLATE)
+        self._has_template = True
+
+    def _administer(self, statement: str, *names: str) -> None:
+        url = sa.make_url(self.url("postgres")).set(drivername="postgresql")
+        connection = psycopg2.connect(url.render_as_string(hide_password=False))
+        try:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(psycopg2.sql.SQL(statement).format(*map(psycopg2.sql.Identifier, names)))
+        finally:
+            connection.close()
+
+
+def ends_within(pid: int, seconds: float) -> bool:
+    """Whether a process that need not be a child ends within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False

@@ -1,0 +1,78 @@
+"""README and how-to: what they tell the reader to type does what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from orchestration.modules import load_pipelines
+
+if TYPE_CHECKING:
+    from orchestration.pipeline import Pipeline
+
+ROOT = Path(__file__).resolve().parents[3]
+HOW_TO = ROOT / "docs" / "how-to" / "first-pipeline.md"
+README = ROOT / "README.md"
+
+
+def python_blocks(document: Path) -> list[str]:
+    return re.findall(
+        r"^```python\n(.*?)^```", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("document", [README, HOW_TO], ids=lambda path: path.name)
+def test_the_first_pipeline_is_one_that_forebay_finds(document: Path, tmp_path: Path) -> None:
+    path = tmp_path / f"pipeline_of_{document.stem.replace('-', '_').lower()}.py"
+    path.write_text(python_blocks(document)[0], encoding="utf-8")
+    found = load_pipelines(str(path))
+    assert [pipeline.name for pipeline in found] == ["word_count"]
+    assert without_directory(found[0]) == without_directory(
+        load_pipelines(str(ROOT / "examples" / "word_count.py"))[0]
+    )
+
+
+def without_directory(pipeline: Pipeline) -> dict[str, object]:
+    declaration = pipeline.declaration()
+    return {key: declaration[key] for key in ("interval_ms", "streams")} | {
+        "outputs": list(declaration["outputs"])
+    }
+
+
+def test_the_readme_shows_the_how_tos_file() -> None:
+    assert python_blocks(README)[0] == python_blocks(HOW_TO)[0]
+
+
+def test_the_published_counts_can_be_read_as_it_says(tmp_path: Path) -> None:
+    reader = next(block for block in python_blocks(HOW_TO) if "word_counts" in block and "dataset" in block)
+    for number, count in ((1, 3), (2, 4)):
+        folder = tmp_path / f"data/word_counts/date=2025-01-01/hour=00/batch_time=20250101T00000{number}Z"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"word": ["be", "or"], "count": [count, 1]}), folder / "part-0.parquet")
+    attempt = tmp_path / "data/word_counts/_attempts/20250101T000009Z/attempt=1"
+    attempt.mkdir(parents=True)
+    pq.write_table(pa.table({"word": ["zombie"], "count": [1]}), attempt / "part-0.parquet")
+
+    result = subprocess.run(
+        [sys.executable, "-c", reader], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert result.stdout.splitlines() == ["be 7", "or 2"]
+
+
+def test_the_line_server_of_the_how_to_is_python() -> None:
+    server = next(block for block in python_blocks(HOW_TO) if "create_server" in block)
+    compile(server, "server", "exec")
+
+
+@pytest.mark.parametrize("document", [README, HOW_TO, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_every_link_to_a_file_of_ours_leads_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\((?!https?://)([^)#]+)", document.read_text(encoding="utf-8"))
+    missing = [link for link in links if not (document.parent / link).exists()]
+    assert missing == []

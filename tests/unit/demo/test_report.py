@@ -1,0 +1,99 @@
+"""What the demo prints: the right words for the right numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from io import StringIO
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console, RenderableType
+
+from forebay.demo import comparison, flights, report
+from forebay.demo.progress import BatchFacts, Snapshot, Timings
+
+if TYPE_CHECKING:
+    from forebay.demo.comparison import GroupKey, Totals
+
+TIMINGS = Timings(
+    first_batch_completed=31.2,
+    finished=88.8,
+    records_per_second=5_599.6,
+    batches=7,
+    median_scheduling_delay=0.4,
+    median_processing_time=None,
+)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[GroupKey, Totals]:
+    return comparison.expected_totals(flights.read_flights())
+
+
+def rendered(renderable: RenderableType) -> str:
+    output = StringIO()
+    Console(file=output, width=80, force_terminal=False).print(renderable)
+    return output.getvalue()
+
+
+def test_agreement_is_ok_in_every_row(expected: dict[GroupKey, Totals]) -> None:
+    result = comparison.compare(expected, expected)
+    text = rendered(report.comparison_table(result))
+    assert text.count(f" {report.SAME} ") == 17
+    assert all(len(line) <= 80 for line in text.splitlines()), "wider than a plain terminal"
+    assert report.DIFFERENT not in text
+    assert "58,665" in text
+    assert "336,776" in text
+    assert "35 of 35" in text
+    assert report.verdict(result).startswith("OK")
+
+
+def test_a_wrong_count_is_different_with_its_group(expected: dict[GroupKey, Totals]) -> None:
+    wrong = dict(expected)
+    wrong["UA", "EWR"] = replace(wrong["UA", "EWR"], flights=46_086)
+    result = comparison.compare(wrong, expected)
+    text = rendered(report.comparison_table(result))
+    assert text.count(f"{report.DIFFERENT}: flights") == 3  # carrier, all, group
+    assert "UA EWR" in text
+    assert "34 of 35" in text
+    assert report.verdict(result).startswith("DIFFERENT")
+    assert "58,664 flights published, the known answer is 58,665" in report.verdict(result)
+    assert report.as_json(result, TIMINGS)["same"] is False
+
+
+def test_the_result_is_json(expected: dict[GroupKey, Totals]) -> None:
+    again = json.loads(json.dumps(report.as_json(comparison.compare(expected, expected), TIMINGS)))
+    assert again["same"] is True
+    assert again["flights"] == again["known_flights"] == 336_776
+    assert len(again["carriers"]) == 16
+    assert again["timings"]["batches"] == 7
+
+
+def test_the_timings_have_units(expected: dict[GroupKey, Totals]) -> None:
+    text = rendered(report.timings_table(TIMINGS))
+    assert "31.2 s" in text
+    assert "5,600/s" in text
+    assert "-" in text
+
+
+def test_progress_is_one_plain_line() -> None:
+    look = Snapshot(
+        at=65,
+        expected=336_776,
+        replayed=200_000,
+        received=150_000,
+        blocks=700,
+        batches=(
+            BatchFacts(datetime(2025, 1, 1, tzinfo=UTC), "COMPLETED", 50_000),
+            BatchFacts(datetime(2025, 1, 2, tzinfo=UTC), "RUNNING", 40_000),
+        ),
+    )
+    line = report.progress_line(look)
+    assert "\n" not in line
+    for words in ("01:05", "150,000 of 336,776", "700 blocks", "1 RUNNING, 1 COMPLETED", "lag 100,000"):
+        assert words in line
+    view = rendered(report.progress_view(look, "http://127.0.0.1:3000"))
+    for words in ("http://127.0.0.1:3000", "150,000", "200,000", "700", "100,000"):
+        assert words in view

@@ -1,0 +1,158 @@
+"""Declarations are checked where they are made: an error names the thing, the value and the way out."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forebay import DeclarationError, ParquetSink, Pipeline, Stream
+from forebay.sources import SocketText
+from orchestration.modules import PipelineModuleError, load_pipelines
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SOURCE = SocketText(host="127.0.0.1", port=9999)
+SINK = ParquetSink("out")
+
+
+def lines() -> Stream:
+    return Stream("lines", SOURCE)
+
+
+def test_a_pipeline_as_in_the_readme() -> None:
+    stream = lines()
+    pipeline = Pipeline("word_count", interval="10s")
+
+    @pipeline.output(inputs=[stream], sink=SINK)
+    def word_counts(lines: DataFrame) -> DataFrame:
+        """Words."""
+        return lines
+
+    assert pipeline.interval == timedelta(seconds=10)
+    assert pipeline.streams == (stream,)
+    assert pipeline.outputs == {"word_counts": word_counts}
+    assert word_counts.description == "Words."
+    assert word_counts("anything") == "anything"  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"interval": "0s"}, "longer than 0"),
+        ({"interval": "10 parsecs"}, "10 parsecs"),
+        ({"interval": timedelta(0)}, "longer than 0"),
+        ({"interval": "1s", "catch_up": "some"}, "each, merge"),
+        ({"interval": "1s", "max_attempts": 0}, "max_attempts=0"),
+    ],
+)
+def test_a_pipeline_that_can_not_work_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        Pipeline("p", **arguments)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "9lives", "a-b", "a/b", "é"])
+def test_names_are_such_as_every_part_takes(name: str) -> None:
+    with pytest.raises(DeclarationError, match="letters, digits"):
+        Pipeline(name, interval="1s")
+    with pytest.raises(DeclarationError, match="letters, digits"):
+        Stream(name, SOURCE)
+
+
+def test_a_setting_that_does_not_exist_names_the_one_that_was_meant() -> None:
+    with pytest.raises(DeclarationError, match=r"block_intervall.*did you mean block_interval\?"):
+        Stream("lines", SOURCE, block_intervall="1s")
+
+
+def test_a_settings_value_is_checked() -> None:
+    with pytest.raises(DeclarationError, match="block_queue_size=0"):
+        Stream("lines", SOURCE, block_queue_size=0)
+    with pytest.raises(DeclarationError, match="receivers=0"):
+        Stream("lines", SOURCE, receivers=0)
+
+
+def test_two_outputs_of_one_name_are_refused() -> None:
+    pipeline = Pipeline("p", interval="1s")
+    pipeline.output(inputs=[lines()], sink=SINK, name="out")(lambda frame: frame)
+    with pytest.raises(DeclarationError, match="'out' of pipeline 'p' is declared twice"):
+        pipeline.output(inputs=[lines()], sink=SINK, name="out")(lambda frame: frame)
+
+
+@pytest.mark.parametrize("name", ["batches", "batches_1m"])
+def test_forebays_own_output_names_are_reserved(name: str) -> None:
+    with pytest.raises(DeclarationError, match="Forebay's own"):
+        Pipeline("p", interval="1s").output(inputs=[lines()], sink=SINK, name=name)(lambda frame: frame)
+
+
+def test_parameters_must_fit_the_inputs() -> None:
+    with pytest.raises(DeclarationError, match=r"declares 1 input.*takes \['left', 'right'\]"):
+        Pipeline("p", interval="1s").output(inputs=[lines()], sink=SINK, name="out")(lambda left, right: left)
+
+
+def test_batch_is_a_parameter_on_request() -> None:
+    output = Pipeline("p", interval="1s").output(inputs=[lines()], sink=SINK, name="out")(
+        lambda frame, batch: (frame, batch)
+    )
+    assert output.wants_batch
+    assert output.parameters == ("frame",)
+
+
+def test_an_output_needs_an_input() -> None:
+    with pytest.raises(DeclarationError, match="no input"):
+        Pipeline("p", interval="1s").output(inputs=[], sink=SINK, name="out")(lambda: None)
+
+
+def test_two_streams_of_one_name_are_refused() -> None:
+    pipeline = Pipeline("p", interval="1s")
+    pipeline.output(inputs=[lines(), lines()], sink=SINK, name="out")(lambda a, b: (a, b))
+    with pytest.raises(DeclarationError, match="two streams are named 'lines'"):
+        _ = pipeline.streams
+
+
+def module(directory: Path, text: str) -> str:
+    path = directory / "declared.py"
+    path.write_text(
+        "from forebay import *\nfrom forebay.sources import SocketText\n"
+        "lines = Stream('lines', SocketText(host='h', port=1))\n" + text,
+        encoding="utf-8",
+    )
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys  # noqa: PLC0415
+
+    monkeypatch.delitem(sys.modules, "declared", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_a_module_gives_its_pipelines(tmp_path: Path) -> None:
+    path = module(
+        tmp_path,
+        "p = Pipeline('p', interval='1s')\n"
+        "p.output(inputs=[lines], sink=ParquetSink('o'), name='o')(lambda frame, limit=3: frame)",
+    )
+    [pipeline] = load_pipelines(path)
+    assert pipeline.name == "p"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "declares no Pipeline"),
+        ("p = Pipeline('p', interval='1s')", "'p'.*has no output"),
+        ("\n\nPipeline('p', interval='0s')", "line 6.*longer than 0"),
+    ],
+)
+def test_a_mistake_in_a_module_names_the_line_or_the_thing(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(PipelineModuleError, match=message):
+        load_pipelines(module(tmp_path, text))
+
+
+def test_a_module_that_is_not_there_is_named() -> None:
+    with pytest.raises(PipelineModuleError, match="no_such_module_at_all"):
+        load_pipelines("no_such_module_at_all")

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from receiver_runtime.block_store.errors import InvalidFrameError
+from receiver_runtime.block_store.frame import (
+    HEADER_LENGTH,
+    DeadLetterReason,
+    FrameHeader,
+    FrameKind,
+    SourceRule,
+    decode_header,
+    encode_frame,
+    frame_checksum,
+)
+from tests.unit.receiver_runtime.support import dead_letter_frame, frame, whole
+
+IDS = st.integers(0, 2**63 - 1)
+
+
+@given(
+    payload=st.binary(min_size=1, max_size=200),
+    rule=st.sampled_from(SourceRule),
+    numbers=st.tuples(IDS, IDS, IDS, IDS),
+    records=st.integers(1, 2**32 - 1),
+)
+def test_a_header_comes_back_as_it_was(
+    payload: bytes, rule: SourceRule, numbers: tuple[int, int, int, int], records: int
+) -> None:
+    receiver_id, epoch, sequence, through = numbers
+    encoded = encode_frame(
+        payload,
+        kind=FrameKind.BLOCK,
+        source_rule=rule,
+        receiver_id=receiver_id,
+        epoch=epoch,
+        sequence=sequence,
+        registered_through=through,
+        records=records,
+    )
+    header, crc = decode_header(encoded.header)
+    assert header == FrameHeader(
+        FrameKind.BLOCK, rule, receiver_id, epoch, sequence, through, records, len(payload)
+    )
+    assert crc == encoded.crc32c == frame_checksum(encoded.header, payload)
+    assert encoded.length == header.frame_length == HEADER_LENGTH + len(payload)
+
+
+def test_the_checksum_is_crc32c_over_the_header_without_it_and_the_payload() -> None:
+    data = whole(frame(b"abc"))
+    stored = int.from_bytes(data[HEADER_LENGTH - 4 : HEADER_LENGTH], "little")
+    assert stored == google_crc32c.value(data[: HEADER_LENGTH - 4] + data[HEADER_LENGTH:])
+
+
+def test_a_dead_letter_carries_its_reason_and_part() -> None:
+    header, _ = decode_header(dead_letter_frame(b"\xff", part=3).header)
+    assert (header.kind, header.reason, header.part) == (
+        FrameKind.DEAD_LETTER,
+        DeadLetterReason.RECORD_TOO_LARGE,
+        3,
+    )
+    assert DeadLetterReason.RECORD_TOO_LARGE.label == "record_too_large"
+
+
+def test_a_header_of_zeros_never_validates() -> None:
+    with pytest.raises(InvalidFrameError, match="no frame begins here"):
+        decode_header(bytes(HEADER_LENGTH))
+
+
+@given(position=st.integers(0, HEADER_LENGTH - 5), bit=st.integers(0, 7))
+def test_any_flipped_bit_in_the_header_is_noticed(position: int, bit: int) -> None:
+    data = bytearray(frame().header)
+    data[position] ^= 1 << bit
+    with pytest.raises(InvalidFrameError):
+        decode_header(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("payload", "records", "reason", "message"),
+    [
+        (b"", 1, None, "payload of 0 bytes"),
+        (b"x", 0, None, "0 records"),
+        (b"x", 1, DeadLetterReason.TRUNCATED, "a block has none"),
+    ],
+)
+def test_what_can_not_be_framed_is_refused(
+    payload: bytes, records: int, reason: DeadLetterReason | None, message: str
+) -> None:
+    with pytest.raises(InvalidFrameError, match=message):
+        encode_frame(
+            payload,
+            kind=FrameKind.BLOCK,
+            source_rule=SourceRule.OFFSETS,
+            receiver_id=1,
+            epoch=1,
+            sequence=1,
+            registered_through=0,
+            records=records,
+            reason=reason,
+        )
+
+
+def test_a_frame_of_a_newer_release_is_named_as_such() -> None:
+    data = bytearray(frame().header)
+    data[4] = 2
+    with pytest.raises(InvalidFrameError, match="header version 2 is not known"):
+        decode_header(bytes(data))

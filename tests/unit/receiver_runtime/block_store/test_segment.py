@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from receiver_runtime.block_store.errors import SegmentEndedError, SegmentWriteError
+from receiver_runtime.block_store.files import Files
+from receiver_runtime.block_store.frame import HEADER_LENGTH
+from receiver_runtime.block_store.segment import (
+    DamagedFrame,
+    IntactFrame,
+    SegmentWriter,
+    TornTail,
+    scan_segment,
+)
+from tests.unit.receiver_runtime.support import FaultyFiles, dead_letter_frame, frame, whole
+
+
+def scan(data: bytes) -> list[IntactFrame | DamagedFrame | TornTail]:
+    with TemporaryDirectory() as directory:
+        path = Path(directory, "s")
+        path.write_bytes(data)
+        return list(scan_segment(Files(), path))
+
+
+def three() -> list[bytes]:
+    return [
+        whole(frame(b"first", sequence=1)),
+        whole(frame(b"second" * 10, sequence=2)),
+        whole(frame(b"x", sequence=3)),
+    ]
+
+
+def writer(tmp_path: Path, files: Files) -> SegmentWriter:
+    path = tmp_path / "segment"
+    return SegmentWriter(files, files.create(path), path)
+
+
+def test_frames_come_out_in_order_with_their_places() -> None:
+    frames = [*three(), whole(dead_letter_frame(b"\xff\xfe"))]
+    found = scan(b"".join(frames))
+    assert all(isinstance(item, IntactFrame) for item in found)
+    assert [item.length for item in found] == [len(data) for data in frames]
+    assert [item.offset for item in found] == [sum(map(len, frames[:n])) for n in range(4)]
+
+
+def test_an_empty_file_holds_nothing() -> None:
+    assert scan(b"") == []
+
+
+@given(payloads=st.lists(st.binary(min_size=1, max_size=60), max_size=6), data=st.data())
+def test_a_file_cut_anywhere_gives_a_prefix(payloads: list[bytes], data: st.DataObject) -> None:
+    frames = [whole(frame(payload, sequence=n + 1)) for n, payload in enumerate(payloads)]
+    full = b"".join(frames)
+    length = data.draw(st.integers(0, len(full)))
+    found = scan(full[:length])
+    intact = [item for item in found if isinstance(item, IntactFrame)]
+    ends = [sum(map(len, frames[: n + 1])) for n in range(len(frames))]
+    whole_frames = sum(1 for end in ends if end <= length)
+    assert [item.header.sequence for item in intact] == list(range(1, whole_frames + 1))
+    rest = found[len(intact) :]
+    good = ends[whole_frames - 1] if whole_frames else 0
+    if good == length:
+        assert rest == []
+    else:
+        assert len(rest) == 1
+        assert isinstance(rest[0], TornTail)
+        assert (rest[0].offset, rest[0].length) == (good, length - good)
+
+
+def test_a_complete_frame_with_a_bad_checksum_is_reported_and_the_rest_is_read() -> None:
+    first, second, third = three()
+    damaged = bytearray(second)
+    damaged[-1] ^= 1
+    found = scan(first + bytes(damaged) + third)
+    assert [type(item) for item in found] == [IntactFrame, DamagedFrame, IntactFrame]
+    middle = found[1]
+    assert isinstance(middle, DamagedFrame)
+    assert middle.header is not None
+    assert middle.header.sequence == 2
+    assert middle.expected != middle.found
+
+
+def test_a_damaged_last_frame_that_is_complete_is_damage_and_no_torn_write() -> None:
+    first, second, _ = three()
+    damaged = bytearray(second)
+    damaged[-1] ^= 1
+    assert [type(item) for item in scan(first + bytes(damaged))] == [IntactFrame, DamagedFrame]
+
+
+def test_a_damaged_header_hides_no_frame_behind_it() -> None:
+    first, second, third = three()
+    damaged = bytearray(second)
+    damaged[50] ^= 0xFF  # its length
+    found = scan(first + bytes(damaged) + third)
+    assert [type(item) for item in found] == [IntactFrame, DamagedFrame, IntactFrame]
+    middle = found[1]
+    assert isinstance(middle, DamagedFrame)
+    assert (middle.header, middle.offset, middle.length) == (None, len(first), len(second))
+
+
+def test_zeros_at_the_end_are_a_torn_tail() -> None:
+    first = three()[0]
+    found = scan(first + bytes(5000))
+    assert [type(item) for item in found] == [IntactFrame, TornTail]
+
+
+def test_a_frame_of_another_epoch_inside_a_torn_payload_is_not_taken_for_ours() -> None:
+    inner = whole(frame(b"smuggled", sequence=9, epoch=1))
+    outer = whole(frame(inner * 3, sequence=1))
+    broken = bytearray(outer)
+    broken[2] = 0  # its own header is unreadable
+    found = scan(whole(frame(b"ours", sequence=1)) + bytes(broken))
+    assert [type(item) for item in found] == [IntactFrame, TornTail]
+
+
+def test_a_header_across_two_windows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("receiver_runtime.block_store.segment._WINDOW", 128)
+    first, second, third = three()
+    for shift in range(130):
+        found = scan(first + b"\xee" * (HEADER_LENGTH + shift) + second + third)
+        assert [type(item) for item in found] == [IntactFrame, DamagedFrame, IntactFrame, IntactFrame], shift
+
+
+@pytest.mark.parametrize("fault", ["short", "error"])
+def test_n15_nothing_is_appended_after_a_failed_write(tmp_path: Path, fault: str) -> None:
+    files = FaultyFiles()
+    segment = writer(tmp_path, files)
+    segment.append(frame())
+    segment.sync()
+    good = segment.synced_length
+    files.write_faults = [fault]
+    with pytest.raises(SegmentWriteError):
+        segment.append(frame(sequence=2))
+    assert not segment.usable
+    with pytest.raises(SegmentEndedError):
+        segment.append(frame(sequence=3))
+    with pytest.raises(SegmentEndedError):
+        segment.sync()
+    segment.close()
+    segment.close()
+    assert segment.synced_length == good
+    kinds = [type(item) for item in scan_segment(files, segment.path)]
+    assert kinds[0] is IntactFrame
+    assert kinds[1:] == ([TornTail] if fault == "short" else [])
+
+
+def test_n33_a_failed_sync_ends_the_segment_and_counts_nothing(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    segment = writer(tmp_path, files)
+    segment.append(frame())
+    files.sync_faults = 1
+    with pytest.raises(SegmentWriteError, match="sync"):
+        segment.sync()
+    assert segment.synced_length == 0
+    with pytest.raises(SegmentEndedError):
+        segment.sync()
+    assert files.syncs == 1
+    segment.close()

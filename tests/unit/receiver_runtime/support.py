@@ -1,0 +1,246 @@
+"""What the data plane's tests share: a clock to move by hand, files that fail on demand, a driver log in memory."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from receiver_runtime.block_store.files import Files
+from receiver_runtime.block_store.frame import (
+    DeadLetterReason,
+    EncodedFrame,
+    FrameKind,
+    SourceRule,
+    encode_frame,
+)
+from tracker_store.blocks import AddOutcome, AddResult, BlockHandle, NewBlock, Steering
+from tracker_store.errors import OutcomeUnknownError
+from tracker_store.schema import DesiredState
+
+DEADLINE_SECONDS = 20.0
+
+
+def eventually(predicate: Callable[[], object], what: str = "it") -> None:
+    """Poll until `predicate` holds; fails the test after a deadline that is never reached when all is well."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not predicate():
+        assert time.monotonic() < deadline, f"{what} did not come true in {DEADLINE_SECONDS} s"
+        time.sleep(0.002)
+
+
+class ManualClock:
+    """Time passes when a test says so."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = 1000.0
+        self._waiting: dict[int, tuple[threading.Condition, int]] = {}
+
+    def monotonic(self) -> float:
+        with self._lock:
+            return self._now
+
+    def wait_on(self, condition: threading.Condition, seconds: float | None) -> None:
+        if seconds is not None and seconds <= 0:
+            return
+        with self._lock:
+            _, waiters = self._waiting.get(id(condition), (condition, 0))
+            self._waiting[id(condition)] = (condition, waiters + 1)
+        # The short real time-out closes the gap between looking at the clock and waiting.
+        condition.wait(0.02)
+
+    def advance(self, seconds: float) -> None:
+        with self._lock:
+            self._now += seconds
+            waiting = [condition for condition, _ in self._waiting.values()]
+        for condition in waiting:
+            with condition:
+                condition.notify_all()
+
+
+class FaultyFiles(Files):
+    """The operating system, with writes that fail or are short, and syncs that fail, when a test says so."""
+
+    def __init__(self) -> None:
+        self.write_faults: list[str] = []
+        self.sync_faults = 0
+        self.create_faults = 0
+        self.synced_directories: list[str] = []
+        self.syncs = 0
+
+    def create(self, path: Any) -> int:
+        if self.create_faults:
+            self.create_faults -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().create(path)
+
+    def write(self, fd: int, buffers: Sequence[Any]) -> int:
+        fault = self.write_faults.pop(0) if self.write_faults else ""
+        if fault == "error":
+            raise OSError(errno.EIO, "Input/output error")
+        if fault == "short":
+            whole = b"".join(bytes(buffer) for buffer in buffers)
+            return super().write(fd, [whole[: len(whole) // 2]])
+        return super().write(fd, buffers)
+
+    def sync(self, fd: int) -> None:
+        self.syncs += 1
+        if self.sync_faults:
+            self.sync_faults -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        super().sync(fd)
+
+    def sync_directory(self, path: Any) -> None:
+        self.synced_directories.append(str(path))
+        super().sync_directory(path)
+
+
+class MemorySegments:
+    """The rows of segments."""
+
+    def __init__(self) -> None:
+        self.paths: dict[int, str] = {}
+        self.lengths: dict[int, int] = {}
+        self.rules: dict[int, str] = {}
+        self.dead_letters: list[tuple[str, int, int, BlockHandle]] = []
+        self.fail_seals = False
+
+    def open_segment(self, path: str, source_rule: str) -> int:
+        assert path not in self.paths.values()
+        segment_id = len(self.paths) + 1
+        self.paths[segment_id] = path
+        self.rules[segment_id] = source_rule
+        return segment_id
+
+    def seal_segment(self, segment_id: int, length: int) -> None:
+        if self.fail_seals:
+            raise ConnectionError("away")
+        self.lengths[segment_id] = length
+
+    def add_dead_letter(self, *, reason: str, part: int, nbytes: int, handle: BlockHandle) -> None:
+        self.dead_letters.append((reason, part, nbytes, handle))
+
+
+class MemoryBlockLog:
+    """The chain of blocks as `add_block` has it, in memory: all or nothing per receiver, outcomes in order.
+
+    Attributes a test sets: `lose_answers` (commit, then say nothing), `away` (do nothing, say nothing), `say_again`,
+    `fence` (receiver ids that another process has claimed), `refuse_call` (raise for a call with these receivers).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.chains: dict[int, list[NewBlock]] = {}
+        self.calls: list[list[NewBlock]] = []
+        self.heartbeats = 0
+        self.lose_answers = 0
+        self.away = False
+        self.say_again = 0
+        self.fence: set[int] = set()
+        self.refuse_call: Callable[[Sequence[NewBlock]], Exception | None] = lambda _: None
+        self.heartbeat_error: Exception | None = None
+        self.desired: dict[int, DesiredState] = {}
+        self.rates: dict[int, float] = {}
+        self.assignments: dict[int, int] = {}
+
+    def steering(self, receiver_id: int) -> Steering:
+        return Steering(
+            receiver_id,
+            self.rates.get(receiver_id),
+            self.desired.get(receiver_id, DesiredState.RUNNING),
+            self.assignments.get(receiver_id, 1),
+        )
+
+    def chain(self, receiver_id: int) -> list[NewBlock]:
+        with self._lock:
+            return list(self.chains.get(receiver_id, []))
+
+    def add_blocks(self, blocks: Sequence[NewBlock]) -> list[AddResult]:
+        with self._lock:
+            self.calls.append(list(blocks))
+            if self.away:
+                raise OutcomeUnknownError("the server is away")
+            if (error := self.refuse_call(blocks)) is not None:
+                raise error
+            groups: dict[int, list[NewBlock]] = {}
+            for block in blocks:
+                groups.setdefault(block.receiver_id, []).append(block)
+            results = [self._add(receiver_id, group) for receiver_id, group in sorted(groups.items())]
+            if self.lose_answers:
+                self.lose_answers -= 1
+                raise OutcomeUnknownError("the answer was lost")
+            return results
+
+    def _add(self, receiver_id: int, group: list[NewBlock]) -> AddResult:
+        chain = self.chains.setdefault(receiver_id, [])
+        newest = chain[-1].sequence if chain else 0
+        detail = None
+        if all(block in chain for block in group):
+            outcome = AddOutcome.ALREADY_ADDED
+        elif receiver_id in self.fence:
+            outcome, detail = AddOutcome.FENCED, "epoch 2 holds it"
+        elif group[0].sequence <= newest and chain:
+            outcome, detail = AddOutcome.CONFLICT, "taken"
+        elif chain and group[0].sequence != newest + 1:
+            outcome, detail = AddOutcome.GAP, "missing"
+        elif self.say_again:
+            self.say_again -= 1
+            outcome = AddOutcome.AGAIN
+        else:
+            chain.extend(group)
+            outcome = AddOutcome.ADDED
+        return AddResult(receiver_id, outcome, detail, self.steering(receiver_id))
+
+    def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
+        with self._lock:
+            if self.heartbeat_error is not None:
+                raise self.heartbeat_error
+            if self.away:
+                raise OutcomeUnknownError("the server is away")
+            self.heartbeats += 1
+            return [self.steering(receiver_id) for receiver_id in receiver_ids]
+
+
+def block(sequence: int, *, receiver_id: int = 1, epoch: int = 1, records: int = 1) -> NewBlock:
+    """A stored block that waits to be registered."""
+    return NewBlock(
+        receiver_id, epoch, sequence, records, 100, BlockHandle(1, sequence * 100, 100, sequence)
+    )
+
+
+def frame(payload: bytes = b"payload", *, sequence: int = 1, receiver_id: int = 7, epoch: int = 9) -> EncodedFrame:
+    """A frame of a block; its payload needs not be Arrow where nobody decodes it."""
+    return encode_frame(
+        payload,
+        kind=FrameKind.BLOCK,
+        source_rule=SourceRule.NOT_SENT_AGAIN,
+        receiver_id=receiver_id,
+        epoch=epoch,
+        sequence=sequence,
+        registered_through=sequence - 1,
+        records=1,
+    )
+
+
+def dead_letter_frame(data: bytes, *, part: int = 0) -> EncodedFrame:
+    """A frame of a dead letter."""
+    return encode_frame(
+        data,
+        kind=FrameKind.DEAD_LETTER,
+        source_rule=SourceRule.NOT_SENT_AGAIN,
+        receiver_id=7,
+        epoch=9,
+        sequence=3,
+        registered_through=2,
+        records=1,
+        reason=DeadLetterReason.RECORD_TOO_LARGE,
+        part=part,
+    )
+
+
+def whole(encoded: EncodedFrame) -> bytes:
+    """A frame's bytes as they lie in the file."""
+    return encoded.header + encoded.payload.to_pybytes()

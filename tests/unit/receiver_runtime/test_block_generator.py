@@ -1,0 +1,428 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from receiver_runtime.block_generator import (
+    TRANSITIONS,
+    Block,
+    BlockGenerator,
+    GeneratorState,
+    GeneratorStateError,
+)
+from receiver_runtime.clock import Clock
+from receiver_runtime.rate_limiter import RateLimiter
+from receiver_runtime.records import RecordTypeError
+from tests.unit.receiver_runtime.support import ManualClock, eventually
+
+SCHEMA = pa.schema([("value", pa.string())])
+
+
+class Listener:
+    """Keeps what it is told; pushes wait while `gate` is shut and fail while `failures` are left."""
+
+    def __init__(self) -> None:
+        self.pushed: list[Block] = []
+        self.generated: list[int] = []
+        self.added: list[object] = []
+        self.errors: list[str] = []
+        self.failures = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def on_add_data(self, data: object, metadata: object) -> None:
+        self.added.append(metadata)
+
+    def on_generate_block(self, block: Block) -> None:
+        self.generated.append(block.number)
+
+    def on_push_block(self, block: Block) -> None:
+        self.gate.wait(30)
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the disk is full")
+        self.pushed.append(block)
+
+    def on_idle(self) -> None:
+        pass
+
+    def on_error(self, message: str, error: Exception) -> None:
+        self.errors.append(f"{message}: {error}")
+
+    @property
+    def values(self) -> list[list[str]]:
+        return [[value for batch in block.batches for value in batch.column(0).to_pylist()] for block in self.pushed]
+
+
+@contextmanager
+def generator(
+    listener: Listener,
+    clock: Clock | None = None,
+    *,
+    queue_size: int = 10,
+    max_block_bytes: int = 2**20,
+    limiter: RateLimiter | None = None,
+    interval: float = 0.2,
+) -> Iterator[BlockGenerator]:
+    made = BlockGenerator(
+        listener,
+        SCHEMA,
+        limiter=limiter or RateLimiter(),
+        block_interval=interval,
+        queue_size=queue_size,
+        max_block_bytes=max_block_bytes,
+        clock=clock,
+    )
+    made.start()
+    try:
+        yield made
+    finally:
+        listener.gate.set()
+        made.abort()
+
+
+def batch(*values: str) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(values, pa.string())], schema=SCHEMA)
+
+
+def test_b01_the_states_are_walked_in_order_and_start_comes_once() -> None:
+    assert list(GeneratorState) == ["Initialized", "Active", "StoppedAddingData", "StoppedGeneratingBlocks", "StoppedAll"]
+    made = BlockGenerator(Listener(), SCHEMA, limiter=RateLimiter(), block_interval=0.01)
+    assert made.state is GeneratorState.INITIALIZED
+    made.start()
+    assert made.state is GeneratorState.ACTIVE
+    with pytest.raises(GeneratorStateError, match="can't become"):
+        made.start()
+    made.stop()
+    assert made.state is GeneratorState.STOPPED_ALL
+    made.stop()
+    with pytest.raises(GeneratorStateError):
+        made.start()
+
+
+def test_b01_no_state_is_left_out_of_the_table_and_the_last_is_final() -> None:
+    assert set(TRANSITIONS) == set(GeneratorState)
+    assert TRANSITIONS[GeneratorState.STOPPED_ALL] == frozenset()
+
+
+@given(commands=st.lists(st.sampled_from(["start", "stop", "abort", "add", "bulk"]), max_size=8))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_b01_any_order_of_calls_keeps_the_states_legal(commands: list[str]) -> None:
+    listener = Listener()
+    made = BlockGenerator(listener, SCHEMA, limiter=RateLimiter(), block_interval=0.001)
+    added = 0
+    aborted = False
+    for command in commands:
+        before = made.state
+        try:
+            match command:
+                case "start":
+                    made.start()
+                case "stop":
+                    made.stop()
+                case "abort":
+                    aborted = True
+                    made.abort()
+                case "add":
+                    made.add_data("x")
+                    added += 1
+                case "bulk":
+                    made.add_multiple_data(batch("y", "z"))
+                    added += 2
+        except GeneratorStateError:
+            assert made.state is before
+            assert (command == "start") == (command not in ("add", "bulk"))
+            assert before is not (GeneratorState.INITIALIZED if command == "start" else GeneratorState.ACTIVE)
+        after = made.state
+        assert after is before or after in TRANSITIONS[before] or (command, after) == ("stop", GeneratorState.STOPPED_ALL)
+    if made.state is GeneratorState.ACTIVE:
+        made.stop()
+    if not aborted:
+        assert sum(block.records for block in listener.pushed) == added
+
+
+def test_b02_an_interval_must_be_more_than_0() -> None:
+    with pytest.raises(ValueError, match="200ms"):
+        BlockGenerator(Listener(), SCHEMA, limiter=RateLimiter(), block_interval=0)
+
+
+def test_b03_a_batch_is_wholly_in_one_block() -> None:
+    listener, clock = Listener(), ManualClock()
+    with generator(listener, clock, max_block_bytes=400) as made:
+        made.add_multiple_data(batch(*["a" * 10] * 10))
+        made.add_multiple_data(batch(*["b" * 10] * 25))
+        made.add_multiple_data(["c", "d"])
+        made.stop()
+    assert [sorted(set(values)) for values in listener.values] == [["a" * 10], ["b" * 10], ["c", "d"]]
+
+
+def test_b03_records_of_both_kinds_keep_their_order() -> None:
+    listener, clock = Listener(), ManualClock()
+    with generator(listener, clock) as made:
+        made.add_data("1")
+        made.add_data("2")
+        made.add_multiple_data(batch("3", "4"))
+        made.add_data("5")
+        clock.advance(0.3)
+        eventually(lambda: listener.pushed)
+    assert listener.values == [["1", "2", "3", "4", "5"]]
+
+
+def test_b03_metadata_is_told_and_travels_with_its_block() -> None:
+    listener, clock = Listener(), ManualClock()
+    with generator(listener, clock) as made:
+        made.add_data("1", {"offset": 7})
+        made.add_data("2")
+        made.add_multiple_data(batch("3"), {"offset": 8})
+        made.stop()
+    assert listener.added == [{"offset": 7}, {"offset": 8}]
+    assert listener.pushed[0].metadata == [{"offset": 7}, {"offset": 8}]
+
+
+def test_b03_adding_needs_an_active_generator() -> None:
+    made = BlockGenerator(Listener(), SCHEMA, limiter=RateLimiter())
+    with pytest.raises(GeneratorStateError, match="Initialized"):
+        made.add_data("x")
+    made.start()
+    made.stop()
+    with pytest.raises(GeneratorStateError, match="StoppedAll"):
+        made.add_multiple_data(batch("x"))
+
+
+def test_a_record_of_the_wrong_type_is_refused_and_harms_no_other() -> None:
+    listener = Listener()
+    with generator(listener, ManualClock()) as made:
+        made.add_data("before")
+        with pytest.raises(RecordTypeError, match="value"):
+            made.add_data(17)
+        with pytest.raises(RecordTypeError):
+            made.add_multiple_data(pa.record_batch([pa.array([1])], names=["value"]))
+        made.add_data("after")
+        made.stop()
+    assert listener.values == [["before", "after"]]
+
+
+def test_b04_empty_tick_makes_no_block() -> None:
+    listener, clock = Listener(), ManualClock()
+    with generator(listener, clock) as made:
+        for _ in range(20):
+            clock.advance(0.2)
+        made.add_multiple_data(batch())
+        made.add_data("x")
+        clock.advance(0.2)
+        eventually(lambda: listener.pushed)
+        made.stop()
+    assert listener.generated == [1]
+    assert listener.values == [["x"]]
+
+
+def test_b04_a_tick_cuts_what_is_there() -> None:
+    listener, clock = Listener(), ManualClock()
+    with generator(listener, clock) as made:
+        for n in range(3):
+            made.add_data(str(n))
+            clock.advance(0.2)
+            eventually(lambda n=n: len(listener.pushed) == n + 1)
+    assert listener.values == [["0"], ["1"], ["2"]]
+
+
+def test_b05_blocks_are_pushed_in_order() -> None:
+    listener = Listener()
+    with generator(listener, interval=0.001) as made:
+        for n in range(2000):
+            made.add_data(str(n))
+        made.stop()
+    assert [value for values in listener.values for value in values] == [str(n) for n in range(2000)]
+    assert [block.number for block in listener.pushed] == list(range(1, len(listener.pushed) + 1))
+    assert listener.generated == [block.number for block in listener.pushed]
+
+
+def test_b06_stop_drains_buffer_and_queue() -> None:
+    listener, clock = Listener(), ManualClock()
+    listener.gate.clear()
+    with generator(listener, clock) as made:
+        for n in range(5):
+            made.add_data(str(n))
+            clock.advance(0.2)
+            eventually(lambda n=n: len(listener.generated) == n + 1)
+        made.add_data("last")
+        stopper = threading.Thread(target=made.stop)
+        stopper.start()
+        eventually(lambda: made.state is GeneratorState.STOPPED_GENERATING_BLOCKS)
+        assert listener.pushed == []
+        listener.gate.set()
+        stopper.join(20)
+    assert listener.values == [["0"], ["1"], ["2"], ["3"], ["4"], ["last"]]
+
+
+def test_b07_w05_a_failing_push_is_reported_and_tried_again_in_order() -> None:
+    listener, clock = Listener(), ManualClock()
+    listener.failures = 3
+    with generator(listener, clock) as made:
+        made.add_data("a")
+        clock.advance(0.2)
+        for n in range(3):
+            eventually(lambda n=n: len(listener.errors) == n + 1)
+            made.add_data("later")
+            clock.advance(60)
+        eventually(lambda: len(listener.pushed) >= 1)
+        made.stop()
+    assert [value for values in listener.values for value in values] == ["a", "later", "later", "later"]
+    assert len(listener.errors) == 3
+    assert "the disk is full" in listener.errors[0]
+
+
+def test_b07_the_pause_between_tries_grows() -> None:
+    listener, clock = Listener(), ManualClock()
+    listener.failures = 10**6
+    with generator(listener, clock) as made:
+        made.add_data("a")
+        clock.advance(0.2)
+        eventually(lambda: len(listener.errors) == 1)
+        for _ in range(20):
+            clock.advance(0.1)
+        eventually(lambda: len(listener.errors) >= 4)
+        assert len(listener.errors) <= 6
+
+
+def test_w05_w17_a_full_queue_stops_who_adds_and_memory_is_bounded() -> None:
+    listener = Listener()
+    listener.gate.clear()
+    chunk = batch(*["x" * 100] * 10)
+    added = [0]
+    with generator(listener, queue_size=3, max_block_bytes=2 * chunk.nbytes, interval=0.001) as made:
+
+        def add() -> None:
+            try:
+                while True:
+                    made.add_multiple_data(chunk)
+                    added[0] += 1
+            except GeneratorStateError:
+                return
+
+        adder = threading.Thread(target=add)
+        adder.start()
+        eventually(lambda: made.waiting_blocks == 3)
+        # One block is being pushed, three wait, one waits for the queue, one is being filled; then nothing moves.
+        eventually(lambda: made._buffer.nbytes + chunk.nbytes > made._max_block_bytes)
+        held = added[0]
+        assert held <= 2 * 6
+        assert not listener.pushed
+        listener.gate.set()
+        eventually(lambda: added[0] > held + 50)
+        stopper = threading.Thread(target=made.stop)
+        stopper.start()
+        stopper.join(20)
+        adder.join(20)
+        assert not adder.is_alive()
+    assert sum(block.records for block in listener.pushed) == added[0] * 10
+
+
+def test_a_block_is_cut_early_when_it_is_full() -> None:
+    listener, clock = Listener(), ManualClock()
+    with generator(listener, clock, max_block_bytes=1000) as made:
+        for n in range(100):
+            made.add_data(f"{n:>46}")
+        # No tick has passed.
+        eventually(lambda: sum(block.records for block in listener.pushed) >= 80)
+        made.stop()
+    assert max(block.nbytes for block in listener.pushed) <= 1000
+    assert [int(value) for values in listener.values for value in values] == list(range(100))
+
+
+def test_an_abort_frees_everybody_and_drops_what_is_held() -> None:
+    listener = Listener()
+    listener.failures = 10**6
+    with generator(listener, interval=0.001, queue_size=1, max_block_bytes=100) as made:
+        failed = threading.Event()
+
+        def add() -> None:
+            try:
+                while True:
+                    made.add_data("x" * 40)
+            except GeneratorStateError:
+                failed.set()
+
+        adder = threading.Thread(target=add)
+        adder.start()
+        eventually(lambda: made.waiting_blocks == 1 and listener.errors)
+        stopper = threading.Thread(target=made.stop)
+        stopper.start()
+        made.abort()
+        stopper.join(20)
+        adder.join(20)
+        assert not stopper.is_alive()
+        assert failed.is_set()
+    assert made.state is GeneratorState.STOPPED_ALL
+    assert made.waiting_blocks == 0
+
+
+def test_small_chunks_become_one_batch_and_large_ones_are_not_copied() -> None:
+    listener, clock = Listener(), ManualClock()
+    large = batch(*["x" * 1000] * 400)
+    with generator(listener, clock, max_block_bytes=2**24) as made:
+        for n in range(50):
+            made.add_multiple_data(batch(str(n)))
+        clock.advance(0.2)
+        eventually(lambda: len(listener.pushed) == 1)
+        for _ in range(3):
+            made.add_multiple_data(large)
+        made.stop()
+    assert [len(block.batches) for block in listener.pushed] == [1, 3]
+
+
+def test_the_limiter_is_asked_for_every_record() -> None:
+    clock = ManualClock()
+    limiter = RateLimiter(10, clock=clock)
+    listener = Listener()
+    with generator(listener, clock, limiter=limiter) as made:
+        limiter.acquire(1)
+        adder = threading.Thread(target=made.add_multiple_data, args=(batch(*"abcde"),))
+        adder.start()
+        for _ in range(4):
+            clock.advance(0.1)
+        assert not listener.pushed
+        clock.advance(0.2)
+        adder.join(20)
+        assert not adder.is_alive()
+        made.stop()
+    assert listener.values == [["a", "b", "c", "d", "e"]]
+
+
+def test_a_listener_that_fails_at_a_cut_loses_no_block() -> None:
+    class Failing(Listener):
+        def on_generate_block(self, block: Block) -> None:
+            raise RuntimeError("no")
+
+        def on_error(self, message: str, error: Exception) -> None:
+            super().on_error(message, error)
+            raise RuntimeError("not even this")
+
+    listener = Failing()
+    with generator(listener, ManualClock()) as made:
+        made.add_data("x")
+        made.stop()
+    assert listener.values == [["x"]]
+    assert listener.errors
+
+
+def test_a_cut_that_fails_keeps_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener, clock = Listener(), ManualClock()
+    with generator(listener, clock) as made:
+        made.add_data("x")
+        monkeypatch.setattr("receiver_runtime.block_generator.to_batch", _out_of_memory)
+        clock.advance(0.2)
+        eventually(lambda: listener.errors)
+        monkeypatch.undo()
+        made.stop()
+    assert listener.values == [["x"]]
+
+
+def _out_of_memory(*_: object) -> pa.RecordBatch:
+    raise MemoryError

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from receiver_runtime.registrar import Registrar, RegistrarStoppedError, Registration
+from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, block, eventually
+from tracker_store.blocks import NewBlock, Steering
+from tracker_store.errors import (
+    BlockConflictError,
+    DriverLogUnavailableError,
+    ReceiverFencedError,
+    SequenceGapError,
+)
+from tracker_store.processes import ProcessExpiredError
+from tracker_store.schema import DesiredState
+
+
+@pytest.fixture
+def log() -> MemoryBlockLog:
+    return MemoryBlockLog()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def registrar(log: MemoryBlockLog, clock: ManualClock) -> Iterator[Registrar]:
+    made = Registrar(log, clock=clock)
+    made.start()
+    yield made
+    made.stop()
+
+
+def attach(registrar: Registrar, receiver_id: int = 1, limit: int = 100) -> Registration:
+    return registrar.attach(receiver_id, registered_through=0, limit=limit)
+
+
+def submit(registration: Registration, item: NewBlock):  # type: ignore[no-untyped-def]
+    registration.reserve()
+    return registration.submit(item)
+
+
+def test_a_block_is_registered_and_its_future_says_so(registrar: Registrar, log: MemoryBlockLog) -> None:
+    lane = attach(registrar)
+    assert submit(lane, block(1)).result(20) == block(1)
+    assert lane.registered_through == 1
+    assert log.chain(1) == [block(1)]
+
+
+def test_waiting_blocks_of_all_receivers_go_in_one_call_in_order(
+    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
+) -> None:
+    lanes = {receiver_id: attach(registrar, receiver_id) for receiver_id in (1, 2, 3)}
+    log.away = True
+    first = submit(lanes[2], block(1, receiver_id=2))
+    eventually(lambda: log.calls)
+    futures = [
+        submit(lanes[receiver_id], block(sequence, receiver_id=receiver_id))
+        for sequence in (1, 2)
+        for receiver_id in (1, 3)
+    ]
+    log.away = False
+    clock.advance(5)
+    for future in [first, *futures]:
+        future.result(20)
+    assert len(log.calls[-1]) == 5
+    assert [item.sequence for item in log.chain(1)] == [1, 2]
+
+
+def test_n14_a_group_that_was_sent_is_sent_again_identically(
+    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
+) -> None:
+    lane = attach(registrar)
+    log.lose_answers = 1
+    first = submit(lane, block(1))
+    eventually(lambda: log.calls)
+    later = [submit(lane, block(sequence)) for sequence in (2, 3)]
+    assert not first.done()
+    clock.advance(5)
+    for future in [first, *later]:
+        future.result(20)
+    assert [[item.sequence for item in call] for call in log.calls] == [[1], [1], [2, 3]]
+    assert [item.sequence for item in log.chain(1)] == [1, 2, 3]
+
+
+def test_w02_an_answer_that_is_lost_many_times_adds_nothing_twice(
+    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
+) -> None:
+    lane = attach(registrar)
+    for sequence in range(1, 30):
+        log.lose_answers = sequence % 3
+        future = submit(lane, block(sequence))
+        while not future.done():
+            clock.advance(0.5)
+        future.result()
+    assert [item.sequence for item in log.chain(1)] == list(range(1, 30))
+
+
+@pytest.mark.parametrize("error", [DriverLogUnavailableError("53300"), ConnectionError("refused")])
+def test_a_driver_log_that_is_away_is_asked_again_with_growing_pauses(
+    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock, error: Exception
+) -> None:
+    lane = attach(registrar)
+    if isinstance(error, DriverLogUnavailableError):
+        log.refuse_call = lambda _: error
+    else:
+        log.away = True
+    future = submit(lane, block(1))
+    eventually(lambda: len(log.calls) >= 1)
+    for _ in range(100):
+        clock.advance(0.1)
+    eventually(lambda: len(log.calls) >= 4)
+    assert len(log.calls) < 15
+    log.refuse_call, log.away = lambda _: None, False
+    clock.advance(2.1)
+    assert future.result(20) == block(1)
+
+
+def test_again_is_sent_again(registrar: Registrar, log: MemoryBlockLog, clock: ManualClock) -> None:
+    lane = attach(registrar)
+    log.say_again = 2
+    future = submit(lane, block(1))
+    for _ in range(3):
+        eventually(lambda: future.done() or not log.say_again or log.calls)
+        clock.advance(0.1)
+    eventually(future.done)
+    assert len(log.calls) == 3
+
+
+def test_w21_a_fenced_receiver_fails_by_name_and_no_other_notices(
+    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
+) -> None:
+    fenced, other = attach(registrar, 1), attach(registrar, 2)
+    submit(fenced, block(1)).result(20)
+    log.fence.add(1)
+    log.lose_answers = 1
+    futures = [submit(fenced, block(2)), submit(other, block(1, receiver_id=2))]
+    while not all(future.done() for future in futures):
+        clock.advance(0.5)
+    with pytest.raises(ReceiverFencedError, match="epoch 2"):
+        futures[0].result()
+    assert futures[1].result() == block(1, receiver_id=2)
+    with pytest.raises(ReceiverFencedError):
+        fenced.reserve()
+    fenced.wait_until_settled()
+    submit(other, block(2, receiver_id=2)).result(20)
+
+
+def test_n04_a_block_that_was_in_before_the_take_over_is_acknowledged(
+    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
+) -> None:
+    lane = attach(registrar)
+    log.lose_answers = 1
+    future = submit(lane, block(1))
+    eventually(lambda: log.chain(1))
+    log.fence.add(1)
+    clock.advance(5)
+    assert future.result(20) == block(1)
+
+
+def test_conflict_and_gap_fail_by_name(registrar: Registrar, log: MemoryBlockLog) -> None:
+    for receiver_id, sequence, error in ((1, 1, BlockConflictError), (2, 9, SequenceGapError)):
+        log.chains[receiver_id] = [block(1, receiver_id=receiver_id, records=5)]
+        future = submit(attach(registrar, receiver_id), block(sequence, receiver_id=receiver_id))
+        with pytest.raises(error):
+            future.result(20)
+
+
+def test_a_block_that_the_database_refuses_holds_back_nobody_else(
+    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
+) -> None:
+    lanes = {receiver_id: attach(registrar, receiver_id) for receiver_id in (1, 2, 3)}
+    log.away = True
+    futures = {n: submit(lane, block(1, receiver_id=n)) for n, lane in lanes.items()}
+    eventually(lambda: log.calls)
+
+    def refuse(blocks: Sequence[NewBlock]) -> Exception | None:
+        return ValueError("a check failed") if any(item.receiver_id == 2 for item in blocks) else None
+
+    log.refuse_call, log.away = refuse, False
+    while not all(future.done() for future in futures.values()):
+        clock.advance(0.5)
+    assert futures[1].result() == block(1, receiver_id=1)
+    assert futures[3].result() == block(1, receiver_id=3)
+    with pytest.raises(ValueError, match="a check failed"):
+        futures[2].result()
+    submit(lanes[1], block(2)).result(20)
+
+
+def test_what_waits_here_is_bounded(registrar: Registrar, log: MemoryBlockLog, clock: ManualClock) -> None:
+    lane = attach(registrar, limit=2)
+    log.away = True
+    futures = [submit(lane, block(1)), submit(lane, block(2))]
+    third = threading.Event()
+
+    def reserve() -> None:
+        lane.reserve()
+        third.set()
+
+    thread = threading.Thread(target=reserve)
+    thread.start()
+    assert not third.wait(0.05)
+    log.away = False
+    clock.advance(5)
+    eventually(third.is_set)
+    thread.join()
+    for future in futures:
+        future.result(20)
+    lane.release()
+    lane.wait_until_settled()
+
+
+def test_a_heartbeat_goes_out_each_second_and_brings_steering(log: MemoryBlockLog, clock: ManualClock) -> None:
+    told: list[Steering] = []
+    registrar = Registrar(log, clock=clock)
+    registrar.attach(5, registered_through=0, limit=1, on_steering=told.append)
+    registrar.start()
+    eventually(lambda: log.heartbeats == 1)
+    log.desired[5], log.rates[5] = DesiredState.PAUSED, 10.0
+    for n in range(2, 6):
+        clock.advance(1.0)
+        eventually(lambda n=n: log.heartbeats == n)
+    registrar.stop()
+    assert told[0] == Steering(5, None, DesiredState.RUNNING, 1)
+    assert told[-1] == Steering(5, 10.0, DesiredState.PAUSED, 1)
+    assert log.heartbeats == 5
+
+
+def test_steering_comes_with_every_block_too_and_a_bad_callback_stops_nothing(
+    log: MemoryBlockLog, clock: ManualClock
+) -> None:
+    told: list[Steering] = []
+
+    def callback(steering: Steering) -> None:
+        told.append(steering)
+        raise RuntimeError("a bug")
+
+    registrar = Registrar(log, clock=clock)
+    lane = registrar.attach(1, registered_through=0, limit=10, on_steering=callback)
+    registrar.start()
+    for sequence in (1, 2):
+        submit(lane, block(sequence)).result(20)
+    registrar.stop()
+    assert len(told) >= 2
+
+
+def test_a_process_that_was_declared_dead_is_told(log: MemoryBlockLog, clock: ManualClock) -> None:
+    expired: list[ProcessExpiredError] = []
+    registrar = Registrar(log, clock=clock, on_expired=expired.append)
+    log.heartbeat_error = ProcessExpiredError("process 3")
+    registrar.start()
+    eventually(lambda: expired)
+    registrar.stop()
+
+
+def test_at_the_end_what_is_not_registered_says_so(log: MemoryBlockLog, clock: ManualClock) -> None:
+    registrar = Registrar(log, clock=clock)
+    lane = attach(registrar)
+    registrar.start()
+    log.away = True
+    future = submit(lane, block(1))
+    eventually(lambda: log.calls)
+    registrar.stop()
+    with pytest.raises(RegistrarStoppedError):
+        future.result()
+    with pytest.raises(RegistrarStoppedError):
+        lane.reserve()
+
+
+def test_a_receiver_is_attached_once(registrar: Registrar) -> None:
+    attach(registrar)
+    with pytest.raises(ValueError, match="attached already"):
+        attach(registrar)

@@ -1,0 +1,79 @@
+"""Light packages stay light: each is imported in a fresh interpreter, and Dagster and Spark must not be there after.
+
+import-linter can't see this: it reads imports of modules, not what a parent package's `__init__` loads besides.
+"""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+_HEAVY = ("dagster", "pyspark", "py4j", "pandas")
+_LIGHT_PACKAGES = ("receiver_runtime", "tracker_store")
+_LIGHT_MODULES = ("forebay", "forebay.sources", "orchestration.pipeline", "orchestration.settings")
+
+_PROGRAM = (
+    "import importlib, json, sys\n"
+    "for name in sys.argv[1].split(','): importlib.import_module(name)\n"
+    "print(json.dumps(sorted(sys.modules)))\n"
+)
+
+
+def _modules_of(package: str) -> list[str]:
+    return [package, *(found.name for found in pkgutil.walk_packages([str(_ROOT / package)], f"{package}."))]
+
+
+def _loaded_by(*names: str) -> list[str]:
+    answer = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, ",".join(names)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=_ROOT,
+        timeout=60,
+    )
+    assert answer.returncode == 0, answer.stderr
+    loaded: list[str] = json.loads(answer.stdout)
+    return loaded
+
+
+@pytest.mark.parametrize("name", [*_LIGHT_MODULES, *_LIGHT_PACKAGES])
+def test_light_packages_load_neither_dagster_nor_spark(name: str) -> None:
+    names = _modules_of(name) if name in _LIGHT_PACKAGES else [name]
+    loaded = _loaded_by(*names)
+    assert set(names) <= set(loaded)
+    assert [module for module in loaded if module.partition(".")[0] in _HEAVY] == []
+
+
+def test_the_look_at_loaded_modules_can_fail() -> None:
+    assert "dagster" in _loaded_by("dagster")
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        *("orchestration", "receiver_runtime", "tracker_store"),
+        *("receiver_runtime.block_store", "receiver_runtime.sources"),
+    ],
+)
+def test_packages_themselves_say_nothing(package: str) -> None:
+    """Design §3: else importing one leaf would load what its parent happens to re-export."""
+    assert (_ROOT / package.replace(".", "/") / "__init__.py").read_text().strip() == ""
+
+
+def test_the_guard_is_standard_library_alone() -> None:
+    """It is started by its path without site-packages, several times, and must be there at once."""
+    answer = subprocess.run(
+        [sys.executable, "-I", "-S", str(_ROOT / "forebay" / "cli" / "guard.py"), "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert answer.returncode == 0, answer.stderr

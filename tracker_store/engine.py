@@ -1,0 +1,107 @@
+"""Connections to the driver log, and what a failed statement means.
+
+Every connection: autocommit, READ COMMITTED, with time-outs (notes, rule 2): a stopped process must never hold a
+lock that stops a take-over, and an answer that does not come is an outcome, not a wait.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+
+from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STATEMENT_TIMEOUT = "30s"
+LOCK_TIMEOUT = "10s"
+IDLE_IN_TRANSACTION_TIMEOUT = "10s"
+CONNECT_TIMEOUT_SECONDS = 5
+TCP_USER_TIMEOUT_MS = 10_000
+
+_SESSION_OPTIONS = " ".join(
+    f"-c {name}={value}"
+    for name, value in {
+        "default_transaction_isolation": r"read\ committed",
+        "statement_timeout": STATEMENT_TIMEOUT,
+        "lock_timeout": LOCK_TIMEOUT,
+        "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_TIMEOUT,
+        "timezone": "UTC",
+    }.items()
+)
+
+# The server's own word that nothing was done: cancelled by a time-out, a deadlock, out of resources.
+_REFUSED_CLASSES = ("40", "53", "55")
+_REFUSED_CODES = ("57014",)
+
+
+def psycopg2_url(url: str) -> sa.URL:
+    """`url` with its driver named: SQLAlchemy 2.1 takes a bare ``postgresql://`` for psycopg 3."""
+    parsed = make_url(url)
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg2")
+    return parsed
+
+
+def create_engine(url: str, *, application_name: str, pool_size: int = 2) -> sa.Engine:
+    """An engine on the driver log at `url`; `application_name` shows in ``pg_stat_activity``."""
+    return sa.create_engine(
+        psycopg2_url(url),
+        isolation_level="AUTOCOMMIT",
+        pool_size=pool_size,
+        max_overflow=2,
+        pool_pre_ping=True,
+        connect_args={
+            "application_name": application_name,
+            "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": TCP_USER_TIMEOUT_MS,
+            "options": _SESSION_OPTIONS,
+        },
+    )
+
+
+def is_outcome_unknown(error: DBAPIError) -> bool:
+    """Whether the answer to a statement was lost, so that it may have been committed.
+
+    psycopg2 raises a plain DatabaseError without a code on a lost connection (notes, point 17).
+    """
+    code: str | None = getattr(error.orig, "pgcode", None)
+    return code is None or (code.startswith(("57P", "08")))
+
+
+def is_refused(error: DBAPIError) -> bool:
+    """Whether the server did nothing, and may do it later."""
+    code: str | None = getattr(error.orig, "pgcode", None)
+    return code is not None and (code.startswith(_REFUSED_CLASSES) or code in _REFUSED_CODES)
+
+
+@contextmanager
+def named_failures() -> Iterator[None]:
+    """Turns a lost answer into OutcomeUnknownError and a refusal into DriverLogUnavailableError."""
+    try:
+        yield
+    except DBAPIError as error:
+        if is_outcome_unknown(error):
+            raise OutcomeUnknownError(str(error.orig).strip()) from error
+        if is_refused(error):
+            raise DriverLogUnavailableError(str(error.orig).strip()) from error
+        raise
+
+
+@contextmanager
+def connect(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A pooled connection; raises DriverLogUnavailableError when there is none to be had."""
+    try:
+        connection = engine.connect()
+    except DBAPIError as error:
+        raise DriverLogUnavailableError(str(error.orig).strip()) from error
+    with connection:
+        yield connection

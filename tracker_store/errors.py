@@ -1,0 +1,69 @@
+"""What the driver log refuses, by name. An error's docstring is its default message, and says the way out."""
+
+from __future__ import annotations
+
+
+class DriverLogError(Exception):
+    """The driver log refused a statement."""
+
+    def __init__(self, detail: str | None = None) -> None:
+        """`detail` names the thing and the value; the class's docstring stays as the way out."""
+        advice = " ".join((type(self).__doc__ or "").split())
+        super().__init__(f"{detail}. {advice}" if detail else advice)
+        self.detail = detail
+
+
+class ReceiverFencedError(DriverLogError):
+    """Another process has claimed this receiver: stop; what this one still holds was not acknowledged."""
+
+
+class BlockConflictError(DriverLogError):
+    """The sequence number is taken by a different block of this very epoch: this is a bug, please report it."""
+
+
+class SequenceGapError(DriverLogError):
+    """The block's predecessor is not in the log (was it restored from a backup?): claim again and salvage."""
+
+
+class NotAssignedError(DriverLogError):
+    """This process may not claim the receiver: exit, and let the agent start one for the present assignment."""
+
+
+class ClaimLostError(DriverLogError):
+    """Another claim came first: read the newest epoch and claim again if the assignment is still yours."""
+
+
+class ClaimBusyError(DriverLogError):
+    """The claim was outrun by additions a thousand times: try again in a moment."""
+
+
+class OutcomeUnknownError(DriverLogError):
+    """The answer was lost, so the blocks may or may not be in: send the identical blocks again, nothing else."""
+
+
+class DriverLogUnavailableError(DriverLogError):
+    """The driver log can't be reached or can't work now: try again; check FOREBAY_DATABASE_URL and the server."""
+
+
+class BatchHeldError(DriverLogError):
+    """The batch is not free for this attempt: nothing to do, the run that holds it goes on."""
+
+
+class AttemptSupersededError(DriverLogError):
+    """A newer attempt holds the batch: this one's results are not used."""
+
+
+class OutputNotCommittedError(DriverLogError):
+    """A batch can't complete before each of its outputs is committed: run all outputs of the pipeline."""
+
+
+class AllocationError(DriverLogError):
+    """The batch can't be allocated at this time: ask for a boundary after the last one that has passed."""
+
+
+class NotAppliedError(DriverLogError):
+    """The driver log does not know this declaration: run `forebay apply`."""
+
+
+class StrandingChangeError(DriverLogError):
+    """This change would leave blocks that nothing reads: undo it in the code, or remove and add it anew."""

@@ -1,0 +1,104 @@
+-- allocate_blocks_to_batch: gives a batch every block that was added before its time, once (design §4; T04).
+--
+-- Authority: what is decided for (pipeline, batch time) is decided for ever; asked again, the stored batch is
+-- returned. The cut is by added_at, so it comes out the same however late the first call is, but for an add that
+-- was uncommitted at that moment: its block goes whole to the next batch.
+-- Cost: O(receivers · log waiting): the head of each receiver, and a binary search on the primary key only where
+-- the head is past the cut. Counts are differences of running totals, based on the range's first row (its
+-- predecessor may have been cleaned away).
+-- Locks: the pipeline's row in the first statement; heads are read in a later one, whose snapshot is from after
+-- the wait (together they gave a second sensor an empty batch and moved a cursor back).
+CREATE FUNCTION forebay.allocate_blocks_to_batch(pipeline bigint, at_time timestamptz, oldest timestamptz)
+RETURNS TABLE (outcome text, detail text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    locked pipelines;
+    allocated record;
+BEGIN
+    SELECT * INTO locked FROM pipelines p WHERE p.id = pipeline AND p.removed_at IS NULL FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        outcome := 'no pipeline';
+        detail := format('pipeline %s is not there or was removed', pipeline);
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    IF at_time <= locked.last_batch_time THEN
+        IF EXISTS (SELECT 1 FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = at_time) THEN
+            outcome := 'decided before';
+        ELSE
+            outcome := 'passed';
+            detail := format('batch time %s is not after the last, %s', at_time, locked.last_batch_time);
+        END IF;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    IF at_time > clock_timestamp() THEN
+        outcome := 'future';
+        detail := format('batch time %s has not come yet by the database''s clock, %s', at_time, clock_timestamp());
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    WITH RECURSIVE heads AS MATERIALIZED (
+        SELECT r.id AS receiver_id, first_row.sequence AS next_sequence,
+               first_row.total_records - first_row.records AS base_records,
+               first_row.total_bytes - first_row.bytes AS base_bytes,
+               head.sequence AS head, head.added_at < at_time AS whole
+        FROM receivers r
+        LEFT JOIN cursors c ON c.pipeline_id = pipeline AND c.receiver_id = r.id
+        CROSS JOIN LATERAL (
+            SELECT b.sequence, b.added_at FROM blocks b
+            WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS head
+        JOIN blocks first_row ON first_row.receiver_id = r.id
+             AND first_row.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)
+        WHERE r.stream_id = ANY (locked.stream_ids)
+    ), search (receiver_id, inside, outside) AS (
+        -- Everything up to `inside` is before the cut, everything above `outside` is not: halve what is between.
+        SELECT h.receiver_id, h.next_sequence - 1, h.head - 1 FROM heads h WHERE NOT h.whole
+        UNION ALL
+        SELECT s.receiver_id, CASE WHEN probe.before_cut THEN middle.m ELSE s.inside END,
+               CASE WHEN probe.before_cut THEN s.outside ELSE middle.m - 1 END
+        FROM search s
+        CROSS JOIN LATERAL (SELECT s.inside + (s.outside - s.inside + 1) / 2) AS middle(m)
+        CROSS JOIN LATERAL (
+            SELECT b.added_at < at_time AS before_cut FROM blocks b
+            WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m) AS probe
+        WHERE s.inside < s.outside
+    ), cut AS MATERIALIZED (
+        SELECT h.*, CASE WHEN h.whole THEN h.head ELSE (
+                   SELECT s.inside FROM search s
+                   WHERE s.receiver_id = h.receiver_id AND s.inside >= s.outside LIMIT 1) END AS last_sequence
+        FROM heads h
+    ), ranges AS (
+        INSERT INTO batch_allocations (pipeline_id, batch_time, receiver_id, sequences, records, bytes)
+        SELECT pipeline, at_time, k.receiver_id, int8range(k.next_sequence, k.last_sequence, '[]'),
+               l.total_records - k.base_records, l.total_bytes - k.base_bytes
+        FROM cut k
+        JOIN blocks l ON l.receiver_id = k.receiver_id AND l.sequence = k.last_sequence
+        WHERE k.last_sequence >= k.next_sequence
+        RETURNING receiver_id, sequences, records, bytes
+    ), moved AS (
+        INSERT INTO cursors AS c (pipeline_id, receiver_id, next_sequence)
+        SELECT pipeline, g.receiver_id, upper(g.sequences) FROM ranges g
+        ON CONFLICT (pipeline_id, receiver_id) DO UPDATE SET next_sequence = excluded.next_sequence
+    )
+    SELECT coalesce(sum(g.records), 0) AS records, coalesce(sum(g.bytes), 0) AS bytes,
+           coalesce(sum(upper(g.sequences) - lower(g.sequences)), 0) AS blocks
+    INTO allocated FROM ranges g;
+
+    -- An interval without records (markers only, or nothing) is a completed batch: nothing need run for it.
+    INSERT INTO batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks, completed_at, reason)
+    VALUES (pipeline, at_time, oldest,
+            CASE WHEN allocated.records > 0 THEN 'ALLOCATED' ELSE 'COMPLETED' END,
+            allocated.records, allocated.bytes, allocated.blocks,
+            CASE WHEN allocated.records > 0 THEN NULL ELSE clock_timestamp() END,
+            CASE WHEN allocated.records > 0 THEN '' ELSE 'no records' END);
+    UPDATE pipelines SET last_batch_time = at_time WHERE id = pipeline;
+    outcome := 'allocated';
+    RETURN NEXT;
+END
+$$;

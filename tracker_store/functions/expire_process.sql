@@ -1,0 +1,36 @@
+-- expire_process: the leader declares a process dead whose counter it saw unmoved for the limit.
+--
+-- Locks: the leader's row FOR SHARE first (an unlocked sub-select let a deposed leader overwrite its successor),
+-- then the receivers that were placed there or held by it, then its own row.
+CREATE FUNCTION forebay.expire_process(of_term bigint, process bigint, seen_heartbeat bigint, why text)
+RETURNS TABLE (outcome text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM 1 FROM leadership l WHERE l.term = of_term FOR SHARE;
+    IF NOT FOUND THEN
+        outcome := 'deposed';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    PERFORM 1 FROM receivers r WHERE r.agent_id = process OR r.process_id = process ORDER BY r.id FOR UPDATE;
+    UPDATE processes SET ended_at = clock_timestamp(), end_reason = why
+    WHERE id = process AND heartbeat = seen_heartbeat AND ended_at IS NULL;
+    IF NOT FOUND THEN
+        outcome := 'moved';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    WITH freed AS (
+        UPDATE receivers SET state = 'INACTIVE', reason = why, since = clock_timestamp(),
+                             agent_id = NULL, process_id = NULL, assignment = assignment + 1
+        WHERE (agent_id = process OR process_id = process) AND state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')
+        RETURNING id)
+    INSERT INTO receiver_events (receiver_id, epoch, kind, message)
+    SELECT id, 0, 'LEASE_EXPIRED', why FROM freed;
+    outcome := 'expired';
+    RETURN NEXT;
+END
+$$;

@@ -1,0 +1,29 @@
+-- schedule_receiver: the leader places a receiver on an agent, under a new assignment.
+--
+-- Locks: the leader's row FOR SHARE first, then the receiver's row.
+CREATE FUNCTION forebay.schedule_receiver(of_term bigint, receiver bigint, agent bigint, why text)
+RETURNS TABLE (outcome text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM 1 FROM leadership l WHERE l.term = of_term FOR SHARE;
+    IF NOT FOUND THEN
+        outcome := 'deposed';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    UPDATE receivers SET state = 'SCHEDULED', reason = why, since = clock_timestamp(), agent_id = agent,
+                         process_id = NULL, assignment = assignment + 1
+    WHERE id = receiver AND state = 'INACTIVE' AND removed_at IS NULL;
+    IF NOT FOUND THEN
+        outcome := 'not inactive';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    INSERT INTO receiver_events (receiver_id, epoch, kind, message) VALUES (receiver, 0, 'SCHEDULED', why);
+    outcome := 'scheduled';
+    RETURN NEXT;
+END
+$$;

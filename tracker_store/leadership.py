@@ -1,0 +1,63 @@
+"""The `leadership` row: which tracker leads, in which term.
+
+Authority: the row alone. The leader raises the counter every second; a candidate that has seen (term, counter)
+unmoved for the limit *on its own monotonic clock* takes term + 1 by compare-and-set on what it saw. No clock of
+two machines is ever compared. A leader trusts its term only in statements that lock this row FOR SHARE and name
+the term (``functions/schedule_receiver.sql`` and its like): what a deposed leader still sends changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from tracker_store.engine import named_failures
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """The row as read."""
+
+    term: int
+    counter: int
+    holder: str | None
+
+
+def read_leadership(connection: sa.Connection) -> Leadership:
+    """The row as it is. No locks."""
+    with named_failures():
+        row = connection.execute(sa.text("SELECT term, counter, holder FROM forebay.leadership")).one()
+    return Leadership(row.term, row.counter, row.holder)
+
+
+def take_leadership(connection: sa.Connection, *, seen: Leadership, holder: str) -> int | None:
+    """Take the next term if the row is still as `seen`; returns the term, or None. Locks: the row."""
+    with named_failures():
+        term: int | None = connection.execute(
+            sa.text(
+                "UPDATE forebay.leadership SET term = term + 1, counter = counter + 1, holder = :holder, "
+                "since = clock_timestamp() WHERE term = :term AND counter = :counter RETURNING term"
+            ),
+            {"term": seen.term, "counter": seen.counter, "holder": holder},
+        ).scalar()
+    return term
+
+
+def raise_counter(connection: sa.Connection, *, term: int) -> bool:
+    """Show that the leader of `term` lives; False when it leads no more. Locks: the row."""
+    with named_failures():
+        result = connection.execute(
+            sa.text("UPDATE forebay.leadership SET counter = counter + 1 WHERE term = :term RETURNING term"),
+            {"term": term},
+        ).scalar()
+    return result is not None
+
+
+def resign(connection: sa.Connection, *, term: int) -> None:
+    """Give the term up at a clean stop, so that the next leader need not wait. Locks: the row."""
+    with named_failures():
+        connection.execute(
+            sa.text("UPDATE forebay.leadership SET holder = NULL, counter = counter + 1 WHERE term = :term"),
+            {"term": term},
+        )

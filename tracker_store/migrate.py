@@ -1,0 +1,67 @@
+"""Brings the driver log's schema to the newest migration; `forebay db` and `forebay up` call it."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from tracker_store.engine import psycopg2_url
+
+# One migration at a time: two processes that start together would both find the schema missing.
+_MIGRATION_LOCK = 0x666F7265626179
+
+
+def _scripts() -> Path:
+    """The migrations: inside the wheel's `tracker_store`, or beside it in a checkout."""
+    packed = Path(str(resources.files("tracker_store"))) / "migrations"
+    return packed if packed.is_dir() else packed.parent.parent / "migrations"
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
+    return config
+
+
+def _run(url: str, revision: str, *, down: bool) -> None:
+    engine = sa.create_engine(psycopg2_url(url), poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _MIGRATION_LOCK})
+        connection.commit()
+        config = _config()
+        config.attributes["connection"] = connection
+        (command.downgrade if down else command.upgrade)(config, revision)
+        connection.execute(sa.text("SELECT pg_advisory_unlock(:key)"), {"key": _MIGRATION_LOCK})
+        connection.commit()
+    engine.dispose()
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Migrate the driver log at `url` up to `revision`. Idempotent; safe from several processes at once."""
+    _run(url, revision, down=False)
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Migrate the driver log at `url` down to `revision` (``base`` removes everything)."""
+    _run(url, revision, down=True)
+
+
+def newest_revision() -> str:
+    """The revision that this code expects."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    if head is None:
+        message = f"no migrations in {_scripts()}: the installation is incomplete, install forebay again"
+        raise FileNotFoundError(message)
+    return head
+
+
+def current_revision(connection: sa.Connection) -> str | None:
+    """The revision of the database behind `connection`; None when it has no driver log."""
+    context = MigrationContext.configure(connection, opts={"version_table_schema": "forebay"})
+    return context.get_current_revision()

@@ -1,0 +1,175 @@
+"""Statements on `streams` and `pipelines`: declarations as versioned rows.
+
+Only `forebay apply` (and `forebay up` at its start) writes here. A declaration that is applied again unchanged
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from tracker_store.engine import named_failures
+from tracker_store.errors import NotAppliedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime, timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """A declared stream as applied."""
+
+    stream_id: int
+    name: str
+    version: int
+    declaration: dict[str, Any]
+    receivers: int
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRow:
+    """A declared pipeline as applied; every batch time up to `last_batch_time` is decided."""
+
+    pipeline_id: int
+    name: str
+    version: int
+    declaration: dict[str, Any]
+    stream_ids: tuple[int, ...]
+    interval: timedelta
+    last_batch_time: datetime
+
+
+def list_streams(connection: sa.Connection) -> list[StreamRow]:
+    """Every live stream with the number of its receivers. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT s.id, s.name, s.version, s.declaration, "
+                "(SELECT count(*) FROM forebay.receivers r WHERE r.stream_id = s.id AND r.removed_at IS NULL) "
+                "AS receivers FROM forebay.streams s WHERE s.removed_at IS NULL ORDER BY s.name"
+            )
+        ).all()
+    return [StreamRow(row.id, row.name, row.version, row.declaration, row.receivers) for row in rows]
+
+
+def list_pipelines(connection: sa.Connection) -> list[PipelineRow]:
+    """Every live pipeline. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time "
+                "FROM forebay.pipelines WHERE removed_at IS NULL ORDER BY name"
+            )
+        ).all()
+    return [_pipeline(row) for row in rows]
+
+
+def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:
+    """A live pipeline by name. No locks. Raises NotAppliedError."""
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time "
+                "FROM forebay.pipelines WHERE name = :name AND removed_at IS NULL"
+            ),
+            {"name": name},
+        ).one_or_none()
+    if row is None:
+        raise NotAppliedError(f"pipeline {name!r} is not in the driver log")
+    return _pipeline(row)
+
+
+def _pipeline(row: sa.Row[Any]) -> PipelineRow:
+    return PipelineRow(
+        pipeline_id=row.id,
+        name=row.name,
+        version=row.version,
+        declaration=row.declaration,
+        stream_ids=tuple(row.stream_ids),
+        interval=row.batch_interval,
+        last_batch_time=row.last_batch_time,
+    )
+
+
+def apply_stream(connection: sa.Connection, *, name: str, declaration: dict[str, Any], receivers: int) -> int:
+    """Write a stream and its receivers; returns the stream's id. Locks: the stream's row, then its receivers'.
+
+    A changed declaration takes each of its receivers from where it runs (a new assignment), so that the tracker
+    starts it again by the new one; what the old process has stored is registered before it stops.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "WITH written AS ("
+                "  INSERT INTO forebay.streams AS s (name, declaration) "
+                "  VALUES (:name, CAST(:declaration AS jsonb)) "
+                "  ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE "
+                "  SET declaration = excluded.declaration, version = s.version + 1, applied_at = clock_timestamp() "
+                "  WHERE s.declaration IS DISTINCT FROM excluded.declaration "
+                "  RETURNING id, version), "
+                "freed AS ("
+                "  UPDATE forebay.receivers r SET state = 'INACTIVE', reason = 'declaration changed', "
+                "    since = clock_timestamp(), assignment = r.assignment + 1, agent_id = NULL, process_id = NULL "
+                "  FROM written w WHERE r.stream_id = w.id AND w.version > 1 AND r.removed_at IS NULL) "
+                "SELECT id FROM written"
+            ),
+            {"name": name, "declaration": json.dumps(declaration)},
+        ).one_or_none()
+        stream_id: int = (
+            row.id
+            if row is not None
+            else connection.execute(
+                sa.text("SELECT id FROM forebay.streams WHERE name = :name AND removed_at IS NULL"),
+                {"name": name},
+            ).scalar_one()
+        )
+        connection.execute(
+            sa.text(
+                "INSERT INTO forebay.receivers (stream_id, ordinal) "
+                "SELECT :stream, n FROM generate_series(1, :receivers) AS n "
+                "ON CONFLICT (stream_id, ordinal) DO NOTHING"
+            ),
+            {"stream": stream_id, "receivers": receivers},
+        )
+    return stream_id
+
+
+def apply_pipeline(
+    connection: sa.Connection,
+    *,
+    name: str,
+    declaration: dict[str, Any],
+    stream_ids: Sequence[int],
+    interval: timedelta,
+) -> int:
+    """Write a pipeline; returns its id. Locks: its row.
+
+    A new one's first batch time is the first multiple of its interval after now, by the database's clock.
+    """
+    with named_failures():
+        pipeline_id: int = connection.execute(
+            sa.text(
+                "INSERT INTO forebay.pipelines AS p "
+                "(name, declaration, stream_ids, batch_interval, last_batch_time) VALUES "
+                "(:name, CAST(:declaration AS jsonb), CAST(:streams AS bigint[]), :interval, "
+                " date_bin(:interval, clock_timestamp(), timestamptz 'epoch')) "
+                "ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE SET "
+                "  version = p.version + CASE WHEN p.declaration IS DISTINCT FROM excluded.declaration "
+                "                             THEN 1 ELSE 0 END, "
+                "  declaration = excluded.declaration, stream_ids = excluded.stream_ids, "
+                "  batch_interval = excluded.batch_interval, applied_at = clock_timestamp() "
+                "RETURNING id"
+            ),
+            {
+                "name": name,
+                "declaration": json.dumps(declaration),
+                "streams": list(stream_ids),
+                "interval": interval,
+            },
+        ).scalar_one()
+    return pipeline_id

@@ -1,0 +1,111 @@
+"""Statements on `processes`: who lives, as heartbeat counters. Only the leader decides that one is dead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from tracker_store.blocks import Steering
+from tracker_store.engine import named_failures
+from tracker_store.errors import DriverLogError
+from tracker_store.schema import DesiredState, ProcessKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class ProcessExpiredError(DriverLogError):
+    """The tracker has declared this process dead and gave its work away: stop, and start anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveProcess:
+    """A process that has not ended, with its heartbeat counter as read."""
+
+    process_id: int
+    kind: ProcessKind
+    name: str
+    host: str
+    slots: int
+    heartbeat: int
+
+
+def register_process(
+    connection: sa.Connection, *, kind: ProcessKind, name: str, host: str, pid: int, slots: int = 0
+) -> int:
+    """Insert a process that is starting; returns its id. Locks: the new row."""
+    with named_failures():
+        process_id: int = connection.execute(
+            sa.text(
+                "INSERT INTO forebay.processes (kind, name, host, pid, slots) "
+                "VALUES (:kind, :name, :host, :pid, :slots) RETURNING id"
+            ),
+            {"kind": kind.value, "name": name, "host": host, "pid": pid, "slots": slots},
+        ).scalar_one()
+    return process_id
+
+
+def heartbeat(
+    connection: sa.Connection, *, process_id: int, receiver_ids: Sequence[int] = ()
+) -> list[Steering]:
+    """Raise the process's counter by one; returns what each of `receiver_ids` is to do.
+
+    Locks: the process's row. Raises ProcessExpiredError when the process was declared dead.
+    """
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT alive, receiver_id, rate_limit, desired_state, assignment "
+                "FROM forebay.heartbeat(:process, CAST(:receivers AS bigint[]))"
+            ),
+            {"process": process_id, "receivers": list(receiver_ids)},
+        ).all()
+    if not rows[0].alive:
+        raise ProcessExpiredError(f"process {process_id}")
+    return [
+        Steering(row.receiver_id, row.rate_limit, DesiredState(row.desired_state), row.assignment)
+        for row in rows[1:]
+    ]
+
+
+def deregister_process(connection: sa.Connection, process_id: int, reason: str = "stopped") -> None:
+    """End a process by its own word. Locks: its row."""
+    with named_failures():
+        connection.execute(
+            sa.text(
+                "UPDATE forebay.processes SET ended_at = clock_timestamp(), end_reason = :reason "
+                "WHERE id = :id AND ended_at IS NULL"
+            ),
+            {"id": process_id, "reason": reason},
+        )
+
+
+def live_processes(connection: sa.Connection) -> list[LiveProcess]:
+    """Every process that has not ended. No locks; the partial index holds the live ones alone."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT id, kind, name, host, slots, heartbeat FROM forebay.processes "
+                "WHERE ended_at IS NULL ORDER BY id"
+            )
+        ).all()
+    return [
+        LiveProcess(row.id, ProcessKind(row.kind), row.name, row.host, row.slots, row.heartbeat)
+        for row in rows
+    ]
+
+
+def expire_process(connection: sa.Connection, *, term: int, process_id: int, heartbeat: int, why: str) -> str:
+    """Declare dead a process whose counter stood at `heartbeat`; frees its receivers for a new placement.
+
+    Locks: leadership FOR SHARE, its receivers FOR UPDATE, its own row. Returns 'expired', 'moved' (it lives) or
+    'deposed' (this tracker no longer leads).
+    """
+    with named_failures():
+        outcome: str = connection.execute(
+            sa.text("SELECT outcome FROM forebay.expire_process(:term, :process, :heartbeat, :why)"),
+            {"term": term, "process": process_id, "heartbeat": heartbeat, "why": why},
+        ).scalar_one()
+    return outcome

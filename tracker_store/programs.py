@@ -1,0 +1,39 @@
+"""The functions and views of the driver log, as migrations install them. The files are their only source."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from tracker_store.views import COMMENTS, VIEWS
+
+FUNCTIONS = (
+    "add_block",
+    "allocate_blocks_to_batch",
+    "claim",
+    "claim_attempt",
+    "commit_output",
+    "complete_batch",
+    "expire_process",
+    "fail_attempt",
+    "heartbeat",
+    "schedule_receiver",
+)
+
+
+def function_source(name: str) -> str:
+    """The text of ``functions/NAME.sql``: one CREATE FUNCTION, its header of comments before it."""
+    return resources.files("tracker_store.functions").joinpath(f"{name}.sql").read_text(encoding="utf-8")
+
+
+def install_statements() -> list[str]:
+    """What creates every function and view, in order."""
+    statements = [function_source(name) for name in FUNCTIONS]
+    for name, source in VIEWS.items():
+        statements += [source, f"COMMENT ON VIEW forebay.{name} IS '{COMMENTS[name]}'"]
+    return statements
+
+
+def drop_statements() -> list[str]:
+    """What drops every view and function, in order."""
+    views = [f"DROP VIEW IF EXISTS forebay.{name}" for name in reversed(VIEWS)]
+    return views + [f"DROP FUNCTION IF EXISTS forebay.{name}" for name in FUNCTIONS]

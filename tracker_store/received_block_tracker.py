@@ -1,0 +1,164 @@
+"""The ReceivedBlockTracker of the original (T01-T08), with the driver log as its only state.
+
+Allocation moves a cursor: see ``functions/allocate_blocks_to_batch.sql`` for what it decides and how long it
+holds. Nothing here remembers anything between calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from tracker_store.blocks import BlockHandle
+from tracker_store.engine import named_failures
+from tracker_store.errors import AllocationError, NotAppliedError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """A pipeline's boundaries by the database's clock: `next_due` has passed when it is at most `newest`."""
+
+    last: datetime
+    next_due: datetime
+    newest: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedBlock:
+    """A block of a batch: `path` is its segment's, relative to the block store's root."""
+
+    receiver_id: int
+    sequence: int
+    records: int
+    path: str
+    handle: BlockHandle
+    added_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedRange:
+    """The sequences `first`..`last` of one receiver; markers count in it, but hold no records."""
+
+    receiver_id: int
+    stream_id: int
+    first: int
+    last: int
+    records: int
+    bytes: int
+
+
+def batch_times(connection: sa.Connection, pipeline_id: int) -> BatchTimes:
+    """The pipeline's last decided, next and newest boundary. No locks. Raises NotAppliedError."""
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT last_batch_time AS last, "
+                "date_bin(batch_interval, last_batch_time, timestamptz 'epoch') + batch_interval AS next_due, "
+                "date_bin(batch_interval, clock_timestamp(), timestamptz 'epoch') AS newest "
+                "FROM forebay.pipelines WHERE id = :pipeline AND removed_at IS NULL"
+            ),
+            {"pipeline": pipeline_id},
+        ).one_or_none()
+    if row is None:
+        raise NotAppliedError(f"pipeline {pipeline_id} is not in the driver log")
+    return BatchTimes(row.last, row.next_due, row.newest)
+
+
+class ReceivedBlockTracker:
+    """Allocation of received blocks to the batches of one pipeline."""
+
+    def __init__(self, connection: sa.Connection, pipeline_id: int) -> None:
+        """Work for `pipeline_id` on `connection`; keeps no other state."""
+        self._connection = connection
+        self._pipeline_id = pipeline_id
+
+    def allocate_blocks_to_batch(self, batch_time: datetime, *, oldest_time: datetime | None = None) -> None:
+        """Give the batch every block added before `batch_time`, once; asked again, nothing changes (T04).
+
+        `oldest_time` is the oldest boundary that the batch stands for, when missed ones are merged into it.
+        Locks: the pipeline's row. Raises AllocationError for a time that has passed or has not come.
+        """
+        with named_failures():
+            row = self._connection.execute(
+                sa.text(
+                    "SELECT outcome, detail FROM forebay.allocate_blocks_to_batch(:pipeline, :time, :oldest)"
+                ),
+                {
+                    "pipeline": self._pipeline_id,
+                    "time": batch_time,
+                    "oldest": oldest_time or batch_time,
+                },
+            ).one()
+        if row.outcome not in ("allocated", "decided before"):
+            raise AllocationError(row.detail)
+
+    def get_ranges_of_batch(self, batch_time: datetime) -> list[AllocatedRange]:
+        """The batch's ranges, one per receiver that has any. No locks."""
+        with named_failures():
+            rows = self._connection.execute(
+                sa.text(
+                    "SELECT a.receiver_id, r.stream_id, lower(a.sequences) AS first, "
+                    "upper(a.sequences) - 1 AS last, a.records, a.bytes "
+                    "FROM forebay.batch_allocations a JOIN forebay.receivers r ON r.id = a.receiver_id "
+                    "WHERE a.pipeline_id = :pipeline AND a.batch_time = :time ORDER BY a.receiver_id"
+                ),
+                {"pipeline": self._pipeline_id, "time": batch_time},
+            ).all()
+        return [
+            AllocatedRange(row.receiver_id, row.stream_id, row.first, row.last, row.records, row.bytes)
+            for row in rows
+        ]
+
+    def get_blocks_of_batch(self, batch_time: datetime) -> list[AllocatedBlock]:
+        """Every block of the batch, in the order of (receiver, sequence); markers are left out (T05). No locks."""
+        return self._blocks(batch_time, stream_id=None)
+
+    def get_blocks_of_batch_and_stream(self, batch_time: datetime, stream_id: int) -> list[AllocatedBlock]:
+        """The batch's blocks of one stream, in the order of (receiver, sequence) (T05). No locks."""
+        return self._blocks(batch_time, stream_id=stream_id)
+
+    def _blocks(self, batch_time: datetime, *, stream_id: int | None) -> list[AllocatedBlock]:
+        with named_failures():
+            rows = self._connection.execute(
+                sa.text(
+                    "SELECT b.receiver_id, b.sequence, b.records, g.path, b.segment_id, "
+                    'b."offset", b.length, b.crc32c, b.added_at '
+                    "FROM forebay.batch_allocations a "
+                    "JOIN forebay.receivers r ON r.id = a.receiver_id "
+                    "JOIN forebay.blocks b ON b.receiver_id = a.receiver_id "
+                    "  AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences) "
+                    "JOIN forebay.log_segments g ON g.id = b.segment_id "
+                    "WHERE a.pipeline_id = :pipeline AND a.batch_time = :time "
+                    "  AND (CAST(:stream AS bigint) IS NULL OR r.stream_id = :stream) "
+                    "ORDER BY b.receiver_id, b.sequence"
+                ),
+                {"pipeline": self._pipeline_id, "time": batch_time, "stream": stream_id},
+            ).all()
+        return [
+            AllocatedBlock(
+                receiver_id=row.receiver_id,
+                sequence=row.sequence,
+                records=row.records,
+                path=row.path,
+                handle=BlockHandle(row.segment_id, row.offset, row.length, row.crc32c),
+                added_at=row.added_at,
+            )
+            for row in rows
+        ]
+
+    def has_unallocated_blocks(self) -> bool:
+        """Whether a block with records lies past the pipeline's cursors (T05). No locks; O(receivers)."""
+        with named_failures():
+            found: bool = self._connection.execute(
+                sa.text(
+                    "SELECT EXISTS (SELECT 1 FROM forebay.stream_lag "
+                    "WHERE pipeline_id = :pipeline AND waiting_records > 0)"
+                ),
+                {"pipeline": self._pipeline_id},
+            ).scalar_one()
+        return found

@@ -1,0 +1,214 @@
+"""Statements on `receivers` and `receiver_events`: placement, states, and what happened to whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from tracker_store.engine import named_failures
+from tracker_store.errors import DriverLogError
+from tracker_store.schema import RECEIVER_TRANSITIONS, DesiredState, ReceiverEventKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class NoSuchReceiverError(DriverLogError):
+    """There is no such receiver: `forebay status` lists those that are declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverSpec:
+    """What a receiver process needs to know. `source` and `settings` are the stream's declaration."""
+
+    receiver_id: int
+    stream_id: int
+    stream_name: str
+    ordinal: int
+    source: dict[str, Any]
+    settings: dict[str, Any]
+    assignment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a receiver stands, for the tracker and the agents."""
+
+    receiver_id: int
+    stream_name: str
+    ordinal: int
+    state: ReceiverState
+    desired_state: DesiredState
+    assignment: int
+    agent_id: int | None
+
+
+_PLACEMENT_COLUMNS = (
+    "r.id, s.name AS stream_name, r.ordinal, r.state, r.desired_state, r.assignment, r.agent_id "
+    "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id"
+)
+
+
+def _placement(row: sa.Row[Any]) -> Placement:
+    return Placement(
+        receiver_id=row.id,
+        stream_name=row.stream_name,
+        ordinal=row.ordinal,
+        state=ReceiverState(row.state),
+        desired_state=DesiredState(row.desired_state),
+        assignment=row.assignment,
+        agent_id=row.agent_id,
+    )
+
+
+def get_receiver(connection: sa.Connection, receiver_id: int) -> ReceiverSpec:
+    """One receiver with its stream's declaration. No locks. Raises NoSuchReceiverError."""
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT r.id, r.stream_id, s.name, r.ordinal, s.declaration, r.assignment "
+                "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id "
+                "WHERE r.id = :id AND r.removed_at IS NULL"
+            ),
+            {"id": receiver_id},
+        ).one_or_none()
+    if row is None:
+        raise NoSuchReceiverError(f"receiver {receiver_id}")
+    return ReceiverSpec(
+        receiver_id=row.id,
+        stream_id=row.stream_id,
+        stream_name=row.name,
+        ordinal=row.ordinal,
+        source=row.declaration["source"],
+        settings=row.declaration["settings"],
+        assignment=row.assignment,
+    )
+
+
+def placements(connection: sa.Connection) -> list[Placement]:
+    """Every receiver that is not removed. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(f"SELECT {_PLACEMENT_COLUMNS} WHERE r.removed_at IS NULL ORDER BY r.id")
+        ).all()
+    return [_placement(row) for row in rows]
+
+
+def placements_on_agent(connection: sa.Connection, agent_id: int) -> list[Placement]:
+    """The receivers that an agent is to run now. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                f"SELECT {_PLACEMENT_COLUMNS} WHERE r.agent_id = :agent AND r.removed_at IS NULL "
+                "AND r.desired_state <> 'stopped' AND r.state IN ('SCHEDULED', 'ACTIVE', 'PAUSED') ORDER BY r.id"
+            ),
+            {"agent": agent_id},
+        ).all()
+    return [_placement(row) for row in rows]
+
+
+def schedule_receiver(
+    connection: sa.Connection, *, term: int, receiver_id: int, agent_id: int, why: str
+) -> str:
+    """Place an INACTIVE receiver on an agent under a new assignment.
+
+    Locks: leadership FOR SHARE, the receiver's row. Returns 'scheduled', 'not inactive' or 'deposed'.
+    """
+    with named_failures():
+        outcome: str = connection.execute(
+            sa.text("SELECT outcome FROM forebay.schedule_receiver(:term, :receiver, :agent, :why)"),
+            {"term": term, "receiver": receiver_id, "agent": agent_id, "why": why},
+        ).scalar_one()
+    return outcome
+
+
+def set_receiver_state(  # noqa: PLR0913  one column each
+    connection: sa.Connection,
+    *,
+    receiver_id: int,
+    assignment: int,
+    state: ReceiverState,
+    reason: str = "",
+    process_id: int | None = None,
+) -> bool:
+    """Move a receiver to `state`, from the states that the table of transitions allows.
+
+    Locks: the receiver's row. False when nothing moved: a newer assignment owns the row, or the move is not legal
+    from the state it is in. Moving to the same state again is a success.
+    """
+    sources = [source.value for source, targets in RECEIVER_TRANSITIONS.items() if state in targets]
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "UPDATE forebay.receivers SET state = :state, reason = :reason, "
+                "since = CASE WHEN state = :state THEN since ELSE clock_timestamp() END, "
+                "process_id = CAST(:process AS bigint), "
+                "agent_id = CASE WHEN :state IN ('INACTIVE', 'FAILED') THEN NULL ELSE agent_id END "
+                "WHERE id = :id AND assignment = :assignment AND state = ANY (CAST(:sources AS text[])) "
+                "RETURNING id"
+            ),
+            {
+                "id": receiver_id,
+                "assignment": assignment,
+                "state": state.value,
+                "reason": reason,
+                "process": process_id,
+                "sources": [*sources, state.value],
+            },
+        ).scalar()
+    return row is not None
+
+
+def report_event(  # noqa: PLR0913  one column each
+    connection: sa.Connection,
+    *,
+    receiver_id: int,
+    epoch: int,
+    kind: ReceiverEventKind,
+    message: str,
+    detail: str = "",
+) -> None:
+    """Append to a receiver's history. Locks: the new row."""
+    with named_failures():
+        connection.execute(
+            sa.text(
+                "INSERT INTO forebay.receiver_events (receiver_id, epoch, kind, message, detail) "
+                "VALUES (:receiver, :epoch, :kind, :message, :detail)"
+            ),
+            {
+                "receiver": receiver_id,
+                "epoch": epoch,
+                "kind": kind.value,
+                "message": message,
+                "detail": detail,
+            },
+        )
+
+
+def receiver_events(
+    connection: sa.Connection, receiver_id: int
+) -> Sequence[tuple[ReceiverEventKind, str, str]]:
+    """A receiver's history as (kind, message, detail), oldest first. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT kind, message, detail FROM forebay.receiver_events WHERE receiver_id = :receiver ORDER BY id"
+            ),
+            {"receiver": receiver_id},
+        ).all()
+    return [(ReceiverEventKind(row.kind), row.message, row.detail) for row in rows]
+
+
+def release_receivers_of_agent(connection: sa.Connection, *, agent_id: int, why: str) -> None:
+    """Free what is placed on an agent that stops, for a new placement. Locks: those receivers' rows."""
+    with named_failures():
+        connection.execute(
+            sa.text(
+                "UPDATE forebay.receivers SET state = 'INACTIVE', reason = :why, since = clock_timestamp(), "
+                "agent_id = NULL, process_id = NULL, assignment = assignment + 1 "
+                "WHERE agent_id = :agent AND state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')"
+            ),
+            {"agent": agent_id, "why": why},
+        )

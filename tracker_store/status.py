@@ -1,0 +1,127 @@
+"""What `forebay status` and the demo show: reads of the views for people, as dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from tracker_store.engine import named_failures
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverStatus:
+    """A row of the view `receiver_status`."""
+
+    stream: str
+    ordinal: int
+    receiver_id: int
+    state: str
+    desired_state: str
+    reason: str
+    agent: str | None
+    host: str | None
+    epoch: int | None
+    newest_sequence: int | None
+    records: int
+    bytes: int
+    last_block_at: datetime | None
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLag:
+    """A row of the view `stream_lag`; `lag` is the age of the oldest block that waits."""
+
+    pipeline: str
+    stream: str
+    waiting_blocks: int
+    waiting_records: int
+    waiting_bytes: int
+    lag: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """A row of the view `batch_stats`."""
+
+    pipeline: str
+    batch_time: datetime
+    state: str
+    attempt: int
+    records: int
+    bytes: int
+    blocks: int
+    reason: str
+    run_id: str | None
+    scheduling_delay: timedelta | None
+    processing_time: timedelta | None
+    total_delay: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTotals:
+    """A pipeline's batches, counted by state, with the records of those COMPLETED."""
+
+    pipeline: str
+    batches: dict[str, int]
+    completed_records: int
+
+
+def receiver_status(connection: sa.Connection) -> list[ReceiverStatus]:
+    """Every receiver. No locks."""
+    columns = ", ".join(ReceiverStatus.__slots__)
+    with named_failures():
+        rows = connection.execute(
+            sa.text(f"SELECT {columns} FROM forebay.receiver_status ORDER BY stream, ordinal")
+        ).all()
+    return [ReceiverStatus(**row._mapping) for row in rows]
+
+
+def stream_lag(connection: sa.Connection) -> list[StreamLag]:
+    """What waits, by pipeline and stream. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT pipeline, stream, waiting_blocks, waiting_records, waiting_bytes, "
+                "CASE WHEN waiting_records > 0 THEN clock_timestamp() - oldest_added_at END AS lag "
+                "FROM forebay.stream_lag ORDER BY pipeline, stream"
+            )
+        ).all()
+    return [StreamLag(**row._mapping) for row in rows]
+
+
+def batch_stats(connection: sa.Connection, *, limit: int = 20) -> list[BatchStats]:
+    """The newest `limit` batches, newest first. No locks."""
+    columns = ", ".join(BatchStats.__slots__)
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                f"SELECT {columns} FROM forebay.batch_stats ORDER BY batch_time DESC, pipeline LIMIT :limit"
+            ),
+            {"limit": limit},
+        ).all()
+    return [BatchStats(**row._mapping) for row in rows]
+
+
+def pipeline_totals(connection: sa.Connection) -> list[PipelineTotals]:
+    """Each live pipeline's batches by state. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT p.name, b.state, count(b.batch_time) AS batches, "
+                "coalesce(sum(b.records) FILTER (WHERE b.state = 'COMPLETED'), 0)::bigint AS records "
+                "FROM forebay.pipelines p LEFT JOIN forebay.batches b ON b.pipeline_id = p.id "
+                "WHERE p.removed_at IS NULL GROUP BY p.name, b.state ORDER BY p.name"
+            )
+        ).all()
+    totals: dict[str, PipelineTotals] = {}
+    for row in rows:
+        so_far = totals.get(row.name, PipelineTotals(row.name, {}, 0))
+        batches = so_far.batches if row.state is None else {**so_far.batches, row.state: row.batches}
+        totals[row.name] = PipelineTotals(row.name, batches, so_far.completed_records + row.records)
+    return list(totals.values())
