@@ -182,6 +182,8 @@ def _read(session: SparkSession, stream: Stream, batch: Batch, settings: Setting
 
     return (
         session.read.format(FORMAT)
+        # By option, since the planner's environment is as old as the JVM; Spark redacts options named like this.
+        .option("database_url", settings.require_database_url())
         .schema(spark_schema(stream.source.columns))
         .option("pipeline", batch.pipeline)
         .option("batch_time", batch.time.isoformat())

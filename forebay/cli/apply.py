@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from forebay.cli.database import database_url
 from forebay.cli.failures import clear_errors
 from orchestration.apply import Change, difference
 from orchestration.apply import apply as write
@@ -63,7 +64,7 @@ def apply(
     console = Console(highlight=False, stderr=as_json)
     with clear_errors(console):
         pipelines = load_pipelines(module or settings.module)
-        engine = create_engine(settings.require_database_url(), application_name="forebay apply", pool_size=1)
+        engine = create_engine(database_url(settings), application_name="forebay apply", pool_size=1)
         with connect(engine) as connection:
             changes = difference(connection, pipelines) if dry_run else write(connection, pipelines)
         engine.dispose()

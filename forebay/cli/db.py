@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 from rich.console import Console
 
+from forebay.cli.database import database_url
 from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
 from tracker_store import migrate
@@ -18,7 +19,7 @@ def upgrade() -> None:
     """Bring the schema to the newest migration. `forebay up` does it at its start."""
     console = Console(highlight=False)
     with clear_errors(console):
-        migrate.upgrade(Settings().require_database_url())
+        migrate.upgrade(database_url(Settings()))
     console.print(f"The driver log is at revision {migrate.newest_revision()}.")
 
 
@@ -27,7 +28,7 @@ def current() -> None:
     """Show the schema's revision, and the one that this installation expects; exit 1 where they differ."""
     console = Console(highlight=False)
     with clear_errors(console):
-        engine = create_engine(Settings().require_database_url(), application_name="forebay db", pool_size=1)
+        engine = create_engine(database_url(Settings()), application_name="forebay db", pool_size=1)
         with connect(engine) as connection:
             found = migrate.current_revision(connection)
         engine.dispose()

@@ -143,23 +143,17 @@ def demo(  # noqa: PLR0917  the command line's options
     deadline: Annotated[
         float, typer.Option(min=1, help="Seconds after which the demo gives up and says what is stuck.")
     ] = 600.0,
-    ui_port: Annotated[
-        int | None, typer.Option(help="Port of the Dagster UI; 3000 where that is free.")
-    ] = None,
+    ui_port: Annotated[int | None, typer.Option(help="Port of the Dagster UI; 3000 where that is free.")] = None,
     home: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of all that the demo makes, emptied at each start; default: .forebay/demo."
-        ),
+        typer.Option(help="Folder of all that the demo makes, emptied at each start; default: .forebay/demo."),
     ] = None,
     keep_running: Annotated[  # noqa: FBT002  an option by its name
         bool, typer.Option("--keep-running", help="After the result, leave all running until Ctrl-C.")
     ] = False,
     as_json: Annotated[  # noqa: FBT002  an option by its name
         bool,
-        typer.Option(
-            "--json", help="The result as one JSON object on standard output; the rest on standard error."
-        ),
+        typer.Option("--json", help="The result as one JSON object on standard output; the rest on standard error."),
     ] = False,
 ) -> None:
     """Run 336,776 real flights through all of Forebay, and check the totals.
@@ -202,9 +196,7 @@ def run(
             host, port = replay.wait_listening()
             output = options.home / "output" / PIPELINE
             environment = demo_environment(options.home, host, port, output)
-            console.print(
-                f"The flights wait at {host}:{port}; everything the demo makes is in {options.home}"
-            )
+            console.print(f"The flights wait at {host}:{port}; everything the demo makes is in {options.home}")
             services = parts.enter_context(
                 (start_services or _start_services)(
                     options.ui_port, environment, _telling(console, lambda: clock() - started)
@@ -264,9 +256,7 @@ def empty_home(home: Path) -> None:
     Raises DemoHomeError where it holds anything else, SupervisorRunningError where a demo is running in it.
     """
     if home.exists() and not (home / _MARKER).is_file() and any(home.iterdir()):
-        message = (
-            f"{home} holds things that the demo did not make, so it is left as it is; name another by --home"
-        )
+        message = f"{home} holds things that the demo did not make, so it is left as it is; name another by --home"
         raise DemoHomeError(message)
     home.mkdir(parents=True, exist_ok=True)
     (home / _MARKER).touch()
@@ -325,15 +315,14 @@ class DriverLogLook:
         sent = replay.progress()
         with connect(self._engine) as connection:
             receivers = [row for row in status.receiver_status(connection) if row.stream == STREAM]
-            batches = [
-                row for row in status.batch_stats(connection, limit=10_000) if row.pipeline == PIPELINE
-            ]
+            batches = [row for row in status.batch_stats(connection, limit=10_000) if row.pipeline == PIPELINE]
             waiting = [row for row in status.stream_lag(connection) if row.pipeline == PIPELINE]
         return Snapshot(
             at=at,
             expected=known_answer.ROWS,
             replay_state=str(sent.state),
             replayed=sent.lines,
+            replay_seconds=sent.seconds,
             receiver_state=receivers[0].state if receivers else "",
             receiver_reason=receivers[0].reason if receivers else "",
             received=sum(row.records for row in receivers),
@@ -356,9 +345,7 @@ class DriverLogLook:
 def _console(options: DemoOptions) -> Console:
     console = Console(stderr=options.as_json, highlight=False)
     # Without a terminal there is no width to keep to: a line of progress stays one line.
-    return (
-        console if console.is_terminal else Console(stderr=options.as_json, highlight=False, width=_LOG_WIDTH)
-    )
+    return console if console.is_terminal else Console(stderr=options.as_json, highlight=False, width=_LOG_WIDTH)
 
 
 def _start_replay(rate: float) -> AbstractContextManager[Replay]:
@@ -413,9 +400,7 @@ def _watch(  # noqa: PLR0917  private, and called once
     watch = Watch()
     next_line = 0.0
     with contextlib.ExitStack() as stack:
-        live = (
-            stack.enter_context(Live(console=console, refresh_per_second=4)) if console.is_terminal else None
-        )
+        live = stack.enter_context(Live(console=console, refresh_per_second=4)) if console.is_terminal else None
         while True:
             at = now()
             # A driver log that doesn't answer for a while (it is restarted, say) is no end: the deadline is.
@@ -444,9 +429,7 @@ def _watch(  # noqa: PLR0917  private, and called once
 def _stopped_by(reason: StopReason, options: DemoOptions) -> DemoError:
     if reason.failed_child is not None:
         name = reason.failed_child
-        return ServiceGaveUpError(
-            f"{name} was given up after its restarts. Its log: {options.home}/logs/{name}.log"
-        )
+        return ServiceGaveUpError(f"{name} was given up after its restarts. Its log: {options.home}/logs/{name}.log")
     return StoppedError(reason.signal or signal.SIGTERM)
 
 

@@ -74,7 +74,7 @@ class Guard:
         try:
             self._pid = self._spawn()
         except OSError as error:
-            print(f"guard: can't start {self._options.command[0]}: {error}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"guard: can't start {self._options.command[0]}: {error}\n")
             return CANNOT_START
         self._tell_pid()
         watched = [wake, sys.stdin.fileno()]

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from forebay.cli.database import database_url
 from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
 from tracker_store import status as store
@@ -57,7 +58,7 @@ def status(
     console = Console(highlight=False, stderr=as_json)
     with clear_errors(console):
         engine = create_engine(
-            Settings().require_database_url(), application_name="forebay status", pool_size=1
+            database_url(Settings()), application_name="forebay status", pool_size=1
         )
         with connect(engine) as connection:
             receivers = [asdict(row) for row in store.receiver_status(connection)]

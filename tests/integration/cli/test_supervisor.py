@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 _MARK = "FOREBAY_TEST_MARK"
 
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(300)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(300)"
+)
 """Heeds no SIGTERM."""
 
 WITH_GRANDCHILDREN = (

@@ -110,6 +110,7 @@ def test_the_rate_holds() -> None:
         start = time.monotonic()
         assert len(read_to_end(reader).split()) == lines
         seconds = time.monotonic() - start
+        assert server.progress().seconds == pytest.approx(seconds, abs=0.5)
     # It may never be faster than the rate; a busy machine may make it slower.
     assert lines / rate * 0.95 <= seconds <= lines / rate * 4
 

@@ -239,3 +239,39 @@ def test_a_driver_log_that_is_away_is_a_skip_that_says_so(
     data = batch_sensor(pipeline, batch_job(pipeline)).evaluate_tick(dg.build_sensor_context(instance=instance))
     assert not data.run_requests
     assert "trying again" in (data.skip_message or "")
+
+
+def test_without_a_driver_log_the_skip_says_what_to_do(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FOREBAY_DATABASE_URL", raising=False)
+    pipeline = declare()
+    data = batch_sensor(pipeline, batch_job(pipeline)).evaluate_tick(dg.build_sensor_context(instance=instance))
+    assert "run `forebay up`" in (data.skip_message or "")
+
+
+def test_a_run_whose_attempt_the_tracker_has_failed_is_ended_in_dagster_too(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    """Code server and run were killed together: nobody was left to tell Dagster."""
+    pipeline = declare()
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    launch = next_step(connection, pipeline, instance)
+    assert isinstance(launch, Launch)
+    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
+    claim(log, launch, time, run.run_id)
+    batches.fail_attempt(
+        connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=time,
+        attempt=1,
+        run_id=run.run_id,
+        error="lost",
+        max_attempts=3,
+        retry_after=timedelta(0),
+    )
+    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
+    ended = instance.get_run_by_id(run.run_id)
+    assert ended is not None
+    assert ended.status is dg.DagsterRunStatus.FAILURE

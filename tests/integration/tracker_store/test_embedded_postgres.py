@@ -20,7 +20,6 @@ from tracker_store.embedded_postgres import (
     EmbeddedPostgres,
     ForeignDataDirectoryError,
     ServerNotReadyError,
-    StopMode,
 )
 
 if TYPE_CHECKING:
@@ -97,36 +96,45 @@ def test_a_killed_postmaster_loses_nothing_committed(running: PostgresProcess) -
     assert _query(url, "SELECT n FROM kept") == 7
 
 
+@contextlib.contextmanager
+def _started(server: EmbeddedPostgres) -> Iterator[subprocess.Popen[bytes]]:
+    """The server's own command, without any guard."""
+    user = server.user()
+    as_user = {} if user is None else {"user": user.uid, "group": user.gid, "extra_groups": []}
+    with (server.data_directory.parent / "log").open("ab") as log:
+        process = subprocess.Popen(  # type: ignore[call-overload]
+            server.command(), cwd=server.data_directory, env=server.environment(), stderr=log, **as_user
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_left_over_server_is_found_and_ended(home: Path) -> None:
     server = EmbeddedPostgres(home / "postgres")
     server.initialise()
-    user = server.user()
-    as_user = {} if user is None else {"user": user.uid, "group": user.gid, "extra_groups": []}
-    with (home / "log").open("wb") as log:
-        left_over = subprocess.Popen(  # type: ignore[call-overload]
-            server.command(), cwd=server.data_directory, env=server.environment(), stderr=log, **as_user
-        )
-    server.wait_until_ready()
+    with _started(server) as left_over:
+        server.wait_until_ready()
 
-    successor = EmbeddedPostgres(home / "postgres")
-    successor.initialise()
-    assert successor.running_pid() == left_over.pid
-    assert successor.url() == server.url(), "the port of a server that runs is not given up"
-    assert successor.is_ready()
-    # A client that stays is no reason to wait.
-    client = psycopg2.connect(successor.url("postgres").replace("+psycopg2", ""))
-    with contextlib.closing(client):
-        successor.stop(StopMode.FAST)
-    assert left_over.wait(10) == 0
-    assert successor.running_pid() is None
-    successor.stop()
+        successor = EmbeddedPostgres(home / "postgres")
+        assert successor.running_pid() == left_over.pid
+        assert successor.is_ready()
+        # A client that stays is no reason to wait.
+        client = psycopg2.connect(successor.url("postgres").replace("+psycopg2", ""))
+        with contextlib.closing(client):
+            successor.initialise()
+        assert left_over.wait(10) == 0
+        assert successor.running_pid() is None
+        assert successor.url() == server.url()
+        successor.stop()
 
 
 def test_a_second_start_on_the_same_directory_leaves_the_first_alone(running: PostgresProcess) -> None:
     first = running.server.running_pid()
-    second = PostgresProcess(EmbeddedPostgres(running.server.data_directory))
-    second.start()  # "ready" is the first one's answer
-    assert second.wait() == 1
+    with _started(EmbeddedPostgres(running.server.data_directory)) as second:
+        assert second.wait(10) == 1
     assert running.server.running_pid() == first
     assert _query(running.server.url("postgres"), "SELECT 1") == 1
 

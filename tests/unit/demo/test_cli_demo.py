@@ -154,9 +154,7 @@ def test_a_wrong_count_is_exit_code_1(tmp_path: Path) -> None:
     assert "336,775 flights published, the known answer is 336,776" in text
 
 
-def test_json_is_the_only_output_on_standard_output(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_the_only_output_on_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = FakeSystem(publish=publish_flights(), looks=[done()]).run(tmp_path / "demo", as_json=True)
     assert code == 0
     result = json.loads(capsys.readouterr().out)

@@ -63,9 +63,7 @@ def test_batches_add_up_exactly(table: pa.Table, expected: dict[GroupKey, Totals
     assert result.total.published.delay_mean == pytest.approx(4_152_200 / 328_521, abs=1e-9)
 
 
-def test_unpublished_attempts_are_not_read(
-    table: pa.Table, expected: dict[GroupKey, Totals], tmp_path: Path
-) -> None:
+def test_unpublished_attempts_are_not_read(table: pa.Table, expected: dict[GroupKey, Totals], tmp_path: Path) -> None:
     as_published(table, tmp_path, batches=2)
     as_published(table.slice(0, 100), tmp_path / "_attempts" / "1", batches=1)
     assert comparison.published_totals(comparison.read_published(tmp_path)).keys() == expected.keys()

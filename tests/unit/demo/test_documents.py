@@ -23,9 +23,7 @@ README = ROOT / "README.md"
 
 
 def python_blocks(document: Path) -> list[str]:
-    return re.findall(
-        r"^```python\n(.*?)^```", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
-    )
+    return re.findall(r"^```python\n(.*?)^```", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("document", [README, HOW_TO], ids=lambda path: path.name)
@@ -34,16 +32,12 @@ def test_the_first_pipeline_is_one_that_forebay_finds(document: Path, tmp_path: 
     path.write_text(python_blocks(document)[0], encoding="utf-8")
     found = load_pipelines(str(path))
     assert [pipeline.name for pipeline in found] == ["word_count"]
-    assert without_directory(found[0]) == without_directory(
-        load_pipelines(str(ROOT / "examples" / "word_count.py"))[0]
-    )
+    assert without_directory(found[0]) == without_directory(load_pipelines(str(ROOT / "examples" / "word_count.py"))[0])
 
 
 def without_directory(pipeline: Pipeline) -> dict[str, object]:
     declaration = pipeline.declaration()
-    return {key: declaration[key] for key in ("interval_ms", "streams")} | {
-        "outputs": list(declaration["outputs"])
-    }
+    return {key: declaration[key] for key in ("interval_ms", "streams")} | {"outputs": list(declaration["outputs"])}
 
 
 def test_the_readme_shows_the_how_tos_file() -> None:

@@ -125,14 +125,14 @@ def test_timings_come_from_what_was_seen() -> None:
     second = batch(2, "COMPLETED", 600, scheduling_delay=2.0, processing_time=5.0)
     empty = batch(3, "COMPLETED", 0, scheduling_delay=99.0, processing_time=99.0)
     watch.see(look(at=10))
-    watch.see(look(at=20, received=100))
+    watch.see(look(at=20, received=100, replayed=200, replay_seconds=1.0))
     watch.see(look(at=25, received=600, batches=(first,)))
     watch.see(look(at=26, received=1_000, batches=(first,)))
-    assert watch.see(replace(DONE, at=40, batches=(first, second, empty)))
+    assert watch.see(replace(DONE, at=40, replay_seconds=8.0, batches=(first, second, empty)))
     timings = watch.timings()
     assert timings.first_batch_completed == 25
     assert timings.finished == 40
-    assert timings.records_per_second == pytest.approx(900 / 6)
+    assert timings.records_per_second == pytest.approx(1_000 / 8)
     assert timings.batches == 2
     assert timings.median_scheduling_delay == 1.5
     assert timings.median_processing_time == 4.0

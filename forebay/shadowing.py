@@ -1,0 +1,63 @@
+"""Checks that Forebay's packages are Forebay's: `orchestration` is a name that people's own projects have too.
+
+Light, and imports none of them: a package that is shadowed would run someone else's code.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = ("orchestration", "receiver_runtime", "tracker_store")
+
+
+class ShadowedPackageError(ImportError):
+    """Rename the folder that is in the way, or start Python elsewhere: it comes first on sys.path."""
+
+    def __init__(self, shadows: list[Shadow]) -> None:
+        """Name each package and the folder that is in its way."""
+        told = "; ".join(map(str, shadows))
+        super().__init__(f"{told}. {type(self).__doc__}")
+        self.shadows = shadows
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """A package of Forebay's that Python finds elsewhere, or (None) nowhere."""
+
+    package: str
+    expected: Path
+    found: Path | None
+
+    def __str__(self) -> str:
+        if self.found is None:
+            return f"Forebay's package {self.package} is missing from {self.expected.parent}"
+        return f"{self.found} shadows Forebay's own package {self.package} in {self.expected.parent}"
+
+
+def find_shadows() -> list[Shadow]:
+    """The packages that don't resolve to where Forebay itself lies."""
+    root = Path(__file__).resolve().parents[1]
+    shadows = []
+    for package in PACKAGES:
+        found, expected = _location(package), root / package
+        if found != expected:
+            shadows.append(Shadow(package, expected, found))
+    return shadows
+
+
+def check() -> None:
+    """Raises ShadowedPackageError where a package of Forebay's is another's."""
+    if shadows := find_shadows():
+        raise ShadowedPackageError(shadows)
+
+
+def _location(package: str) -> Path | None:
+    """Where Python finds a package, or a module of its name."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).resolve()
+    return None if spec.origin is None else Path(spec.origin).resolve()

@@ -1,0 +1,30 @@
+"""One running system for all kills that leave it running."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.numbered_source import NumberedSource
+from tests.faults.running_system import running_system
+from tests.state_directory import state_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.faults.running_system import RunningSystem
+
+
+@pytest.fixture(scope="session")
+def shared_system() -> Iterator[RunningSystem]:
+    """`forebay up` with the numbered pipeline at a 2 s interval."""
+    with state_directory() as home, NumberedSource() as source, running_system(home, source) as system:
+        yield system
+
+
+@pytest.fixture
+def system(shared_system: RunningSystem) -> RunningSystem:
+    """The shared system, receiving: whatever test came before, records flow before the kill."""
+    shared_system.receive(500)
+    return shared_system

@@ -1,0 +1,81 @@
+"""A TCP source that numbers its lines and sends each number once, whoever connects."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_CHUNK = 100
+
+
+class NumberedSource:
+    """Sends 1, 2, 3 … at about a thousand lines a second while it is told to.
+
+    What was handed to a connection that then broke is never sent again: a socket's sender can't know what arrived.
+    """
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(0.2)
+        self._sending = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="numbered source")
+        self.last_sent = 0
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def send(self) -> None:
+        """Go on sending."""
+        self._sending.set()
+
+    def pause(self) -> None:
+        """Keep the connection, send nothing."""
+        self._sending.clear()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._sending.set()
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            with connection:
+                self._feed(connection)
+
+    def _feed(self, connection: socket.socket) -> None:
+        connection.settimeout(0.1)
+        while not self._stopped.is_set():
+            try:
+                if connection.recv(1) == b"":
+                    return
+            except TimeoutError:
+                pass
+            except OSError:
+                return
+            if not self._sending.wait(0.1):
+                continue
+            first = self.last_sent + 1
+            self.last_sent += _CHUNK
+            try:
+                connection.sendall(b"".join(b"%d\n" % n for n in range(first, self.last_sent + 1)))
+            except OSError:
+                return

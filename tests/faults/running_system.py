@@ -1,0 +1,187 @@
+"""`forebay up` as its users run it, with eyes on the driver log and hands on its processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import psutil
+import pyarrow.dataset as ds
+import pytest
+import sqlalchemy as sa
+
+from receiver_runtime.block_store.stores import open_block_store
+from tracker_store import status
+from tracker_store.embedded_postgres import EmbeddedPostgres
+from tracker_store.engine import connect, create_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.faults.numbered_source import NumberedSource
+
+Found = TypeVar("Found")
+
+START_SECONDS = 120.0
+POLL_SECONDS = 0.2
+
+
+class RunningSystem:
+    """A system whose every process may be killed."""
+
+    def __init__(self, home: Path, source: NumberedSource, engine: sa.Engine, up: psutil.Process) -> None:
+        self.home = home
+        self.source = source
+        self.engine = engine
+        self._up = up
+
+    def process(self, *words: str) -> psutil.Process | None:
+        """The process of this system whose command line has all of `words`, guards apart."""
+        for process in self._up.children(recursive=True):
+            try:
+                command = process.cmdline()
+            except psutil.NoSuchProcess:
+                continue
+            line = " ".join(command)
+            if "guard" not in line and all(word in line for word in words):
+                return process
+        return None
+
+    def kill(self, process: psutil.Process) -> None:
+        """`kill -9`, and wait until it is gone."""
+        process.send_signal(signal.SIGKILL)
+        psutil.wait_procs([process], timeout=10)
+        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+    def until(self, what: str, look: Callable[[], Found | None], seconds: float = 90.0) -> Found:
+        """Poll until `look` finds something; fail with the state of things at the deadline."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = look()
+            if found:
+                return found
+            time.sleep(POLL_SECONDS)
+        return pytest.fail(f"not within {seconds:g} s: {what}\n{self._report()}")
+
+    def registered(self) -> int:
+        """Records in registered blocks."""
+        with connect(self.engine) as connection:
+            return sum(row.records for row in status.receiver_status(connection))
+
+    def epoch(self) -> int:
+        """The newest epoch of the one receiver."""
+        with connect(self.engine) as connection:
+            return status.receiver_status(connection)[0].epoch or 0
+
+    def batches(self) -> list[status.BatchStats]:
+        """Every batch, newest first."""
+        with connect(self.engine) as connection:
+            return status.batch_stats(connection, limit=100_000)
+
+    def receive(self, records: int) -> None:
+        """Let the source send until so many more records are registered."""
+        goal = self.registered() + records
+        self.source.send()
+        self.until(f"{records} more records registered", lambda: self.registered() >= goal)
+
+    def settle(self) -> None:
+        """The calm: the source pauses; then nothing may be left waiting (liveness)."""
+        self.source.pause()
+        self.until("everything registered is completed and nothing waits", self._nothing_waits, 150.0)
+
+    def check_every_number_came_out_once(self) -> None:
+        """Safety: what is in registered blocks, by the numbers, is what is in the output, each number once."""
+        registered = self._numbers_in_blocks()
+        table = ds.dataset(self.home / "output", partitioning="hive", format="parquet").to_table(["number"])
+        came_out = Counter(table["number"].to_pylist())
+        twice = [number for number, times in came_out.items() if times > 1]
+        missing = sorted(registered.keys() - came_out.keys())
+        unknown = sorted(came_out.keys() - registered.keys())
+        assert (twice, missing, unknown) == ([], [], []), (
+            f"twice {len(twice)}: {twice[:10]}; missing {len(missing)}: {missing[:10]}; "
+            f"unknown {len(unknown)}: {unknown[:10]}"
+        )
+        assert set(registered.values()) == {1}, "a number that was sent once is in two blocks"
+        assert registered
+
+    def _nothing_waits(self) -> bool:
+        with connect(self.engine) as connection:
+            lag = status.stream_lag(connection)
+        unfinished = [row for row in self.batches() if row.state != "COMPLETED"]
+        return all(row.waiting_records == 0 for row in lag) and not unfinished
+
+    def _numbers_in_blocks(self) -> Counter[int]:
+        """Read through the segments, not through the batches: independent of allocation."""
+        store = open_block_store(str(self.home / "blocks"))
+        numbers: Counter[int] = Counter()
+        with connect(self.engine) as connection:
+            blocks = _registered_blocks(connection)
+        for path, offset, length, crc32c in blocks:
+            for batch in store.read_batches(path, offset, length, crc32c):
+                numbers.update(int(value) for value in batch["value"].to_pylist())
+        return numbers
+
+    def _report(self) -> str:
+        with connect(self.engine) as connection:
+            lines = [str(row) for row in status.receiver_status(connection)]
+            lines += [str(row) for row in status.stream_lag(connection)]
+            lines += [str(row) for row in status.batch_stats(connection, limit=5)]
+        return "\n".join(lines)
+
+
+def _registered_blocks(connection: sa.Connection) -> list[tuple[str, int, int, int]]:
+    rows = connection.execute(
+        sa.text(
+            'SELECT g.path, b."offset", b.length, b.crc32c FROM forebay.blocks b '
+            "JOIN forebay.log_segments g ON g.id = b.segment_id ORDER BY b.receiver_id, b.sequence"
+        )
+    )
+    return [(row.path, row.offset, row.length, row.crc32c) for row in rows]
+
+
+@contextmanager
+def running_system(home: Path, source: NumberedSource) -> Iterator[RunningSystem]:
+    """Start `forebay up` in `home` on the numbered pipeline; stop it, and see that no process stays."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
+    environment |= {
+        "FOREBAY_HOME": str(home),
+        "NUMBERS_OUTPUT": str(home / "output"),
+        "NUMBERS_PORT": str(source.port),
+        "FOREBAY_SPARK_MASTER": "local[2]",
+    }
+    log = home / "up.log"
+    with log.open("wb") as output:
+        up = subprocess.Popen(
+            [sys.executable, "-m", "forebay.cli", "up", "tests.faults.numbered_pipeline", "--ui-port", "0"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    supervised = psutil.Process(up.pid)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while b"Ctrl-C stops everything" not in log.read_bytes():
+            if up.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"forebay up did not start:\n{log.read_text(encoding='utf-8')}")
+            time.sleep(POLL_SECONDS)
+        engine = create_engine(EmbeddedPostgres(home / "postgres").url(), application_name="fault tests")
+        yield RunningSystem(home, source, engine, supervised)
+        engine.dispose()
+    finally:
+        processes = supervised.children(recursive=True) if supervised.is_running() else []
+        up.send_signal(signal.SIGINT)
+        try:
+            up.wait(90)
+        finally:
+            up.kill()
+    _, left = psutil.wait_procs(processes, timeout=10)
+    assert left == [], f"processes that outlived `forebay up`: {left}"
+    assert up.returncode == 0, log.read_text(encoding="utf-8")

@@ -1,0 +1,59 @@
+"""`kill -9` on the real processes is healed without a person: every registered record comes out once, nothing waits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import psutil
+
+    from tests.faults.running_system import RunningSystem
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+
+def test_the_receiver_process(system: RunningSystem) -> None:
+    before = system.epoch()
+    receiver = system.process("forebay.cli", "receiver", "--receiver-id")
+    assert receiver is not None
+    system.kill(receiver)
+    system.until("a new process has claimed the receiver", lambda: system.epoch() > before)
+    system.receive(500)
+    system.settle()
+    system.check_every_number_came_out_once()
+
+
+def test_the_dagster_daemon(system: RunningSystem) -> None:
+    daemon = system.process("dagster._daemon")
+    assert daemon is not None
+    system.kill(daemon)
+    system.receive(500)
+    successor = system.until("the daemon is started again", lambda: system.process("dagster._daemon"))
+    assert successor.pid != daemon.pid
+    system.settle()
+    system.check_every_number_came_out_once()
+
+
+def test_a_batch_run_in_progress(system: RunningSystem) -> None:
+    running = system.until(
+        "a batch is running", lambda: next((row for row in system.batches() if row.state == "RUNNING"), None)
+    )
+
+    def java_of_the_run() -> psutil.Process | None:
+        # The run's process is the parent of its JVM: killed in the middle of its Spark job.
+        return system.process("java", "org.apache.spark.deploy.SparkSubmit")
+
+    java = system.until("the run has started Spark", java_of_the_run)
+    run = next(
+        process
+        for process in java.parents()
+        if "multiprocessing" in " ".join(process.cmdline()) or "execute_run" in " ".join(process.cmdline())
+    )
+    system.kill(run)
+    system.settle()
+    healed = next(row for row in system.batches() if row.batch_time == running.batch_time)
+    assert healed.state == "COMPLETED"
+    assert healed.attempt > running.attempt
+    system.check_every_number_came_out_once()

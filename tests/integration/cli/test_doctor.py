@@ -1,0 +1,174 @@
+"""`forebay doctor` on a machine that lacks one thing after another: each is found, and has a way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from forebay import shadowing
+from forebay.cli import doctor as doctor_module
+from forebay.cli.doctor import Health, doctor, examine
+from forebay.cli.supervisor import Supervisor
+from tests.postgres import PostgresProcess
+from tracker_store.embedded_postgres import BinariesMissingError, EmbeddedPostgres
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from click.testing import Result
+
+    from forebay.cli.doctor import Finding
+    from tests.postgres import TestServer
+
+
+@pytest.fixture(autouse=True)
+def machine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with nothing set but a home."""
+    for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FOREBAY_HOME", str(home / "state"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+
+
+def _finding(check: str) -> Finding:
+    return next(finding for finding in examine() if finding.check == check)
+
+
+def _run(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(doctor)
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+
+
+def test_a_fresh_machine_is_well_and_nothing_is_made(home: Path) -> None:
+    answer = _run()
+    assert answer.exit_code == 0, answer.output
+    assert "embedded postgres (PostgreSQL) 18" in answer.output
+    assert list(home.iterdir()) == []
+
+
+def test_json_is_one_object(home: Path) -> None:
+    answer = _run("--json")
+    told = json.loads(answer.stdout)
+    assert told["ok"] is True
+    assert {finding["check"] for finding in told["findings"]} >= {
+        "package names",
+        "java",
+        "postgres",
+        "block store",
+        "home",
+        "ports",
+    }
+
+
+def test_what_failed_has_a_way_out_and_exit_code_1(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A file where folders should be stops root too.
+    (home / "file").write_text("")
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", "postgresql://127.0.0.1:1/none")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("orchestration.java.importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr(
+        shadowing, "find_shadows", lambda: [shadowing.Shadow("orchestration", home / "site" / "orchestration", home)]
+    )
+    monkeypatch.setattr(doctor_module, "_LEAST_FREE_BYTES", 1 << 62)
+    answer = _run("--json")
+    assert answer.exit_code == 1
+    failed = [finding for finding in json.loads(answer.stdout)["findings"] if finding["health"] == "failed"]
+    assert [finding["check"] for finding in failed] == ["package names", "java", "postgres", "block store"]
+    assert all(finding["way_out"] for finding in failed)
+
+
+def test_a_java_home_that_is_of_no_use_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    found = [finding for finding in examine() if finding.check == "java"]
+    assert [finding.health for finding in found] == [Health.OK, Health.WARNING]
+
+
+def test_a_server_of_ones_own_is_asked(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    assert "is Postgres 18" in _finding("postgres").found
+    assert _finding("driver log").health is Health.OK
+    assert "***" in _finding("postgres").found, "the password is not shown"
+
+
+def test_a_database_without_a_driver_log_is_said(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with postgres_server.database(migrated=False) as url:
+        monkeypatch.setenv("FOREBAY_DATABASE_URL", url)
+        assert _finding("driver log").health is Health.WARNING
+
+
+def test_a_server_that_is_too_old_is_refused(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setattr(doctor_module, "OLDEST_POSTGRES", 99)
+    assert "99 or newer" in _finding("postgres").way_out
+
+
+@pytest.mark.parametrize("url", ["mysql://x/y", "not a url"])
+def test_a_url_that_is_none_is_said(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", url)
+    assert _finding("postgres").health is Health.FAILED
+    assert "FOREBAY_DATABASE_URL" in _finding("postgres").way_out
+
+
+def test_the_running_embedded_server_is_asked(home: Path) -> None:
+    with PostgresProcess(EmbeddedPostgres(home / "state" / "postgres")) as process:
+        process.server.ensure_database()
+        found = [finding for finding in examine() if finding.check in {"postgres", "driver log"}]
+    assert [finding.health for finding in found] == [Health.OK, Health.OK, Health.WARNING]
+    assert "running as process" in found[0].found
+
+
+def test_no_embedded_server_for_this_machine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_self: EmbeddedPostgres) -> Path:
+        raise BinariesMissingError
+
+    monkeypatch.setattr(EmbeddedPostgres, "binaries", property(missing))
+    assert _finding("postgres").health is Health.FAILED
+
+
+def test_a_block_store_that_cant_be_synced_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.fsync", fail)
+    assert "Input/output error" in _finding("block store").found
+
+
+def test_a_disk_that_is_nearly_full_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module, "_LITTLE_FREE_BYTES", 1 << 62)
+    assert _finding("block store").health is Health.WARNING
+
+
+def test_who_runs_here_is_named(home: Path) -> None:
+    with Supervisor(home / "state"):
+        assert f"as process {os.getpid()}" in _finding("home").found
+    assert "process" not in _finding("home").found
+
+
+def test_a_port_that_is_taken_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setattr(doctor_module, "UI_PORT", other.getsockname()[1])
+        assert _finding("ports").health is Health.WARNING
+
+
+def test_a_setting_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_HEARTBEAT_LIMIT_SECONDS", "soon")
+    assert "FOREBAY_HEARTBEAT_LIMIT_SECONDS" in _finding("settings").found
+
+
+def test_a_check_that_breaks_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_folder: Path) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(doctor_module, "_write_and_sync", broken)
+    assert "ZeroDivisionError" in _finding("block store").found
+    assert _finding("ports").check == "ports"

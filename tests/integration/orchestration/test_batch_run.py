@@ -1,0 +1,302 @@
+"""One attempt at a batch on a real local Spark: exactly the allocated blocks, committed once (W10; notes 11, 26)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+import sqlalchemy as sa
+
+from forebay import Batch, ParquetSink, Pipeline, Stream
+from forebay.sources import SocketText
+from orchestration.apply import apply
+from orchestration.batch_run import run_batch
+from orchestration.settings import Settings
+from orchestration.spark.session import spark_session
+from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.payload import encode_batches
+from receiver_runtime.block_store.stores import open_block_store
+from tests.driver_log import claim_anew
+from tracker_store import batches
+from tracker_store.blocks import BlockHandle, NewBlock, add_blocks
+from tracker_store.engine import connect
+from tracker_store.errors import AttemptSupersededError, BatchHeldError
+from tracker_store.outputs import commits_of_batch
+from tracker_store.pipelines import get_pipeline
+from tracker_store.received_block_tracker import ReceivedBlockTracker
+from tracker_store.receivers import placements
+from tracker_store.schema import BatchState
+from tracker_store.segments import open_segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
+
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("value", pa.string())])
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    home = tmp_path_factory.mktemp("spark")
+    made = spark_session(Settings(home=home, spark_master="local[2]"), application="tests")
+    yield made
+    made.stop()
+
+
+class System:
+    """A driver log and block store with blocks in them, and a pipeline to run on them."""
+
+    def __init__(self, connection: sa.Connection, url: str, directory: Path, session: SparkSession) -> None:
+        self.connection = connection
+        self.settings = Settings(home=directory, database_url=url)
+        self.output = directory / "output"
+        self.session = session
+        self._store = open_block_store(str(self.settings.block_store_root))
+
+    def declare(self, function: Callable[..., Any], sink: ParquetSink | None = None) -> Pipeline:
+        lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+        pipeline = Pipeline("words", interval="1h")
+        pipeline.output(inputs=[lines], sink=sink or ParquetSink(self.output), name="counts")(function)
+        apply(self.connection, [pipeline])
+        return pipeline
+
+    def receive(self, *blocks: Sequence[str]) -> None:
+        """Store and register blocks of lines, all in one segment."""
+        [placement] = placements(self.connection)
+        claimed = claim_anew(self.connection, placement.receiver_id)
+        path = f"{placement.receiver_id}/{claimed.epoch}.segment"
+        segment_id = open_segment(
+            self.connection,
+            receiver_id=placement.receiver_id,
+            epoch=claimed.epoch,
+            path=path,
+            source_rule="not_sent_again",
+        )
+        writer = self._store.create_segment(path)
+        offset = 0
+        for sequence, lines in enumerate(blocks, start=claimed.sequence + 1):
+            batch = pa.record_batch([pa.array(lines, pa.string())], schema=SCHEMA)
+            frame = encode_frame(
+                encode_batches(SCHEMA, [batch]),
+                kind=FrameKind.BLOCK,
+                source_rule=SourceRule.NOT_SENT_AGAIN,
+                receiver_id=placement.receiver_id,
+                epoch=claimed.epoch,
+                sequence=sequence,
+                registered_through=sequence - 1,
+                records=len(lines),
+            )
+            writer.append(frame)
+            handle = BlockHandle(segment_id, offset, frame.length, frame.crc32c)
+            add_blocks(
+                self.connection,
+                [NewBlock(placement.receiver_id, claimed.epoch, sequence, len(lines), frame.length, handle)],
+            )
+            offset += frame.length
+        writer.sync()
+        writer.close()
+
+    def allocate(self, hour: int) -> datetime:
+        """Give what was received so far to the batch of an hour in the past."""
+        pipeline = get_pipeline(self.connection, "words")
+        time = pipeline.last_batch_time - timedelta(days=1) + timedelta(hours=hour)
+        self.connection.execute(
+            sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": time - timedelta(hours=1)}
+        )
+        self.connection.execute(
+            sa.text(
+                "UPDATE forebay.blocks SET added_at = :t WHERE sequence >= coalesce((SELECT max(next_sequence) "
+                "FROM forebay.cursors), 1)"
+            ),
+            {"t": time - timedelta(minutes=1)},
+        )
+        ReceivedBlockTracker(self.connection, pipeline.pipeline_id).allocate_blocks_to_batch(time)
+        return time
+
+    def run(self, pipeline: Pipeline, time: datetime, attempt: int) -> None:
+        run_batch(
+            pipeline,
+            batch_time=time,
+            attempt=attempt,
+            run_id=f"run{attempt}",
+            settings=self.settings,
+            session=lambda: self.session,
+        )
+
+    def state(self, time: datetime) -> tuple[BatchState, int]:
+        batch = batches.get_batch(self.connection, get_pipeline(self.connection, "words").pipeline_id, time)
+        assert batch is not None
+        return batch.state, batch.attempt
+
+    def published(self) -> list[str]:
+        if not self.output.exists():
+            return []
+        table = ds.dataset(self.output, partitioning="hive", format="parquet").to_table()
+        return sorted(table["value"].to_pylist()) if table.num_rows else []
+
+
+@pytest.fixture
+def system(
+    engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession
+) -> Iterator[System]:
+    with connect(engine) as connection:
+        yield System(connection, database_url, tmp_path, session)
+
+
+def same(lines: DataFrame) -> DataFrame:
+    return lines
+
+
+def test_a_run_reads_exactly_the_allocated_blocks_and_publishes_them_by_batch_time(system: System) -> None:
+    pipeline = system.declare(same)
+    system.receive(["a", "b"], ["c"], ["", "d\x00d", "é"])
+    time = system.allocate(1)
+    system.receive(["later"])
+    system.run(pipeline, time, 1)
+    assert system.state(time) == (BatchState.COMPLETED, 1)
+    assert system.published() == ["", "a", "b", "c", "d\x00d", "é"]
+    [directory] = system.output.glob("date=*/hour=*/batch_time=*")
+    assert directory.name == f"batch_time={time:%Y%m%dT%H%M%S}Z"
+    next_time = system.allocate(2)
+    system.run(pipeline, next_time, 1)
+    assert system.published() == ["", "a", "b", "c", "d\x00d", "later", "é"]
+
+
+def test_an_output_may_ask_for_its_batch(system: System) -> None:
+    seen: list[Batch] = []
+
+    def output(lines: DataFrame, batch: Batch) -> DataFrame:
+        seen.append(batch)
+        return lines
+
+    pipeline = system.declare(output)
+    system.receive(["a"], ["b", "c"])
+    time = system.allocate(1)
+    system.run(pipeline, time, 1)
+    [batch] = seen
+    assert (batch.pipeline, batch.time, batch.attempt, batch.records) == ("words", time, 1, 3)
+    assert [block.records for block in batch.blocks(pipeline.streams[0])] == [1, 2]
+
+
+def test_w10_a_failing_output_fails_its_attempt_and_the_next_does_it_all(system: System) -> None:
+    calls: list[int] = []
+
+    def output(lines: DataFrame) -> DataFrame:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("no luck")
+        return lines
+
+    pipeline = system.declare(output)
+    system.receive(["a"])
+    time = system.allocate(1)
+    with pytest.raises(RuntimeError, match="no luck"):
+        system.run(pipeline, time, 1)
+    assert system.state(time) == (BatchState.FAILED, 1)
+    assert system.published() == []
+    system.run(pipeline, time, 2)
+    assert system.state(time) == (BatchState.COMPLETED, 2)
+    assert system.published() == ["a"]
+
+
+class PublishFailsOnce(ParquetSink):
+    """Stands for a process that dies between the commit and the publishing."""
+
+    died = False
+
+    def publish(self, location: str, *, batch_time: datetime) -> None:
+        if not self.died:
+            self.died = True
+            raise OSError("died here")
+        super().publish(location, batch_time=batch_time)
+
+
+def test_point_26_what_was_committed_is_published_by_the_next_attempt_and_not_computed_again(system: System) -> None:
+    calls: list[int] = []
+
+    def output(lines: DataFrame) -> DataFrame:
+        calls.append(1)
+        return lines
+
+    pipeline = system.declare(output, PublishFailsOnce(system.output))
+    system.receive(["a"])
+    time = system.allocate(1)
+    with pytest.raises(OSError, match="died here"):
+        system.run(pipeline, time, 1)
+    system.run(pipeline, time, 2)
+    assert calls == [1]
+    assert system.state(time) == (BatchState.COMPLETED, 2)
+    assert system.published() == ["a"]
+    [commit] = commits_of_batch(system.connection, get_pipeline(system.connection, "words").pipeline_id, time)
+    assert commit.attempt == 1
+
+
+def test_point_11_a_zombie_attempt_neither_commits_nor_publishes(system: System) -> None:
+    """While attempt 1 computes, it is declared lost, and attempt 2 runs to its end."""
+
+    def output(lines: DataFrame, batch: Batch) -> DataFrame:
+        if batch.attempt == 1:
+            batches.fail_attempt(
+                system.connection,
+                pipeline_id=get_pipeline(system.connection, "words").pipeline_id,
+                batch_time=batch.time,
+                attempt=1,
+                run_id="run1",
+                error="lost",
+                max_attempts=3,
+                retry_after=timedelta(0),
+            )
+            system.run(pipeline, batch.time, 2)
+        return lines.selectExpr(f"concat(value, '-of-{batch.attempt}') AS value")
+
+    pipeline = system.declare(output)
+    system.receive(["a"])
+    time = system.allocate(1)
+    with pytest.raises(AttemptSupersededError):
+        system.run(pipeline, time, 1)
+    assert system.state(time) == (BatchState.COMPLETED, 2)
+    assert system.published() == ["a-of-2"]
+
+
+def test_a_run_that_comes_late_starts_no_spark(system: System) -> None:
+    pipeline = system.declare(same)
+    system.receive(["a"])
+    time = system.allocate(1)
+    system.run(pipeline, time, 1)
+
+    def no_spark() -> SparkSession:
+        pytest.fail("a run that may not run asked for Spark")
+
+    with pytest.raises(BatchHeldError, match="COMPLETED"):
+        run_batch(
+            pipeline, batch_time=time, attempt=2, run_id="late", settings=system.settings, session=no_spark
+        )
+    assert system.published() == ["a"]
+
+
+def test_a_damaged_block_fails_the_batch_by_name_and_is_never_half_read(system: System) -> None:
+    pipeline = system.declare(same)
+    system.receive(["a" * 100])
+    time = system.allocate(1)
+    [segment] = system.settings.block_store_root.rglob("*.segment")
+    content = bytearray(segment.read_bytes())
+    content[-1] ^= 1
+    segment.write_bytes(content)
+    with pytest.raises(Exception, match="is corrupt"):
+        system.run(pipeline, time, 1)
+    state, _ = system.state(time)
+    assert state is BatchState.FAILED
+    assert system.published() == []
+
+
+def test_the_format_says_which_option_it_lacks(session: SparkSession) -> None:
+    with pytest.raises(Exception, match=r"needs the option\(s\) batch_time, stream"):
+        session.read.format("forebay").option("pipeline", "p").load().collect()

@@ -1,0 +1,42 @@
+"""How blocks become tasks."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestration.spark.data_source import ForebayReader, partitions_of, spark_schema
+from receiver_runtime.sources.socket_text import SocketText
+from tracker_store.blocks import BlockHandle
+from tracker_store.received_block_tracker import AllocatedBlock
+
+
+def block(number: int, length: int) -> AllocatedBlock:
+    handle = BlockHandle(1, number * 1000, length, number)
+    return AllocatedBlock(1, number, 1, "path", handle, datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@given(st.lists(st.integers(1, 500), max_size=60), st.integers(1, 1000))
+def test_every_block_is_in_one_task_in_order_and_tasks_are_as_large_as_asked(lengths: list[int], target: int) -> None:
+    blocks = [block(number, length) for number, length in enumerate(lengths)]
+    partitions = partitions_of(blocks, target)
+    assert [checksum for partition in partitions for _, _, _, checksum in partition.blocks] == list(range(len(blocks)))
+    sizes = [sum(length for _, _, length, _ in partition.blocks) for partition in partitions]
+    assert all(size <= target or len(p.blocks) == 1 for size, p in zip(sizes, partitions, strict=True))
+    # No two neighbours would have fitted into one.
+    firsts = [partition.blocks[0][2] for partition in partitions]
+    assert all(size + first > target for size, first in zip(sizes, firsts[1:], strict=False))
+
+
+def test_the_columns_of_a_text_source_in_sparks_words() -> None:
+    assert spark_schema(SocketText.columns) == "`value` STRING"
+
+
+def test_the_driver_logs_password_does_not_travel_to_the_tasks() -> None:
+    reader = ForebayReader({"database_url": "postgresql://u:secret@h/d", "stream": "lines"})
+    travelled = pickle.dumps(reader)
+    assert b"secret" not in travelled
+    assert pickle.loads(travelled)._options == {"stream": "lines"}

@@ -1,0 +1,65 @@
+"""A folder of a user's project that has the name of one of Forebay's packages is named, before anything of it runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forebay import shadowing
+
+_ROOT = Path(__file__).parents[2]
+
+
+def _run(directory: Path) -> subprocess.CompletedProcess[str]:
+    """Check in a fresh interpreter that is started in a project's directory, as `python -m` is."""
+    program = (
+        "import importlib.util, sys\n"
+        "spec = importlib.util.spec_from_file_location('shadowing', sys.argv[1])\n"
+        "module = sys.modules['shadowing'] = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "module.check()\n"
+    )
+    path = os.pathsep.join([str(directory), str(_ROOT)])
+    return subprocess.run(
+        [sys.executable, "-c", program, str(_ROOT / "forebay" / "shadowing.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=directory,
+        timeout=30,
+    )
+
+
+def test_forebays_own_packages_are_found() -> None:
+    assert shadowing.find_shadows() == []
+
+
+@pytest.mark.parametrize("package", shadowing.PACKAGES)
+def test_a_shadowing_package_is_named_and_not_run(package: str, tmp_path: Path) -> None:
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("raise SystemExit('was run')")
+    answer = _run(tmp_path)
+    assert answer.returncode == 1
+    assert f"{tmp_path / package} shadows Forebay's own package {package}" in answer.stderr
+    assert "Rename" in answer.stderr
+    assert "was run" not in answer.stderr
+
+
+def test_a_shadowing_module_is_named(tmp_path: Path) -> None:
+    (tmp_path / "orchestration.py").write_text("")
+    assert f"{tmp_path / 'orchestration.py'} shadows" in _run(tmp_path).stderr
+
+
+def test_a_folder_that_is_no_package_shadows_nothing(tmp_path: Path) -> None:
+    (tmp_path / "orchestration").mkdir()
+    assert _run(tmp_path).returncode == 0
+
+
+def test_a_package_that_is_missing_is_said() -> None:
+    shadow = shadowing.Shadow("tracker_store", Path("/site-packages/tracker_store"), None)
+    assert "is missing from /site-packages" in str(shadowing.ShadowedPackageError([shadow]))
