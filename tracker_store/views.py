@@ -21,7 +21,9 @@ WHERE r.removed_at IS NULL
 STREAM_LAG = """
 CREATE VIEW forebay.stream_lag AS
 SELECT p.id AS pipeline_id, p.name AS pipeline, s.name AS stream, s.id AS stream_id,
-       coalesce(sum(newest.sequence - first_row.sequence + 1), 0)::bigint AS waiting_blocks,
+       -- Markers count in a range of sequences; where nothing but markers waits, nothing waits.
+       coalesce(sum(newest.sequence - first_row.sequence + 1) FILTER (
+           WHERE newest.total_records > first_row.total_records - first_row.records), 0)::bigint AS waiting_blocks,
        coalesce(sum(newest.total_records - first_row.total_records + first_row.records), 0)::bigint
            AS waiting_records,
        coalesce(sum(newest.total_bytes - first_row.total_bytes + first_row.bytes), 0)::bigint AS waiting_bytes,

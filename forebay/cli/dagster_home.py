@@ -54,6 +54,8 @@ def write_dagster_home(directory: Path, *, code_server_port: int) -> Path:
             "schedule": {"purge_after_days": days},
         },
         "telemetry": {"enabled": False},
+        # An operator who opens the UI wants the batches, not a dialogue.
+        "nux": {"enabled": False},
     }
     workspace = {
         "load_from": [

@@ -136,7 +136,7 @@ StartServices = Callable[
 TakeLook = Callable[[Replay, float], Snapshot]
 
 
-def demo(  # noqa: PLR0917  the command line's options
+def demo(
     rate: Annotated[
         float, typer.Option(min=0, help="Lines per second that are sent; 0 = as fast as they are taken.")
     ] = 5600.0,
@@ -357,7 +357,7 @@ def _start_services(
     ui_port: int | None, environment: Mapping[str, str], on_event: Callable[[ChildEvent], None]
 ) -> Iterator[DemoServices]:
     """What `forebay up` does, for the demo's pipeline; on leaving, everything is stopped."""
-    from forebay.cli.up import Services  # noqa: PLC0415  loads much that the rest of this module does without
+    from forebay.cli.up import Services  # noqa: PLC0415  loads much that this module does without
     from orchestration.settings import Settings  # noqa: PLC0415
 
     with (
@@ -385,7 +385,7 @@ def _telling(console: Console, now: Callable[[], float]) -> Callable[[ChildEvent
     return tell
 
 
-def _watch(  # noqa: PLR0917  private, and called once
+def _watch(
     services: DemoServices,
     replay: Replay,
     options: DemoOptions,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 
 import structlog
@@ -26,7 +25,8 @@ def stop_event(*, parent_pipe: bool) -> threading.Event:
 
 
 def _watch(stop: threading.Event) -> None:
-    while sys.stdin.buffer.read(4096):
+    # Not `sys.stdin`: at the interpreter's end it is locked by whoever still reads it, and that is fatal.
+    while os.read(0, 4096):
         pass
     log.warning("the parent process is gone, stopping")
     stop.set()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from datetime import datetime, timedelta
-from typing import Annotated
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +18,39 @@ from orchestration.settings import Settings
 from tracker_store import status as store
 from tracker_store.engine import connect, create_engine
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+RECEIVER_COLUMNS = {
+    "stream": "stream",
+    "ordinal": "no.",
+    "state": "state",
+    "host": "host",
+    "records": "records",
+    "last_block_at": "last block",
+    "dead_letters": "dead letters",
+    "reason": "reason",
+}
+LAG_COLUMNS = {
+    "pipeline": "pipeline",
+    "stream": "stream",
+    "waiting_blocks": "blocks",
+    "waiting_records": "records",
+    "waiting_bytes": "bytes",
+    "lag": "oldest",
+}
+BATCH_COLUMNS = {
+    "batch_time": "time",
+    "state": "state",
+    "attempt": "try",
+    "records": "records",
+    "scheduling_delay": "waited",
+    "processing_time": "ran",
+    "total_delay": "total",
+    "reason": "reason",
+}
+
 
 def _cell(value: object) -> str:
     if value is None:
@@ -24,7 +58,8 @@ def _cell(value: object) -> str:
     if isinstance(value, timedelta):
         return f"{value.total_seconds():.1f} s"
     if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M:%S}"
+        today = value.date() == datetime.now(UTC).date()
+        return f"{value:%H:%M:%S}" if today else f"{value:%Y-%m-%d %H:%M:%S}"
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)
@@ -38,8 +73,14 @@ def _plain(value: object) -> object:
     return value
 
 
-def _table(title: str, columns: dict[str, str], rows: list[dict[str, object]]) -> Table:
-    table = Table(*columns.values(), title=title, title_justify="left")
+def _table(title: str, columns: dict[str, str], rows: Sequence[Mapping[str, object]]) -> Table:
+    """Every column whole but `reason`, which takes the lines that it needs."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column, heading in columns.items():
+        if column == "reason":
+            table.add_column(heading, overflow="fold", min_width=12)
+        else:
+            table.add_column(heading, no_wrap=True)
     for row in rows:
         table.add_row(*(_cell(row[column]) for column in columns))
     if not rows:
@@ -53,6 +94,7 @@ def status(
 ) -> None:
     """Show receivers, what waits for each pipeline (lag), and the newest batches with their delays.
 
+    "waited" is the scheduling delay (processing start - batch time), "ran" the processing time, "total" their sum.
     Durations are in seconds, also in the JSON; times are UTC.
     """
     console = Console(highlight=False, stderr=as_json)
@@ -73,50 +115,8 @@ def status(
             )
         )
         return
-    console.print(
-        _table(
-            "Receivers",
-            {
-                "stream": "stream",
-                "ordinal": "no.",
-                "state": "state",
-                "reason": "reason",
-                "host": "host",
-                "records": "records",
-                "newest_sequence": "newest block",
-                "last_block_at": "last block at",
-                "dead_letters": "dead letters",
-            },
-            receivers,
-        )
-    )
-    console.print(
-        _table(
-            "Lag",
-            {
-                "pipeline": "pipeline",
-                "stream": "stream",
-                "waiting_blocks": "blocks waiting",
-                "waiting_records": "records waiting",
-                "lag": "oldest",
-            },
-            lag,
-        )
-    )
-    console.print(
-        _table(
-            "Batches",
-            {
-                "pipeline": "pipeline",
-                "batch_time": "batch time",
-                "state": "state",
-                "attempt": "attempt",
-                "records": "records",
-                "scheduling_delay": "scheduling delay",
-                "processing_time": "processing time",
-                "total_delay": "total delay",
-                "reason": "reason",
-            },
-            newest,
-        )
-    )
+    console.print(_table("Receivers", RECEIVER_COLUMNS, receivers))
+    console.print(_table("Lag: what no batch has yet", LAG_COLUMNS, lag))
+    for pipeline in sorted({str(row["pipeline"]) for row in newest}) or ["none yet"]:
+        rows = [row for row in newest if row["pipeline"] == pipeline]
+        console.print(_table(f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows))

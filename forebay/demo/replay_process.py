@@ -41,9 +41,7 @@ class ReplayProcess:
             str(port),
         ]
         # A session of its own: Ctrl-C reaches the demo only, which then ends its children in order.
-        self._process = subprocess.Popen(  # noqa: S603  our own module
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)  # noqa: S603  our own module
         self._listening = threading.Event()
         self._address: tuple[str, int] | None = None
         self._failure = ""

@@ -236,7 +236,7 @@ class ReplayServer:
                 self._connections += 1
                 with connection:
                     self._serve(connection)
-        except BaseException as error:  # noqa: BLE001 - kept for progress(): a thread's error is otherwise seen by nobody
+        except BaseException as error:  # noqa: BLE001  progress() raises it: a thread's error is otherwise seen by nobody
             self._failure = error
         finally:
             self._move(ReplayState.STOPPED)

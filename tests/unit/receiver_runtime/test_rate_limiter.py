@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from receiver_runtime.rate_limiter import RateLimiter
-from tests.unit.receiver_runtime.support import ManualClock, eventually
+from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
 
 
 class SelfWinding:
@@ -48,16 +48,17 @@ def test_no_span_lets_more_through_than_rate_and_burst(rate: float, steps: list[
             assert total - passed[first][1] <= rate * span + burst + 1e-6 * rate + 1e-6
 
 
-@given(rate=st.floats(100, 1e6), permits=st.integers(1, 2000))
-@settings(max_examples=50)
-def test_the_mean_rate_is_the_rate_set(rate: float, permits: int) -> None:
+@given(rate=st.floats(100, 1e6), share=st.floats(0.005, 0.1))
+@settings(max_examples=50, deadline=None)
+def test_the_mean_rate_over_ten_seconds_is_the_rate_set(rate: float, share: float) -> None:
+    permits = max(1, int(rate * share))
     clock = SelfWinding()
     limiter = RateLimiter(rate, clock=clock)
     total = 0
     while clock.now < 10:
         limiter.acquire(permits)
         total += permits
-    assert total == pytest.approx(rate * clock.now, rel=0.03, abs=permits + rate * 0.1)
+    assert total == pytest.approx(rate * clock.now, rel=0.03)
 
 
 @pytest.mark.parametrize("rate", [None, 0, 0.0])
@@ -146,11 +147,9 @@ def test_two_takers_share_the_rate() -> None:
     threads = [threading.Thread(target=take, args=(which,)) for which in (0, 1)]
     for thread in threads:
         thread.start()
-    for _ in range(50):
-        clock.advance(0.1)
-    eventually(lambda: sum(taken) >= 45)
-    assert sum(taken) <= 52
-    clock.advance(1000)
+    passed = advance_until(clock, lambda: sum(taken) >= 45)
+    assert min(taken) > 0
+    assert sum(taken) <= 10 * passed + 2
     limiter.close()
     for thread in threads:
         thread.join()

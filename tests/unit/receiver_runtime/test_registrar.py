@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import pytest
 
 from receiver_runtime.registrar import Registrar, RegistrarStoppedError, Registration
-from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, block, eventually
+from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, block, eventually
 from tracker_store.blocks import NewBlock, Steering
 from tracker_store.errors import (
     BlockConflictError,
     DriverLogUnavailableError,
+    OutcomeUnknownError,
     ReceiverFencedError,
     SequenceGapError,
 )
@@ -65,9 +67,9 @@ def test_waiting_blocks_of_all_receivers_go_in_one_call_in_order(
         for receiver_id in (1, 3)
     ]
     log.away = False
-    clock.advance(5)
     for future in [first, *futures]:
-        future.result(20)
+        advance_until(clock, future.done)
+        future.result()
     assert len(log.calls[-1]) == 5
     assert [item.sequence for item in log.chain(1)] == [1, 2]
 
@@ -81,9 +83,9 @@ def test_n14_a_group_that_was_sent_is_sent_again_identically(
     eventually(lambda: log.calls)
     later = [submit(lane, block(sequence)) for sequence in (2, 3)]
     assert not first.done()
-    clock.advance(5)
     for future in [first, *later]:
-        future.result(20)
+        advance_until(clock, future.done)
+        future.result()
     assert [[item.sequence for item in call] for call in log.calls] == [[1], [1], [2, 3]]
     assert [item.sequence for item in log.chain(1)] == [1, 2, 3]
 
@@ -95,40 +97,40 @@ def test_w02_an_answer_that_is_lost_many_times_adds_nothing_twice(
     for sequence in range(1, 30):
         log.lose_answers = sequence % 3
         future = submit(lane, block(sequence))
-        while not future.done():
-            clock.advance(0.5)
+        advance_until(clock, future.done)
         future.result()
     assert [item.sequence for item in log.chain(1)] == list(range(1, 30))
 
 
-@pytest.mark.parametrize("error", [DriverLogUnavailableError("53300"), ConnectionError("refused")])
+@pytest.mark.parametrize("error", [DriverLogUnavailableError("53300"), OutcomeUnknownError("cut")])
 def test_a_driver_log_that_is_away_is_asked_again_with_growing_pauses(
     registrar: Registrar, log: MemoryBlockLog, clock: ManualClock, error: Exception
 ) -> None:
     lane = attach(registrar)
-    if isinstance(error, DriverLogUnavailableError):
-        log.refuse_call = lambda _: error
-    else:
-        log.away = True
+    asked: list[float] = []
+
+    def refuse(_: Sequence[NewBlock]) -> Exception:
+        asked.append(clock.monotonic())
+        return error
+
+    log.refuse_call = refuse
+    log.heartbeat_error = error
     future = submit(lane, block(1))
-    eventually(lambda: len(log.calls) >= 1)
-    for _ in range(100):
-        clock.advance(0.1)
-    eventually(lambda: len(log.calls) >= 4)
-    assert len(log.calls) < 15
-    log.refuse_call, log.away = lambda _: None, False
-    clock.advance(2.1)
-    assert future.result(20) == block(1)
+    advance_until(clock, lambda: len(asked) == 8)
+    pauses = [after - before for before, after in pairwise(asked)]
+    # A heartbeat that fails counts too, so that the first pauses may be skipped.
+    assert all(pause >= 0.09 * 2 ** min(n, 4) for n, pause in enumerate(pauses))
+    assert pauses[-1] >= 1.8
+    log.refuse_call, log.heartbeat_error = lambda _: None, None
+    advance_until(clock, future.done)
+    assert future.result() == block(1)
 
 
 def test_again_is_sent_again(registrar: Registrar, log: MemoryBlockLog, clock: ManualClock) -> None:
     lane = attach(registrar)
     log.say_again = 2
     future = submit(lane, block(1))
-    for _ in range(3):
-        eventually(lambda: future.done() or not log.say_again or log.calls)
-        clock.advance(0.1)
-    eventually(future.done)
+    advance_until(clock, future.done)
     assert len(log.calls) == 3
 
 
@@ -140,8 +142,7 @@ def test_w21_a_fenced_receiver_fails_by_name_and_no_other_notices(
     log.fence.add(1)
     log.lose_answers = 1
     futures = [submit(fenced, block(2)), submit(other, block(1, receiver_id=2))]
-    while not all(future.done() for future in futures):
-        clock.advance(0.5)
+    advance_until(clock, lambda: all(future.done() for future in futures))
     with pytest.raises(ReceiverFencedError, match="epoch 2"):
         futures[0].result()
     assert futures[1].result() == block(1, receiver_id=2)
@@ -159,8 +160,8 @@ def test_n04_a_block_that_was_in_before_the_take_over_is_acknowledged(
     future = submit(lane, block(1))
     eventually(lambda: log.chain(1))
     log.fence.add(1)
-    clock.advance(5)
-    assert future.result(20) == block(1)
+    advance_until(clock, future.done)
+    assert future.result() == block(1)
 
 
 def test_conflict_and_gap_fail_by_name(registrar: Registrar, log: MemoryBlockLog) -> None:
@@ -183,8 +184,7 @@ def test_a_block_that_the_database_refuses_holds_back_nobody_else(
         return ValueError("a check failed") if any(item.receiver_id == 2 for item in blocks) else None
 
     log.refuse_call, log.away = refuse, False
-    while not all(future.done() for future in futures.values()):
-        clock.advance(0.5)
+    advance_until(clock, lambda: all(future.done() for future in futures.values()))
     assert futures[1].result() == block(1, receiver_id=1)
     assert futures[3].result() == block(1, receiver_id=3)
     with pytest.raises(ValueError, match="a check failed"):
@@ -206,8 +206,7 @@ def test_what_waits_here_is_bounded(registrar: Registrar, log: MemoryBlockLog, c
     thread.start()
     assert not third.wait(0.05)
     log.away = False
-    clock.advance(5)
-    eventually(third.is_set)
+    advance_until(clock, third.is_set)
     thread.join()
     for future in futures:
         future.result(20)
