@@ -88,9 +88,7 @@ class JavaNotFoundError(Exception):
     def __init__(self, refused: list[Java]) -> None:
         """Name what was found and is too old."""
         found = ", ".join(map(str, refused))
-        detail = (
-            f"Spark needs Java {OLDEST_VERSION}; found only {found}. " if found else "There is no Java here. "
-        )
+        detail = f"Spark needs Java {OLDEST_VERSION}; found only {found}. " if found else "There is no Java here. "
         super().__init__(detail + (type(self).__doc__ or ""))
         self.refused = refused
 

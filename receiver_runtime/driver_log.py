@@ -8,7 +8,7 @@ refuses for good.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import structlog
 
@@ -93,6 +93,14 @@ class DriverLog:
             with self._wakened:
                 while not self._gave_up and (left := deadline - self._clock.monotonic()) > 0:
                     self._clock.wait_on(self._wakened, left)
+
+
+class DeadLetterRows(Protocol):
+    """The rows of dead letters in the driver log."""
+
+    def add_dead_letter(self, *, reason: str, part: int, nbytes: int, handle: BlockHandle) -> None:
+        """Insert the row of one stored dead letter; returns when it is there."""
+        ...
 
 
 class ReceiverDriverLog:

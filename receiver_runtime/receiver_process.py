@@ -25,6 +25,7 @@ import structlog
 
 from receiver_runtime.block_handler import BlockHandler
 from receiver_runtime.block_store import frame
+from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.clock import SystemClock
 from receiver_runtime.driver_log import DriverLog, GivenUpError, ReceiverDriverLog
@@ -114,7 +115,7 @@ class _ReceiverProcess:
         self._engine = engine
         self._receiver_id = receiver_id
         self._assignment = assignment
-        self._store = open_block_store(block_store)
+        self._block_store = block_store
         self._host = host
         self._clock = SystemClock()
         self._driver_log = DriverLog(engine, clock=self._clock)
@@ -139,7 +140,12 @@ class _ReceiverProcess:
         except (_NotOursError, NotAssignedError, NoSuchReceiverError) as error:
             _log.warning("this receiver is not ours to run", receiver_id=self._receiver_id, error=str(error))
             return ExitCode.FENCED
-        except (DriverLogError, ValueError) as error:
+        except DriverLogError as error:
+            # Outrun by another claim, say: the agent starts another process, after a pause.
+            _log.error("the receiver could not be claimed", receiver_id=self._receiver_id, error=str(error))
+            return ExitCode.FAILED
+        except (ValueError, BlockStoreError) as error:
+            # The declaration or a setting: no restart heals it.
             _log.error("the receiver could not start", receiver_id=self._receiver_id, error=str(error))
             self._tell_failure(str(error))
             return ExitCode.FAILED
@@ -219,7 +225,7 @@ class _ReceiverProcess:
         receiver = make_receiver(source)
         rows = ReceiverDriverLog(self._driver_log, receiver_id=self._receiver_id, epoch=claimed.epoch)
         log = WriteAheadLog(
-            self._store,
+            open_block_store(self._block_store),
             rows,
             receiver_id=self._receiver_id,
             epoch=claimed.epoch,

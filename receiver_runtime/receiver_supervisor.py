@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from receiver_runtime.block_handler import BlockHandler, DeadLetter
-    from receiver_runtime.driver_log import ReceiverDriverLog
+    from receiver_runtime.driver_log import DeadLetterRows
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.registrar import Registrar
     from receiver_runtime.sources.receiver_settings import ReceiverSettings
-    from receiver_runtime.status_reporter import ReceiverReporter
+    from receiver_runtime.status_reporter import Reporter
     from tracker_store.blocks import Claim, NewBlock, Steering
 
 _log = structlog.get_logger(__name__)
@@ -106,8 +106,8 @@ class ReceiverSupervisor:
         settings: ReceiverSettings,
         handler: BlockHandler,
         registrar: Registrar,
-        driver_log: ReceiverDriverLog,
-        reporter: ReceiverReporter,
+        driver_log: DeadLetterRows,
+        reporter: Reporter,
         desired_state: DesiredState = DesiredState.RUNNING,
         rate_limit: float | None = None,
         clock: Clock | None = None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -58,6 +58,22 @@ class _Queue:
     repeated: dict[tuple[ReceiverEventKind, str], _Repeated] = field(default_factory=dict)
     state: tuple[ReceiverState, str] | None = None
     last_state: tuple[ReceiverState, str] | None = None
+
+
+class Reporter(Protocol):
+    """Where a receiver's supervisor says how it fares. Every method returns at once; any thread."""
+
+    def state(self, state: ReceiverState, reason: str) -> None:
+        """The receiver is in this state now, for this reason."""
+        ...
+
+    def reason(self, reason: str) -> None:
+        """The state stays, its reason is now this."""
+        ...
+
+    def event(self, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
+        """Something happened. `message` names the kind of thing (it is what repeats), `detail` this one time."""
+        ...
 
 
 class ReceiverReporter:

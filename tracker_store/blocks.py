@@ -6,7 +6,7 @@ long. Nothing here retries: an unknown outcome is the caller's to resolve, by se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,13 @@ from tracker_store.errors import (
     ClaimBusyError,
     ClaimLostError,
     DriverLogError,
+    DuplicateKeysError,
     NotAssignedError,
+    OffsetConflictError,
     ReceiverFencedError,
     SequenceGapError,
 )
-from tracker_store.schema import DesiredState
+from tracker_store.schema import DesiredState, LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +40,36 @@ class BlockHandle:
     crc32c: int
 
 
+# What `from_offset` is in an origin link: nothing comes before it.
+ORIGIN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetLink:
+    """One step of a source partition's position, from exactly the log's to `to_offset` (the next to be read)."""
+
+    source: str
+    partition: str
+    generation: int
+    from_offset: int
+    to_offset: int
+    kind: LinkKind = LinkKind.BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a source partition is to be read from."""
+
+    generation: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class NewBlock:
-    """A stored block, not yet registered. `bytes` counts the frame; `records` counts rows."""
+    """A stored block, not yet registered. `bytes` counts the frame; `records` counts rows.
+
+    `links` and `keys` (idempotency keys) go in with it, or the block does not.
+    """
 
     receiver_id: int
     epoch: int
@@ -48,6 +77,8 @@ class NewBlock:
     records: int
     bytes: int
     handle: BlockHandle
+    links: tuple[OffsetLink, ...] = field(default=())
+    keys: tuple[str, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +98,8 @@ class AddOutcome(StrEnum):
     ALREADY_ADDED = "already added"
     FENCED = "fenced"
     CONFLICT = "conflict"
+    OFFSET_CONFLICT = "offset conflict"
+    DUPLICATE_KEYS = "duplicate keys"
     GAP = "gap"
     AGAIN = "again"
 
@@ -74,6 +107,8 @@ class AddOutcome(StrEnum):
 _ERRORS: dict[AddOutcome, type[DriverLogError]] = {
     AddOutcome.FENCED: ReceiverFencedError,
     AddOutcome.CONFLICT: BlockConflictError,
+    AddOutcome.OFFSET_CONFLICT: OffsetConflictError,
+    AddOutcome.DUPLICATE_KEYS: DuplicateKeysError,
     AddOutcome.GAP: SequenceGapError,
 }
 
@@ -97,38 +132,66 @@ class Claim:
     sequence: int
 
 
-_ADD_BLOCKS = sa.text(
-    "SELECT receiver_id, outcome, detail, rate_limit, desired_state, assignment FROM forebay.add_block("
+_BLOCK_ARRAYS = (
     "CAST(:receiver_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:sequences AS bigint[]), "
     "CAST(:records AS bigint[]), CAST(:bytes AS bigint[]), CAST(:segments AS bigint[]), "
-    "CAST(:offsets AS bigint[]), CAST(:lengths AS bigint[]), CAST(:checksums AS bigint[]))"
+    "CAST(:offsets AS bigint[]), CAST(:lengths AS bigint[]), CAST(:checksums AS bigint[])"
 )
+_EXTRA_ARRAYS = (
+    "CAST(:link_blocks AS integer[]), CAST(:link_sources AS text[]), CAST(:link_partitions AS text[]), "
+    "CAST(:link_generations AS integer[]), CAST(:link_froms AS bigint[]), CAST(:link_tos AS bigint[]), "
+    "CAST(:link_kinds AS text[]), CAST(:key_blocks AS integer[]), CAST(:keys AS text[])"
+)
+_SELECT = "SELECT receiver_id, outcome, detail, rate_limit, desired_state, assignment FROM forebay.add_block"
+_ADD_BLOCKS = sa.text(f"{_SELECT}({_BLOCK_ARRAYS})")
+_ADD_BLOCKS_WITH_EXTRAS = sa.text(f"{_SELECT}({_BLOCK_ARRAYS}, {_EXTRA_ARRAYS})")
+
+
+def _extras(ordered: Sequence[NewBlock]) -> dict[str, list[object]]:
+    """The links and keys of blocks, as parallel arrays; positions of blocks count from 1."""
+    links = [(n, link) for n, block in enumerate(ordered, start=1) for link in block.links]
+    keys = [(n, key) for n, block in enumerate(ordered, start=1) for key in block.keys]
+    return {
+        "link_blocks": [n for n, _ in links],
+        "link_sources": [link.source for _, link in links],
+        "link_partitions": [link.partition for _, link in links],
+        "link_generations": [link.generation for _, link in links],
+        "link_froms": [link.from_offset for _, link in links],
+        "link_tos": [link.to_offset for _, link in links],
+        "link_kinds": [link.kind.value for _, link in links],
+        "key_blocks": [n for n, _ in keys],
+        "keys": [key for _, key in keys],
+    }
 
 
 def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[AddResult]:
     """Register `blocks` of any number of receivers in one round trip, all or nothing per receiver.
 
     A receiver's blocks must be one run of sequences of one epoch. Locks: the new rows' keys alone, in the order of
-    (receiver, sequence). Raises OutcomeUnknownError when the answer was lost.
+    (receiver, sequence). Raises OutcomeUnknownError when the answer was lost, and SQLAlchemy's IntegrityError where
+    another receiver of the call was faster with the same link or key: send each receiver's blocks alone, and the
+    outcome is named.
     """
     if not blocks:
         return []
     ordered = sorted(blocks, key=lambda block: (block.receiver_id, block.sequence))
+    arrays: dict[str, list[object]] = {
+        "receiver_ids": [block.receiver_id for block in ordered],
+        "epochs": [block.epoch for block in ordered],
+        "sequences": [block.sequence for block in ordered],
+        "records": [block.records for block in ordered],
+        "bytes": [block.bytes for block in ordered],
+        "segments": [block.handle.segment_id for block in ordered],
+        "offsets": [block.handle.offset for block in ordered],
+        "lengths": [block.handle.length for block in ordered],
+        "checksums": [block.handle.crc32c for block in ordered],
+    }
+    statement = _ADD_BLOCKS
+    if any(block.links or block.keys for block in ordered):
+        statement = _ADD_BLOCKS_WITH_EXTRAS
+        arrays |= _extras(ordered)
     with named_failures():
-        rows = connection.execute(
-            _ADD_BLOCKS,
-            {
-                "receiver_ids": [block.receiver_id for block in ordered],
-                "epochs": [block.epoch for block in ordered],
-                "sequences": [block.sequence for block in ordered],
-                "records": [block.records for block in ordered],
-                "bytes": [block.bytes for block in ordered],
-                "segments": [block.handle.segment_id for block in ordered],
-                "offsets": [block.handle.offset for block in ordered],
-                "lengths": [block.handle.length for block in ordered],
-                "checksums": [block.handle.crc32c for block in ordered],
-            },
-        ).all()
+        rows = connection.execute(statement, arrays).all()
     return [
         AddResult(
             receiver_id=row.receiver_id,
@@ -178,3 +241,20 @@ def claim(connection: sa.Connection, *, receiver_id: int, seen_epoch: int, assig
         return Claim(receiver_id, row.epoch, row.sequence)
     errors = {"not assigned": NotAssignedError, "lost": ClaimLostError, "busy": ClaimBusyError}
     raise errors[row.outcome](row.detail)
+
+
+def open_partition(
+    connection: sa.Connection, *, receiver_id: int, source: str, partition: str, start_offset: int
+) -> Position:
+    """Where to read a source partition from; before its first read that is `start_offset`, put down as its origin.
+
+    Asked again, by whatever receiver of the stream, it gives the log's present position. Locks: the origin's key.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT generation, to_offset FROM forebay.open_partition(:receiver, :source, :partition, :start)"
+            ),
+            {"receiver": receiver_id, "source": source, "partition": partition, "start": start_offset},
+        ).one()
+    return Position(row.generation, row.to_offset)

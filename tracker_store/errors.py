@@ -21,6 +21,14 @@ class BlockConflictError(DriverLogError):
     """The sequence number is taken by a different block of this very epoch: this is a bug, please report it."""
 
 
+class OffsetConflictError(DriverLogError):
+    """The source position is not where this receiver believes: drop what was read, and read on from the log's."""
+
+
+class DuplicateKeysError(DriverLogError):
+    """Records with these keys are in the log: write the block without them, and acknowledge them to the sender."""
+
+
 class SequenceGapError(DriverLogError):
     """The block's predecessor is not in the log (was it restored from a backup?): claim again and salvage."""
 

@@ -11,11 +11,14 @@ FUNCTIONS = (
     "allocate_blocks_to_batch",
     "claim",
     "claim_attempt",
+    "clean_up_offsets",
+    "clean_up_receiver",
     "commit_output",
     "complete_batch",
     "expire_process",
     "fail_attempt",
     "heartbeat",
+    "open_partition",
     "schedule_receiver",
 )
 

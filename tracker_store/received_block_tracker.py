@@ -7,16 +7,13 @@ holds. Nothing here remembers anything between calls.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
 from tracker_store.blocks import BlockHandle
 from tracker_store.engine import named_failures
 from tracker_store.errors import AllocationError, NotAppliedError
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +74,39 @@ class ReceivedBlockTracker:
         self._connection = connection
         self._pipeline_id = pipeline_id
 
-    def allocate_blocks_to_batch(self, batch_time: datetime, *, oldest_time: datetime | None = None) -> None:
+    def allocate_blocks_to_batch(
+        self,
+        batch_time: datetime,
+        *,
+        oldest_time: datetime | None = None,
+        max_records: int | None = None,
+        max_bytes: int | None = None,
+        run_empty: bool = False,
+    ) -> None:
         """Give the batch every block added before `batch_time`, once; asked again, nothing changes (T04).
 
-        `oldest_time` is the oldest boundary that the batch stands for, when missed ones are merged into it.
+        Args:
+            batch_time: where the cut is, however late this is called.
+            oldest_time: the oldest boundary that the batch stands for, when missed ones are merged into it.
+            max_records: cut each receiver's range at its share of this, but not before its first block with records.
+            max_bytes: the same, in bytes as stored.
+            run_empty: whether a batch without records is to run.
+
         Locks: the pipeline's row. Raises AllocationError for a time that has passed or has not come.
         """
         with named_failures():
             row = self._connection.execute(
                 sa.text(
-                    "SELECT outcome, detail FROM forebay.allocate_blocks_to_batch(:pipeline, :time, :oldest)"
+                    "SELECT outcome, detail FROM forebay.allocate_blocks_to_batch("
+                    ":pipeline, :time, :oldest, :max_records, :max_bytes, :run_empty)"
                 ),
                 {
                     "pipeline": self._pipeline_id,
                     "time": batch_time,
                     "oldest": oldest_time or batch_time,
+                    "max_records": max_records,
+                    "max_bytes": max_bytes,
+                    "run_empty": run_empty,
                 },
             ).one()
         if row.outcome not in ("allocated", "decided before"):
@@ -116,28 +131,44 @@ class ReceivedBlockTracker:
 
     def get_blocks_of_batch(self, batch_time: datetime) -> list[AllocatedBlock]:
         """Every block of the batch, in the order of (receiver, sequence); markers are left out (T05). No locks."""
-        return self._blocks(batch_time, stream_id=None)
+        return self._blocks(batch_time, batch_time, stream_id=None)
 
     def get_blocks_of_batch_and_stream(self, batch_time: datetime, stream_id: int) -> list[AllocatedBlock]:
         """The batch's blocks of one stream, in the order of (receiver, sequence) (T05). No locks."""
-        return self._blocks(batch_time, stream_id=stream_id)
+        return self._blocks(batch_time, batch_time, stream_id=stream_id)
 
-    def _blocks(self, batch_time: datetime, *, stream_id: int | None) -> list[AllocatedBlock]:
+    def get_blocks_of_window_and_stream(
+        self, batch_time: datetime, length: timedelta, stream_id: int
+    ) -> list[AllocatedBlock]:
+        """The blocks of one stream in all batches of the `length` that ends with `batch_time`. No locks."""
+        # The window is (batch_time - length, batch_time]; batch times are whole microseconds.
+        return self._blocks(batch_time - length + timedelta(microseconds=1), batch_time, stream_id=stream_id)
+
+    def _blocks(self, first: datetime, last: datetime, *, stream_id: int | None) -> list[AllocatedBlock]:
+        """Of the batches from `first` to `last`; a quarantined batch's are read where they are kept."""
         with named_failures():
             rows = self._connection.execute(
                 sa.text(
                     "SELECT b.receiver_id, b.sequence, b.records, g.path, b.segment_id, "
-                    'b."offset", b.length, b.crc32c, b.added_at '
+                    '  b."offset", b.length, b.crc32c, b.added_at '
                     "FROM forebay.batch_allocations a "
                     "JOIN forebay.receivers r ON r.id = a.receiver_id "
                     "JOIN forebay.blocks b ON b.receiver_id = a.receiver_id "
                     "  AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences) "
                     "JOIN forebay.log_segments g ON g.id = b.segment_id "
-                    "WHERE a.pipeline_id = :pipeline AND a.batch_time = :time "
+                    "WHERE a.pipeline_id = :pipeline AND a.batch_time BETWEEN :first AND :last "
                     "  AND (CAST(:stream AS bigint) IS NULL OR r.stream_id = :stream) "
-                    "ORDER BY b.receiver_id, b.sequence"
+                    "UNION "
+                    "SELECT k.receiver_id, k.sequence, k.records, g.path, k.segment_id, "
+                    '  k."offset", k.length, k.crc32c, k.added_at '
+                    "FROM forebay.kept_blocks k "
+                    "JOIN forebay.receivers r ON r.id = k.receiver_id "
+                    "JOIN forebay.log_segments g ON g.id = k.segment_id "
+                    "WHERE k.pipeline_id = :pipeline AND k.batch_time BETWEEN :first AND :last "
+                    "  AND (CAST(:stream AS bigint) IS NULL OR r.stream_id = :stream) "
+                    "ORDER BY receiver_id, sequence"
                 ),
-                {"pipeline": self._pipeline_id, "time": batch_time, "stream": stream_id},
+                {"pipeline": self._pipeline_id, "first": first, "last": last, "stream": stream_id},
             ).all()
         return [
             AllocatedBlock(

@@ -122,10 +122,26 @@ class ReceiverEventKind(StrEnum):
 
 
 class SegmentState(StrEnum):
-    """A segment is open for the one process that made it, then sealed at a known length."""
+    """A segment is open for the one process that made it, sealed at a known length, then deleted file first."""
 
     OPEN = "OPEN"
     SEALED = "SEALED"
+    DELETING = "DELETING"
+
+
+SEGMENT_TRANSITIONS: Mapping[SegmentState, frozenset[SegmentState]] = {
+    SegmentState.OPEN: frozenset({SegmentState.SEALED}),
+    SegmentState.SEALED: frozenset({SegmentState.DELETING}),
+    SegmentState.DELETING: frozenset(),
+}
+
+
+class LinkKind(StrEnum):
+    """Why a partition's position moved."""
+
+    ORIGIN = "origin"  # where reading begins: the first of a partition, or of a new generation
+    BLOCK = "block"  # the records went into a block
+    LOST = "lost"  # the source no longer has them; they are counted, not stored
 
 
 def _one_of(column: str, states: type[StrEnum]) -> str:
@@ -151,6 +167,8 @@ streams = Table(
     Column("name", Text, nullable=False),
     Column("version", Integer, nullable=False, server_default="1"),
     Column("declaration", JSONB, nullable=False),
+    # How long blocks are kept that no pipeline reads.
+    Column("retention", Interval, nullable=False, server_default=text("interval '7 days'")),
     _now("applied_at"),
     Column("removed_at", DateTime(timezone=True)),
     CheckConstraint("version > 0", name="streams_version_positive"),
@@ -168,6 +186,8 @@ pipelines = Table(
     # The streams it reads: a receiver of these without a row in cursors counts as a cursor at 1.
     Column("stream_ids", ARRAY(BigInteger), nullable=False),
     Column("batch_interval", Interval, nullable=False),
+    # How long after its batch time a batch's blocks are kept, for windows and replay.
+    Column("retention", Interval, nullable=False, server_default=text("interval '0'")),
     # Every batch time up to here is decided; allocation locks this row and moves it forward.
     Column("last_batch_time", DateTime(timezone=True), nullable=False),
     _now("applied_at"),
@@ -266,6 +286,43 @@ blocks = Table(
     postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
 )
 
+# Insert-only, in add_block's own transaction. `partition` is text: sources count theirs as they like.
+block_offsets = Table(
+    "block_offsets",
+    metadata,
+    Column("stream_id", BigInteger, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("partition", Text, nullable=False),
+    # Opened by one when a position goes backwards: a topic made anew, a replaced file, a reset.
+    Column("generation", Integer, nullable=False),
+    # -1 in an origin link: nothing comes before it.
+    Column("from_offset", BigInteger, nullable=False),
+    Column("to_offset", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("receiver_id", BigInteger, nullable=False),
+    Column("sequence", BigInteger, nullable=False),
+    PrimaryKeyConstraint("stream_id", "source", "partition", "generation", "from_offset"),
+    CheckConstraint(_one_of("kind", LinkKind), name="block_offsets_kind"),
+    CheckConstraint("generation >= 0", name="block_offsets_generation"),
+    CheckConstraint("(kind = 'origin') = (from_offset = -1)", name="block_offsets_origin"),
+    CheckConstraint("to_offset >= 0 AND to_offset > from_offset", name="block_offsets_forward"),
+    comment="Up to which position of each source partition is everything in a block? (A chain of links.)",
+    postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
+)
+
+record_keys = Table(
+    "record_keys",
+    metadata,
+    Column("stream_id", BigInteger, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("receiver_id", BigInteger, nullable=False),
+    Column("sequence", BigInteger, nullable=False),
+    _now("added_at"),
+    PrimaryKeyConstraint("stream_id", "key"),
+    Index("record_keys_age", "stream_id", "added_at"),
+    comment="Which idempotency keys of a stream have been received, within its window?",
+)
+
 log_segments = Table(
     "log_segments",
     metadata,
@@ -280,7 +337,7 @@ log_segments = Table(
     Column("sealed_at", DateTime(timezone=True)),
     UniqueConstraint("path", name="log_segments_path"),
     CheckConstraint(_one_of("state", SegmentState), name="log_segments_state"),
-    CheckConstraint("(state = 'SEALED') = (length IS NOT NULL)", name="log_segments_length"),
+    CheckConstraint("(state = 'OPEN') = (length IS NULL)", name="log_segments_length"),
     Index("log_segments_open", "receiver_id", "id", postgresql_where=text("state = 'OPEN'")),
     comment="Which files of the block store are ours? (A row comes before its file.)",
 )
@@ -408,6 +465,41 @@ output_commits = Table(
     _now("committed_at"),
     PrimaryKeyConstraint("pipeline_id", "output", "batch_time"),
     comment="Which attempt's result counts for an output and batch time? (This row is the commit.)",
+)
+
+kept_blocks = Table(
+    "kept_blocks",
+    metadata,
+    Column("pipeline_id", BigInteger, nullable=False),
+    Column("batch_time", DateTime(timezone=True), nullable=False),
+    Column("receiver_id", BigInteger, nullable=False),
+    Column("sequence", BigInteger, nullable=False),
+    Column("added_at", DateTime(timezone=True), nullable=False),
+    Column("records", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("segment_id", BigInteger, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("length", BigInteger, nullable=False),
+    Column("crc32c", BigInteger, nullable=False),
+    PrimaryKeyConstraint("pipeline_id", "batch_time", "receiver_id", "sequence"),
+    Index("kept_blocks_segment", "segment_id"),
+    comment="Which blocks does a quarantined batch still need, after clean-up took their rows?",
+)
+
+cleanup_events = Table(
+    "cleanup_events",
+    metadata,
+    _identity(),
+    Column("receiver_id", BigInteger, nullable=False),
+    Column("sequences", INT8RANGE, nullable=False),
+    Column("blocks", BigInteger, nullable=False),
+    Column("records", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    # Records that went without any pipeline having read them: their stream's retention was over.
+    Column("unread_records", BigInteger, nullable=False, server_default="0"),
+    _now("at"),
+    Index("cleanup_events_receiver", "receiver_id", "id"),
+    comment="Which blocks were cleaned away, when, and had they been read?",
 )
 
 receiver_events = Table(

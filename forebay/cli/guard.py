@@ -208,9 +208,7 @@ def _send(pids: Sequence[int], number: int) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """The guard as a program."""
-    parser = argparse.ArgumentParser(
-        prog="python -m forebay.cli.guard", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m forebay.cli.guard", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--grace", type=float, default=10.0, help="seconds between the signal and the kill")
     parser.add_argument("--signal", type=int, help="number of the signal that ends the command in order")
     parser.add_argument("--user", type=int, help="user id to run the command as")

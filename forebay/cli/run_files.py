@@ -96,9 +96,7 @@ class RunFile:
         own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
         session = self._session()
         return [
-            process
-            for process in psutil.process_iter()
-            if process.pid not in own and self._knows(process, session)
+            process for process in psutil.process_iter() if process.pid not in own and self._knows(process, session)
         ]
 
     def end(self, hurry: Callable[[], bool] = lambda: False) -> list[int]:

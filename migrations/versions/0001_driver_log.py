@@ -43,10 +43,7 @@ def upgrade() -> None:
         sa.Column("run_id", sa.Text(), nullable=False),
         sa.Column("process_id", sa.BigInteger(), nullable=True),
         sa.Column(
-            "started_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "started_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("error", sa.Text(), server_default="", nullable=False),
@@ -75,10 +72,7 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("blocks", sa.BigInteger(), nullable=False),
         sa.Column(
-            "allocated_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "allocated_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("retry_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("completed_at", sa.DateTime(timezone=True), nullable=True),
@@ -102,6 +96,26 @@ def upgrade() -> None:
         postgresql_where=sa.text("state IN ('ALLOCATED', 'RUNNING', 'FAILED')"),
     )
     op.create_table(
+        "block_offsets",
+        sa.Column("stream_id", sa.BigInteger(), nullable=False),
+        sa.Column("source", sa.Text(), nullable=False),
+        sa.Column("partition", sa.Text(), nullable=False),
+        sa.Column("generation", sa.Integer(), nullable=False),
+        sa.Column("from_offset", sa.BigInteger(), nullable=False),
+        sa.Column("to_offset", sa.BigInteger(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
+        sa.Column("sequence", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("(kind = 'origin') = (from_offset = -1)", name="block_offsets_origin"),
+        sa.CheckConstraint("kind IN ('origin', 'block', 'lost')", name="block_offsets_kind"),
+        sa.CheckConstraint("generation >= 0", name="block_offsets_generation"),
+        sa.CheckConstraint("to_offset >= 0 AND to_offset > from_offset", name="block_offsets_forward"),
+        sa.PrimaryKeyConstraint("stream_id", "source", "partition", "generation", "from_offset"),
+        schema="forebay",
+        comment="Up to which position of each source partition is everything in a block? (A chain of links.)",
+        postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
+    )
+    op.create_table(
         "blocks",
         sa.Column("receiver_id", sa.BigInteger(), nullable=False),
         sa.Column("sequence", sa.BigInteger(), nullable=False),
@@ -115,19 +129,30 @@ def upgrade() -> None:
         sa.Column("offset", sa.BigInteger(), nullable=True),
         sa.Column("length", sa.BigInteger(), nullable=True),
         sa.Column("crc32c", sa.BigInteger(), nullable=True),
-        sa.CheckConstraint(
-            'num_nulls(segment_id, "offset", length, crc32c) IN (0, 4)', name="blocks_handle_whole"
-        ),
+        sa.CheckConstraint('num_nulls(segment_id, "offset", length, crc32c) IN (0, 4)', name="blocks_handle_whole"),
         sa.CheckConstraint("records >= 0 AND bytes >= 0", name="blocks_counts"),
-        sa.CheckConstraint(
-            "segment_id IS NOT NULL OR (records = 0 AND bytes = 0)", name="blocks_marker_empty"
-        ),
+        sa.CheckConstraint("segment_id IS NOT NULL OR (records = 0 AND bytes = 0)", name="blocks_marker_empty"),
         sa.CheckConstraint("sequence > 0 AND epoch > 0", name="blocks_positive"),
         sa.PrimaryKeyConstraint("receiver_id", "sequence"),
         schema="forebay",
         comment="Which blocks does each receiver have, in which order, and where do their bytes lie?",
         postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
     )
+    op.create_table(
+        "cleanup_events",
+        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
+        sa.Column("sequences", postgresql.INT8RANGE(), nullable=False),
+        sa.Column("blocks", sa.BigInteger(), nullable=False),
+        sa.Column("records", sa.BigInteger(), nullable=False),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("unread_records", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        schema="forebay",
+        comment="Which blocks were cleaned away, when, and had they been read?",
+    )
+    op.create_index("cleanup_events_receiver", "cleanup_events", ["receiver_id", "id"], unique=False, schema="forebay")
     op.create_table(
         "cursors",
         sa.Column("pipeline_id", sa.BigInteger(), nullable=False),
@@ -155,30 +180,39 @@ def upgrade() -> None:
         sa.Column("offset", sa.BigInteger(), nullable=False),
         sa.Column("length", sa.BigInteger(), nullable=False),
         sa.Column("crc32c", sa.BigInteger(), nullable=False),
-        sa.Column(
-            "added_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
-        ),
+        sa.Column("added_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.CheckConstraint("part >= 0 AND bytes >= 0", name="dead_letters_counts"),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("segment_id", "offset", name="dead_letters_handle"),
         schema="forebay",
         comment="Which records could not be processed, why, and where are they kept?",
     )
-    op.create_index(
-        "dead_letters_receiver", "dead_letters", ["receiver_id", "id"], unique=False, schema="forebay"
+    op.create_index("dead_letters_receiver", "dead_letters", ["receiver_id", "id"], unique=False, schema="forebay")
+    op.create_table(
+        "kept_blocks",
+        sa.Column("pipeline_id", sa.BigInteger(), nullable=False),
+        sa.Column("batch_time", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
+        sa.Column("sequence", sa.BigInteger(), nullable=False),
+        sa.Column("added_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("records", sa.BigInteger(), nullable=False),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("segment_id", sa.BigInteger(), nullable=False),
+        sa.Column("offset", sa.BigInteger(), nullable=False),
+        sa.Column("length", sa.BigInteger(), nullable=False),
+        sa.Column("crc32c", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("pipeline_id", "batch_time", "receiver_id", "sequence"),
+        schema="forebay",
+        comment="Which blocks does a quarantined batch still need, after clean-up took their rows?",
     )
+    op.create_index("kept_blocks_segment", "kept_blocks", ["segment_id"], unique=False, schema="forebay")
     op.create_table(
         "leadership",
         sa.Column("only_row", sa.Boolean(), server_default="true", nullable=False),
         sa.Column("term", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("counter", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("holder", sa.Text(), nullable=True),
-        sa.Column(
-            "since", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
-        ),
+        sa.Column("since", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.CheckConstraint("only_row", name="leadership_one_row"),
         sa.PrimaryKeyConstraint("only_row"),
         schema="forebay",
@@ -194,15 +228,10 @@ def upgrade() -> None:
         sa.Column("source_rule", sa.Text(), nullable=False),
         sa.Column("state", sa.Text(), server_default="OPEN", nullable=False),
         sa.Column("length", sa.BigInteger(), nullable=True),
-        sa.Column(
-            "opened_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
-        ),
+        sa.Column("opened_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.Column("sealed_at", sa.DateTime(timezone=True), nullable=True),
-        sa.CheckConstraint("(state = 'SEALED') = (length IS NOT NULL)", name="log_segments_length"),
-        sa.CheckConstraint("state IN ('OPEN', 'SEALED')", name="log_segments_state"),
+        sa.CheckConstraint("(state = 'OPEN') = (length IS NULL)", name="log_segments_length"),
+        sa.CheckConstraint("state IN ('OPEN', 'SEALED', 'DELETING')", name="log_segments_state"),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("path", name="log_segments_path"),
         schema="forebay",
@@ -225,10 +254,7 @@ def upgrade() -> None:
         sa.Column("location", sa.Text(), nullable=False),
         sa.Column("rows", sa.BigInteger(), nullable=True),
         sa.Column(
-            "committed_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "committed_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.PrimaryKeyConstraint("pipeline_id", "output", "batch_time"),
         schema="forebay",
@@ -242,12 +268,10 @@ def upgrade() -> None:
         sa.Column("declaration", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
         sa.Column("stream_ids", sa.ARRAY(sa.BigInteger()), nullable=False),
         sa.Column("batch_interval", sa.Interval(), nullable=False),
+        sa.Column("retention", sa.Interval(), server_default=sa.text("interval '0'"), nullable=False),
         sa.Column("last_batch_time", sa.DateTime(timezone=True), nullable=False),
         sa.Column(
-            "applied_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "applied_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("removed_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint("batch_interval > interval '0'", name="pipelines_interval_positive"),
@@ -274,10 +298,7 @@ def upgrade() -> None:
         sa.Column("slots", sa.Integer(), server_default="0", nullable=False),
         sa.Column("heartbeat", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column(
-            "started_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "started_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("end_reason", sa.Text(), nullable=True),
@@ -301,9 +322,7 @@ def upgrade() -> None:
         sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
         sa.Column("receiver_id", sa.BigInteger(), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.Column(
-            "at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
-        ),
+        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("message", sa.Text(), nullable=False),
         sa.Column("detail", sa.Text(), server_default="", nullable=False),
@@ -326,21 +345,15 @@ def upgrade() -> None:
         sa.Column("state", sa.Text(), server_default="INACTIVE", nullable=False),
         sa.Column("desired_state", sa.Text(), server_default="running", nullable=False),
         sa.Column("reason", sa.Text(), server_default="", nullable=False),
-        sa.Column(
-            "since", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
-        ),
+        sa.Column("since", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.Column("assignment", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("agent_id", sa.BigInteger(), nullable=True),
         sa.Column("process_id", sa.BigInteger(), nullable=True),
         sa.Column("rate_limit", sa.Double(), nullable=True),
         sa.Column("low_mark", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("removed_at", sa.DateTime(timezone=True), nullable=True),
-        sa.CheckConstraint(
-            "desired_state IN ('running', 'paused', 'stopped')", name="receivers_desired_state"
-        ),
-        sa.CheckConstraint(
-            "state IN ('INACTIVE', 'SCHEDULED', 'ACTIVE', 'PAUSED', 'FAILED')", name="receivers_state"
-        ),
+        sa.CheckConstraint("desired_state IN ('running', 'paused', 'stopped')", name="receivers_desired_state"),
+        sa.CheckConstraint("state IN ('INACTIVE', 'SCHEDULED', 'ACTIVE', 'PAUSED', 'FAILED')", name="receivers_state"),
         sa.CheckConstraint("low_mark >= 0", name="receivers_low_mark"),
         sa.CheckConstraint("rate_limit IS NULL OR rate_limit > 0", name="receivers_rate_limit"),
         sa.PrimaryKeyConstraint("id"),
@@ -354,16 +367,26 @@ def upgrade() -> None:
         },
     )
     op.create_table(
+        "record_keys",
+        sa.Column("stream_id", sa.BigInteger(), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
+        sa.Column("sequence", sa.BigInteger(), nullable=False),
+        sa.Column("added_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
+        sa.PrimaryKeyConstraint("stream_id", "key"),
+        schema="forebay",
+        comment="Which idempotency keys of a stream have been received, within its window?",
+    )
+    op.create_index("record_keys_age", "record_keys", ["stream_id", "added_at"], unique=False, schema="forebay")
+    op.create_table(
         "streams",
         sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("version", sa.Integer(), server_default="1", nullable=False),
         sa.Column("declaration", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
+        sa.Column("retention", sa.Interval(), server_default=sa.text("interval '7 days'"), nullable=False),
         sa.Column(
-            "applied_at",
-            sa.DateTime(timezone=True),
-            server_default=sa.text("clock_timestamp()"),
-            nullable=False,
+            "applied_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
         sa.Column("removed_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint("version > 0", name="streams_version_positive"),
@@ -389,42 +412,37 @@ def downgrade() -> None:
     for statement in drop_statements():
         op.execute(sa.DDL(statement))
     op.drop_index(
-        "streams_live_name",
-        table_name="streams",
-        schema="forebay",
-        postgresql_where=sa.text("removed_at IS NULL"),
+        "streams_live_name", table_name="streams", schema="forebay", postgresql_where=sa.text("removed_at IS NULL")
     )
     op.drop_table("streams", schema="forebay")
+    op.drop_index("record_keys_age", table_name="record_keys", schema="forebay")
+    op.drop_table("record_keys", schema="forebay")
     op.drop_table("receivers", schema="forebay")
     op.drop_index("receiver_events_receiver", table_name="receiver_events", schema="forebay")
     op.drop_table("receiver_events", schema="forebay")
     op.drop_index(
-        "processes_live",
-        table_name="processes",
-        schema="forebay",
-        postgresql_where=sa.text("ended_at IS NULL"),
+        "processes_live", table_name="processes", schema="forebay", postgresql_where=sa.text("ended_at IS NULL")
     )
     op.drop_table("processes", schema="forebay")
     op.drop_index(
-        "pipelines_live_name",
-        table_name="pipelines",
-        schema="forebay",
-        postgresql_where=sa.text("removed_at IS NULL"),
+        "pipelines_live_name", table_name="pipelines", schema="forebay", postgresql_where=sa.text("removed_at IS NULL")
     )
     op.drop_table("pipelines", schema="forebay")
     op.drop_table("output_commits", schema="forebay")
     op.drop_index(
-        "log_segments_open",
-        table_name="log_segments",
-        schema="forebay",
-        postgresql_where=sa.text("state = 'OPEN'"),
+        "log_segments_open", table_name="log_segments", schema="forebay", postgresql_where=sa.text("state = 'OPEN'")
     )
     op.drop_table("log_segments", schema="forebay")
     op.drop_table("leadership", schema="forebay")
+    op.drop_index("kept_blocks_segment", table_name="kept_blocks", schema="forebay")
+    op.drop_table("kept_blocks", schema="forebay")
     op.drop_index("dead_letters_receiver", table_name="dead_letters", schema="forebay")
     op.drop_table("dead_letters", schema="forebay")
     op.drop_table("cursors", schema="forebay")
+    op.drop_index("cleanup_events_receiver", table_name="cleanup_events", schema="forebay")
+    op.drop_table("cleanup_events", schema="forebay")
     op.drop_table("blocks", schema="forebay")
+    op.drop_table("block_offsets", schema="forebay")
     op.drop_index(
         "batches_unfinished",
         table_name="batches",

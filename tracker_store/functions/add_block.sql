@@ -5,11 +5,22 @@
 -- nothing else: no answer at all is unknown, and is resolved only by sending the identical blocks again.
 -- All or nothing per receiver needs no subtransaction: while the first block is uncommitted nobody else can see
 -- the predecessor of the second, so once the first is in, the rest can't conflict.
+-- Links of source positions and idempotency keys go in with their block. They are compared before it is inserted, so
+-- a mismatch inserts nothing; where another receiver was faster between the two, the primary key of block_offsets or
+-- record_keys raises, the whole call is undone, and the caller sends each receiver's blocks alone: then the comparison
+-- names the outcome.
 -- The outcome is named by later statements, whose snapshots are fresh: the INSERT's own is from before any wait.
--- Locks: the inserted rows' keys alone, in the order of (receiver, sequence). No row of `receivers` is locked.
+-- Locks: the inserted rows' keys alone, in the order of (receiver, sequence), then block_offsets, then record_keys.
+-- No row of `receivers` is locked.
 CREATE FUNCTION forebay.add_block(
     receiver_ids bigint[], epochs bigint[], sequences bigint[], record_counts bigint[], byte_counts bigint[],
-    segment_ids bigint[], offsets bigint[], lengths bigint[], checksums bigint[])
+    segment_ids bigint[], offsets bigint[], lengths bigint[], checksums bigint[],
+    -- One element per link; link_blocks has the position of its block in the arrays above (from 1).
+    link_blocks integer[] DEFAULT '{}', link_sources text[] DEFAULT '{}', link_partitions text[] DEFAULT '{}',
+    link_generations integer[] DEFAULT '{}', link_froms bigint[] DEFAULT '{}', link_tos bigint[] DEFAULT '{}',
+    link_kinds text[] DEFAULT '{}',
+    -- One element per idempotency key, likewise.
+    key_blocks integer[] DEFAULT '{}', keys text[] DEFAULT '{}')
 RETURNS TABLE (
     receiver_id bigint, outcome text, detail text, rate_limit double precision, desired_state text,
     assignment bigint)
@@ -24,6 +35,9 @@ DECLARE
     newest blocks;
     present bigint;
     identical bigint;
+    stream bigint;
+    broken_link text;
+    known_keys text;
 BEGIN
     FOR sent IN
         SELECT u.receiver_id AS receiver, min(u.n)::int AS lo, max(u.n)::int AS hi, count(*) AS blocks,
@@ -38,19 +52,56 @@ BEGIN
         END IF;
         receiver_id := sent.receiver;
         detail := NULL;
+        broken_link := NULL;
+        known_keys := NULL;
+        SELECT r.rate_limit, r.desired_state, r.assignment, r.stream_id
+        INTO rate_limit, desired_state, assignment, stream
+        FROM receivers r WHERE r.id = sent.receiver;
 
-        INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes,
-                            segment_id, "offset", length, crc32c)
-        SELECT sent.receiver, sequences[sent.lo], epochs[sent.lo], greatest(p.added_at, clock_timestamp()),
-               record_counts[sent.lo], byte_counts[sent.lo],
-               p.total_records + record_counts[sent.lo], p.total_bytes + byte_counts[sent.lo],
-               segment_ids[sent.lo], offsets[sent.lo], lengths[sent.lo], checksums[sent.lo]
-        FROM blocks p
-        WHERE p.receiver_id = sent.receiver AND p.sequence = sequences[sent.lo] - 1 AND p.epoch = epochs[sent.lo]
-        ON CONFLICT (receiver_id, sequence) DO NOTHING
-        RETURNING * INTO first_block;
+        IF cardinality(link_blocks) > 0 THEN
+            -- Each link must begin exactly where the partition's newest one ended, or its forerunner in this call.
+            SELECT string_agg(format('%s/%s: %s link %s..%s in generation %s, the log is at %s in generation %s',
+                                     l.source, l.partition, l.kind, l.from_offset, l.to_offset, l.generation,
+                                     coalesce(l.before_to::text, 'no position'), coalesce(l.before_generation, 0)),
+                              '; ')
+            INTO broken_link
+            FROM (
+                SELECT i.*, coalesce(lag(i.to_offset) OVER chain, newest_link.to_offset) AS before_to,
+                       coalesce(lag(i.generation) OVER chain, newest_link.generation) AS before_generation
+                FROM (
+                    SELECT link_sources[n] AS source, link_partitions[n] AS partition, link_generations[n] AS generation,
+                           link_froms[n] AS from_offset, link_tos[n] AS to_offset, link_kinds[n] AS kind, n
+                    FROM generate_subscripts(link_blocks, 1) AS n
+                    WHERE link_blocks[n] BETWEEN sent.lo AND sent.hi) AS i
+                LEFT JOIN LATERAL (
+                    SELECT o.to_offset, o.generation FROM block_offsets o
+                    WHERE o.stream_id = stream AND o.source = i.source AND o.partition = i.partition
+                    ORDER BY o.generation DESC, o.from_offset DESC LIMIT 1) AS newest_link ON true
+                WINDOW chain AS (PARTITION BY i.source, i.partition ORDER BY i.n)) AS l
+            WHERE NOT CASE WHEN l.kind = 'origin' THEN l.generation = coalesce(l.before_generation + 1, 0)
+                           ELSE l.generation = l.before_generation AND l.from_offset = l.before_to END IS TRUE;
+        END IF;
+        IF cardinality(key_blocks) > 0 THEN
+            SELECT string_agg(k.key, ', ') INTO known_keys
+            FROM (SELECT keys[n] AS key FROM generate_subscripts(key_blocks, 1) AS n
+                  WHERE key_blocks[n] BETWEEN sent.lo AND sent.hi) AS k
+            WHERE EXISTS (SELECT 1 FROM record_keys r WHERE r.stream_id = stream AND r.key = k.key);
+        END IF;
 
-        IF FOUND THEN
+        IF broken_link IS NULL AND known_keys IS NULL THEN
+            INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes,
+                                segment_id, "offset", length, crc32c)
+            SELECT sent.receiver, sequences[sent.lo], epochs[sent.lo], greatest(p.added_at, clock_timestamp()),
+                   record_counts[sent.lo], byte_counts[sent.lo],
+                   p.total_records + record_counts[sent.lo], p.total_bytes + byte_counts[sent.lo],
+                   segment_ids[sent.lo], offsets[sent.lo], lengths[sent.lo], checksums[sent.lo]
+            FROM blocks p
+            WHERE p.receiver_id = sent.receiver AND p.sequence = sequences[sent.lo] - 1 AND p.epoch = epochs[sent.lo]
+            ON CONFLICT (receiver_id, sequence) DO NOTHING
+            RETURNING * INTO first_block;
+        END IF;
+
+        IF broken_link IS NULL AND known_keys IS NULL AND FOUND THEN
             outcome := 'added';
             IF sent.hi > sent.lo THEN
                 INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records,
@@ -61,6 +112,20 @@ BEGIN
                        first_block.total_bytes + sum(byte_counts[n]) OVER (ORDER BY n),
                        segment_ids[n], offsets[n], lengths[n], checksums[n]
                 FROM generate_series(sent.lo + 1, sent.hi) AS n;
+            END IF;
+            IF cardinality(link_blocks) > 0 THEN
+                INSERT INTO block_offsets (stream_id, source, partition, generation, from_offset, to_offset, kind,
+                                           receiver_id, sequence)
+                SELECT stream, link_sources[n], link_partitions[n], link_generations[n], link_froms[n], link_tos[n],
+                       link_kinds[n], sent.receiver, sequences[link_blocks[n]]
+                FROM generate_subscripts(link_blocks, 1) AS n
+                WHERE link_blocks[n] BETWEEN sent.lo AND sent.hi;
+            END IF;
+            IF cardinality(key_blocks) > 0 THEN
+                INSERT INTO record_keys (stream_id, key, receiver_id, sequence)
+                SELECT stream, keys[n], sent.receiver, sequences[key_blocks[n]]
+                FROM generate_subscripts(key_blocks, 1) AS n
+                WHERE key_blocks[n] BETWEEN sent.lo AND sent.hi;
             END IF;
         ELSE
             SELECT count(b.sequence), count(*) FILTER (
@@ -86,6 +151,12 @@ BEGIN
                 detail := format('%s of the %s sequences %s..%s of receiver %s are taken, %s of them by these blocks',
                                  present, sent.blocks, sequences[sent.lo], sequences[sent.hi], sent.receiver,
                                  identical);
+            ELSIF broken_link IS NOT NULL THEN
+                outcome := 'offset conflict';
+                detail := broken_link;
+            ELSIF known_keys IS NOT NULL THEN
+                outcome := 'duplicate keys';
+                detail := known_keys;
             ELSIF newest.sequence IS NULL OR newest.sequence < sequences[sent.lo] - 1
                   OR newest.epoch < epochs[sent.lo] THEN
                 outcome := 'gap';
@@ -97,9 +168,6 @@ BEGIN
                 outcome := 'again';
             END IF;
         END IF;
-
-        SELECT r.rate_limit, r.desired_state, r.assignment INTO rate_limit, desired_state, assignment
-        FROM receivers r WHERE r.id = sent.receiver;
         RETURN NEXT;
     END LOOP;
 END

@@ -8,7 +8,12 @@
 -- predecessor may have been cleaned away).
 -- Locks: the pipeline's row in the first statement; heads are read in a later one, whose snapshot is from after
 -- the wait (together they gave a second sensor an empty batch and moved a cursor back).
-CREATE FUNCTION forebay.allocate_blocks_to_batch(pipeline bigint, at_time timestamptz, oldest timestamptz)
+CREATE FUNCTION forebay.allocate_blocks_to_batch(
+    pipeline bigint, at_time timestamptz, oldest timestamptz,
+    -- Cut each receiver's range at its share of these, but never before its first block with records.
+    max_records bigint DEFAULT NULL, max_bytes bigint DEFAULT NULL,
+    -- Whether an interval without records is a batch that runs (a window may still have some).
+    run_empty boolean DEFAULT false)
 RETURNS TABLE (outcome text, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
@@ -43,35 +48,58 @@ BEGIN
         RETURN;
     END IF;
 
-    WITH RECURSIVE heads AS MATERIALIZED (
-        SELECT r.id AS receiver_id, first_row.sequence AS next_sequence,
+    WITH RECURSIVE waiting AS MATERIALIZED (
+        SELECT r.id AS receiver_id, first_row.sequence AS next_sequence, first_row.added_at AS first_added_at,
                first_row.total_records - first_row.records AS base_records,
                first_row.total_bytes - first_row.bytes AS base_bytes,
-               head.sequence AS head, head.added_at < at_time AS whole
+               head.sequence AS head, head.added_at AS head_added_at,
+               head.total_records AS head_records, head.total_bytes AS head_bytes
         FROM receivers r
         LEFT JOIN cursors c ON c.pipeline_id = pipeline AND c.receiver_id = r.id
         CROSS JOIN LATERAL (
-            SELECT b.sequence, b.added_at FROM blocks b
+            SELECT b.sequence, b.added_at, b.total_records, b.total_bytes FROM blocks b
             WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS head
         JOIN blocks first_row ON first_row.receiver_id = r.id
              AND first_row.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)
         WHERE r.stream_id = ANY (locked.stream_ids)
-    ), search (receiver_id, inside, outside) AS (
+    ), share AS MATERIALIZED (
+        SELECT max_records / greatest(1, count(*)) AS records, max_bytes / greatest(1, count(*)) AS bytes
+        FROM waiting w WHERE w.first_added_at < at_time
+    ), heads AS MATERIALIZED (
+        SELECT w.*, w.base_records + share.records AS records_limit, w.base_bytes + share.bytes AS bytes_limit,
+               w.head_added_at < at_time
+               AND (share.records IS NULL OR w.head_records <= w.base_records + share.records)
+               AND (share.bytes IS NULL OR w.head_bytes <= w.base_bytes + share.bytes) AS whole
+        FROM waiting w CROSS JOIN share
+    ), search (receiver_id, inside, outside, records_limit, bytes_limit) AS (
         -- Everything up to `inside` is before the cut, everything above `outside` is not: halve what is between.
-        SELECT h.receiver_id, h.next_sequence - 1, h.head - 1 FROM heads h WHERE NOT h.whole
+        SELECT h.receiver_id, h.next_sequence - 1, h.head - 1, h.records_limit, h.bytes_limit
+        FROM heads h WHERE NOT h.whole
         UNION ALL
         SELECT s.receiver_id, CASE WHEN probe.before_cut THEN middle.m ELSE s.inside END,
-               CASE WHEN probe.before_cut THEN s.outside ELSE middle.m - 1 END
+               CASE WHEN probe.before_cut THEN s.outside ELSE middle.m - 1 END, s.records_limit, s.bytes_limit
         FROM search s
         CROSS JOIN LATERAL (SELECT s.inside + (s.outside - s.inside + 1) / 2) AS middle(m)
         CROSS JOIN LATERAL (
-            SELECT b.added_at < at_time AS before_cut FROM blocks b
+            SELECT b.added_at < at_time AND (s.records_limit IS NULL OR b.total_records <= s.records_limit)
+                   AND (s.bytes_limit IS NULL OR b.total_bytes <= s.bytes_limit) AS before_cut
+            FROM blocks b
             WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m) AS probe
         WHERE s.inside < s.outside
     ), cut AS MATERIALIZED (
-        SELECT h.*, CASE WHEN h.whole THEN h.head ELSE (
-                   SELECT s.inside FROM search s
-                   WHERE s.receiver_id = h.receiver_id AND s.inside >= s.outside LIMIT 1) END AS last_sequence
+        SELECT h.*, CASE
+                   WHEN h.whole THEN h.head
+                   ELSE greatest(
+                       (SELECT s.inside FROM search s
+                        WHERE s.receiver_id = h.receiver_id AND s.inside >= s.outside LIMIT 1),
+                       -- At least one block with records, however small the limit (a marker is none).
+                       CASE WHEN h.records_limit IS NOT NULL OR h.bytes_limit IS NOT NULL THEN (
+                           SELECT b.sequence FROM (
+                               SELECT f.sequence, f.added_at FROM blocks f
+                               WHERE f.receiver_id = h.receiver_id AND f.sequence >= h.next_sequence AND f.records > 0
+                               ORDER BY f.sequence LIMIT 1) AS b
+                           WHERE b.added_at < at_time) END)
+                   END AS last_sequence
         FROM heads h
     ), ranges AS (
         INSERT INTO batch_allocations (pipeline_id, batch_time, receiver_id, sequences, records, bytes)
@@ -93,10 +121,10 @@ BEGIN
     -- An interval without records (markers only, or nothing) is a completed batch: nothing need run for it.
     INSERT INTO batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks, completed_at, reason)
     VALUES (pipeline, at_time, oldest,
-            CASE WHEN allocated.records > 0 THEN 'ALLOCATED' ELSE 'COMPLETED' END,
+            CASE WHEN allocated.records > 0 OR run_empty THEN 'ALLOCATED' ELSE 'COMPLETED' END,
             allocated.records, allocated.bytes, allocated.blocks,
-            CASE WHEN allocated.records > 0 THEN NULL ELSE clock_timestamp() END,
-            CASE WHEN allocated.records > 0 THEN '' ELSE 'no records' END);
+            CASE WHEN allocated.records > 0 OR run_empty THEN NULL ELSE clock_timestamp() END,
+            CASE WHEN allocated.records > 0 OR run_empty THEN '' ELSE 'no records' END);
     UPDATE pipelines SET last_batch_time = at_time WHERE id = pipeline;
     outcome := 'allocated';
     RETURN NEXT;

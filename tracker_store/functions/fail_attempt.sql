@@ -3,7 +3,8 @@
 -- Called by the run itself, by the sensor for a run that ended without a word, and by the tracker for one whose
 -- process is dead. An attempt that never claimed (its run died at its start) is recorded as failed all the same,
 -- so that the next run key is a new one.
--- Locks: the batch's row in the first statement.
+-- Locks: the batch's row in the first statement. Clean-up passes over blocks of a batch that is not finished, so they
+-- are all there to be kept.
 CREATE FUNCTION forebay.fail_attempt(
     pipeline bigint, at_time timestamptz, number integer, failed_run text, message text,
     max_attempts integer, retry_after interval)
@@ -32,6 +33,18 @@ BEGIN
     SET state = outcome, attempt = number, reason = message,
         retry_at = CASE WHEN number >= max_attempts THEN NULL ELSE clock_timestamp() + retry_after END
     WHERE pipeline_id = pipeline AND batch_time = at_time;
+    IF outcome = 'QUARANTINED' THEN
+        -- Its blocks are copied, so that it holds up nobody else's clean-up.
+        INSERT INTO kept_blocks (pipeline_id, batch_time, receiver_id, sequence, added_at, records, bytes, segment_id,
+                                 "offset", length, crc32c)
+        SELECT pipeline, at_time, b.receiver_id, b.sequence, b.added_at, b.records, b.bytes, b.segment_id,
+               b."offset", b.length, b.crc32c
+        FROM batch_allocations a
+        JOIN blocks b ON b.receiver_id = a.receiver_id
+             AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences)
+        WHERE a.pipeline_id = pipeline AND a.batch_time = at_time AND b.segment_id IS NOT NULL
+        ON CONFLICT DO NOTHING;
+    END IF;
     RETURN NEXT;
 END
 $$;

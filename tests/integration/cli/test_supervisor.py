@@ -85,9 +85,7 @@ def mark(home: Path) -> Iterator[str]:
 def sleeper(mark: str) -> Callable[..., Child]:
     """Makes a child of Python code that prints "up" when it is ready."""
 
-    def make(
-        name: str, code: str = "print('up', flush=True); import time; time.sleep(300)", **more: object
-    ) -> Child:
+    def make(name: str, code: str = "print('up', flush=True); import time; time.sleep(300)", **more: object) -> Child:
         log = Path(mark) / "logs" / f"{name}.log"
         fields = {
             "ready": lambda: "up" in log.read_text(),
@@ -163,9 +161,7 @@ def test_a_healthy_period_forgets_earlier_failures(home: Path, sleeper: Callable
     # One restart is allowed; each life is a healthy one, so it is restarted without end.
     policy = RestartPolicy(first=0.01, most=0.01, healthy_after=0.0, attempts=1)
     with Supervisor(home, seen) as supervisor:
-        supervisor.start(
-            [sleeper("short", "print('up', flush=True); import time; time.sleep(0.3)", restart=policy)]
-        )
+        supervisor.start([sleeper("short", "print('up', flush=True); import time; time.sleep(0.3)", restart=policy)])
         until(lambda: seen.kinds("short").count(ChildEventKind.STARTED) >= 4, "the fourth start")
         assert ChildEventKind.FAILED not in seen.kinds("short")
 
@@ -173,9 +169,7 @@ def test_a_healthy_period_forgets_earlier_failures(home: Path, sleeper: Callable
 def test_a_child_that_is_given_up_ends_the_wait(home: Path, sleeper: Callable[..., Child]) -> None:
     with Supervisor(home) as supervisor:
         policy = RestartPolicy(first=0.01, attempts=2)
-        supervisor.start(
-            [sleeper("flaky", "print('up', flush=True); import time; time.sleep(0.3)", restart=policy)]
-        )
+        supervisor.start([sleeper("flaky", "print('up', flush=True); import time; time.sleep(0.3)", restart=policy)])
         assert supervisor.wait(20) == StopReason(failed_child="flaky")
         assert supervisor.statuses()[0].restarts == 2
 
@@ -216,9 +210,7 @@ def test_what_a_child_started_ends_with_it(home: Path, mark: str, sleeper: Calla
         assert marked(mark) == []
 
 
-def test_a_stubborn_child_is_killed_after_its_grace(
-    home: Path, mark: str, sleeper: Callable[..., Child]
-) -> None:
+def test_a_stubborn_child_is_killed_after_its_grace(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
     with Supervisor(home) as supervisor:
         supervisor.start([sleeper("stubborn", STUBBORN, stop_grace=0.3)])
         supervisor.start([sleeper("unguarded", STUBBORN, stop_grace=0.3, guarded=False)])
@@ -227,9 +219,7 @@ def test_a_stubborn_child_is_killed_after_its_grace(
     assert marked(mark) == []
 
 
-def test_stop_at_once_from_another_thread_hurries(
-    home: Path, mark: str, sleeper: Callable[..., Child]
-) -> None:
+def test_stop_at_once_from_another_thread_hurries(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
     with Supervisor(home) as supervisor:
         supervisor.start([sleeper(f"stubborn_{n}", STUBBORN, stop_grace=60, guarded=n > 0) for n in range(2)])
         stopping = threading.Thread(target=supervisor.stop)
@@ -241,9 +231,7 @@ def test_stop_at_once_from_another_thread_hurries(
     assert marked(mark) == []
 
 
-def test_a_stop_while_starting_gives_up_the_start(
-    home: Path, mark: str, sleeper: Callable[..., Child]
-) -> None:
+def test_a_stop_while_starting_gives_up_the_start(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
     with Supervisor(home) as supervisor:
         threading.Timer(0.3, supervisor.request_stop).start()
         with pytest.raises(StopRequestedError):
@@ -360,9 +348,7 @@ def _type_ctrl_c(process: subprocess.Popen[str]) -> None:
     os.write(process.terminal, b"\x03")  # type: ignore[attr-defined]
 
 
-def test_ctrl_c_stops_all_in_order(
-    mark: str, supervisor_process: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_ctrl_c_stops_all_in_order(mark: str, supervisor_process: Callable[..., subprocess.Popen[str]]) -> None:
     code = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGINT, lambda *_: print('was shot', flush=True))\n"
@@ -381,9 +367,7 @@ def test_ctrl_c_stops_all_in_order(
     assert "was shot" not in (Path(mark) / "logs" / "child_0.log").read_text()
 
 
-def test_a_second_ctrl_c_stops_at_once(
-    mark: str, supervisor_process: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_second_ctrl_c_stops_at_once(mark: str, supervisor_process: Callable[..., subprocess.Popen[str]]) -> None:
     process = supervisor_process(STUBBORN, STUBBORN + "  # stdin: unguarded", STUBBORN)
     _type_ctrl_c(process)
     _read_until(process, "stopping")
@@ -403,9 +387,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing(
     until(lambda: marked(mark) == [], "everything has ended by itself")
 
 
-def test_kill_9_of_a_guard_is_healed_by_its_supervisor(
-    home: Path, mark: str, sleeper: Callable[..., Child]
-) -> None:
+def test_kill_9_of_a_guard_is_healed_by_its_supervisor(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
     seen = Recorder()
     with Supervisor(home, seen) as supervisor:
         supervisor.start([sleeper("child", WITH_GRANDCHILDREN)])

@@ -1,0 +1,282 @@
+"""Real receiver processes on a real driver log, with a source that numbers its lines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.sources.socket_text import SocketText
+from tracker_store.engine import connect, create_engine
+from tracker_store.pipelines import apply_stream
+from tracker_store.receivers import placements, receiver_events
+from tracker_store.schema import ReceiverEventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DEADLINE_SECONDS = 40.0
+
+_RUN = """
+import sys
+from receiver_runtime.receiver_process import run
+sys.exit(run(receiver_id=int(sys.argv[1]), assignment=int(sys.argv[2]), database_url=sys.argv[3], block_store=sys.argv[4]))
+"""
+
+
+def eventually(predicate: Callable[[], object], what: str) -> None:
+    """Poll until `predicate` holds; fails the test at a deadline that is never reached when all is well."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not predicate():
+        assert time.monotonic() < deadline, f"{what} did not come true in {DEADLINE_SECONDS} s"
+        time.sleep(0.02)
+
+
+class NumberedSource:
+    """Sends numbered lines to whoever connects, at a pace; each number once, whoever is connected.
+
+    A line that was sent into a connection that then broke is not sent again: a TCP sender does not know.
+    """
+
+    def __init__(self, *, pause: float = 0.001) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.sent = 0
+        self.sending = threading.Event()
+        self.sending.set()
+        self._pause = pause
+        self._closed = False
+        self._connections: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+        self.sending.set()
+        # A listener that another thread waits on is woken by a connection, not by its close.
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        self._thread.join(20)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while not self._closed:
+            connection, _ = self._listener.accept()
+            with connection, contextlib.suppress(OSError):
+                while not self._closed:
+                    self.sending.wait()
+                    connection.sendall(b"%d\n" % self.sent)
+                    self.sent += 1
+                    time.sleep(self._pause)
+
+
+class CuttingProxy:
+    """Between a receiver and Postgres; `cut` breaks every connection in mid-word, `away` lets nobody in."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.away = False
+        self.cuts = 0
+        self._lock = threading.Lock()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def connections(self) -> int:
+        with self._lock:
+            return len(self._pairs)
+
+    def cut(self) -> None:
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        self.cuts += len(pairs)
+        for pair in pairs:
+            for side in pair:
+                with contextlib.suppress(OSError):
+                    side.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        self._thread.join(20)
+        self._listener.close()
+        self.cut()
+
+    def _serve(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            if self._closed or self.away:
+                client.close()
+                if self._closed:
+                    return
+                continue
+            server = socket.create_connection(("127.0.0.1", self._target))
+            with self._lock:
+                self._pairs.append((client, server))
+            for source, target in ((client, server), (server, client)):
+                threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        for side in (source, target):
+            with contextlib.suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+        source.close()
+
+
+@dataclass
+class ReceiverRig:
+    """One declared receiver, what it registered, and the processes started for it."""
+
+    database_url: str
+    root: Path
+    engine: sa.Engine
+    receiver_id: int
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @classmethod
+    def make(cls, database_url: str, root: Path, source: dict[str, Any], **settings: Any) -> ReceiverRig:
+        engine = create_engine(database_url, application_name="tests")
+        with connect(engine) as connection:
+            apply_stream(
+                connection, name="lines", declaration={"source": source, "settings": settings}, receivers=1
+            )
+            [placement] = placements(connection)
+        made = cls(database_url, root, engine, placement.receiver_id)
+        made.assign(1)
+        return made
+
+    @classmethod
+    def on_socket(cls, database_url: str, root: Path, port: int, **settings: Any) -> ReceiverRig:
+        source = SocketText(host="127.0.0.1", port=port).model_dump(mode="json")
+        return cls.make(database_url, root, source, block_interval="20ms", receiver_restart_delay="50ms", **settings)
+
+    def execute(self, statement: str, **values: Any) -> list[Any]:
+        with connect(self.engine) as connection:
+            result = connection.execute(sa.text(statement), values)
+            return list(result) if result.returns_rows else []
+
+    def assign(self, assignment: int) -> None:
+        self.execute(
+            "UPDATE forebay.receivers SET assignment = :a, state = 'SCHEDULED' WHERE id = :r",
+            a=assignment,
+            r=self.receiver_id,
+        )
+
+    def desire(self, state: str) -> None:
+        self.execute("UPDATE forebay.receivers SET desired_state = :s WHERE id = :r", s=state, r=self.receiver_id)
+
+    def start(self, assignment: int = 1, *, database_url: str | None = None) -> subprocess.Popen[bytes]:
+        self.root.mkdir(parents=True, exist_ok=True)
+        number = len(self.processes)
+        with (self.root / f"process-{number}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _RUN, str(self.receiver_id), str(assignment)]
+                + [database_url or self.database_url, str(self.root / "blocks")],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        self.engine.dispose()
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.root.glob("process-*.log")))
+
+    def state(self) -> tuple[str, str]:
+        [(state, reason)] = self.execute(
+            "SELECT state, reason FROM forebay.receivers WHERE id = :r", r=self.receiver_id
+        )
+        return state, reason
+
+    def events(self) -> list[ReceiverEventKind]:
+        with connect(self.engine) as connection:
+            return [kind for kind, _, _ in receiver_events(connection, self.receiver_id)]
+
+    def records(self) -> int:
+        [(records,)] = self.execute(
+            "SELECT coalesce(max(total_records), 0) FROM forebay.blocks WHERE receiver_id = :r", r=self.receiver_id
+        )
+        return int(records)
+
+    def epochs(self) -> list[int]:
+        return [
+            epoch
+            for (epoch,) in self.execute(
+                "SELECT epoch FROM forebay.blocks WHERE receiver_id = :r AND segment_id IS NULL ORDER BY sequence",
+                r=self.receiver_id,
+            )
+        ]
+
+    def values(self) -> list[str]:
+        """Of every registered block, in order of sequence, each block checked against its row."""
+        store = LocalBlockStore(self.root / "blocks")
+        rows = self.execute(
+            'SELECT b.sequence, b.records, s.path, b."offset", b.length, b.crc32c, b.segment_id FROM forebay.blocks b '
+            "LEFT JOIN forebay.log_segments s ON s.id = b.segment_id WHERE b.receiver_id = :r ORDER BY b.sequence",
+            r=self.receiver_id,
+        )
+        assert [row.sequence for row in rows] == list(range(1, len(rows) + 1)), "the sequence has gaps"
+        found: list[str] = []
+        for row in rows:
+            if row.segment_id is None:
+                continue
+            before = len(found)
+            for batch in store.read_batches(row.path, row.offset, row.length, row.crc32c):
+                found.extend(batch.column(0).to_pylist())
+            assert len(found) - before == row.records
+        return found
+
+    def dead_letters(self) -> list[tuple[str, bytes]]:
+        store = LocalBlockStore(self.root / "blocks")
+        return [
+            (row.reason, store.read_frame(row.path, row.offset, row.length, row.crc32c).payload.to_pybytes())
+            for row in self.execute(
+                'SELECT d.reason, s.path, d."offset", d.length, d.crc32c FROM forebay.dead_letters d '
+                "JOIN forebay.log_segments s ON s.id = d.segment_id ORDER BY d.id"
+            )
+        ]
+
+    def segments(self) -> list[tuple[str, str, int | None]]:
+        return [
+            tuple(row) for row in self.execute("SELECT path, state, length FROM forebay.log_segments ORDER BY id")
+        ]
+
+
+def exit_code(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process's end."""
+    return process.wait(DEADLINE_SECONDS)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,311 @@
+"""Receiver processes as the agent starts them, on a real driver log and real files."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from receiver_runtime.exit_codes import ExitCode
+from tests.integration.receiver_runtime.receiver_rig import (
+    CuttingProxy,
+    NumberedSource,
+    ReceiverRig,
+    eventually,
+    exit_code,
+)
+from tracker_store.schema import ReceiverEventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def source() -> Iterator[NumberedSource]:
+    made = NumberedSource()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rig(database_url: str, tmp_path: Path, source: NumberedSource) -> Iterator[ReceiverRig]:
+    made = ReceiverRig.on_socket(database_url, tmp_path / "receiver", source.port)
+    yield made
+    made.close()
+
+
+def numbers(values: list[str]) -> list[int]:
+    return [int(value) for value in values]
+
+
+def assert_each_once_in_order(values: list[str]) -> None:
+    got = numbers(values)
+    assert got == sorted(set(got)), "a line came twice, or out of order"
+
+
+def test_s04_lines_are_registered_and_a_stop_drains_what_was_read(rig: ReceiverRig, source: NumberedSource) -> None:
+    process = rig.start()
+    eventually(lambda: rig.records() > 200, "200 records")
+    assert rig.state()[0] == "ACTIVE"
+    assert rig.state()[1] == f"connected to 127.0.0.1:{source.port}"
+    source.sending.clear()
+    eventually(lambda: rig.records() >= source.sent, "all that was sent")
+    process.send_signal(signal.SIGTERM)
+    assert exit_code(process) == ExitCode.STOPPED
+    assert numbers(rig.values()) == list(range(source.sent))
+    assert rig.state() == ("INACTIVE", "SIGTERM")
+    assert rig.events() == [ReceiverEventKind.STARTED, ReceiverEventKind.CONNECTED, ReceiverEventKind.STOPPED]
+    assert [(row.ended_at is not None, row.end_reason) for row in rig.execute("SELECT * FROM forebay.processes")] == [
+        (True, "SIGTERM")
+    ]
+    segments = rig.segments()
+    assert segments
+    for path, state, length in segments:
+        assert (state, length) == ("SEALED", (rig.root / "blocks" / path).stat().st_size)
+
+
+def test_s04_k12_a_stop_under_load_loses_no_whole_line_that_was_read(
+    database_url: str, tmp_path: Path, source: NumberedSource
+) -> None:
+    rig = ReceiverRig.on_socket(database_url, tmp_path / "receiver", source.port)
+    rig.execute(
+        "UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{settings,block_interval}', '\"30s\"')"
+    )
+    try:
+        process = rig.start()
+        eventually(lambda: rig.state()[1].startswith("connected"), "a connection")
+        # Everything is in the buffer of the generator, for the next 30 seconds.
+        eventually(lambda: source.sent > 500, "500 lines")
+        assert rig.records() == 0
+        process.send_signal(signal.SIGTERM)
+        assert exit_code(process) == ExitCode.STOPPED
+        assert numbers(rig.values())[:500] == list(range(500))
+    finally:
+        rig.close()
+
+
+def test_kill_9_and_a_restart_lose_and_double_nothing_that_was_registered(
+    rig: ReceiverRig, source: NumberedSource
+) -> None:
+    registered: set[str] = set()
+    for round_number in range(1, 4):
+        process = rig.start()
+        before = rig.records()
+        eventually(lambda before=before: rig.records() > before + 50, "50 more records")
+        process.kill()
+        process.wait()
+        values = rig.values()
+        assert registered <= set(values)
+        registered = set(values)
+        assert len(rig.epochs()) == round_number
+    assert_each_once_in_order(rig.values())
+    assert rig.epochs() == sorted(set(rig.epochs()))
+    # No two epochs share a file.
+    paths = [path for path, _, _ in rig.segments()]
+    assert len(paths) == len(set(paths)) >= 3
+
+
+def test_w21_the_process_that_was_taken_over_is_fenced_and_says_so(rig: ReceiverRig, source: NumberedSource) -> None:
+    first = rig.start()
+    eventually(lambda: rig.records() > 20, "20 records")
+    first.send_signal(signal.SIGSTOP)
+    second = rig.start()
+    eventually(lambda: len(rig.epochs()) == 2, "the second claim")
+    first.send_signal(signal.SIGCONT)
+    assert exit_code(first) == ExitCode.FENCED
+    assert ReceiverEventKind.FENCED in rig.events()
+    # The source serves one at a time, so that the second's turn comes now.
+    before = rig.records()
+    eventually(lambda: rig.records() > before + 20, "20 records of the second")
+    second.send_signal(signal.SIGTERM)
+    assert exit_code(second) == ExitCode.STOPPED
+    assert_each_once_in_order(rig.values())
+
+
+def test_a_process_may_claim_only_under_its_own_assignment(rig: ReceiverRig) -> None:
+    rig.assign(5)
+    assert exit_code(rig.start(assignment=4)) == ExitCode.FENCED
+    assert exit_code(rig.start(assignment=6)) == ExitCode.FENCED
+    assert rig.epochs() == []
+    assert rig.state()[0] == "SCHEDULED"
+
+
+def test_a_newer_assignment_makes_it_drain_and_go(rig: ReceiverRig, source: NumberedSource) -> None:
+    process = rig.start()
+    eventually(lambda: rig.records() > 20, "20 records")
+    rig.assign(2)
+    assert exit_code(process) == ExitCode.FENCED
+    assert rig.state()[0] == "SCHEDULED"
+    assert_each_once_in_order(rig.values())
+    rig.start(assignment=2)
+    before = rig.records()
+    eventually(lambda: rig.records() > before + 20, "20 records of the next")
+
+
+def test_it_ends_when_its_parent_is_gone(rig: ReceiverRig, source: NumberedSource) -> None:
+    process = rig.start()
+    eventually(lambda: rig.records() > 20, "20 records")
+    assert process.stdin is not None
+    process.stdin.close()
+    assert exit_code(process) == ExitCode.STOPPED
+    assert rig.state() == ("INACTIVE", "the parent process is gone")
+
+
+def test_an_operator_pauses_resumes_and_stops_it(rig: ReceiverRig, source: NumberedSource) -> None:
+    rig.desire("paused")
+    process = rig.start()
+    eventually(lambda: rig.state()[0] == "PAUSED", "PAUSED")
+    assert source.sent == 0
+    heartbeat = "SELECT heartbeat FROM forebay.processes"
+    [(before,)] = rig.execute(heartbeat)
+    eventually(lambda: rig.execute(heartbeat)[0][0] > before, "a heartbeat while paused")
+    rig.desire("running")
+    eventually(lambda: rig.records() > 20, "20 records")
+    assert rig.state()[0] == "ACTIVE"
+    rig.desire("stopped")
+    assert exit_code(process) == ExitCode.STOPPED
+    assert rig.state()[0] == "INACTIVE"
+
+
+def test_a_source_that_is_not_there_yet_is_waited_for_in_sight(database_url: str, tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        rig = ReceiverRig.on_socket(database_url, tmp_path / "receiver", port)
+        try:
+            rig.start()
+            eventually(lambda: "trying again: Error connecting to" in rig.state()[1], "the reason")
+            assert rig.state()[0] == "ACTIVE"
+            time.sleep(0.5)
+            assert rig.events().count(ReceiverEventKind.RESTARTED) == 1
+            unused.listen()
+            connection, _ = unused.accept()
+            with connection:
+                connection.sendall(b"at last\n\xff\n")
+                eventually(lambda: rig.values() == ["at last"] and rig.dead_letters(), "the line")
+            assert rig.dead_letters() == [("invalid_encoding", b"\xff")]
+            assert ReceiverEventKind.BAD_RECORD in rig.events()
+        finally:
+            rig.close()
+
+
+def test_a_declaration_that_can_not_work_fails_the_receiver_with_the_reason(
+    database_url: str, tmp_path: Path
+) -> None:
+    rig = ReceiverRig.make(database_url, tmp_path / "receiver", {"kind": "carrier_pigeon"})
+    try:
+        assert exit_code(rig.start()) == ExitCode.FAILED
+        state, reason = rig.state()
+        assert state == "FAILED"
+        assert "carrier_pigeon" in reason
+        assert rig.events() == [ReceiverEventKind.FAILED]
+        assert rig.epochs() == []
+    finally:
+        rig.close()
+
+
+def test_restarts_that_are_used_up_fail_the_receiver(database_url: str, tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        rig = ReceiverRig.on_socket(
+            database_url, tmp_path / "receiver", unused.getsockname()[1], receiver_max_restarts=2
+        )
+        try:
+            assert exit_code(rig.start()) == ExitCode.FAILED
+            assert rig.state()[0] == "FAILED"
+            assert "2 restarts in a row did not help" in rig.state()[1]
+        finally:
+            rig.close()
+
+
+def test_w02_n17_answers_cut_in_mid_word_lose_and_double_nothing(rig: ReceiverRig, source: NumberedSource) -> None:
+    url = sa.make_url(rig.database_url)
+    assert url.port is not None
+    proxy = CuttingProxy(url.port)
+    try:
+        process = rig.start(
+            database_url=url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+        )
+        eventually(lambda: rig.records() > 50, "50 records")
+        chance = random.Random(7)
+        while proxy.cuts < 40:
+            eventually(lambda: proxy.connections, "a connection")
+            time.sleep(chance.uniform(0.0, 0.05))
+            proxy.cut()
+        # And away for a while: it keeps what it holds and goes on by itself.
+        proxy.away = True
+        proxy.cut()
+        time.sleep(2.0)
+        assert process.poll() is None
+        proxy.away = False
+        source.sending.clear()
+        eventually(lambda: rig.records() >= source.sent, "all that was sent")
+        process.send_signal(signal.SIGTERM)
+        assert exit_code(process) == ExitCode.STOPPED, rig.logs()
+        assert numbers(rig.values()) == list(range(source.sent))
+        assert len(rig.epochs()) == 1
+    finally:
+        proxy.close()
+
+
+def test_a_stop_before_the_driver_log_can_be_reached_ends_it(rig: ReceiverRig) -> None:
+    url = sa.make_url(rig.database_url)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        process = rig.start(database_url=url.set(port=port).render_as_string(hide_password=False))
+        eventually(lambda: "the driver log is away" in rig.logs(), "the warning")
+        process.send_signal(signal.SIGTERM)
+        assert exit_code(process) == ExitCode.STOPPED
+
+
+def test_a_second_signal_ends_it_at_once(rig: ReceiverRig, source: NumberedSource) -> None:
+    url = sa.make_url(rig.database_url)
+    assert url.port is not None
+    proxy = CuttingProxy(url.port)
+    try:
+        process = rig.start(database_url=url.set(port=proxy.port).render_as_string(hide_password=False))
+        eventually(lambda: rig.records() > 20, "20 records")
+        proxy.away = True
+        proxy.cut()
+        sent = source.sent
+        eventually(lambda: source.sent > sent + 20, "lines that can't be registered")
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(Exception, match="timed out"):
+            process.wait(1.0)
+        process.send_signal(signal.SIGTERM)
+        assert exit_code(process) == ExitCode.FAILED
+    finally:
+        proxy.close()
+    assert_each_once_in_order(rig.values())
+
+
+def test_many_connections_of_one_source_keep_every_line(database_url: str, tmp_path: Path) -> None:
+    """A sender that hangs up after each 1000 lines: nothing between two connections is lost."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(30)
+
+    def serve() -> None:
+        for start in range(0, 10_000, 1000):
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"\n".join(b"%d" % n for n in range(start, start + 1000)))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    rig = ReceiverRig.on_socket(database_url, tmp_path / "receiver", listener.getsockname()[1])
+    try:
+        rig.start()
+        eventually(lambda: rig.records() == 10_000, "all lines")
+        assert numbers(rig.values()) == list(range(10_000))
+    finally:
+        thread.join()
+        listener.close()
+        rig.close()

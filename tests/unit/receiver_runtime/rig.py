@@ -1,0 +1,183 @@
+"""A supervisor with everything real below it but the database: segments on disk, a registrar, a chain in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from receiver_runtime.block_handler import BlockHandler
+from receiver_runtime.block_store.frame import SourceRule
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.receiver import Receiver
+from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor
+from receiver_runtime.records import schema_of
+from receiver_runtime.registrar import Registrar
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from receiver_runtime.write_ahead_log import WriteAheadLog
+from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemoryBlockLog, MemorySegments, eventually
+from tracker_store.blocks import Claim
+from tracker_store.schema import ReceiverEventKind, ReceiverState
+
+FAST: dict[str, Any] = {
+    "block_interval": "5ms",
+    "receiver_restart_delay": "1ms",
+    "receiver_max_restart_delay": "5ms",
+}
+
+
+class RecordingReporter:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.states: list[tuple[ReceiverState, str]] = []
+        self.reasons: list[str] = []
+        self.events: list[tuple[ReceiverEventKind, str, str]] = []
+
+    def state(self, state: ReceiverState, reason: str) -> None:
+        self.states.append((state, reason))
+
+    def reason(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def event(self, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
+        self.events.append((kind, message, detail))
+
+    def kinds(self) -> list[ReceiverEventKind]:
+        return [kind for kind, _, _ in self.events]
+
+
+class HandReceiver(Receiver):
+    """A receiver that a test moves by hand."""
+
+    columns = (("value", "string"),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts = 0
+        self.stops = 0
+        self.on_starting: Callable[[], None] = lambda: None
+        self.on_stopping: Callable[[], None] = lambda: None
+
+    def on_start(self) -> None:
+        self.starts += 1
+        self.on_starting()
+
+    def on_stop(self) -> None:
+        self.on_stopping()
+        self.stops += 1
+
+
+@dataclass
+class Rig:
+    supervisor: ReceiverSupervisor
+    registrar: Registrar
+    log: MemoryBlockLog
+    rows: MemorySegments
+    files: FaultyFiles
+    store: LocalBlockStore
+    reporter: RecordingReporter
+    clock: ManualClock | None = None
+    endings: list[Ending] = field(default_factory=list)
+
+    def values(self) -> list[str]:
+        """Of the registered blocks, read back from the store, in order."""
+        found: list[str] = []
+        for item in self.log.chain(1):
+            handle = item.handle
+            batches = list(
+                self.store.read_batches(self.rows.paths[handle.segment_id], handle.offset, handle.length, handle.crc32c)
+            )
+            assert sum(batch.num_rows for batch in batches) == item.records
+            found.extend(value for batch in batches for value in batch.column(0).to_pylist())
+        return found
+
+    def dead_letters(self) -> list[tuple[str, int, bytes]]:
+        """As (reason, part, raw bytes), read back from the store."""
+        return [
+            (
+                reason,
+                part,
+                self.store.read_frame(
+                    self.rows.paths[handle.segment_id], handle.offset, handle.length, handle.crc32c
+                ).payload.to_pybytes(),
+            )
+            for reason, part, _, handle in self.rows.dead_letters
+        ]
+
+    def end(self) -> Ending:
+        ending = self.supervisor.await_termination(20)
+        assert ending is not None, "the supervisor did not end"
+        return ending
+
+    def stop(self) -> Ending:
+        self.supervisor.stop("the test is over")
+        return self.end()
+
+
+@contextmanager
+def rig(
+    root: Path, receiver: Receiver, *, clock: ManualClock | None = None, start: bool = True, **settings: Any
+) -> Iterator[Rig]:
+    files = FaultyFiles()
+    store = LocalBlockStore(root, files=files)
+    rows = MemorySegments()
+    log = MemoryBlockLog()
+    reporter = RecordingReporter()
+    wanted = ReceiverSettings.model_validate(FAST | settings)
+    handler = BlockHandler(
+        WriteAheadLog(store, rows, receiver_id=1, epoch=5, source_rule="not_sent_again", clock=clock),
+        schema_of(receiver.columns),
+        receiver_id=1,
+        epoch=5,
+        source_rule=SourceRule.NOT_SENT_AGAIN,
+    )
+    registrar = Registrar(log, heartbeat_interval=0.02)
+    supervisor = ReceiverSupervisor(
+        receiver,
+        stream_id=3,
+        claim=Claim(1, 5, 1),
+        assignment=1,
+        settings=wanted,
+        handler=handler,
+        registrar=registrar,
+        driver_log=rows,
+        reporter=reporter,
+        clock=clock,
+    )
+    registrar.start()
+    made = Rig(supervisor, registrar, log, rows, files, store, reporter, clock)
+    if start:
+        supervisor.start()
+    try:
+        yield made
+    finally:
+        log.away = False
+        if start:
+            supervisor.stop("the test is over")
+            eventually(lambda: supervisor.await_termination(0), "the end")
+        registrar.stop()
+
+
+def batch(*values: str) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(values, pa.string())], names=["value"])
+
+
+def in_thread(action: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
+    """Run on a thread of its own; what it raises is collected."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001  handed to the test
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, errors

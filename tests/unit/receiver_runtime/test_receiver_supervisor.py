@@ -1,0 +1,489 @@
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from receiver_runtime.block_generator import GeneratorState, GeneratorStateError
+from receiver_runtime.block_handler import DeadLetter
+from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.receiver import Receiver, ReceiverAttachedError, ReceiverNotAttachedError
+from receiver_runtime.receiver_supervisor import TRANSITIONS, SupervisorState
+from tests.unit.receiver_runtime.rig import HandReceiver, batch, in_thread, rig
+from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
+from tracker_store.errors import ReceiverFencedError
+from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
+
+
+@pytest.fixture
+def receiver() -> HandReceiver:
+    return HandReceiver()
+
+
+def test_r04_before_it_is_attached_a_receiver_knows_nothing(receiver: HandReceiver) -> None:
+    assert receiver.stream_id == -1
+    for use in (
+        lambda: receiver.store("x"),
+        lambda: receiver.store_buffered(["x"]),
+        lambda: receiver.restart("x"),
+        lambda: receiver.stop("x"),
+        lambda: receiver.report_error("x"),
+        receiver.is_started,
+        receiver.is_stopped,
+    ):
+        with pytest.raises(ReceiverNotAttachedError, match="A ReceiverSupervisor has not been attached"):
+            use()
+
+
+def test_r04_a_receiver_is_attached_once(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver, start=False) as made:
+        assert receiver.stream_id == 3
+        assert not receiver.is_started()
+        assert not receiver.is_stopped()
+        with pytest.raises(ReceiverAttachedError):
+            receiver.attach_supervisor(made.supervisor)
+
+
+def test_r01_a_receiver_prefers_no_host(receiver: HandReceiver) -> None:
+    assert receiver.preferred_location is None
+
+
+def test_r02_one_record_is_asynchronous_and_many_return_when_registered(
+    receiver: HandReceiver, tmp_path: Path
+) -> None:
+    with rig(tmp_path, receiver, block_interval="60s") as made:
+        eventually(receiver.is_started)
+        receiver.store("single")
+        assert made.values() == []
+        receiver.store(batch("a", "b"))
+        assert made.values() == ["a", "b"]
+        receiver.store(["c"])
+        receiver.store(iter(["d", "e"]))
+        assert [item.records for item in made.log.chain(1)] == [2, 1, 2]
+        receiver.store([])
+        assert made.stop().drained
+        assert made.values() == ["a", "b", "c", "d", "e", "single"]
+
+
+def test_r02_many_records_raise_when_they_can_not_be_registered(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.store(["a"])
+        made.log.fence.add(1)
+        with pytest.raises(ReceiverFencedError):
+            receiver.store(["b"])
+        assert made.end().exit_code is ExitCode.FENCED
+        assert made.values() == ["a"]
+
+
+def test_b03_a_buffered_chunk_is_wholly_in_one_block(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        for n in range(20):
+            receiver.store_buffered(batch(*[str(n)] * 50))
+        made.stop()
+        assert made.values() == [str(n) for n in range(20) for _ in range(50)]
+        assert all(item.records % 50 == 0 for item in made.log.chain(1))
+
+
+def test_s01_states_and_order_of_start(receiver: HandReceiver, tmp_path: Path) -> None:
+    seen: list[object] = []
+    with rig(tmp_path, receiver, start=False) as made:
+        receiver.on_starting = lambda: seen.extend([made.supervisor.generator.state, receiver.is_started()])
+        assert made.supervisor.state is SupervisorState.INITIALIZED
+        made.supervisor.start()
+        eventually(lambda: receiver.starts)
+        made.stop()
+        assert seen == [GeneratorState.ACTIVE, True]
+        assert made.supervisor.state is SupervisorState.STOPPED
+        assert receiver.is_stopped()
+        assert made.reporter.states[-1][0] is ReceiverState.INACTIVE
+        assert made.reporter.kinds()[-1] is ReceiverEventKind.STOPPED
+
+
+def test_s02_a_receiver_that_fails_to_start_is_started_again(receiver: HandReceiver, tmp_path: Path) -> None:
+    def fail() -> None:
+        if receiver.starts < 4:
+            raise OSError("no route")
+
+    receiver.on_starting = fail
+    with rig(tmp_path, receiver) as made:
+        eventually(lambda: receiver.starts == 4)
+        assert (ReceiverEventKind.RESTARTED, "Error starting receiver", "OSError: no route") in made.reporter.events
+        assert "Error starting receiver" in made.reporter.reasons[0]
+        assert receiver.stops == 3
+
+
+def test_s03_a_receiver_that_fails_to_stop_is_stopped(receiver: HandReceiver, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError("will not")
+
+    receiver.on_stopping = fail
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.store("x")
+        assert made.stop().exit_code is ExitCode.STOPPED
+        assert made.values() == ["x"]
+        assert ReceiverEventKind.ERROR in made.reporter.kinds()
+
+
+def test_s04_k12_a_graceful_stop_registers_all_that_store_accepted(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver, block_interval="3s") as made:
+        eventually(receiver.is_started)
+        for n in range(10_000):
+            receiver.store(str(n))
+        assert made.values() == []
+        assert made.stop().drained
+        assert made.values() == [str(n) for n in range(10_000)]
+        # Everything is sealed at its true length, too.
+        assert sum(made.rows.lengths.values()) == sum(item.bytes for item in made.log.chain(1))
+
+
+def test_s04_what_a_receiver_hands_on_while_it_stops_is_drained(receiver: HandReceiver, tmp_path: Path) -> None:
+    receiver.on_stopping = lambda: receiver.store_buffered(batch("read", "before"))
+    with rig(tmp_path, receiver, block_interval="3s", receiver_max_rate=0.001) as made:
+        eventually(receiver.is_started)
+        assert made.stop().drained
+        assert made.values() == ["read", "before"]
+
+
+def test_s04_a_stop_while_the_driver_log_is_away_waits_for_it(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        made.log.away = True
+        receiver.store("x")
+        made.supervisor.stop("now")
+        eventually(lambda: receiver.stops)
+        assert made.supervisor.await_termination(0.1) is None
+        made.log.away = False
+        assert made.end().drained
+        assert made.values() == ["x"]
+
+
+def test_s05_a_restart_stops_waits_and_starts(receiver: HandReceiver, tmp_path: Path) -> None:
+    clock = ManualClock()
+    with rig(tmp_path, receiver, clock=clock, receiver_restart_delay="2s", receiver_max_restart_delay="30s") as made:
+        eventually(receiver.is_started)
+        receiver.restart("the source went away", OSError("reset"))
+        eventually(receiver.is_stopped)
+        assert receiver.stops == 1
+        waited = advance_until(clock, lambda: receiver.starts == 2)
+        assert 1.7 <= waited
+        assert (ReceiverEventKind.RESTARTED, "the source went away", "OSError: reset") in made.reporter.events
+
+
+def test_s05_a_restart_may_set_its_own_delay(receiver: HandReceiver, tmp_path: Path) -> None:
+    clock = ManualClock()
+    with rig(tmp_path, receiver, clock=clock, receiver_restart_delay="60s", receiver_max_restart_delay="60s"):
+        eventually(receiver.is_started)
+        receiver.restart("again", delay=0.0)
+        eventually(lambda: receiver.starts == 2)
+
+
+def test_restarts_wait_longer_each_time_until_something_is_received(receiver: HandReceiver, tmp_path: Path) -> None:
+    clock = ManualClock()
+    stopped_at: list[float] = []
+    started_at: list[float] = []
+    receiver.on_starting = lambda: started_at.append(clock.monotonic())
+    receiver.on_stopping = lambda: stopped_at.append(clock.monotonic())
+    with rig(tmp_path, receiver, clock=clock, receiver_restart_delay="1s", receiver_max_restart_delay="4s"):
+        for n in range(1, 6):
+            eventually(lambda n=n: receiver.starts == n and receiver.is_started())
+            if n == 5:
+                receiver.store("a record")
+            receiver.restart("again")
+            advance_until(clock, lambda n=n: receiver.starts == n + 1)
+    pauses = [start - stop for start, stop in zip(started_at[1:], stopped_at, strict=False)]
+    for pause, least in zip(pauses, (1, 2, 4, 4, 1), strict=True):
+        assert least * 0.9 <= pause
+    assert pauses[-1] < 4 * 0.9
+
+
+def test_only_the_first_of_many_wishes_to_restart_counts(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver, receiver_restart_delay="60s", receiver_max_restart_delay="60s") as made:
+        eventually(receiver.is_started)
+        for _ in range(10):
+            receiver.restart("again")
+        eventually(receiver.is_stopped)
+        receiver.restart("too late")
+        time.sleep(0.01)
+        assert receiver.stops == 1
+        assert [message for _, message, _ in made.reporter.events] == ["again"]
+
+
+def test_restarts_that_are_used_up_fail_the_receiver_with_the_reason(receiver: HandReceiver, tmp_path: Path) -> None:
+    receiver.on_starting = lambda: receiver.restart("refused", OSError("111"))
+    with rig(tmp_path, receiver, receiver_max_restarts=3) as made:
+        ending = made.end()
+        assert ending.exit_code is ExitCode.FAILED
+        assert "3 restarts in a row did not help: refused (OSError: 111)" in ending.reason
+        assert made.reporter.states[-1] == (ReceiverState.FAILED, ending.reason)
+        assert made.reporter.kinds()[-1] is ReceiverEventKind.FAILED
+        assert receiver.starts == receiver.stops == 4
+
+
+def test_old_failures_are_forgotten(receiver: HandReceiver, tmp_path: Path) -> None:
+    clock = ManualClock()
+    with rig(tmp_path, receiver, clock=clock, receiver_max_restarts=2, receiver_healthy_after="60s") as made:
+        for n in range(1, 8):
+            eventually(lambda n=n: receiver.starts == n and receiver.is_started())
+            clock.advance(61)
+            receiver.restart("once a week")
+            advance_until(clock, lambda n=n: receiver.starts == n + 1)
+        assert made.supervisor.await_termination(0) is None
+
+
+def test_r03_a_receiver_may_stop_itself(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.store("x")
+        receiver.stop("no more to read")
+        assert made.end() == made.end()
+        assert (made.end().exit_code, made.values()) == (ExitCode.STOPPED, ["x"])
+
+
+def test_r03_a_receiver_that_stops_with_an_error_has_failed(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.store("x")
+        receiver.stop("can't go on", ValueError("bad credentials"))
+        assert made.end().exit_code is ExitCode.FAILED
+        assert made.values() == ["x"]
+        assert made.reporter.states[-1] == (ReceiverState.FAILED, "can't go on: bad credentials")
+
+
+def test_r03_an_error_is_reported_and_receiving_goes_on(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.report_error("one message was odd", ValueError("17"))
+        assert made.reporter.events == [(ReceiverEventKind.ERROR, "one message was odd", "ValueError: 17")]
+        assert receiver.is_started()
+
+
+def test_an_operator_pauses_and_resumes(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.store("before")
+        made.log.desired[1] = DesiredState.PAUSED
+        eventually(lambda: made.reporter.states and made.reporter.states[-1][0] is ReceiverState.PAUSED)
+        assert receiver.is_stopped()
+        eventually(lambda: made.values() == ["before"])
+        heartbeats = made.log.heartbeats
+        eventually(lambda: made.log.heartbeats > heartbeats + 2)
+        made.log.desired[1] = DesiredState.RUNNING
+        eventually(lambda: receiver.starts == 2)
+        assert made.reporter.states[-1][0] is ReceiverState.ACTIVE
+        assert made.reporter.kinds() == [ReceiverEventKind.PAUSED, ReceiverEventKind.RESUMED]
+
+
+def test_an_operator_stops_for_good(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver, block_interval="60s") as made:
+        eventually(receiver.is_started)
+        receiver.store("x")
+        made.log.desired[1] = DesiredState.STOPPED
+        assert made.end().exit_code is ExitCode.STOPPED
+        assert made.values() == ["x"]
+
+
+def test_a_pause_during_the_wait_for_a_restart_starts_nothing(receiver: HandReceiver, tmp_path: Path) -> None:
+    clock = ManualClock()
+    with rig(tmp_path, receiver, clock=clock, receiver_restart_delay="10s", receiver_max_restart_delay="10s") as made:
+        eventually(receiver.is_started)
+        receiver.restart("again")
+        eventually(receiver.is_stopped)
+        made.log.desired[1] = DesiredState.PAUSED
+        eventually(lambda: made.reporter.states and made.reporter.states[-1][0] is ReceiverState.PAUSED)
+        clock.advance(60)
+        time.sleep(0.05)
+        assert receiver.starts == 1
+
+
+def test_a_newer_assignment_ends_it_drained(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver, block_interval="60s") as made:
+        eventually(receiver.is_started)
+        receiver.store("x")
+        made.log.assignments[1] = 2
+        ending = made.end()
+        assert (ending.exit_code, ending.drained) == (ExitCode.FENCED, True)
+        assert made.values() == ["x"]
+
+
+def test_the_rate_limit_is_taken_from_every_answer(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        made.log.rates[1] = 123.0
+        eventually(lambda: made.supervisor.limiter.rate == 123.0)
+
+
+def test_with_a_rate_limit_a_chunk_flows_in_even_pieces(receiver: HandReceiver, tmp_path: Path) -> None:
+    clock = ManualClock()
+    with rig(tmp_path, receiver, clock=clock, receiver_max_rate=100) as made:
+        eventually(receiver.is_started)
+        thread, errors = in_thread(lambda: receiver.store_buffered(batch(*map(str, range(55)))))
+        eventually(lambda: made.values() or not clock.advance(0.01))
+        started = clock.monotonic()
+        advance_until(clock, lambda: not thread.is_alive(), step=0.02)
+        assert clock.monotonic() - started >= 0.3
+        assert not errors
+        made.stop()
+        assert made.values() == [str(n) for n in range(55)]
+        assert len(made.log.chain(1)) >= 3
+
+
+def test_w21_fenced_stops_everything_at_once(receiver: HandReceiver, tmp_path: Path) -> None:
+    def keep_adding() -> None:
+        while True:
+            receiver.store("x" * 1000)
+
+    with rig(tmp_path, receiver, max_block_bytes=5000, block_queue_size=2) as made:
+        eventually(receiver.is_started)
+        thread, errors = in_thread(keep_adding)
+        eventually(lambda: len(made.log.chain(1)) > 3)
+        made.log.fence.add(1)
+        ending = made.end()
+        assert (ending.exit_code, ending.drained) == (ExitCode.FENCED, False)
+        thread.join(20)
+        assert isinstance(errors[0], GeneratorStateError)
+        assert made.reporter.kinds()[-1] is ReceiverEventKind.FENCED
+        assert receiver.stops == 1
+        # The row belongs to another process: its state is not ours to write.
+        assert made.reporter.states == []
+        assert set(made.values()) == {"x" * 1000}
+
+
+def test_fenced_while_it_drains_ends_it_as_fenced(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver, block_interval="60s") as made:
+        eventually(receiver.is_started)
+        receiver.store("x")
+        made.log.fence.add(1)
+        ending = made.stop()
+        assert (ending.exit_code, ending.drained) == (ExitCode.FENCED, False)
+
+
+def test_w05_a_full_disk_is_a_state_and_no_end(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.report_connected("the source")
+        made.files.write_faults = ["short", "error", "error", "short"]
+        receiver.store("x")
+        eventually(lambda: any("reading stops" in reason for reason in made.reporter.reasons))
+        eventually(lambda: made.values() == ["x"])
+        eventually(lambda: made.reporter.reasons[-1] == "connected to the source")
+        errors = [event for event in made.reporter.events if event[0] is ReceiverEventKind.ERROR]
+        assert len(errors) == 1
+        assert "short write" in errors[0][2]
+
+
+def test_w02_answers_that_are_lost_at_random_lose_and_double_nothing(receiver: HandReceiver, tmp_path: Path) -> None:
+    source = random.Random(3)
+    with rig(tmp_path, receiver, block_interval="1ms") as made:
+        eventually(receiver.is_started)
+        for n in range(300):
+            if source.random() < 0.03:
+                made.log.lose_answers = 1
+            receiver.store(str(n))
+            if n % 30 == 0:
+                time.sleep(0.002)
+        made.stop()
+        assert made.values() == [str(n) for n in range(300)]
+
+
+def test_blocks_are_stored_while_earlier_ones_wait_to_be_registered(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver, block_queue_size=4) as made:
+        eventually(receiver.is_started)
+        made.log.away = True
+        for n in range(3):
+            receiver.store(str(n))
+            eventually(lambda n=n: len(made.rows.paths) and made.files.syncs == n + 1)
+        assert made.values() == []
+        made.log.away = False
+        eventually(lambda: made.values() == ["0", "1", "2"])
+
+
+def test_dead_letters_are_durable_recorded_and_reported(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.store_dead_letters([])
+        receiver.store_dead_letters(
+            [DeadLetter(DeadLetterReason.INVALID_ENCODING, b"\xff"), DeadLetter(DeadLetterReason.TRUNCATED, b"ab", 1)]
+        )
+        assert made.files.syncs == 1
+        assert made.dead_letters() == [("invalid_encoding", 0, b"\xff"), ("truncated", 1, b"ab")]
+        assert [event[0] for event in made.reporter.events] == [ReceiverEventKind.BAD_RECORD] * 2
+        receiver.store(["good"])
+        assert made.values() == ["good"]
+
+
+COMMANDS = st.lists(
+    st.sampled_from(["store", "bulk", "restart", "pause", "resume", "rate", "lost"]), min_size=1, max_size=12
+)
+
+
+@given(commands=COMMANDS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_order_of_store_restart_and_pause_keeps_states_legal_and_loses_nothing(commands: list[str]) -> None:
+    class Watched(Receiver):
+        """Checks that starts and stops alternate, and never overlap."""
+
+        columns = (("value", "string"),)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.running = False
+            self.faults: list[str] = []
+
+        def on_start(self) -> None:
+            if self.running:
+                self.faults.append("started twice")
+            self.running = True
+
+        def on_stop(self) -> None:
+            if not self.running:
+                self.faults.append("stopped twice")
+            self.running = False
+
+    receiver = Watched()
+    stored: list[str] = []
+    with TemporaryDirectory() as directory, rig(Path(directory), receiver) as made:
+        for n, command in enumerate(commands):
+            match command:
+                case "store":
+                    receiver.store(f"s{n}")
+                    stored.append(f"s{n}")
+                case "bulk":
+                    receiver.store([f"b{n}", f"c{n}"])
+                    stored += [f"b{n}", f"c{n}"]
+                case "restart":
+                    receiver.restart("again")
+                case "pause":
+                    made.log.desired[1] = DesiredState.PAUSED
+                case "resume":
+                    made.log.desired[1] = DesiredState.RUNNING
+                case "rate":
+                    made.log.rates[1] = 1e6
+                case "lost":
+                    made.log.lose_answers = 1
+        assert made.stop().drained
+        assert receiver.faults == []
+        assert not receiver.running
+        assert sorted(made.values()) == sorted(stored)
+        assert [item.sequence for item in made.log.chain(1)] == list(range(2, 2 + len(made.log.chain(1))))
+
+
+def test_the_table_of_states_leaves_none_out() -> None:
+    assert set(TRANSITIONS) == set(SupervisorState)
+
+
+def test_no_thread_is_left_behind(receiver: HandReceiver, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.store("x")
+        made.stop()
+    eventually(lambda: not [t for t in threading.enumerate() if t not in before and t.name.startswith(("receiver 1", "registrar"))])

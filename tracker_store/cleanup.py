@@ -1,0 +1,118 @@
+"""Statements of clean-up: rows that nobody can ask for any more, then the files that no row names.
+
+Order: event and rows in one transaction (``functions/clean_up_receiver.sql``), then a segment's row is marked, then its
+file goes, then its row. A crash between any two leaves something that the next run finds; a file that is already gone
+is a success. Nothing here deletes a file: the cleaner does, between `segments_to_delete` and `forget_segment`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from tracker_store.engine import named_failures
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedUp:
+    """What one statement took away. `unread_records` went without any pipeline having read them; `more`: call again."""
+
+    blocks: int
+    records: int
+    bytes: int
+    unread_records: int
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeletableSegment:
+    """A segment whose file may go; `path` is relative to the block store's root."""
+
+    segment_id: int
+    path: str
+
+
+def clean_up_receiver(
+    connection: sa.Connection, *, receiver_id: int, threshold: datetime, max_rows: int
+) -> CleanedUp:
+    """Take away at most `max_rows` of a receiver's blocks that are older than `threshold` and that nobody needs.
+
+    Locks: the receiver's row FOR UPDATE, then the deleted blocks.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT blocks, records, bytes, unread_records, more "
+                "FROM forebay.clean_up_receiver(:receiver, :threshold, :max_rows)"
+            ),
+            {"receiver": receiver_id, "threshold": threshold, "max_rows": max_rows},
+        ).one()
+    return CleanedUp(row.blocks, row.records, row.bytes, row.unread_records, row.more)
+
+
+def clean_up_offsets(connection: sa.Connection, *, stream_id: int, max_rows: int) -> int:
+    """Take away at most `max_rows` links whose blocks are gone; returns how many. Locks: those links."""
+    with named_failures():
+        gone: int = connection.execute(
+            sa.text("SELECT forebay.clean_up_offsets(:stream, :max_rows)"),
+            {"stream": stream_id, "max_rows": max_rows},
+        ).scalar_one()
+    return gone
+
+
+def clean_up_keys(connection: sa.Connection, *, stream_id: int, window: timedelta, max_rows: int) -> int:
+    """Forget at most `max_rows` idempotency keys older than `window`; returns how many. Locks: those keys."""
+    with named_failures():
+        gone = connection.execute(
+            sa.text(
+                "DELETE FROM forebay.record_keys WHERE (stream_id, key) IN ("
+                "  SELECT stream_id, key FROM forebay.record_keys "
+                "  WHERE stream_id = :stream AND added_at < clock_timestamp() - CAST(:window AS interval) "
+                "  ORDER BY added_at LIMIT :max_rows)"
+            ),
+            {"stream": stream_id, "window": window, "max_rows": max_rows},
+        ).rowcount
+    return gone
+
+
+def segments_to_delete(
+    connection: sa.Connection, *, receiver_id: int, restore_window: timedelta, limit: int
+) -> list[DeletableSegment]:
+    """Mark, and return, sealed segments of a receiver that no row needs any more. Locks: their rows.
+
+    A receiver's segments are in the order of their ids, and so are its blocks: all before the segment of the first
+    block that is left are done with, unless a kept block or a dead letter lies in them. `restore_window` keeps files
+    for a database that is restored from an older backup, which would know their blocks again. What an earlier call
+    marked, and a crash left, comes out again.
+    """
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "UPDATE forebay.log_segments SET state = 'DELETING' WHERE id IN ("
+                "  SELECT g.id FROM forebay.log_segments g "
+                "  WHERE g.receiver_id = :receiver AND (g.state = 'DELETING' OR g.state = 'SEALED' "
+                "    AND g.sealed_at < clock_timestamp() - CAST(:window AS interval) "
+                "    AND g.id < (SELECT b.segment_id FROM forebay.blocks b "
+                "                WHERE b.receiver_id = :receiver AND b.segment_id IS NOT NULL "
+                "                ORDER BY b.sequence LIMIT 1) "
+                "    AND NOT EXISTS (SELECT 1 FROM forebay.kept_blocks k WHERE k.segment_id = g.id) "
+                "    AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id)) "
+                "  ORDER BY g.id LIMIT :limit FOR UPDATE SKIP LOCKED) "
+                "RETURNING id, path"
+            ),
+            {"receiver": receiver_id, "window": restore_window, "limit": limit},
+        ).all()
+    return [DeletableSegment(row.id, row.path) for row in sorted(rows)]
+
+
+def forget_segment(connection: sa.Connection, *, segment_id: int) -> None:
+    """Delete the row of a segment whose file is gone. Locks: the row."""
+    with named_failures():
+        connection.execute(
+            sa.text("DELETE FROM forebay.log_segments WHERE id = :id AND state = 'DELETING'"), {"id": segment_id}
+        )

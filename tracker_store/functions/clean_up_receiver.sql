@@ -1,0 +1,117 @@
+-- clean_up_receiver: takes away a receiver's oldest blocks that nobody can still ask for, at most max_rows of them.
+--
+-- A block goes when every live pipeline that reads its stream has it in a finished batch older than the pipeline's
+-- retention (its longest window or replay time) and older than the threshold; a stream that nothing reads keeps its
+-- blocks for the stream's own retention. A live pipeline without a cursor row counts as a cursor at 1. A quarantined
+-- batch's blocks are in kept_blocks and hold nothing up.
+-- The receiver's newest row stays, epoch markers stay (a few a day; a backend that stalled for long is fenced by
+-- them), and each partition's newest link stays.
+-- Event first, then rows, in one transaction: a crash leaves both or neither. Files follow (delete_segments), and are
+-- never needed by a row.
+-- Locks: the receiver's row FOR UPDATE in the first statement; what may go is computed in the next. Whoever attaches a
+-- cursor takes that row FOR SHARE, and so sees the new low mark or is seen.
+CREATE FUNCTION forebay.clean_up_receiver(receiver bigint, threshold timestamptz, max_rows bigint)
+RETURNS TABLE (blocks bigint, records bigint, bytes bigint, unread_records bigint, more boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    locked receivers;
+    newest blocks;
+    keep_from bigint;   -- the first sequence that must stay
+    read_to bigint;     -- up to here a pipeline that is gone had read
+    unread boolean;
+    goes_to bigint;
+    first_left blocks;
+    last_gone blocks;
+BEGIN
+    SELECT * INTO locked FROM receivers r WHERE r.id = receiver FOR UPDATE;
+    SELECT * INTO newest FROM blocks b WHERE b.receiver_id = receiver ORDER BY b.sequence DESC LIMIT 1;
+    blocks := 0;
+    records := 0;
+    bytes := 0;
+    unread_records := 0;
+    more := false;
+    IF NOT FOUND THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    WITH readers AS (
+        SELECT p.id, p.retention FROM pipelines p WHERE p.removed_at IS NULL AND locked.stream_id = ANY (p.stream_ids)
+    ), needs AS (
+        -- What a reader has not taken yet …
+        SELECT coalesce(c.next_sequence, 1) AS sequence
+        FROM readers p LEFT JOIN cursors c ON c.pipeline_id = p.id AND c.receiver_id = receiver
+        UNION ALL
+        -- … what its unfinished batches have …
+        SELECT lower(a.sequences)
+        FROM readers p
+        JOIN batches t ON t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED')
+        JOIN batch_allocations a ON a.pipeline_id = t.pipeline_id AND a.batch_time = t.batch_time
+             AND a.receiver_id = receiver
+        UNION ALL
+        -- … and what it may still ask for again.
+        SELECT first_kept.sequence
+        FROM readers p
+        CROSS JOIN LATERAL (
+            SELECT lower(a.sequences) AS sequence FROM batch_allocations a
+            WHERE a.pipeline_id = p.id AND a.receiver_id = receiver
+              AND a.batch_time >= least(threshold, clock_timestamp() - p.retention)
+            ORDER BY a.batch_time LIMIT 1) AS first_kept
+    )
+    SELECT min(n.sequence) INTO keep_from FROM needs n;
+
+    unread := keep_from IS NULL;
+    IF unread THEN
+        -- Nothing reads the stream: its own retention decides, found by halving on the primary key.
+        WITH RECURSIVE kept AS (
+            SELECT clock_timestamp() - s.retention AS before FROM streams s WHERE s.id = locked.stream_id
+        ), search (inside, outside) AS (
+            SELECT locked.low_mark, newest.sequence
+            UNION ALL
+            SELECT CASE WHEN probe.old THEN middle.m ELSE s.inside END,
+                   CASE WHEN probe.old THEN s.outside ELSE middle.m - 1 END
+            FROM search s
+            CROSS JOIN LATERAL (SELECT s.inside + (s.outside - s.inside + 1) / 2) AS middle(m)
+            CROSS JOIN LATERAL (
+                SELECT b.added_at < least(threshold, k.before) AS old FROM blocks b, kept k
+                WHERE b.receiver_id = receiver AND b.sequence = middle.m) AS probe
+            WHERE s.inside < s.outside)
+        SELECT s.inside + 1 INTO keep_from FROM search s WHERE s.inside >= s.outside LIMIT 1;
+    END IF;
+
+    -- The newest row stays whatever its age: it carries sequence, epoch and totals on.
+    goes_to := least(keep_from - 1, newest.sequence - 1, locked.low_mark + max_rows);
+    more := goes_to < least(keep_from - 1, newest.sequence - 1);
+    IF goes_to <= locked.low_mark THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    SELECT * INTO first_left FROM blocks b
+    WHERE b.receiver_id = receiver AND b.sequence > locked.low_mark ORDER BY b.sequence LIMIT 1;
+    SELECT * INTO last_gone FROM blocks b WHERE b.receiver_id = receiver AND b.sequence = goes_to;
+    blocks := goes_to - locked.low_mark;
+    records := last_gone.total_records - first_left.total_records + first_left.records;
+    bytes := last_gone.total_bytes - first_left.total_bytes + first_left.bytes;
+    IF unread THEN
+        -- Counted as loss, but for what a pipeline had read before it was removed.
+        SELECT max(c.next_sequence) - 1 INTO read_to FROM cursors c WHERE c.receiver_id = receiver;
+        SELECT last_gone.total_records - greatest(b.total_records, first_left.total_records - first_left.records)
+        INTO unread_records
+        FROM blocks b WHERE b.receiver_id = receiver AND b.sequence = least(read_to, goes_to);
+        unread_records := coalesce(unread_records, records);
+    END IF;
+
+    INSERT INTO cleanup_events (receiver_id, sequences, blocks, records, bytes, unread_records)
+    VALUES (receiver, int8range(locked.low_mark + 1, goes_to, '[]'), blocks, records, bytes, unread_records);
+    DELETE FROM blocks b
+    WHERE b.receiver_id = receiver AND b.sequence > locked.low_mark AND b.sequence <= goes_to
+      AND b.segment_id IS NOT NULL;
+    UPDATE receivers SET low_mark = goes_to WHERE id = receiver;
+    RETURN NEXT;
+END
+$$;
