@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from orchestration.batch import Batch
-from orchestration.pipeline import DeclarationError, Output, Pipeline, Stream
-from orchestration.spark.sinks.parquet import ParquetSink
+from forebay import shadowing
+
+# Before anything of ours is imported: a project's own folder of the same name would come in its place.
+shadowing.check()
+
+from orchestration.batch import Batch  # noqa: E402
+from orchestration.pipeline import DeclarationError, Output, Pipeline, Stream  # noqa: E402
+from orchestration.spark.sinks.parquet import ParquetSink  # noqa: E402
 
 __all__ = ["Batch", "DeclarationError", "Output", "ParquetSink", "Pipeline", "Stream"]

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class DatabaseUrlMissingError(Exception):
-    """No driver log: run `forebay up` in this FOREBAY_HOME (it brings a Postgres along), or set FOREBAY_DATABASE_URL."""
+    """No driver log: run `forebay up` in this FOREBAY_HOME (it brings a Postgres), or set FOREBAY_DATABASE_URL."""
 
     def __init__(self) -> None:
         """The docstring is the message."""

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import structlog
@@ -38,6 +37,7 @@ from tracker_store.receivers import (
 from tracker_store.schema import ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
+    from pathlib import Path
     import threading
     from collections.abc import Callable, Mapping, Sequence
 

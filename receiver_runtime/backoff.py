@@ -23,7 +23,7 @@ class Backoff:
         self._first = first
         self._longest = longest
         self._jitter = jitter
-        self._random = source or random.Random()
+        self._random = source or random.Random()  # noqa: S311  spreads load, keeps no secret
         self._failures = 0
 
     @property

@@ -254,9 +254,7 @@ class BlockGenerator:
         """
         self._require_active()
         batch = (
-            conform(records, self._schema)
-            if isinstance(records, pa.RecordBatch)
-            else to_batch(records, self._schema)
+            conform(records, self._schema) if isinstance(records, pa.RecordBatch) else to_batch(records, self._schema)
         )
         if batch.num_rows == 0:
             return
@@ -308,7 +306,7 @@ class BlockGenerator:
                 stopping = self._state is not GeneratorState.ACTIVE
                 try:
                     block = self._cut()
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001  the timer must not end by it
                     # Out of memory, say: the buffer is as it was, and the next tick tries again.
                     self._report("a block could not be cut", error)
                     block = None
@@ -337,7 +335,7 @@ class BlockGenerator:
         block = Block(self._blocks_cut, batches, buffer.records, buffer.nbytes, buffer.metadata)
         try:
             self._listener.on_generate_block(block)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  the timer must not end by it
             self._report("a listener failed when a block was cut", error)
         return block
 
@@ -369,7 +367,7 @@ class BlockGenerator:
                     return None
             try:
                 self._listener.on_idle()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  the push thread must not end by it
                 self._report("house-keeping between two blocks failed", error)
 
     def _push(self, block: Block) -> None:
@@ -377,14 +375,12 @@ class BlockGenerator:
         while True:
             try:
                 self._listener.on_push_block(block)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  the push thread must not end by it (B07)
                 # An abort makes pushes fail; that is no news.
                 with self._queue_changed:
                     if self._aborted:
                         return
-                self._report(
-                    f"block {block.number} could not be pushed, attempt {backoff.failures + 1}", error
-                )
+                self._report(f"block {block.number} could not be pushed, attempt {backoff.failures + 1}", error)
             else:
                 return
             deadline = self._clock.monotonic() + backoff.next_delay()
@@ -397,7 +393,7 @@ class BlockGenerator:
     def _report(self, message: str, error: Exception) -> None:
         try:
             self._listener.on_error(message, error)
-        except Exception:
+        except Exception:  # noqa: BLE001  neither thread may end by it
             _log.exception("reporting an error failed", name=self._name, message=message)
 
     def _move_unless_aborted(self, to: GeneratorState) -> None:

@@ -48,9 +48,7 @@ class BlockHandler:
         self._epoch = epoch
         self._source_rule = source_rule
 
-    def store_block(
-        self, batches: Sequence[pa.RecordBatch], *, sequence: int, registered_through: int
-    ) -> NewBlock:
+    def store_block(self, batches: Sequence[pa.RecordBatch], *, sequence: int, registered_through: int) -> NewBlock:
         """Store one block; on return it survives a crash and waits to be registered.
 
         Raises: as ``WriteAheadLog.write``, and InvalidFrameError for a block without records.

@@ -126,9 +126,7 @@ class ReceiverDriverLog:
 
     def seal_segment(self, segment_id: int, length: int) -> None:
         """Record the segment's final length; tried once: an unsealed segment is only asked for again."""
-        self._driver_log.once(
-            lambda connection: seal_segment(connection, segment_id=segment_id, length=length)
-        )
+        self._driver_log.once(lambda connection: seal_segment(connection, segment_id=segment_id, length=length))
 
     def add_dead_letter(self, *, reason: str, part: int, nbytes: int, handle: BlockHandle) -> None:
         """The row of one stored dead letter."""

@@ -23,9 +23,7 @@ class RateLimiter:
         max_rate: no rate above this is ever used; None or 0 means no ceiling.
     """
 
-    def __init__(
-        self, rate: float | None = None, *, max_rate: float | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, rate: float | None = None, *, max_rate: float | None = None, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._ceiling = _limit(max_rate)
         self._changed = threading.Condition()

@@ -16,11 +16,9 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import sqlalchemy as sa
 import structlog
 
 from receiver_runtime.block_handler import BlockHandler
@@ -34,7 +32,6 @@ from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor
 from receiver_runtime.records import schema_of
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
-from receiver_runtime.sources.base import Source
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.status_reporter import StatusReporter
@@ -51,6 +48,13 @@ from tracker_store.receivers import (
     set_receiver_state,
 )
 from tracker_store.schema import ProcessKind, ReceiverEventKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import sqlalchemy as sa
+
+    from receiver_runtime.sources.base import Source
 
 _log = structlog.get_logger(__name__)
 
@@ -88,7 +92,11 @@ def run(
     """
     engine = create_engine(database_url, application_name=f"forebay receiver {receiver_id}", pool_size=3)
     process = _ReceiverProcess(
-        engine, receiver_id=receiver_id, assignment=assignment, block_store=block_store, host=host or socket.gethostname()
+        engine,
+        receiver_id=receiver_id,
+        assignment=assignment,
+        block_store=block_store,
+        host=host or socket.gethostname(),
     )
     watcher = _Watcher(process.stop, parent_pipe=parent_pipe)
     watcher.start()
@@ -109,9 +117,7 @@ class _Parts:
 
 
 class _ReceiverProcess:
-    def __init__(
-        self, engine: sa.Engine, *, receiver_id: int, assignment: int, block_store: str, host: str
-    ) -> None:
+    def __init__(self, engine: sa.Engine, *, receiver_id: int, assignment: int, block_store: str, host: str) -> None:
         self._engine = engine
         self._receiver_id = receiver_id
         self._assignment = assignment
@@ -157,7 +163,9 @@ class _ReceiverProcess:
     def _start(self) -> _Parts:
         spec = self._ask("read the receiver's declaration", lambda c: get_receiver(c, self._receiver_id))
         if spec.assignment != self._assignment:
-            raise _NotOursError(f"assignment {spec.assignment} is in force, this process was started for {self._assignment}")
+            raise _NotOursError(
+                f"assignment {spec.assignment} is in force, this process was started for {self._assignment}"
+            )
         source = parse_source(spec.source)
         settings = ReceiverSettings.of_row(spec.settings)
         process_id = self._ask(

@@ -18,6 +18,4 @@ def make_receiver(source: Source) -> Receiver:
         case SocketText():
             return SocketTextReceiver(source)
         case _:
-            raise SourceError(
-                f"kind: nothing here receives from {source.kind!r}: upgrade this host's Forebay"
-            )
+            raise SourceError(f"kind: nothing here receives from {source.kind!r}: upgrade this host's Forebay")

@@ -29,6 +29,7 @@ from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.rate_limiter import RateLimiter
 from receiver_runtime.records import conform, schema_of, to_batch
+from receiver_runtime.write_ahead_log import WriteAheadLogError
 from tracker_store.errors import ReceiverFencedError
 from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
 
@@ -42,9 +43,13 @@ if TYPE_CHECKING:
     from receiver_runtime.registrar import Registrar
     from receiver_runtime.sources.receiver_settings import ReceiverSettings
     from receiver_runtime.status_reporter import Reporter
-    from tracker_store.blocks import Claim, NewBlock, Steering
+    from tracker_store.blocks import BlockHandle, Claim, NewBlock, Steering
 
 _log = structlog.get_logger(__name__)
+
+
+_STORE_FIRST_DELAY = 0.1
+_STORE_LONGEST_DELAY = 30.0
 
 
 class SupervisorState(StrEnum):
@@ -162,9 +167,7 @@ class ReceiverSupervisor:
         self._refused: BaseException | None = None
         self._ending: Ending | None = None
         self._reason = ""
-        self._control = threading.Thread(
-            target=self._run, name=f"receiver {claim.receiver_id} supervisor", daemon=True
-        )
+        self._control = threading.Thread(target=self._run, name=f"receiver {claim.receiver_id} supervisor", daemon=True)
         receiver.attach_supervisor(self)
 
     # -- the owner's side --------------------------------------------------------------------------------------------
@@ -235,9 +238,7 @@ class ReceiverSupervisor:
     def push_buffered(self, records: pa.RecordBatch | Sequence[object], metadata: object) -> None:
         """Many records to the block generator; in even pieces while a rate limit is set."""
         batch = (
-            conform(records, self._schema)
-            if isinstance(records, pa.RecordBatch)
-            else to_batch(records, self._schema)
+            conform(records, self._schema) if isinstance(records, pa.RecordBatch) else to_batch(records, self._schema)
         )
         done = 0
         while done < batch.num_rows:
@@ -272,12 +273,17 @@ class ReceiverSupervisor:
         """Dead letters to the segment, by one sync, then to the driver log; returns when all are recorded."""
         if not letters:
             return
-        with self._push_lock:
-            handles = self._handler.store_dead_letters(
-                letters,
-                sequence=self._next_sequence - 1,
-                registered_through=self._registration.registered_through,
-            )
+        backoff = Backoff(_STORE_FIRST_DELAY, _STORE_LONGEST_DELAY)
+        while True:
+            try:
+                handles = self._store_dead_letters(letters)
+            except WriteAheadLogError as error:
+                # Not the receiver's to handle: it would drop the good lines that it read with this one.
+                self.report_error("a dead letter could not be stored, reading waits for it", error)
+                if not self._pause_unless_refused(backoff.next_delay()):
+                    raise
+            else:
+                break
         for letter, handle in zip(letters, handles, strict=True):
             self._driver_log.add_dead_letter(
                 reason=letter.reason.label, part=letter.part, nbytes=len(letter.data), handle=handle
@@ -287,6 +293,22 @@ class ReceiverSupervisor:
                 f"a record went aside as a dead letter: {letter.reason.label}",
                 f"part {letter.part}, {len(letter.data)} bytes, segment {handle.segment_id}, offset {handle.offset}",
             )
+
+    def _store_dead_letters(self, letters: Sequence[DeadLetter]) -> list[BlockHandle]:
+        with self._push_lock:
+            return self._handler.store_dead_letters(
+                letters,
+                sequence=self._next_sequence - 1,
+                registered_through=self._registration.registered_through,
+            )
+
+    def _pause_unless_refused(self, seconds: float) -> bool:
+        """Wait; False as soon as nothing more is to be stored."""
+        deadline = self._clock.monotonic() + seconds
+        with self._changed:
+            while self._refused is None and (left := deadline - self._clock.monotonic()) > 0:
+                self._clock.wait_on(self._changed, left)
+            return self._refused is None
 
     def report_connected(self, where: str) -> None:
         """The source is there."""
@@ -332,9 +354,7 @@ class ReceiverSupervisor:
         self._push_failed = True
         self.report_error("a block could not be stored, it is tried again", error)
         _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
-        self._reporter.reason(
-            f"a block could not be stored, reading stops when the queue is full: {_describe(error)}"
-        )
+        self._reporter.reason(f"a block could not be stored, reading stops when the queue is full: {_describe(error)}")
 
     def _push(self, batches: Sequence[pa.RecordBatch]) -> Future[NewBlock]:
         with self._push_lock:
@@ -376,11 +396,7 @@ class ReceiverSupervisor:
                 self._desired = steering.desired_state
                 self._changed.notify_all()
         if steering.assignment > self._assignment:
-            self.end(
-                Ending(
-                    ExitCode.FENCED, f"moved: assignment {steering.assignment} replaces ours", drained=True
-                )
-            )
+            self.end(Ending(ExitCode.FENCED, f"moved: assignment {steering.assignment} replaces ours", drained=True))
 
     # -- the control thread ------------------------------------------------------------------------------------------
 
@@ -428,7 +444,7 @@ class ReceiverSupervisor:
             self._move(SupervisorState.STARTED)
         try:
             self._receiver.on_start()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  a user's code, and tried again
             self.restart_receiver("Error starting receiver", error, None)
 
     def _stop_receiver(self) -> None:
@@ -441,7 +457,7 @@ class ReceiverSupervisor:
         self._limiter.close()
         try:
             self._receiver.on_stop()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  a user's code, and reported
             self.report_error("Error stopping receiver", error)
         with self._changed:
             if self._refused is None and self._wanted_end is None:
@@ -489,9 +505,7 @@ class ReceiverSupervisor:
         self._reporter.state(ReceiverState.ACTIVE, "resumed by an operator")
 
     def _finish(self, ending: Ending) -> None:
-        _log.info(
-            "receiver ends", receiver_id=self._claim.receiver_id, reason=ending.reason, drain=ending.drained
-        )
+        _log.info("receiver ends", receiver_id=self._claim.receiver_id, reason=ending.reason, drain=ending.drained)
         with self._changed:
             self._wanted_end = ending if self._wanted_end is None else self._wanted_end
         if not ending.drained:
@@ -515,16 +529,12 @@ class ReceiverSupervisor:
     def _tell(self, ending: Ending) -> None:
         match ending.exit_code:
             case ExitCode.FENCED:
-                self._reporter.event(
-                    ReceiverEventKind.FENCED, "another process holds the receiver", ending.reason
-                )
+                self._reporter.event(ReceiverEventKind.FENCED, "another process holds the receiver", ending.reason)
             case ExitCode.FAILED:
                 self._reporter.event(ReceiverEventKind.FAILED, "the receiver failed", ending.reason)
                 self._reporter.state(ReceiverState.FAILED, ending.reason)
             case ExitCode.STOPPED:
-                self._reporter.event(
-                    ReceiverEventKind.STOPPED, "stopped, everything read is registered", ending.reason
-                )
+                self._reporter.event(ReceiverEventKind.STOPPED, "stopped, everything read is registered", ending.reason)
                 self._reporter.state(ReceiverState.INACTIVE, ending.reason)
 
     def _say(self, reason: str) -> None:

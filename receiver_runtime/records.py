@@ -25,9 +25,7 @@ def check_record(record: object, schema: pa.Schema) -> int:
     Raises:
         RecordTypeError: it does not fit; names column, value and type.
     """
-    return sum(
-        _check_value(value, field) for value, field in zip(_values(record, schema), schema, strict=True)
-    )
+    return sum(_check_value(value, field) for value, field in zip(_values(record, schema), schema, strict=True))
 
 
 def to_batch(records: Sequence[object], schema: pa.Schema) -> pa.RecordBatch:
@@ -39,9 +37,7 @@ def to_batch(records: Sequence[object], schema: pa.Schema) -> pa.RecordBatch:
     if len(schema) == 1:
         columns: list[Sequence[object]] = [records]
     else:
-        columns = list(zip(*(_values(record, schema) for record in records), strict=True)) or [()] * len(
-            schema
-        )
+        columns = list(zip(*(_values(record, schema) for record in records), strict=True)) or [()] * len(schema)
     arrays = []
     for values, field in zip(columns, schema, strict=True):
         try:
@@ -60,9 +56,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if batch.schema.equals(schema):
         return batch
     if batch.schema.names != schema.names or batch.schema.types != schema.types:
-        raise RecordTypeError(
-            f"the batch has {_describe(batch.schema)}, the receiver declares {_describe(schema)}"
-        )
+        raise RecordTypeError(f"the batch has {_describe(batch.schema)}, the receiver declares {_describe(schema)}")
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 

@@ -29,6 +29,7 @@ from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.driver_log import FIRST_DELAY, LONGEST_DELAY, TRANSIENT
 from tracker_store.blocks import AddOutcome, AddResult, NewBlock, Steering, add_blocks, raise_for_outcome
 from tracker_store.engine import connect
+from tracker_store.errors import DriverLogError
 from tracker_store.processes import ProcessExpiredError, heartbeat
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ class Registrar:
                     self._send(lanes)
                 if beat:
                     self._beat()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  handed to every receiver
             # A thread that dies silently would leave every receiver waiting for ever.
             _log.exception("the registrar failed")
             for lane in list(self._lanes.values()):
@@ -307,7 +308,7 @@ class Registrar:
         except TRANSIENT as error:
             self._back_off("add blocks", error)
             return
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  handed to the receiver that it is about
             self._isolate(lanes, error)
             return
         self._answered()
@@ -323,7 +324,7 @@ class Registrar:
             else:
                 try:
                     raise_for_outcome(result)
-                except Exception as error:
+                except DriverLogError as error:
                     self._refuse(lane, error)
             self._steer(lane, result.steering)
         if self._one_by_one:
@@ -340,7 +341,7 @@ class Registrar:
             steerings = self._log.heartbeat(receiver_ids)
         except ProcessExpiredError as error:
             self._on_expired(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, the next second asks again
             self._back_off("heartbeat", error)
         else:
             self._answered()
@@ -351,7 +352,7 @@ class Registrar:
     def _steer(self, lane: _Lane, steering: Steering) -> None:
         try:
             lane.on_steering(steering)
-        except Exception:
+        except Exception:  # noqa: BLE001  one receiver's fault must not reach the others
             _log.exception("a receiver could not be steered", receiver_id=lane.receiver_id)
 
     def _settle(self, lane: _Lane) -> None:
@@ -379,9 +380,7 @@ class Registrar:
     def _isolate(self, lanes: Sequence[_Lane], error: Exception) -> None:
         """The database refused a call as a whole, by an error: find the receiver that it is about."""
         if len(lanes) > 1:
-            _log.warning(
-                "the driver log refused a group of blocks, sending them by receiver", error=str(error)
-            )
+            _log.warning("the driver log refused a group of blocks, sending them by receiver", error=str(error))
             self._one_by_one = deque(lane.receiver_id for lane in lanes)
             return
         lane = lanes[0]
@@ -391,9 +390,7 @@ class Registrar:
                 self._one_by_one.rotate(-1)
             self._back_off("add blocks", error)
         else:
-            _log.error(
-                "the driver log refuses a receiver's blocks", receiver_id=lane.receiver_id, error=str(error)
-            )
+            _log.error("the driver log refuses a receiver's blocks", receiver_id=lane.receiver_id, error=str(error))
             self._refuse(lane, error)
 
     def _back_off(self, call: str, error: Exception) -> None:

@@ -115,9 +115,7 @@ class StatusReporter:
         self._stop_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="status reporter", daemon=True)
 
-    def for_receiver(
-        self, *, receiver_id: int, assignment: int, epoch: int, process_id: int
-    ) -> ReceiverReporter:
+    def for_receiver(self, *, receiver_id: int, assignment: int, epoch: int, process_id: int) -> ReceiverReporter:
         """The reports of one receiver under one claim."""
         queue = _Queue(receiver_id, assignment, epoch, process_id)
         with self._changed:
@@ -190,7 +188,7 @@ class StatusReporter:
                 self._driver_log.once(work)
             except TRANSIENT:
                 self._pause()
-            except Exception:
+            except Exception:  # noqa: BLE001  the next report may be fine
                 _log.exception("a report was refused by the driver log")
                 self._done()
             else:

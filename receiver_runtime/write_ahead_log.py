@@ -199,7 +199,7 @@ def _quietly(what: str, action: Callable[[], None]) -> bool:
     """Do what may fail without harm: it is logged, and someone does it again."""
     try:
         action()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  logged, and done again by someone
         _log.warning(f"could not {what}", error=str(error))
         return False
     return True

@@ -21,7 +21,7 @@ NOON = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 INTERVAL = timedelta(seconds=10)
 
 
-def block(  # noqa: PLR0913  one field each
+def block(
     claimed: Claim,
     sequence: int,
     *,

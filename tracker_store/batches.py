@@ -91,7 +91,7 @@ def oldest_unfinished_batch(connection: sa.Connection, pipeline_id: int) -> Batc
     return None if row is None else _batch(row)
 
 
-def claim_attempt(  # noqa: PLR0913  one column each
+def claim_attempt(
     connection: sa.Connection,
     *,
     pipeline_id: int,
@@ -118,7 +118,7 @@ def claim_attempt(  # noqa: PLR0913  one column each
         raise BatchHeldError(row.detail)
 
 
-def fail_attempt(  # noqa: PLR0913  one column each
+def fail_attempt(
     connection: sa.Connection,
     *,
     pipeline_id: int,

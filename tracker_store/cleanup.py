@@ -68,7 +68,7 @@ def clean_up_offsets(connection: sa.Connection, *, stream_id: int, max_rows: int
 def clean_up_keys(connection: sa.Connection, *, stream_id: int, window: timedelta, max_rows: int) -> int:
     """Forget at most `max_rows` idempotency keys older than `window`; returns how many. Locks: those keys."""
     with named_failures():
-        gone = connection.execute(
+        return connection.execute(
             sa.text(
                 "DELETE FROM forebay.record_keys WHERE (stream_id, key) IN ("
                 "  SELECT stream_id, key FROM forebay.record_keys "
@@ -77,7 +77,6 @@ def clean_up_keys(connection: sa.Connection, *, stream_id: int, window: timedelt
             ),
             {"stream": stream_id, "window": window, "max_rows": max_rows},
         ).rowcount
-    return gone
 
 
 def segments_to_delete(

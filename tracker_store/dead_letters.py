@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tracker_store.blocks import BlockHandle
 
 
-def add_dead_letter(  # noqa: PLR0913  one column each
+def add_dead_letter(
     connection: sa.Connection,
     *,
     receiver_id: int,

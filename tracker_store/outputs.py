@@ -25,7 +25,7 @@ class OutputCommit:
     rows: int | None
 
 
-def commit_output(  # noqa: PLR0913  one column each
+def commit_output(
     connection: sa.Connection,
     *,
     pipeline_id: int,

@@ -124,7 +124,7 @@ def schedule_receiver(
     return outcome
 
 
-def set_receiver_state(  # noqa: PLR0913  one column each
+def set_receiver_state(
     connection: sa.Connection,
     *,
     receiver_id: int,
@@ -161,7 +161,7 @@ def set_receiver_state(  # noqa: PLR0913  one column each
     return row is not None
 
 
-def report_event(  # noqa: PLR0913  one column each
+def report_event(
     connection: sa.Connection,
     *,
     receiver_id: int,

@@ -11,4 +11,4 @@ LONGEST = timedelta(minutes=5)
 def retry_delay(attempt: int) -> timedelta:
     """The backoff after attempt number `attempt` (from 1) failed: doubling, bounded."""
     # The exponent is bounded too: a timedelta overflows long before an attempt's number does.
-    return min(FIRST * 2 ** min(attempt - 1, 16), LONGEST)
+    return min(FIRST * (1 << min(attempt - 1, 16)), LONGEST)

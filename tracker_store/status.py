@@ -77,9 +77,9 @@ def receiver_status(connection: sa.Connection) -> list[ReceiverStatus]:
     columns = ", ".join(ReceiverStatus.__slots__)
     with named_failures():
         rows = connection.execute(
-            sa.text(f"SELECT {columns} FROM forebay.receiver_status ORDER BY stream, ordinal")
-        ).all()
-    return [ReceiverStatus(**row._mapping) for row in rows]
+            sa.text(f"SELECT {columns} FROM forebay.receiver_status ORDER BY stream, ordinal")  # noqa: S608  our own names
+        ).mappings()
+        return [ReceiverStatus(**row) for row in rows]
 
 
 def stream_lag(connection: sa.Connection) -> list[StreamLag]:
@@ -91,8 +91,8 @@ def stream_lag(connection: sa.Connection) -> list[StreamLag]:
                 "CASE WHEN waiting_records > 0 THEN clock_timestamp() - oldest_added_at END AS lag "
                 "FROM forebay.stream_lag ORDER BY pipeline, stream"
             )
-        ).all()
-    return [StreamLag(**row._mapping) for row in rows]
+        ).mappings()
+        return [StreamLag(**row) for row in rows]
 
 
 def batch_stats(connection: sa.Connection, *, limit: int = 20) -> list[BatchStats]:
@@ -101,11 +101,12 @@ def batch_stats(connection: sa.Connection, *, limit: int = 20) -> list[BatchStat
     with named_failures():
         rows = connection.execute(
             sa.text(
-                f"SELECT {columns} FROM forebay.batch_stats ORDER BY batch_time DESC, pipeline LIMIT :limit"
+                f"SELECT {columns} FROM forebay.batch_stats "  # noqa: S608  our own names
+                "ORDER BY batch_time DESC, pipeline LIMIT :limit"
             ),
             {"limit": limit},
-        ).all()
-    return [BatchStats(**row._mapping) for row in rows]
+        ).mappings()
+        return [BatchStats(**row) for row in rows]
 
 
 def pipeline_totals(connection: sa.Connection) -> list[PipelineTotals]:

@@ -13,7 +13,6 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
@@ -38,6 +37,7 @@ from tracker_store.errors import DriverLogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from types import TracebackType
 
 HOST = "127.0.0.1"
@@ -255,7 +255,8 @@ def up(
         with Services(settings, ui_port=ui_port, on_event=_telling(console)) as services:
             if services.changes:
                 console.print(changes_table(services.changes))
-            console.print(f"Dagster: {services.ui_url}    Ctrl-C stops everything; `forebay status` in another terminal")
+            console.print(f"Dagster: {services.ui_url}")
+            console.print("Ctrl-C stops everything. In another terminal: forebay status")
             reason = services.wait()
             console.print("Stopping all services (Ctrl-C again: at once).")
     except (SupervisorError, DriverLogError, PipelineModuleError) as error:

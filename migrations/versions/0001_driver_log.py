@@ -404,13 +404,13 @@ def upgrade() -> None:
     )
     op.execute("INSERT INTO forebay.leadership DEFAULT VALUES")
     for statement in install_statements():
-        op.execute(sa.DDL(statement.replace("%", "%%")))
+        op.get_bind().exec_driver_sql(statement)
 
 
 def downgrade() -> None:
     """Go back to the one before."""
     for statement in drop_statements():
-        op.execute(sa.DDL(statement))
+        op.execute(statement)
     op.drop_index(
         "streams_live_name", table_name="streams", schema="forebay", postgresql_where=sa.text("removed_at IS NULL")
     )

@@ -36,7 +36,7 @@ def stream_asset(stream: Stream) -> dg.AssetSpec:
     return dg.AssetSpec(
         stream_key(stream),
         group_name=STREAM_GROUP,
-        description=f"Records from {stream.source.address}, stored as durable blocks by {stream.receivers} receiver(s).",
+        description=f"Records from {stream.source.address}, stored as blocks by {stream.receivers} receiver(s).",
         kinds={stream.source.kind},
         metadata={"source": stream.source.kind, "address": stream.source.address, "receivers": stream.receivers},
     )
@@ -59,7 +59,7 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         ],
         description=f"Runs one attempt at one batch of {pipeline.name}.",
     )
-    def outputs(context: dg.AssetExecutionContext, config: BatchConfig) -> Iterator[dg.MaterializeResult]:
+    def outputs(context: dg.AssetExecutionContext, config: BatchConfig) -> Iterator[dg.MaterializeResult[None]]:
         settings = Settings()
         batch_time = datetime.fromisoformat(config.batch_time).astimezone(UTC)
         results = run_batch(

@@ -142,9 +142,7 @@ def encode_frame(
             "make smaller blocks (max_block_bytes)"
         )
     if records < 1:
-        raise InvalidFrameError(
-            f"a frame with {records} records: store at least one (an empty block is not stored)"
-        )
+        raise InvalidFrameError(f"a frame with {records} records: store at least one (an empty block is not stored)")
     if (kind is FrameKind.DEAD_LETTER) != (reason is not None):
         raise InvalidFrameError("a dead letter has a reason, and a block has none")
     fields = (
@@ -178,9 +176,7 @@ def decode_header(data: bytes) -> tuple[FrameHeader, int]:
         InvalidFrameError: this is no header of a version that this program knows.
     """
     if len(data) < HEADER_LENGTH:
-        raise InvalidFrameError(
-            f"{len(data)} bytes are no header, which has {HEADER_LENGTH}: the file ends here"
-        )
+        raise InvalidFrameError(f"{len(data)} bytes are no header, which has {HEADER_LENGTH}: the file ends here")
     (
         magic,
         version,
@@ -201,13 +197,12 @@ def decode_header(data: bytes) -> tuple[FrameHeader, int]:
         raise InvalidFrameError(f"no frame begins here: found {magic!r} where {MAGIC!r} should stand")
     if version != HEADER_VERSION:
         raise InvalidFrameError(
-            f"header version {version} is not known here (known: {HEADER_VERSION}): read it with the release that wrote it"
+            f"header version {version} is not known here (known: {HEADER_VERSION}): "
+            "read it with the release that wrote it"
         )
     found = google_crc32c.value(bytes(data[:_CHECKED_BY_HEADER]))
     if found != header_crc:
-        raise InvalidFrameError(
-            f"the header is damaged: its checksum is {header_crc:08x}, its bytes give {found:08x}"
-        )
+        raise InvalidFrameError(f"the header is damaged: its checksum is {header_crc:08x}, its bytes give {found:08x}")
     if not 0 < length <= MAX_PAYLOAD_LENGTH:
         raise InvalidFrameError(f"a payload length of {length} is impossible")
     try:

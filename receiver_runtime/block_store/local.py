@@ -139,9 +139,7 @@ class LocalBlockStore:
         """
         frame = self.read_frame(path, offset, length, crc32c)
         if frame.header.kind is not FrameKind.BLOCK:
-            raise BlockCorruptError(
-                str(self._resolve(path)), offset, "a block", frame.header.kind.name, "frame kind"
-            )
+            raise BlockCorruptError(str(self._resolve(path)), offset, "a block", frame.header.kind.name, "frame kind")
         return decode_batches(frame.payload)
 
     def scan(self, path: str) -> Iterator[IntactFrame | DamagedFrame | TornTail]:

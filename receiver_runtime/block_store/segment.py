@@ -177,9 +177,7 @@ def _scan(files: Files, fd: int) -> Iterator[IntactFrame | DamagedFrame | TornTa
         owner = owner or (header.receiver_id, header.epoch)
         length = header.frame_length
         if offset + length > size:
-            yield TornTail(
-                offset, size - offset, f"{size - offset} of the last frame's {length} bytes are there"
-            )
+            yield TornTail(offset, size - offset, f"{size - offset} of the last frame's {length} bytes are there")
             return
         found = _checksum(files, fd, raw, offset + HEADER_LENGTH, header.payload_length)
         if found == carried:

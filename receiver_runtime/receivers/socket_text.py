@@ -90,7 +90,7 @@ class _Run:
         except (GeneratorStateError, GivenUpError):
             # The supervisor ends without draining: nobody takes records any more.
             return
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
             self._restart("Error receiving data", error)
 
     def _connect(self) -> socket.socket:

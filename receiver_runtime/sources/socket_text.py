@@ -50,9 +50,7 @@ class SocketText(Source):
     @classmethod
     def _check_host(cls, host: str) -> str:
         if not host or "/" in host or any(c.isspace() for c in host):
-            raise ValueError(
-                f"{host!r} is no host: give a name or an address alone, as '127.0.0.1' (the port apart)"
-            )
+            raise ValueError(f"{host!r} is no host: give a name or an address alone, as '127.0.0.1' (the port apart)")
         return host
 
     @field_validator("delimiter")

@@ -12,6 +12,8 @@ from receiver_runtime.sources.socket_text import SocketText
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pydantic_core import ErrorDetails
+
 _KINDS: Mapping[str, type[Source]] = {"socket_text": SocketText}
 
 
@@ -30,7 +32,7 @@ def parse_source(declaration: Mapping[str, Any]) -> Source:
         raise SourceError("; ".join(_sentence(kind, detail) for detail in error.errors())) from error
 
 
-def _sentence(kind: str, detail: Any) -> str:
+def _sentence(kind: str, detail: ErrorDetails) -> str:
     field = ".".join(str(part) for part in detail["loc"]) or kind
     message = detail["msg"].removeprefix("Value error, ")
     match detail["type"]:

@@ -29,9 +29,7 @@ def parse_duration(value: object) -> float:
             return float(value)
     elif isinstance(value, str) and (match := _NUMBER_AND_UNIT.fullmatch(value)) and match[2] in _SECONDS:
         return float(match[1]) * _SECONDS[match[2]]
-    raise ValueError(
-        f"{value!r} is no duration: write a number with a unit, one of {', '.join(_SECONDS)}, as '200ms'"
-    )
+    raise ValueError(f"{value!r} is no duration: write a number with a unit, one of {', '.join(_SECONDS)}, as '200ms'")
 
 
 def parse_bytes(value: object) -> int:
@@ -46,6 +44,4 @@ def parse_bytes(value: object) -> int:
         size = float(match[1]) * _BYTES.get(match[2] or "B", math.nan)
         if size.is_integer():
             return int(size)
-    raise ValueError(
-        f"{value!r} is no size: write a number with a unit, one of {', '.join(_BYTES)}, as '16MiB'"
-    )
+    raise ValueError(f"{value!r} is no size: write a number with a unit, one of {', '.join(_BYTES)}, as '16MiB'")

@@ -72,7 +72,7 @@ def test_a_change_that_would_strand_blocks_is_refused_before_anything_is_written
     connection: sa.Connection,
 ) -> None:
     apply(connection, [declare(receivers=2)])
-    with pytest.raises(StrandingChangeError, match="2 receivers.*receivers=1"):
+    with pytest.raises(StrandingChangeError, match=r"2 receivers.*receivers=1"):
         apply(connection, [declare(receivers=1, interval="5s")])
     with pytest.raises(StrandingChangeError, match="no longer reads lines"):
         apply(connection, [declare(stream="others")])

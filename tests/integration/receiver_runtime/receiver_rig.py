@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -20,17 +19,27 @@ from receiver_runtime.sources.socket_text import SocketText
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_stream
 from tracker_store.receivers import placements, receiver_events
-from tracker_store.schema import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from tracker_store.schema import ReceiverEventKind
 
 DEADLINE_SECONDS = 40.0
 
 _RUN = """
 import sys
 from receiver_runtime.receiver_process import run
-sys.exit(run(receiver_id=int(sys.argv[1]), assignment=int(sys.argv[2]), database_url=sys.argv[3], block_store=sys.argv[4]))
+receiver_id, assignment, database_url, block_store = sys.argv[1:]
+sys.exit(
+    run(
+        receiver_id=int(receiver_id),
+        assignment=int(assignment),
+        database_url=database_url,
+        block_store=block_store,
+    )
+)
 """
 
 
@@ -152,23 +161,21 @@ class ReceiverRig:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @classmethod
-    def make(cls, database_url: str, root: Path, source: dict[str, Any], **settings: Any) -> ReceiverRig:
+    def make(cls, database_url: str, root: Path, source: dict[str, Any], **settings: object) -> ReceiverRig:
         engine = create_engine(database_url, application_name="tests")
         with connect(engine) as connection:
-            apply_stream(
-                connection, name="lines", declaration={"source": source, "settings": settings}, receivers=1
-            )
+            apply_stream(connection, name="lines", declaration={"source": source, "settings": settings}, receivers=1)
             [placement] = placements(connection)
         made = cls(database_url, root, engine, placement.receiver_id)
         made.assign(1)
         return made
 
     @classmethod
-    def on_socket(cls, database_url: str, root: Path, port: int, **settings: Any) -> ReceiverRig:
+    def on_socket(cls, database_url: str, root: Path, port: int, **settings: object) -> ReceiverRig:
         source = SocketText(host="127.0.0.1", port=port).model_dump(mode="json")
         return cls.make(database_url, root, source, block_interval="20ms", receiver_restart_delay="50ms", **settings)
 
-    def execute(self, statement: str, **values: Any) -> list[Any]:
+    def execute(self, statement: str, **values: object) -> list[Any]:
         with connect(self.engine) as connection:
             result = connection.execute(sa.text(statement), values)
             return list(result) if result.returns_rows else []
@@ -188,8 +195,10 @@ class ReceiverRig:
         number = len(self.processes)
         with (self.root / f"process-{number}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", _RUN, str(self.receiver_id), str(assignment)]
-                + [database_url or self.database_url, str(self.root / "blocks")],
+                [
+                    *(sys.executable, "-c", _RUN, str(self.receiver_id), str(assignment)),
+                    *(database_url or self.database_url, str(self.root / "blocks")),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -224,6 +233,9 @@ class ReceiverRig:
             "SELECT coalesce(max(total_records), 0) FROM forebay.blocks WHERE receiver_id = :r", r=self.receiver_id
         )
         return int(records)
+
+    def has_records(self, least: int) -> bool:
+        return self.records() >= least
 
     def epochs(self) -> list[int]:
         return [
@@ -264,9 +276,7 @@ class ReceiverRig:
         ]
 
     def segments(self) -> list[tuple[str, str, int | None]]:
-        return [
-            tuple(row) for row in self.execute("SELECT path, state, length FROM forebay.log_segments ORDER BY id")
-        ]
+        return [tuple(row) for row in self.execute("SELECT path, state, length FROM forebay.log_segments ORDER BY id")]
 
 
 def exit_code(process: subprocess.Popen[bytes]) -> int:

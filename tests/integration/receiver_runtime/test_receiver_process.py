@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -98,7 +99,7 @@ def test_kill_9_and_a_restart_lose_and_double_nothing_that_was_registered(
     for round_number in range(1, 4):
         process = rig.start()
         before = rig.records()
-        eventually(lambda before=before: rig.records() > before + 50, "50 more records")
+        eventually(partial(rig.has_records, before + 50), "50 more records")
         process.kill()
         process.wait()
         values = rig.values()
@@ -196,9 +197,7 @@ def test_a_source_that_is_not_there_yet_is_waited_for_in_sight(database_url: str
             rig.close()
 
 
-def test_a_declaration_that_can_not_work_fails_the_receiver_with_the_reason(
-    database_url: str, tmp_path: Path
-) -> None:
+def test_a_declaration_that_can_not_work_fails_the_receiver_with_the_reason(database_url: str, tmp_path: Path) -> None:
     rig = ReceiverRig.make(database_url, tmp_path / "receiver", {"kind": "carrier_pigeon"})
     try:
         assert exit_code(rig.start()) == ExitCode.FAILED

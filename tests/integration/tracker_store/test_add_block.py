@@ -137,7 +137,7 @@ def test_blocks_that_are_no_run_of_sequences_are_refused_at_once(log: Log, claim
 
 
 def test_a_claim_needs_the_present_assignment(log: Log, claimed: Claim) -> None:
-    with pytest.raises(NotAssignedError, match="assignment 0.*started for 3"):
+    with pytest.raises(NotAssignedError, match=r"assignment 0.*started for 3"):
         claim_anew(log.connection, claimed.receiver_id, assignment=3)
 
 
@@ -170,7 +170,7 @@ def test_point_3_an_add_that_waited_for_its_predecessor_is_told_to_send_again_or
     cursor = raw.cursor()
     cursor.execute(
         "INSERT INTO forebay.blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, "
-        "total_bytes, segment_id, \"offset\", length, crc32c) "
+        'total_bytes, segment_id, "offset", length, crc32c) '
         "VALUES (%s, 2, %s, clock_timestamp(), 10, 100, 10, 100, 1, 200, 100, 1002)",
         (claimed.receiver_id, claimed.epoch),
     )
@@ -246,7 +246,10 @@ def test_a_lost_answer_is_named_unknown(engine: sa.Engine, log: Log, claimed: Cl
 def _wait_until_blocked(connection: sa.Connection) -> None:
     for _ in range(500):
         waiting = connection.execute(
-            sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
+            sa.text(
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
         ).scalar_one()
         if waiting:
             return

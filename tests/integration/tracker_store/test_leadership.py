@@ -77,7 +77,8 @@ def test_every_placement_is_a_new_assignment_and_an_event(log: Log) -> None:
     schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent_id, why="placed on h")
     [placement] = placements(log.connection)
     assert (placement.state, placement.agent_id, placement.assignment) == (ReceiverState.SCHEDULED, agent_id, 1)
-    assert schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent_id, why="") == "not inactive"
+    again = schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent_id, why="")
+    assert again == "not inactive"
     assert receiver_events(log.connection, receiver) == [(ReceiverEventKind.SCHEDULED, "placed on h", "")]
 
 

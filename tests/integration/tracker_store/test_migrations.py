@@ -80,14 +80,15 @@ def test_every_function_view_and_table_is_there_and_says_what_it_is_for(engine: 
             sa.text("SELECT proname FROM pg_proc WHERE pronamespace = 'forebay'::regnamespace ORDER BY 1")
         ).scalars()
         assert list(functions) == sorted(FUNCTIONS)
-        comments = dict(
-            connection.execute(
+        comments: dict[str, str | None] = {
+            row.relname: row.comment
+            for row in connection.execute(
                 sa.text(
-                    "SELECT relname, obj_description(oid) FROM pg_class "
+                    "SELECT relname, obj_description(oid) AS comment FROM pg_class "
                     "WHERE relnamespace = 'forebay'::regnamespace AND relkind IN ('r', 'v')"
                 )
-            ).all()  # type: ignore[arg-type]
-        )
+            )
+        }
     del comments["alembic_version"]
     assert comments.keys() == {table.name for table in metadata.sorted_tables} | VIEWS.keys()
     assert [name for name, comment in comments.items() if not comment] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -12,6 +11,10 @@ import pytest
 
 from forebay import ParquetSink
 from orchestration.spark.sinks.parquet import ATTEMPTS, batch_directory
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TIME = datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC)
 

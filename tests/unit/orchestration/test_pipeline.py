@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +12,7 @@ from forebay.sources import SocketText
 from orchestration.modules import PipelineModuleError, load_pipelines
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from pyspark.sql import DataFrame
 
 SOURCE = SocketText(host="127.0.0.1", port=9999)
@@ -36,7 +36,7 @@ def test_a_pipeline_as_in_the_readme() -> None:
     assert pipeline.streams == (stream,)
     assert pipeline.outputs == {"word_counts": word_counts}
     assert word_counts.description == "Words."
-    assert word_counts("anything") == "anything"  # type: ignore[comparison-overlap]
+    assert word_counts("anything") == "anything"
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,7 +20,12 @@ from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemoryBlockLog, MemorySegments, eventually
 from tracker_store.blocks import Claim
-from tracker_store.schema import ReceiverEventKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tracker_store.schema import ReceiverEventKind, ReceiverState
 
 FAST: dict[str, Any] = {
     "block_interval": "5ms",
@@ -122,7 +125,7 @@ class Rig:
 
 @contextmanager
 def rig(
-    root: Path, receiver: Receiver, *, clock: ManualClock | None = None, start: bool = True, **settings: Any
+    root: Path, receiver: Receiver, *, clock: ManualClock | None = None, start: bool = True, **settings: object
 ) -> Iterator[Rig]:
     files = FaultyFiles()
     store = LocalBlockStore(root, files=files)

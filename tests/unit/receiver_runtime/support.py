@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.block_store.files import Files
 from receiver_runtime.block_store.frame import (
@@ -20,6 +19,10 @@ from tracker_store.blocks import AddOutcome, AddResult, BlockHandle, NewBlock, S
 from tracker_store.errors import OutcomeUnknownError
 from tracker_store.schema import DesiredState
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
 DEADLINE_SECONDS = 20.0
 
 
@@ -29,6 +32,11 @@ def eventually(predicate: Callable[[], object], what: str = "it") -> None:
     while not predicate():
         assert time.monotonic() < deadline, f"{what} did not come true in {DEADLINE_SECONDS} s"
         time.sleep(0.002)
+
+
+def reaches(figure: Callable[[], int], least: int) -> Callable[[], bool]:
+    """Whether a figure has come to be `least` or more, to be asked again and again."""
+    return lambda: figure() >= least
 
 
 class ManualClock:
@@ -85,7 +93,7 @@ class FaultyFiles(Files):
         self.synced_directories: list[str] = []
         self.syncs = 0
 
-    def create(self, path: Any) -> int:
+    def create(self, path: Path) -> int:
         if self.create_faults:
             self.create_faults -= 1
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -107,7 +115,7 @@ class FaultyFiles(Files):
             raise OSError(errno.EIO, "Input/output error")
         super().sync(fd)
 
-    def sync_directory(self, path: Any) -> None:
+    def sync_directory(self, path: Path) -> None:
         self.synced_directories.append(str(path))
         super().sync_directory(path)
 
@@ -220,9 +228,7 @@ class MemoryBlockLog:
 
 def block(sequence: int, *, receiver_id: int = 1, epoch: int = 1, records: int = 1) -> NewBlock:
     """A stored block that waits to be registered."""
-    return NewBlock(
-        receiver_id, epoch, sequence, records, 100, BlockHandle(1, sequence * 100, 100, sequence)
-    )
+    return NewBlock(receiver_id, epoch, sequence, records, 100, BlockHandle(1, sequence * 100, 100, sequence))
 
 
 def frame(payload: bytes = b"payload", *, sequence: int = 1, receiver_id: int = 7, epoch: int = 9) -> EncodedFrame:
@@ -257,4 +263,4 @@ def dead_letter_frame(data: bytes, *, part: int = 0) -> EncodedFrame:
 
 def whole(encoded: EncodedFrame) -> bytes:
     """A frame's bytes as they lie in the file."""
-    return encoded.header + encoded.payload.to_pybytes()
+    return b"".join((encoded.header, encoded.payload.to_pybytes()))

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -17,10 +17,14 @@ from receiver_runtime.block_generator import (
     GeneratorState,
     GeneratorStateError,
 )
-from receiver_runtime.clock import Clock
 from receiver_runtime.rate_limiter import RateLimiter
 from receiver_runtime.records import RecordTypeError
-from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
+from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually, reaches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from receiver_runtime.clock import Clock
 
 SCHEMA = pa.schema([("value", pa.string())])
 
@@ -93,11 +97,18 @@ def batch(*values: str) -> pa.RecordBatch:
 
 
 def test_b01_the_states_are_walked_in_order_and_start_comes_once() -> None:
-    assert list(GeneratorState) == ["Initialized", "Active", "StoppedAddingData", "StoppedGeneratingBlocks", "StoppedAll"]
+    assert list(GeneratorState) == [
+        "Initialized",
+        "Active",
+        "StoppedAddingData",
+        "StoppedGeneratingBlocks",
+        "StoppedAll",
+    ]
     made = BlockGenerator(Listener(), SCHEMA, limiter=RateLimiter(), block_interval=0.01)
-    assert made.state is GeneratorState.INITIALIZED
+    states = [made.state]
     made.start()
-    assert made.state is GeneratorState.ACTIVE
+    states.append(made.state)
+    assert states == [GeneratorState.INITIALIZED, GeneratorState.ACTIVE]
     with pytest.raises(GeneratorStateError, match="can't become"):
         made.start()
     made.stop()
@@ -141,7 +152,9 @@ def test_b01_any_order_of_calls_keeps_the_states_legal(commands: list[str]) -> N
             assert (command == "start") == (command not in ("add", "bulk"))
             assert before is not (GeneratorState.INITIALIZED if command == "start" else GeneratorState.ACTIVE)
         after = made.state
-        assert after is before or after in TRANSITIONS[before] or (command, after) == ("stop", GeneratorState.STOPPED_ALL)
+        assert (
+            after is before or after in TRANSITIONS[before] or (command, after) == ("stop", GeneratorState.STOPPED_ALL)
+        )
     if made.state is GeneratorState.ACTIVE:
         made.stop()
     if not aborted:
@@ -229,7 +242,7 @@ def test_b04_a_tick_cuts_what_is_there() -> None:
         for n in range(3):
             made.add_data(str(n))
             clock.advance(0.2)
-            eventually(lambda n=n: len(listener.pushed) == n + 1)
+            eventually(reaches(lambda: len(listener.pushed), n + 1))
     assert listener.values == [["0"], ["1"], ["2"]]
 
 
@@ -251,7 +264,7 @@ def test_b06_stop_drains_buffer_and_queue() -> None:
         for n in range(5):
             made.add_data(str(n))
             clock.advance(0.2)
-            eventually(lambda n=n: len(listener.generated) == n + 1)
+            eventually(reaches(lambda: len(listener.generated), n + 1))
         made.add_data("last")
         stopper = threading.Thread(target=made.stop)
         stopper.start()
@@ -269,7 +282,7 @@ def test_b07_w05_a_failing_push_is_reported_and_tried_again_in_order() -> None:
         made.add_data("a")
         clock.advance(0.2)
         for n in range(3):
-            eventually(lambda n=n: len(listener.errors) == n + 1)
+            eventually(reaches(lambda: len(listener.errors), n + 1))
             made.add_data("later")
             clock.advance(60)
         eventually(lambda: len(listener.pushed) >= 1)

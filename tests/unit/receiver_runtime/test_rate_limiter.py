@@ -26,6 +26,11 @@ class SelfWinding:
         self.now += max(seconds, 1e-6)
 
 
+def acquire(limiter: RateLimiter, permits: int, passed: threading.Event) -> None:
+    limiter.acquire(permits)
+    passed.set()
+
+
 @given(
     rate=st.floats(0.5, 1e6),
     steps=st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 2)), min_size=1, max_size=40),
@@ -92,7 +97,7 @@ def test_c01_a_new_rate_takes_effect_at_once_for_who_waits() -> None:
     limiter = RateLimiter(0.001, clock=clock)
     limiter.acquire(1)
     passed = threading.Event()
-    thread = threading.Thread(target=lambda: (limiter.acquire(100), passed.set()))
+    thread = threading.Thread(target=acquire, args=(limiter, 100, passed))
     thread.start()
     clock.advance(1)
     assert not passed.is_set()
@@ -126,7 +131,7 @@ def test_close_lets_everything_through_and_reopen_limits_again() -> None:
     limiter.reopen()
     assert limiter.rate == 1
     blocked = threading.Event()
-    thread = threading.Thread(target=lambda: (limiter.acquire(1), blocked.set()))
+    thread = threading.Thread(target=acquire, args=(limiter, 1, blocked))
     thread.start()
     assert not blocked.wait(0.05)
     clock.advance(1.01)

@@ -17,7 +17,7 @@ from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.receiver import Receiver, ReceiverAttachedError, ReceiverNotAttachedError
 from receiver_runtime.receiver_supervisor import TRANSITIONS, SupervisorState
 from tests.unit.receiver_runtime.rig import HandReceiver, batch, in_thread, rig
-from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
+from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, eventually, reaches
 from tracker_store.errors import ReceiverFencedError
 from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
 
@@ -45,8 +45,7 @@ def test_r04_before_it_is_attached_a_receiver_knows_nothing(receiver: HandReceiv
 def test_r04_a_receiver_is_attached_once(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver, start=False) as made:
         assert receiver.stream_id == 3
-        assert not receiver.is_started()
-        assert not receiver.is_stopped()
+        assert (receiver.is_started(), receiver.is_stopped()) == (False, False)
         with pytest.raises(ReceiverAttachedError):
             receiver.attach_supervisor(made.supervisor)
 
@@ -55,9 +54,7 @@ def test_r01_a_receiver_prefers_no_host(receiver: HandReceiver) -> None:
     assert receiver.preferred_location is None
 
 
-def test_r02_one_record_is_asynchronous_and_many_return_when_registered(
-    receiver: HandReceiver, tmp_path: Path
-) -> None:
+def test_r02_one_record_is_asynchronous_and_many_return_when_registered(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver, block_interval="60s") as made:
         eventually(receiver.is_started)
         receiver.store("single")
@@ -97,11 +94,11 @@ def test_s01_states_and_order_of_start(receiver: HandReceiver, tmp_path: Path) -
     seen: list[object] = []
     with rig(tmp_path, receiver, start=False) as made:
         receiver.on_starting = lambda: seen.extend([made.supervisor.generator.state, receiver.is_started()])
-        assert made.supervisor.state is SupervisorState.INITIALIZED
+        seen.append(made.supervisor.state)
         made.supervisor.start()
         eventually(lambda: receiver.starts)
         made.stop()
-        assert seen == [GeneratorState.ACTIVE, True]
+        assert seen == [SupervisorState.INITIALIZED, GeneratorState.ACTIVE, True]
         assert made.supervisor.state is SupervisorState.STOPPED
         assert receiver.is_stopped()
         assert made.reporter.states[-1][0] is ReceiverState.INACTIVE
@@ -175,7 +172,7 @@ def test_s05_a_restart_stops_waits_and_starts(receiver: HandReceiver, tmp_path: 
         eventually(receiver.is_stopped)
         assert receiver.stops == 1
         waited = advance_until(clock, lambda: receiver.starts == 2)
-        assert 1.7 <= waited
+        assert waited >= 1.7
         assert (ReceiverEventKind.RESTARTED, "the source went away", "OSError: reset") in made.reporter.events
 
 
@@ -195,11 +192,11 @@ def test_restarts_wait_longer_each_time_until_something_is_received(receiver: Ha
     receiver.on_stopping = lambda: stopped_at.append(clock.monotonic())
     with rig(tmp_path, receiver, clock=clock, receiver_restart_delay="1s", receiver_max_restart_delay="4s"):
         for n in range(1, 6):
-            eventually(lambda n=n: receiver.starts == n and receiver.is_started())
+            eventually(reaches(lambda: receiver.starts * receiver.is_started(), n))
             if n == 5:
                 receiver.store("a record")
             receiver.restart("again")
-            advance_until(clock, lambda n=n: receiver.starts == n + 1)
+            advance_until(clock, reaches(lambda: receiver.starts, n + 1))
     pauses = [start - stop for start, stop in zip(started_at[1:], stopped_at, strict=False)]
     for pause, least in zip(pauses, (1, 2, 4, 4, 1), strict=True):
         assert least * 0.9 <= pause
@@ -233,10 +230,10 @@ def test_old_failures_are_forgotten(receiver: HandReceiver, tmp_path: Path) -> N
     clock = ManualClock()
     with rig(tmp_path, receiver, clock=clock, receiver_max_restarts=2, receiver_healthy_after="60s") as made:
         for n in range(1, 8):
-            eventually(lambda n=n: receiver.starts == n and receiver.is_started())
+            eventually(reaches(lambda: receiver.starts * receiver.is_started(), n))
             clock.advance(61)
             receiver.restart("once a week")
-            advance_until(clock, lambda n=n: receiver.starts == n + 1)
+            advance_until(clock, reaches(lambda: receiver.starts, n + 1))
         assert made.supervisor.await_termination(0) is None
 
 
@@ -326,7 +323,7 @@ def test_with_a_rate_limit_a_chunk_flows_in_even_pieces(receiver: HandReceiver, 
     with rig(tmp_path, receiver, clock=clock, receiver_max_rate=100) as made:
         eventually(receiver.is_started)
         thread, errors = in_thread(lambda: receiver.store_buffered(batch(*map(str, range(55)))))
-        eventually(lambda: made.values() or not clock.advance(0.01))
+        advance_until(clock, made.values, step=0.01)
         started = clock.monotonic()
         advance_until(clock, lambda: not thread.is_alive(), step=0.02)
         assert clock.monotonic() - started >= 0.3
@@ -400,10 +397,19 @@ def test_blocks_are_stored_while_earlier_ones_wait_to_be_registered(receiver: Ha
         made.log.away = True
         for n in range(3):
             receiver.store(str(n))
-            eventually(lambda n=n: len(made.rows.paths) and made.files.syncs == n + 1)
+            eventually(reaches(lambda: made.files.syncs, n + 1))
         assert made.values() == []
         made.log.away = False
         eventually(lambda: made.values() == ["0", "1", "2"])
+
+
+def test_a_full_disk_loses_no_dead_letter_and_no_line_behind_it(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        made.files.write_faults = ["short"] * 4
+        receiver.store_dead_letters([DeadLetter(DeadLetterReason.TRUNCATED, b"ab")])
+        assert made.dead_letters() == [("truncated", 0, b"ab")]
+        assert made.reporter.kinds() == [ReceiverEventKind.ERROR, ReceiverEventKind.BAD_RECORD]
 
 
 def test_dead_letters_are_durable_recorded_and_reported(receiver: HandReceiver, tmp_path: Path) -> None:
@@ -421,54 +427,57 @@ def test_dead_letters_are_durable_recorded_and_reported(receiver: HandReceiver, 
 
 
 COMMANDS = st.lists(
-    st.sampled_from(["store", "bulk", "restart", "pause", "resume", "rate", "lost"]), min_size=1, max_size=12
+    st.sampled_from(["store", "bulk", "restart", "paused", "running", "rate", "lost"]), min_size=1, max_size=12
 )
+
+
+class Watched(Receiver):
+    """Checks that starts and stops alternate, and never overlap."""
+
+    columns = (("value", "string"),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = False
+        self.faults: list[str] = []
+
+    def on_start(self) -> None:
+        if self.running:
+            self.faults.append("started twice")
+        self.running = True
+
+    def on_stop(self) -> None:
+        if not self.running:
+            self.faults.append("stopped twice")
+        self.running = False
+
+
+def carry_out(command: str, n: int, receiver: Receiver, log: MemoryBlockLog) -> list[str]:
+    """One command; returns the records that it stored."""
+    match command:
+        case "store":
+            receiver.store(f"s{n}")
+            return [f"s{n}"]
+        case "bulk":
+            receiver.store([f"b{n}", f"c{n}"])
+            return [f"b{n}", f"c{n}"]
+        case "restart":
+            receiver.restart("again")
+        case "rate":
+            log.rates[1] = 1e6
+        case "lost":
+            log.lose_answers = 1
+        case desired:
+            log.desired[1] = DesiredState(desired)
+    return []
 
 
 @given(commands=COMMANDS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_order_of_store_restart_and_pause_keeps_states_legal_and_loses_nothing(commands: list[str]) -> None:
-    class Watched(Receiver):
-        """Checks that starts and stops alternate, and never overlap."""
-
-        columns = (("value", "string"),)
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.running = False
-            self.faults: list[str] = []
-
-        def on_start(self) -> None:
-            if self.running:
-                self.faults.append("started twice")
-            self.running = True
-
-        def on_stop(self) -> None:
-            if not self.running:
-                self.faults.append("stopped twice")
-            self.running = False
-
     receiver = Watched()
-    stored: list[str] = []
     with TemporaryDirectory() as directory, rig(Path(directory), receiver) as made:
-        for n, command in enumerate(commands):
-            match command:
-                case "store":
-                    receiver.store(f"s{n}")
-                    stored.append(f"s{n}")
-                case "bulk":
-                    receiver.store([f"b{n}", f"c{n}"])
-                    stored += [f"b{n}", f"c{n}"]
-                case "restart":
-                    receiver.restart("again")
-                case "pause":
-                    made.log.desired[1] = DesiredState.PAUSED
-                case "resume":
-                    made.log.desired[1] = DesiredState.RUNNING
-                case "rate":
-                    made.log.rates[1] = 1e6
-                case "lost":
-                    made.log.lose_answers = 1
+        stored = [value for n, command in enumerate(commands) for value in carry_out(command, n, receiver, made.log)]
         assert made.stop().drained
         assert receiver.faults == []
         assert not receiver.running
@@ -486,4 +495,8 @@ def test_no_thread_is_left_behind(receiver: HandReceiver, tmp_path: Path) -> Non
         eventually(receiver.is_started)
         receiver.store("x")
         made.stop()
-    eventually(lambda: not [t for t in threading.enumerate() if t not in before and t.name.startswith(("receiver 1", "registrar"))])
+    eventually(
+        lambda: (
+            not [t for t in threading.enumerate() if t not in before and t.name.startswith(("receiver 1", "registrar"))]
+        )
+    )

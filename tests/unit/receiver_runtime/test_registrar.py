@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 
 from receiver_runtime.registrar import Registrar, RegistrarStoppedError, Registration
-from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, block, eventually
+from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, block, eventually, reaches
 from tracker_store.blocks import NewBlock, Steering
 from tracker_store.errors import (
     BlockConflictError,
@@ -18,6 +18,10 @@ from tracker_store.errors import (
 )
 from tracker_store.processes import ProcessExpiredError
 from tracker_store.schema import DesiredState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from concurrent.futures import Future
 
 
 @pytest.fixture
@@ -42,7 +46,7 @@ def attach(registrar: Registrar, receiver_id: int = 1, limit: int = 100) -> Regi
     return registrar.attach(receiver_id, registered_through=0, limit=limit)
 
 
-def submit(registration: Registration, item: NewBlock):  # type: ignore[no-untyped-def]
+def submit(registration: Registration, item: NewBlock) -> Future[NewBlock]:
     registration.reserve()
     return registration.submit(item)
 
@@ -223,7 +227,7 @@ def test_a_heartbeat_goes_out_each_second_and_brings_steering(log: MemoryBlockLo
     log.desired[5], log.rates[5] = DesiredState.PAUSED, 10.0
     for n in range(2, 6):
         clock.advance(1.0)
-        eventually(lambda n=n: log.heartbeats == n)
+        eventually(reaches(lambda: log.heartbeats, n))
     registrar.stop()
     assert told[0] == Steering(5, None, DesiredState.RUNNING, 1)
     assert told[-1] == Steering(5, 10.0, DesiredState.PAUSED, 1)

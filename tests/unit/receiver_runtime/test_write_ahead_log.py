@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -8,6 +8,9 @@ from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.segment import IntactFrame, TornTail
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogClosedError, WriteAheadLogError
 from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemorySegments, frame
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Setup:
@@ -55,9 +58,7 @@ def test_l01_a_handle_reads_what_was_written(setup: Setup) -> None:
     frames = [frame(b"first"), frame(b"second", sequence=2)]
     handles = [handle for item in frames for handle in setup.log.write([item])]
     for item, handle in zip(frames, handles, strict=True):
-        read = setup.store.read_frame(
-            setup.rows.paths[handle.segment_id], handle.offset, handle.length, handle.crc32c
-        )
+        read = setup.store.read_frame(setup.rows.paths[handle.segment_id], handle.offset, handle.length, handle.crc32c)
         assert read.payload.to_pybytes() == item.payload.to_pybytes()
 
 

@@ -42,9 +42,7 @@ def test_a_header_comes_back_as_it_was(
         records=records,
     )
     header, crc = decode_header(encoded.header)
-    assert header == FrameHeader(
-        FrameKind.BLOCK, rule, receiver_id, epoch, sequence, through, records, len(payload)
-    )
+    assert header == FrameHeader(FrameKind.BLOCK, rule, receiver_id, epoch, sequence, through, records, len(payload))
     assert crc == encoded.crc32c == frame_checksum(encoded.header, payload)
     assert encoded.length == header.frame_length == HEADER_LENGTH + len(payload)
 

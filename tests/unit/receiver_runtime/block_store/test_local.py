@@ -3,7 +3,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -19,6 +19,9 @@ from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.payload import encode_batches, payload_schema
 from receiver_runtime.block_store.stores import UnknownBlockStoreError, open_block_store
 from tests.unit.receiver_runtime.support import FaultyFiles, dead_letter_frame, frame
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SCHEMA = pa.schema([("value", pa.string())])
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -46,17 +48,13 @@ def run(
     return lines, letters
 
 
-def model(
-    stream: bytes, *, clean: bool, delimiter: bytes, encoding: str
-) -> tuple[list[str], list[DeadLetter]]:
+def model(stream: bytes, *, clean: bool, delimiter: bytes, encoding: str) -> tuple[list[str], list[DeadLetter]]:
     """The same by the plainest Python."""
     lines: list[str] = []
     letters: list[DeadLetter] = []
 
     def aside(reason: DeadLetterReason, raw: bytes) -> None:
-        letters.extend(
-            DeadLetter(reason, raw[at : at + PART], n) for n, at in enumerate(range(0, len(raw), PART))
-        )
+        letters.extend(DeadLetter(reason, raw[at : at + PART], n) for n, at in enumerate(range(0, len(raw), PART)))
 
     *whole, rest = stream.split(delimiter)
     ended = [(raw, True) for raw in whole] + ([(rest, False)] if rest else [])
@@ -76,10 +74,10 @@ def model(
     return lines, letters
 
 
-FRAGMENTS = st.sampled_from(
-    [b"\n", b"\n\n", b"\r\n", b"\r", b"\r\r\n", b"a", b"abc", b"\x00", b"\xff", b"\xc3", b"\xa9", "ü".encode()]
-    + ["€".encode(), b"\xe2\x82", b";", b"x" * 9, b"x" * 10, b"x" * 11, b"y" * 25, b"\xed\xa0\x80"]
-)
+PLAIN = (b"\n", b"\n\n", b"\r\n", b"\r", b"\r\r\n", b"a", b"abc", b"\x00", b";", "ü".encode(), "€".encode())
+BROKEN = (b"\xff", b"\xc3", b"\xa9", b"\xe2\x82", b"\xed\xa0\x80")
+LONG = (b"x" * 9, b"x" * 10, b"x" * 11, b"y" * 25)
+FRAGMENTS = st.sampled_from((*PLAIN, *BROKEN, *LONG))
 STREAMS = st.lists(FRAGMENTS, max_size=25).map(b"".join)
 
 
@@ -97,11 +95,9 @@ def test_a_stream_cut_in_any_way_gives_the_same(
     stream: bytes, cuts: list[int], clean: bool, delimiter: str, encoding: str
 ) -> None:
     places = sorted({0, len(stream), *(place for place in cuts if place < len(stream))})
-    pieces = [stream[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [stream[start:end] for start, end in pairwise(places)]
     lines, letters = run(pieces, clean=clean, delimiter=delimiter, encoding=encoding)
-    expected_lines, expected_letters = model(
-        stream, clean=clean, delimiter=delimiter.encode(), encoding=encoding
-    )
+    expected_lines, expected_letters = model(stream, clean=clean, delimiter=delimiter.encode(), encoding=encoding)
     assert lines == expected_lines
     # A line aside is put aside when it is cut, all of its parts in a row; the order between lines holds too.
     assert _by_line(letters) == _by_line(expected_letters)

@@ -57,7 +57,7 @@ def test_a_wrong_field_is_named_with_its_value_and_the_way_out(field: str, value
 def test_a_missing_field_and_an_unknown_kind_are_named() -> None:
     with pytest.raises(SourceError, match="port: socket_text needs it"):
         parse_source({"kind": "socket_text", "host": "a"})
-    with pytest.raises(SourceError, match="kind: 'carrier_pigeon'.*socket_text"):
+    with pytest.raises(SourceError, match=r"kind: 'carrier_pigeon'.*socket_text"):
         parse_source({"kind": "carrier_pigeon"})
     with pytest.raises(SourceError, match="kind: None"):
         parse_source({})

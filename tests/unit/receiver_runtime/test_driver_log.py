@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+
+from receiver_runtime.driver_log import DriverLog, GivenUpError
+from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
+from tracker_store.errors import DriverLogUnavailableError, NotAssignedError, OutcomeUnknownError
+
+
+class Engine:
+    """Gives out itself as a connection."""
+
+    def connect(self) -> AbstractContextManager[Any]:
+        return nullcontext(self)
+
+
+def make(clock: ManualClock | None = None) -> DriverLog:
+    return DriverLog(Engine(), clock=clock)  # type: ignore[arg-type]
+
+
+def test_an_answer_is_given_back_at_once() -> None:
+    assert make().until_answered("ask", lambda _: 42) == 42
+
+
+def test_a_call_is_made_again_until_it_is_answered() -> None:
+    clock = ManualClock()
+    log = make(clock)
+    asked: list[float] = []
+    answers: list[int] = []
+
+    def statement(_: object) -> int:
+        asked.append(clock.monotonic())
+        if len(asked) < 8:
+            raise (DriverLogUnavailableError, OutcomeUnknownError)[len(asked) % 2]
+        return 7
+
+    thread = threading.Thread(target=lambda: answers.append(log.until_answered("ask", statement)))
+    thread.start()
+    advance_until(clock, lambda: answers)
+    thread.join()
+    assert answers == [7]
+    assert asked[-1] - asked[-2] >= 1.8
+
+
+def test_what_is_refused_for_good_is_not_asked_again() -> None:
+    asked = 0
+
+    def statement(_: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise NotAssignedError("receiver 1")
+
+    with pytest.raises(NotAssignedError, match="receiver 1"):
+        make().until_answered("claim", statement)
+    assert asked == 1
+
+
+def test_giving_up_ends_a_wait_and_every_later_call() -> None:
+    log = make(ManualClock())
+    asked = threading.Event()
+    ended = threading.Event()
+
+    def statement(_: object) -> None:
+        asked.set()
+        raise DriverLogUnavailableError
+
+    def call() -> None:
+        with pytest.raises(GivenUpError, match="open a segment"):
+            log.until_answered("open a segment", statement)
+        ended.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    eventually(asked.is_set)
+    log.give_up()
+    eventually(ended.is_set)
+    thread.join()
+    with pytest.raises(GivenUpError):
+        log.until_answered("anything", lambda _: None)

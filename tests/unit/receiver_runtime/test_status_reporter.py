@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from receiver_runtime.status_reporter import REPEAT_SECONDS, ReceiverReporter, StatusReporter
+from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
+from tracker_store.errors import DriverLogUnavailableError
+from tracker_store.schema import ReceiverEventKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Rows:
+    """Takes statements as the driver log does; keeps the parameters of each."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.refuse = False
+        self.attempts = 0
+        self.written: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+
+    def once(self, statement: Callable[[Any], object]) -> object:
+        self.attempts += 1
+        if self.away:
+            raise DriverLogUnavailableError
+        if self.refuse:
+            raise ValueError("refused")
+        return statement(self)
+
+    def execute(self, _: object, parameters: dict[str, Any]) -> Rows:
+        with self._lock:
+            self.written.append(parameters)
+        return self
+
+    def scalar(self) -> int:
+        return 1
+
+    def states(self) -> list[tuple[str, str]]:
+        return [(row["state"], row["reason"]) for row in self.written if "state" in row]
+
+    def events(self) -> list[tuple[str, str, str]]:
+        return [(row["kind"], row["message"], row["detail"]) for row in self.written if "kind" in row]
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return Rows()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def reporter(rows: Rows, clock: ManualClock) -> Iterator[StatusReporter]:
+    made = StatusReporter(rows, clock=clock)  # type: ignore[arg-type]
+    made.start()
+    yield made
+    stopping = threading.Thread(target=made.stop)
+    stopping.start()
+    advance_until(clock, lambda: not stopping.is_alive(), step=1.0)
+
+
+@pytest.fixture
+def receiver(reporter: StatusReporter) -> ReceiverReporter:
+    return reporter.for_receiver(receiver_id=4, assignment=2, epoch=9, process_id=7)
+
+
+def test_a_state_is_written_with_its_assignment_and_process(receiver: ReceiverReporter, rows: Rows) -> None:
+    receiver.state(ReceiverState.ACTIVE, "connected")
+    eventually(lambda: rows.states() == [("ACTIVE", "connected")])
+    assert rows.written[0]["assignment"] == 2
+    assert rows.written[0]["process"] == 7
+    receiver.state(ReceiverState.INACTIVE, "stopped")
+    eventually(lambda: len(rows.states()) == 2)
+    assert rows.written[1]["process"] is None
+
+
+def test_the_same_state_is_written_once_and_a_reason_keeps_it(receiver: ReceiverReporter, rows: Rows) -> None:
+    receiver.reason("before any state: nothing to say it of")
+    for _ in range(5):
+        receiver.state(ReceiverState.PAUSED, "by an operator")
+    eventually(lambda: len(rows.states()) == 1)
+    receiver.reason("still")
+    eventually(lambda: rows.states() == [("PAUSED", "by an operator"), ("PAUSED", "still")])
+
+
+def test_while_the_driver_log_is_away_the_newest_state_waits(
+    receiver: ReceiverReporter, rows: Rows, clock: ManualClock
+) -> None:
+    rows.away = True
+    for n in range(50):
+        receiver.state(ReceiverState.ACTIVE, f"reason {n}")
+    receiver.event(ReceiverEventKind.ERROR, "something", "1")
+    eventually(lambda: rows.attempts > 0)
+    rows.away = False
+    advance_until(clock, rows.events)
+    assert rows.states() == [("ACTIVE", "reason 49")]
+    assert rows.events() == [("ERROR", "something", "1")]
+
+
+def test_what_repeats_is_told_once_and_then_counted(receiver: ReceiverReporter, rows: Rows, clock: ManualClock) -> None:
+    for n in range(1000):
+        receiver.event(ReceiverEventKind.RESTARTED, "refused", f"try {n}")
+    receiver.event(ReceiverEventKind.RESTARTED, "another reason")
+    eventually(lambda: len(rows.events()) == 2)
+    assert rows.events() == [("RESTARTED", "refused", "try 0"), ("RESTARTED", "another reason", "")]
+    advance_until(clock, lambda: len(rows.events()) == 3, step=REPEAT_SECONDS / 3)
+    assert rows.events()[2] == ("RESTARTED", "refused", "try 999 (999 more since the last report)")
+    advance_until(clock, lambda: not receiver._queue.repeated, step=REPEAT_SECONDS / 3)
+    receiver.event(ReceiverEventKind.RESTARTED, "refused", "anew")
+    eventually(lambda: len(rows.events()) == 4)
+    assert rows.events()[3] == ("RESTARTED", "refused", "anew")
+
+
+def test_a_report_that_is_refused_stops_no_other(receiver: ReceiverReporter, rows: Rows) -> None:
+    rows.refuse = True
+    receiver.event(ReceiverEventKind.ERROR, "bad")
+    eventually(lambda: rows.attempts == 1)
+    rows.refuse = False
+    receiver.event(ReceiverEventKind.ERROR, "good")
+    eventually(lambda: rows.events() == [("ERROR", "good", "")])
+
+
+def test_a_stop_writes_what_waits_and_the_counts(rows: Rows) -> None:
+    reporter = StatusReporter(rows)  # type: ignore[arg-type]
+    receiver = reporter.for_receiver(receiver_id=1, assignment=1, epoch=1, process_id=1)
+    for _ in range(3):
+        receiver.event(ReceiverEventKind.BAD_RECORD, "aside", "x")
+    receiver.state(ReceiverState.INACTIVE, "over")
+    reporter.start()
+    reporter.stop()
+    assert rows.states() == [("INACTIVE", "over")]
+    assert rows.events() == [("BAD_RECORD", "aside", "x"), ("BAD_RECORD", "aside", "x (2 more since the last report)")]
+
+
+def test_a_stop_does_not_wait_for_ever(rows: Rows) -> None:
+    rows.away = True
+    reporter = StatusReporter(rows)  # type: ignore[arg-type]
+    reporter.for_receiver(receiver_id=1, assignment=1, epoch=1, process_id=1).state(ReceiverState.INACTIVE, "over")
+    reporter.start()
+    reporter.stop(timeout=0.05)
+    assert not reporter._thread.is_alive()
+    assert rows.states() == []
+
+
+def test_events_that_wait_are_bounded(reporter: StatusReporter, receiver: ReceiverReporter, rows: Rows) -> None:
+    rows.away = True
+    for n in range(5000):
+        receiver.event(ReceiverEventKind.ERROR, f"message {n}")
+    assert len(receiver._queue.events) <= 500
+    rows.away = False
