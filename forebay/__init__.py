@@ -8,7 +8,7 @@ from forebay import shadowing
 shadowing.check()
 
 from orchestration.batch import Batch  # noqa: E402
-from orchestration.pipeline import DeclarationError, Output, Pipeline, Stream  # noqa: E402
+from orchestration.pipeline import DeclarationError, Output, Pipeline, Stream, Window  # noqa: E402
 from orchestration.spark.sinks.parquet import ParquetSink  # noqa: E402
 
-__all__ = ["Batch", "DeclarationError", "Output", "ParquetSink", "Pipeline", "Stream"]
+__all__ = ["Batch", "DeclarationError", "Output", "ParquetSink", "Pipeline", "Stream", "Window"]

@@ -82,32 +82,41 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
     pipelines = list(pipelines)
     changes = difference(connection, pipelines)
     applied = {row.name: row for row in store.list_streams(connection)}
-    for stream in declared_streams(pipelines):
-        if stream.name in applied and applied[stream.name].receivers > stream.receivers:
-            raise StrandingChangeError(
-                f"stream {stream.name!r} has {applied[stream.name].receivers} receivers, "
-                f"receivers={stream.receivers} would leave the blocks of some to nobody"
-            )
-    for row in store.list_pipelines(connection):
-        for pipeline in pipelines:
-            dropped = set(row.declaration["streams"]) - {stream.name for stream in pipeline.streams}
-            if pipeline.name == row.name and dropped:
-                raise StrandingChangeError(
-                    f"pipeline {row.name!r} no longer reads {', '.join(sorted(dropped))}, "
-                    "whose blocks would never reach a batch of it"
-                )
+    before = {row.name: row for row in store.list_pipelines(connection)}
+    for pipeline in pipelines:
+        if pipeline.name in before:
+            _refuse_to_strand(connection, pipeline, before[pipeline.name], applied)
     stream_ids = {
         stream.name: store.apply_stream(
-            connection, name=stream.name, declaration=stream.declaration(), receivers=stream.receivers
+            connection,
+            name=stream.name,
+            declaration=stream.declaration(),
+            receivers=stream.receivers,
+            retention=stream.retention,
         )
         for stream in declared_streams(pipelines)
     }
     for pipeline in pipelines:
-        store.apply_pipeline(
+        pipeline_id = store.apply_pipeline(
             connection,
             name=pipeline.name,
             declaration=pipeline.declaration(),
             stream_ids=[stream_ids[stream.name] for stream in pipeline.streams],
             interval=pipeline.interval,
+            retention=pipeline.kept_for,
         )
+        if pipeline.name not in before and pipeline.start == "latest":
+            store.start_at_latest(connection, pipeline_id)
     return changes
+
+
+def _refuse_to_strand(
+    connection: sa.Connection, pipeline: Pipeline, row: store.PipelineRow, streams: dict[str, store.StreamRow]
+) -> None:
+    """A stream may leave a pipeline when nothing of it waits there."""
+    for name in set(row.declaration["streams"]) - {stream.name for stream in pipeline.streams}:
+        waiting = store.waiting_records(connection, row.pipeline_id, streams[name].stream_id)
+        if waiting:
+            raise StrandingChangeError(
+                f"pipeline {row.name!r} no longer reads {name}, of which {waiting:,} records wait for a batch of it"
+            )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.batch import Batch
+from orchestration.pipeline import Window
 from tracker_store import batches, outputs
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import BatchHeldError, DriverLogError
@@ -112,12 +113,11 @@ def _run_outputs(
     session: Callable[[], SparkSession],
 ) -> list[OutputResult]:
     with connect(engine) as connection:
-        committed = {
-            commit.output: commit for commit in outputs.commits_of_batch(connection, pipeline_id, batch_time)
-        }
+        committed = {commit.output: commit for commit in outputs.commits_of_batch(connection, pipeline_id, batch_time)}
         batch = _batch(connection, pipeline, pipeline_id, batch_time, attempt)
     results: list[OutputResult] = []
-    for output in pipeline.outputs.values():
+    due = [output for output in pipeline.outputs.values() if output.is_due(batch_time)]
+    for output in due:
         commit = committed.get(output.name)
         if commit is None:
             result = _result(output, batch, settings=settings, session=session())
@@ -142,7 +142,7 @@ def _run_outputs(
             pipeline_id=pipeline_id,
             batch_time=batch_time,
             attempt=attempt,
-            outputs=list(pipeline.outputs),
+            outputs=[output.name for output in due],
         )
     return results
 
@@ -169,19 +169,23 @@ def _batch(
 
 def _result(output: Output, batch: Batch, *, settings: Settings, session: SparkSession) -> DataFrame:
     arguments = {
-        parameter: _read(session, stream, batch, settings)
-        for parameter, stream in zip(output.parameters, output.inputs, strict=True)
+        parameter: _read(session, entry, batch, settings)
+        for parameter, entry in zip(output.parameters, output.inputs, strict=True)
     }
     if output.wants_batch:
         return output.function(**arguments, batch=batch)  # type: ignore[no-any-return]
     return output.function(**arguments)  # type: ignore[no-any-return]
 
 
-def _read(session: SparkSession, stream: Stream, batch: Batch, settings: Settings) -> DataFrame:
+def _read(session: SparkSession, entry: Stream | Window, batch: Batch, settings: Settings) -> DataFrame:
     from orchestration.spark.data_source import FORMAT, spark_schema  # noqa: PLC0415  loads pyspark
 
+    stream = entry.stream if isinstance(entry, Window) else entry
+    reader = session.read.format(FORMAT)
+    if isinstance(entry, Window):
+        reader = reader.option("window_seconds", str(entry.length.total_seconds()))
     return (
-        session.read.format(FORMAT)
+        reader
         # By option, since the planner's environment is as old as the JVM; Spark redacts options named like this.
         .option("database_url", settings.require_database_url())
         .schema(spark_schema(stream.source.columns))

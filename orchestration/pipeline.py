@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from receiver_runtime.sources.base import Source
 
 CatchUp = Literal["each", "merge"]
+Start = Literal["earliest", "latest"]
 
 # Output names that Forebay's own assets use (design §6).
 RESERVED_OUTPUTS = frozenset({"batches", "batches_1m"})
 BATCH_PARAMETER = "batch"
+# Batch times are multiples of the interval from here.
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -45,31 +48,44 @@ def _checked_name(kind: str, name: str) -> str:
     return name
 
 
-def _interval(value: str | timedelta, name: str) -> timedelta:
+def _duration(value: str | timedelta, where: str, *, least: timedelta = timedelta(milliseconds=1)) -> timedelta:
     if isinstance(value, timedelta):
-        interval = value
+        duration = value
     else:
         try:
-            interval = timedelta(seconds=parse_duration(value))
+            duration = timedelta(seconds=parse_duration(value))
         except ValueError as error:
-            message = f"{name}: interval: {error}"
+            message = f"{where}: {error}"
             raise DeclarationError(message) from error
-    if interval < timedelta(milliseconds=1):
-        message = f"{name}: interval={value!r} must be longer than 0"
+    if duration < least:
+        message = f"{where}={value!r} must be longer than 0" if least else f"{where}={value!r} must not be negative"
         raise DeclarationError(message)
-    return interval
+    return duration
+
+
+def _milliseconds(duration: timedelta) -> int:
+    return round(duration / timedelta(milliseconds=1))
 
 
 class Stream:
     """A named input: one source, read by one or several receivers, belonging to no pipeline."""
 
-    def __init__(self, name: str, source: Source, *, receivers: int = 1, **settings: object) -> None:
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        *,
+        receivers: int = 1,
+        retention: str | timedelta = "7d",
+        **settings: object,
+    ) -> None:
         """Declare a stream.
 
         Args:
             name: letters, digits and _.
             source: where the records come from, such as `SocketText(...)`.
             receivers: how many receivers read it, at the same time.
+            retention: how long its blocks are kept while no pipeline reads it.
             settings: any field of `ReceiverSettings`, such as `block_interval="200ms"`, `receiver_max_rate=1000`.
 
         Raises:
@@ -81,6 +97,7 @@ class Stream:
             message = f"stream {name!r}: receivers={receivers} must be at least 1"
             raise DeclarationError(message)
         self.receivers = receivers
+        self.retention = _duration(retention, f"stream {name!r}: retention")
         try:
             self.settings = ReceiverSettings.model_validate(settings)
         except ValidationError as error:
@@ -92,11 +109,49 @@ class Stream:
         return {
             "source": self.source.model_dump(mode="json"),
             "receivers": self.receivers,
+            "retention_ms": _milliseconds(self.retention),
             "settings": self.settings.model_dump(mode="json"),
         }
 
+    def window(self, length: str | timedelta, *, slide: str | timedelta | None = None) -> Window:
+        """The stream's blocks of the last `length` by batch time, every `slide` (the batch interval unless given).
+
+        Raises:
+            DeclarationError: a duration can't work; that it fits the interval is checked by the pipeline.
+        """
+        where = f"window of stream {self.name!r}"
+        return Window(
+            self,
+            _duration(length, f"{where}: length"),
+            None if slide is None else _duration(slide, f"{where}: slide"),
+        )
+
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
+
+
+class Window:
+    """An input that reaches back over several batches. Made by `Stream.window`.
+
+    Declared, so that its length counts in retention: a window that is only asked for inside a function would be
+    cleaned away under it.
+    """
+
+    def __init__(self, stream: Stream, length: timedelta, slide: timedelta | None) -> None:
+        self.stream = stream
+        self.length = length
+        self.slide = slide
+
+    def declaration(self) -> dict[str, Any]:
+        """What `forebay apply` writes."""
+        return {
+            "window": self.stream.name,
+            "length_ms": _milliseconds(self.length),
+            "slide_ms": None if self.slide is None else _milliseconds(self.slide),
+        }
+
+    def __repr__(self) -> str:
+        return f"Window({self.stream.name!r}, {self.length})"
 
 
 def _sentence(detail: ErrorDetails) -> str:
@@ -112,7 +167,12 @@ class Output:
     """A function from batch inputs to a result, and the sink that keeps it. Made by `Pipeline.output`."""
 
     def __init__(
-        self, pipeline: Pipeline, function: Callable[..., Any], inputs: Sequence[Stream], sink: Sink, name: str
+        self,
+        pipeline: Pipeline,
+        function: Callable[..., Any],
+        inputs: Sequence[Stream | Window],
+        sink: Sink,
+        name: str,
     ) -> None:
         """Check that `function` takes one parameter per input, in their order, and `batch` on request."""
         self.pipeline = pipeline
@@ -134,11 +194,30 @@ class Output:
         if len(expected) != len(self.inputs):
             message = (
                 f"output {name!r} of pipeline {pipeline.name!r} declares {len(self.inputs)} input(s) "
-                f"{[stream.name for stream in self.inputs]}, but its function takes {expected}: "
+                f"{[stream.name for stream in self.streams]}, but its function takes {expected}: "
                 "one parameter per input, in their order (and `batch`, if it is wanted)"
             )
             raise DeclarationError(message)
         self.parameters = tuple(expected)
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The stream of each input, in order."""
+        return tuple(entry.stream if isinstance(entry, Window) else entry for entry in self.inputs)
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """The inputs that are windows."""
+        return tuple(entry for entry in self.inputs if isinstance(entry, Window))
+
+    @property
+    def slide(self) -> timedelta:
+        """How often it is computed: at multiples of this."""
+        return max([self.pipeline.interval, *(window.slide for window in self.windows if window.slide)])
+
+    def is_due(self, batch_time: datetime) -> bool:
+        """Whether the output is computed in the batch of `batch_time`."""
+        return (batch_time - EPOCH) % self.slide == timedelta(0)
 
     @property
     def asset_key(self) -> dg.AssetKey:
@@ -163,22 +242,36 @@ class Pipeline:
         name: str,
         *,
         interval: str | timedelta,
+        retention: str | timedelta = "24h",
+        start: Start = "earliest",
         catch_up: CatchUp = "each",
         max_attempts: int = 3,
+        max_records_per_batch: int | None = None,
+        max_bytes_per_batch: int | None = None,
     ) -> None:
         """Declare a pipeline.
 
         Args:
             name: letters, digits and _.
             interval: the batch interval; batch times are its multiples by the database's clock.
+            retention: how long after its batch time a batch's blocks are kept, to run it again.
+            start: where a new pipeline begins: with the "earliest" block that is retained, or after the "latest".
             catch_up: behind schedule, make "each" missed batch, or "merge" them into one at the newest boundary.
             max_attempts: how often a batch is tried before it is quarantined.
+            max_records_per_batch: a batch takes no more, but at least one block of each receiver that has any;
+                what is left waits for the next.
+            max_bytes_per_batch: the same, in bytes as stored.
 
         Raises:
             DeclarationError: a value can't work.
         """
         self.name = _checked_name("pipeline", name)
-        self.interval = _interval(interval, f"pipeline {name!r}")
+        self.interval = _duration(interval, f"pipeline {name!r}: interval")
+        self.retention = _duration(retention, f"pipeline {name!r}: retention", least=timedelta(0))
+        if start not in get_args(Start):
+            message = f"pipeline {name!r}: start={start!r} must be one of {', '.join(get_args(Start))}"
+            raise DeclarationError(message)
+        self.start: Start = start
         if catch_up not in get_args(CatchUp):
             message = f"pipeline {name!r}: catch_up={catch_up!r} must be one of {', '.join(get_args(CatchUp))}"
             raise DeclarationError(message)
@@ -187,21 +280,41 @@ class Pipeline:
             message = f"pipeline {name!r}: max_attempts={max_attempts} must be at least 1"
             raise DeclarationError(message)
         self.max_attempts = max_attempts
+        for limit, value in (
+            ("max_records_per_batch", max_records_per_batch),
+            ("max_bytes_per_batch", max_bytes_per_batch),
+        ):
+            if value is not None and value < 1:
+                message = f"pipeline {name!r}: {limit}={value} must be at least 1 (None: no limit)"
+                raise DeclarationError(message)
+        self.max_records_per_batch = max_records_per_batch
+        self.max_bytes_per_batch = max_bytes_per_batch
         self.outputs: dict[str, Output] = {}
+
+    @property
+    def kept_for(self) -> timedelta:
+        """How long after its batch time a block may still be asked for: by a replay, or by the longest window."""
+        windows = [window.length for output in self.outputs.values() for window in output.windows]
+        return max([self.retention, *windows])
+
+    @property
+    def runs_empty_batches(self) -> bool:
+        """Whether a batch without records runs: a window may still have some of earlier ones."""
+        return any(output.windows for output in self.outputs.values())
 
     @property
     def streams(self) -> tuple[Stream, ...]:
         """The streams that any output reads, each once, in the order of declaration."""
         found: dict[str, Stream] = {}
         for output in self.outputs.values():
-            for stream in output.inputs:
+            for stream in output.streams:
                 if found.setdefault(stream.name, stream) is not stream:
                     message = f"pipeline {self.name!r}: two streams are named {stream.name!r}; rename one"
                     raise DeclarationError(message)
         return tuple(found.values())
 
     def output(
-        self, *, inputs: Sequence[Stream], sink: Sink, name: str | None = None
+        self, *, inputs: Sequence[Stream | Window], sink: Sink, name: str | None = None
     ) -> Callable[[Callable[..., Any]], Output]:
         """Make the decorated function an output: DataFrames of `inputs` in, a DataFrame for `sink` out.
 
@@ -222,21 +335,37 @@ class Pipeline:
                 message = f"{where} has no input: name the streams that it reads, inputs=[...]"
                 raise DeclarationError(message)
             output = Output(self, function, inputs, sink, output_name)
+            for window in output.windows:
+                self._check_window(where, window)
             self.outputs[output_name] = output
             return output
 
         return declare
 
+    def _check_window(self, where: str, window: Window) -> None:
+        for name, duration in (("length", window.length), ("slide", window.slide or self.interval)):
+            if duration % self.interval:
+                message = (
+                    f"{where}: the {name} of {window!r}, {duration}, is no multiple of the interval, {self.interval}"
+                )
+                raise DeclarationError(message)
+
     def declaration(self) -> dict[str, Any]:
         """What `forebay apply` writes."""
         return {
-            "interval_ms": round(self.interval / timedelta(milliseconds=1)),
+            "interval_ms": _milliseconds(self.interval),
+            "retention_ms": _milliseconds(self.retention),
+            "start": self.start,
+            "max_records_per_batch": self.max_records_per_batch,
+            "max_bytes_per_batch": self.max_bytes_per_batch,
             "catch_up": self.catch_up,
             "max_attempts": self.max_attempts,
             "streams": [stream.name for stream in self.streams],
             "outputs": {
                 output.name: {
-                    "inputs": [stream.name for stream in output.inputs],
+                    "inputs": [
+                        entry.declaration() if isinstance(entry, Window) else entry.name for entry in output.inputs
+                    ],
                     "sink": output.sink.declaration(),
                 }
                 for output in self.outputs.values()

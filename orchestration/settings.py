@@ -24,9 +24,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="FOREBAY_", extra="ignore", frozen=True)
 
-    home: Path = Field(
-        Path(".forebay"), description="State of this installation: embedded Postgres, blocks, logs."
-    )
+    home: Path = Field(Path(".forebay"), description="State of this installation: embedded Postgres, blocks, logs.")
     database_url: str | None = Field(
         None, description="The driver log; without it `forebay up` runs an embedded Postgres under the home."
     )

@@ -530,6 +530,9 @@ class ReceiverSupervisor:
         match ending.exit_code:
             case ExitCode.FENCED:
                 self._reporter.event(ReceiverEventKind.FENCED, "another process holds the receiver", ending.reason)
+            case ExitCode.FAILED if not ending.drained:
+                # A gap after a restore, say: a new process claims anew and goes on, so this is no state to stay in.
+                self._reporter.event(ReceiverEventKind.ERROR, "blocks were refused, claiming anew", ending.reason)
             case ExitCode.FAILED:
                 self._reporter.event(ReceiverEventKind.FAILED, "the receiver failed", ending.reason)
                 self._reporter.state(ReceiverState.FAILED, ending.reason)

@@ -103,9 +103,7 @@ def claim_attempt(
     """Take the batch's next attempt for a run. Locks: the batch's row. Raises BatchHeldError, naming the holder."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT outcome, detail FROM forebay.claim_attempt(:pipeline, :time, :attempt, :run, :process)"
-            ),
+            sa.text("SELECT outcome, detail FROM forebay.claim_attempt(:pipeline, :time, :attempt, :run, :process)"),
             {
                 "pipeline": pipeline_id,
                 "time": batch_time,
@@ -188,7 +186,4 @@ def attempts_of_ended_processes(connection: sa.Connection) -> list[RunningAttemp
                 "WHERE a.state = 'RUNNING' AND p.ended_at IS NOT NULL"
             )
         ).all()
-    return [
-        RunningAttempt(row.pipeline_id, row.batch_time, row.attempt, row.run_id, row.process_id)
-        for row in rows
-    ]
+    return [RunningAttempt(row.pipeline_id, row.batch_time, row.attempt, row.run_id, row.process_id) for row in rows]

@@ -197,9 +197,7 @@ def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[Ad
             receiver_id=row.receiver_id,
             outcome=AddOutcome(row.outcome),
             detail=row.detail,
-            steering=Steering(
-                row.receiver_id, row.rate_limit, DesiredState(row.desired_state), row.assignment
-            ),
+            steering=Steering(row.receiver_id, row.rate_limit, DesiredState(row.desired_state), row.assignment),
         )
         for row in rows
     ]
@@ -216,9 +214,7 @@ def newest_epoch(connection: sa.Connection, receiver_id: int) -> int:
     """The epoch of the receiver's newest row; 0 when it has none. No locks; one probe of the primary key."""
     with named_failures():
         epoch: int | None = connection.execute(
-            sa.text(
-                "SELECT epoch FROM forebay.blocks WHERE receiver_id = :receiver ORDER BY sequence DESC LIMIT 1"
-            ),
+            sa.text("SELECT epoch FROM forebay.blocks WHERE receiver_id = :receiver ORDER BY sequence DESC LIMIT 1"),
             {"receiver": receiver_id},
         ).scalar()
     return epoch or 0
@@ -232,9 +228,7 @@ def claim(connection: sa.Connection, *, receiver_id: int, seen_epoch: int, assig
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT outcome, detail, epoch, sequence FROM forebay.claim(:receiver, :seen_epoch, :assignment)"
-            ),
+            sa.text("SELECT outcome, detail, epoch, sequence FROM forebay.claim(:receiver, :seen_epoch, :assignment)"),
             {"receiver": receiver_id, "seen_epoch": seen_epoch, "assignment": assignment},
         ).one()
     if row.outcome == "claimed":
@@ -252,9 +246,7 @@ def open_partition(
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT generation, to_offset FROM forebay.open_partition(:receiver, :source, :partition, :start)"
-            ),
+            sa.text("SELECT generation, to_offset FROM forebay.open_partition(:receiver, :source, :partition, :start)"),
             {"receiver": receiver_id, "source": source, "partition": partition, "start": start_offset},
         ).one()
     return Position(row.generation, row.to_offset)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
 
@@ -35,9 +36,13 @@ _SESSION_OPTIONS = " ".join(
     }.items()
 )
 
-# The server's own word that nothing was done: cancelled by a time-out, a deadlock, out of resources.
-_REFUSED_CLASSES = ("40", "53", "55")
-_REFUSED_CODES = ("57014",)
+# The server's own word that nothing was done: a deadlock, out of resources (a full disk, no free connection), a lock's
+# time-out, the system below it.
+_REFUSED_CLASSES = ("40", "53", "55", "58")
+# Reading is all that this server allows: a standby, or a primary that its provider has locked.
+_READ_ONLY = "25006"
+# The former: cancelled by a time-out.
+_REFUSED_CODES = ("57014", _READ_ONLY)
 
 
 def psycopg2_url(url: str) -> sa.URL:
@@ -50,7 +55,7 @@ def psycopg2_url(url: str) -> sa.URL:
 
 def create_engine(url: str, *, application_name: str, pool_size: int = 2) -> sa.Engine:
     """An engine on the driver log at `url`; `application_name` shows in ``pg_stat_activity``."""
-    return sa.create_engine(
+    engine = sa.create_engine(
         psycopg2_url(url),
         isolation_level="AUTOCOMMIT",
         pool_size=pool_size,
@@ -66,6 +71,14 @@ def create_engine(url: str, *, application_name: str, pool_size: int = 2) -> sa.
             "options": _SESSION_OPTIONS,
         },
     )
+    sa.event.listen(engine, "handle_error", _leave_a_read_only_server)
+    return engine
+
+
+def _leave_a_read_only_server(context: sa.engine.ExceptionContext) -> None:
+    # The connection is whole, and leads to a standby for ever: the address may lead to the primary by now.
+    if getattr(context.original_exception, "pgcode", None) == _READ_ONLY:
+        context.is_disconnect = True
 
 
 def is_outcome_unknown(error: DBAPIError) -> bool:
@@ -103,5 +116,7 @@ def connect(engine: sa.Engine) -> Iterator[sa.Connection]:
         connection = engine.connect()
     except DBAPIError as error:
         raise DriverLogUnavailableError(str(error.orig).strip()) from error
+    except PoolTimeoutError as error:
+        raise DriverLogUnavailableError(f"every connection of this process is busy: {error}") from error
     with connection:
         yield connection

@@ -74,4 +74,4 @@ class NotAppliedError(DriverLogError):
 
 
 class StrandingChangeError(DriverLogError):
-    """This change would leave blocks that nothing reads: undo it in the code, or remove and add it anew."""
+    """This change would leave blocks that nothing reads: stop the source, let the batches finish, apply again."""

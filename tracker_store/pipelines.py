@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -17,7 +18,6 @@ from tracker_store.errors import NotAppliedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime, timedelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +96,29 @@ def _pipeline(row: sa.Row[Any]) -> PipelineRow:
     )
 
 
-def apply_stream(connection: sa.Connection, *, name: str, declaration: dict[str, Any], receivers: int) -> int:
+def apply_stream(
+    connection: sa.Connection,
+    *,
+    name: str,
+    declaration: dict[str, Any],
+    receivers: int,
+    retention: timedelta = timedelta(days=7),
+) -> int:
     """Write a stream and its receivers; returns the stream's id. Locks: the stream's row, then its receivers'.
 
     A changed declaration takes each of its receivers from where it runs (a new assignment), so that the tracker
-    starts it again by the new one; what the old process has stored is registered before it stops.
+    starts it again by the new one; what the old process has stored is registered before it stops. Receivers beyond
+    the new number are removed in the same way: their blocks are allocated like any others.
     """
     with named_failures():
         row = connection.execute(
             sa.text(
                 "WITH written AS ("
-                "  INSERT INTO forebay.streams AS s (name, declaration) "
-                "  VALUES (:name, CAST(:declaration AS jsonb)) "
+                "  INSERT INTO forebay.streams AS s (name, declaration, retention) "
+                "  VALUES (:name, CAST(:declaration AS jsonb), :retention) "
                 "  ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE "
-                "  SET declaration = excluded.declaration, version = s.version + 1, applied_at = clock_timestamp() "
+                "  SET declaration = excluded.declaration, retention = excluded.retention, "
+                "    version = s.version + 1, applied_at = clock_timestamp() "
                 "  WHERE s.declaration IS DISTINCT FROM excluded.declaration "
                 "  RETURNING id, version), "
                 "freed AS ("
@@ -118,7 +127,7 @@ def apply_stream(connection: sa.Connection, *, name: str, declaration: dict[str,
                 "  FROM written w WHERE r.stream_id = w.id AND w.version > 1 AND r.removed_at IS NULL) "
                 "SELECT id FROM written"
             ),
-            {"name": name, "declaration": json.dumps(declaration)},
+            {"name": name, "declaration": json.dumps(declaration), "retention": retention},
         ).one_or_none()
         stream_id: int = (
             row.id
@@ -132,7 +141,17 @@ def apply_stream(connection: sa.Connection, *, name: str, declaration: dict[str,
             sa.text(
                 "INSERT INTO forebay.receivers (stream_id, ordinal) "
                 "SELECT :stream, n FROM generate_series(1, :receivers) AS n "
-                "ON CONFLICT (stream_id, ordinal) DO NOTHING"
+                "ON CONFLICT (stream_id, ordinal) DO UPDATE SET removed_at = NULL "
+                "WHERE receivers.removed_at IS NOT NULL"
+            ),
+            {"stream": stream_id, "receivers": receivers},
+        )
+        connection.execute(
+            sa.text(
+                "UPDATE forebay.receivers SET removed_at = clock_timestamp(), state = 'INACTIVE', "
+                "reason = 'removed from the declaration', since = clock_timestamp(), assignment = assignment + 1, "
+                "agent_id = NULL, process_id = NULL "
+                "WHERE stream_id = :stream AND ordinal > :receivers AND removed_at IS NULL"
             ),
             {"stream": stream_id, "receivers": receivers},
         )
@@ -146,6 +165,7 @@ def apply_pipeline(
     declaration: dict[str, Any],
     stream_ids: Sequence[int],
     interval: timedelta,
+    retention: timedelta = timedelta(0),
 ) -> int:
     """Write a pipeline; returns its id. Locks: its row.
 
@@ -155,14 +175,15 @@ def apply_pipeline(
         pipeline_id: int = connection.execute(
             sa.text(
                 "INSERT INTO forebay.pipelines AS p "
-                "(name, declaration, stream_ids, batch_interval, last_batch_time) VALUES "
-                "(:name, CAST(:declaration AS jsonb), CAST(:streams AS bigint[]), :interval, "
+                "(name, declaration, stream_ids, batch_interval, retention, last_batch_time) VALUES "
+                "(:name, CAST(:declaration AS jsonb), CAST(:streams AS bigint[]), :interval, :retention, "
                 " date_bin(:interval, clock_timestamp(), timestamptz 'epoch')) "
                 "ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE SET "
                 "  version = p.version + CASE WHEN p.declaration IS DISTINCT FROM excluded.declaration "
                 "                             THEN 1 ELSE 0 END, "
                 "  declaration = excluded.declaration, stream_ids = excluded.stream_ids, "
-                "  batch_interval = excluded.batch_interval, applied_at = clock_timestamp() "
+                "  batch_interval = excluded.batch_interval, retention = excluded.retention, "
+                "  applied_at = clock_timestamp() "
                 "RETURNING id"
             ),
             {
@@ -170,6 +191,32 @@ def apply_pipeline(
                 "declaration": json.dumps(declaration),
                 "streams": list(stream_ids),
                 "interval": interval,
+                "retention": retention,
             },
         ).scalar_one()
     return pipeline_id
+
+
+def start_at_latest(connection: sa.Connection, pipeline_id: int) -> int:
+    """Let a new pipeline begin after what is there; returns how many cursors were placed.
+
+    Locks: the receivers of its streams FOR SHARE.
+    """
+    with named_failures():
+        placed: int = connection.execute(
+            sa.text("SELECT forebay.start_at_latest(:pipeline)"), {"pipeline": pipeline_id}
+        ).scalar_one()
+    return placed
+
+
+def waiting_records(connection: sa.Connection, pipeline_id: int, stream_id: int) -> int:
+    """Records of a stream that the pipeline has not given to a batch. No locks."""
+    with named_failures():
+        records: int = connection.execute(
+            sa.text(
+                "SELECT coalesce(sum(waiting_records), 0)::bigint FROM forebay.stream_lag "
+                "WHERE pipeline_id = :pipeline AND stream_id = :stream"
+            ),
+            {"pipeline": pipeline_id, "stream": stream_id},
+        ).scalar_one()
+    return records

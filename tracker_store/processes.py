@@ -47,9 +47,7 @@ def register_process(
     return process_id
 
 
-def heartbeat(
-    connection: sa.Connection, *, process_id: int, receiver_ids: Sequence[int] = ()
-) -> list[Steering]:
+def heartbeat(connection: sa.Connection, *, process_id: int, receiver_ids: Sequence[int] = ()) -> list[Steering]:
     """Raise the process's counter by one; returns what each of `receiver_ids` is to do.
 
     Locks: the process's row. Raises ProcessExpiredError when the process was declared dead.
@@ -65,8 +63,7 @@ def heartbeat(
     if not rows[0].alive:
         raise ProcessExpiredError(f"process {process_id}")
     return [
-        Steering(row.receiver_id, row.rate_limit, DesiredState(row.desired_state), row.assignment)
-        for row in rows[1:]
+        Steering(row.receiver_id, row.rate_limit, DesiredState(row.desired_state), row.assignment) for row in rows[1:]
     ]
 
 
@@ -91,10 +88,7 @@ def live_processes(connection: sa.Connection) -> list[LiveProcess]:
                 "WHERE ended_at IS NULL ORDER BY id"
             )
         ).all()
-    return [
-        LiveProcess(row.id, ProcessKind(row.kind), row.name, row.host, row.slots, row.heartbeat)
-        for row in rows
-    ]
+    return [LiveProcess(row.id, ProcessKind(row.kind), row.name, row.host, row.slots, row.heartbeat) for row in rows]
 
 
 def expire_process(connection: sa.Connection, *, term: int, process_id: int, heartbeat: int, why: str) -> str:

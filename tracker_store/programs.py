@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from tracker_store.views import COMMENTS, VIEWS
+from tracker_store.views import VIEWS
 
 FUNCTIONS = (
     "add_block",
@@ -15,11 +15,13 @@ FUNCTIONS = (
     "clean_up_receiver",
     "commit_output",
     "complete_batch",
+    "driver_log_between",
     "expire_process",
     "fail_attempt",
     "heartbeat",
     "open_partition",
     "schedule_receiver",
+    "start_at_latest",
 )
 
 
@@ -28,11 +30,22 @@ def function_source(name: str) -> str:
     return resources.files("tracker_store.functions").joinpath(f"{name}.sql").read_text(encoding="utf-8")
 
 
+def _literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
 def install_statements() -> list[str]:
     """What creates every function and view, in order."""
     statements = [function_source(name) for name in FUNCTIONS]
-    for name, source in VIEWS.items():
-        statements += [source, f"COMMENT ON VIEW forebay.{name} IS '{COMMENTS[name]}'"]
+    for name, view in VIEWS.items():
+        statements += [
+            f"CREATE VIEW forebay.{name} AS{view.query}",
+            f"COMMENT ON VIEW forebay.{name} IS {_literal(view.comment)}",
+            *(
+                f'COMMENT ON COLUMN forebay.{name}."{column}" IS {_literal(comment)}'
+                for column, comment in view.columns.items()
+            ),
+        ]
     return statements
 
 

@@ -125,8 +125,7 @@ class ReceivedBlockTracker:
                 {"pipeline": self._pipeline_id, "time": batch_time},
             ).all()
         return [
-            AllocatedRange(row.receiver_id, row.stream_id, row.first, row.last, row.records, row.bytes)
-            for row in rows
+            AllocatedRange(row.receiver_id, row.stream_id, row.first, row.last, row.records, row.bytes) for row in rows
         ]
 
     def get_blocks_of_batch(self, batch_time: datetime) -> list[AllocatedBlock]:

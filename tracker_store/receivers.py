@@ -109,9 +109,7 @@ def placements_on_agent(connection: sa.Connection, agent_id: int) -> list[Placem
     return [_placement(row) for row in rows]
 
 
-def schedule_receiver(
-    connection: sa.Connection, *, term: int, receiver_id: int, agent_id: int, why: str
-) -> str:
+def schedule_receiver(connection: sa.Connection, *, term: int, receiver_id: int, agent_id: int, why: str) -> str:
     """Place an INACTIVE receiver on an agent under a new assignment.
 
     Locks: leadership FOR SHARE, the receiver's row. Returns 'scheduled', 'not inactive' or 'deposed'.
@@ -187,9 +185,7 @@ def report_event(
         )
 
 
-def receiver_events(
-    connection: sa.Connection, receiver_id: int
-) -> Sequence[tuple[ReceiverEventKind, str, str]]:
+def receiver_events(connection: sa.Connection, receiver_id: int) -> Sequence[tuple[ReceiverEventKind, str, str]]:
     """A receiver's history as (kind, message, detail), oldest first. No locks."""
     with named_failures():
         rows = connection.execute(

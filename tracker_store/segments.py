@@ -24,9 +24,7 @@ class OpenSegment:
     source_rule: str
 
 
-def open_segment(
-    connection: sa.Connection, *, receiver_id: int, epoch: int, path: str, source_rule: str
-) -> int:
+def open_segment(connection: sa.Connection, *, receiver_id: int, epoch: int, path: str, source_rule: str) -> int:
     """Insert the row of a segment that is about to be made; returns its id. Locks: the new row.
 
     Asked again for the same path (the answer was lost), it returns the row that is there.

@@ -65,10 +65,16 @@ def agent(
 
 def tracker() -> None:
     """Run a tracker: it leads when it can, and places receivers. A child of the agent."""
+    from orchestration.tracker.cleaner import Cleaner  # noqa: PLC0415
     from orchestration.tracker.tracker import Tracker  # noqa: PLC0415
+    from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
 
     settings = Settings()
     stop = stop_event(parent_pipe=True)
     engine = create_engine(settings.require_database_url(), application_name="forebay tracker")
-    Tracker(engine, heartbeat_limit_seconds=settings.heartbeat_limit_seconds).run(stop)
+    Tracker(
+        engine,
+        heartbeat_limit_seconds=settings.heartbeat_limit_seconds,
+        cleaner=Cleaner(open_block_store(str(settings.block_store_root))),
+    ).run(stop)
     engine.dispose()

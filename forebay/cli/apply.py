@@ -50,9 +50,7 @@ def _as_json(changes: Sequence[Change], *, written: bool) -> str:
 
 
 def apply(
-    module: Annotated[
-        str | None, typer.Argument(help="The module (or .py file); FOREBAY_MODULE unless given.")
-    ] = None,
+    module: Annotated[str | None, typer.Argument(help="The module (or .py file); FOREBAY_MODULE unless given.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the difference, write nothing.")] = False,  # noqa: FBT002
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:

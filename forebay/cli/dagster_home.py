@@ -58,9 +58,7 @@ def write_dagster_home(directory: Path, *, code_server_port: int) -> Path:
         "nux": {"enabled": False},
     }
     workspace = {
-        "load_from": [
-            {"grpc_server": {"host": "127.0.0.1", "port": code_server_port, "location_name": LOCATION}}
-        ]
+        "load_from": [{"grpc_server": {"host": "127.0.0.1", "port": code_server_port, "location_name": LOCATION}}]
     }
     # JSON is YAML.
     (directory / "dagster.yaml").write_text(json.dumps(instance, indent=2), encoding="utf-8")

@@ -34,8 +34,6 @@ def current() -> None:
         engine.dispose()
     expected = migrate.newest_revision()
     if found != expected:
-        console.print(
-            f"revision {found or 'none'}, expected {expected}: run `forebay db upgrade`", style="bold red"
-        )
+        console.print(f"revision {found or 'none'}, expected {expected}: run `forebay db upgrade`", style="bold red")
         raise typer.Exit(1)
     console.print(f"revision {found}, the newest")

@@ -99,9 +99,7 @@ def status(
     """
     console = Console(highlight=False, stderr=as_json)
     with clear_errors(console):
-        engine = create_engine(
-            database_url(Settings()), application_name="forebay status", pool_size=1
-        )
+        engine = create_engine(database_url(Settings()), application_name="forebay status", pool_size=1)
         with connect(engine) as connection:
             receivers = [asdict(row) for row in store.receiver_status(connection)]
             lag = [asdict(row) for row in store.stream_lag(connection)]

@@ -235,9 +235,7 @@ class Services:
 
 
 def up(
-    module: Annotated[
-        str | None, typer.Argument(help="The module (or .py file) that declares your pipelines.")
-    ] = None,
+    module: Annotated[str | None, typer.Argument(help="The module (or .py file) that declares your pipelines.")] = None,
     ui_port: Annotated[
         int | None, typer.Option(help="Port of the Dagster UI; 3000 where that is free; 0: any free one.")
     ] = None,

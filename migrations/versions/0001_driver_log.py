@@ -1,4 +1,4 @@
-"""The driver log: tables, functions, views."""
+"""The driver log: tables, functions, views, roles."""
 
 from __future__ import annotations
 
@@ -16,12 +16,21 @@ def upgrade() -> None:
     """Go to this revision."""
     op.create_table(
         "batch_allocations",
-        sa.Column("pipeline_id", sa.BigInteger(), nullable=False),
-        sa.Column("batch_time", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
-        sa.Column("sequences", postgresql.INT8RANGE(), nullable=False),
-        sa.Column("records", sa.BigInteger(), nullable=False),
-        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The batch's pipeline"),
+        sa.Column("batch_time", sa.DateTime(timezone=True), nullable=False, comment="The batch"),
+        sa.Column(
+            "receiver_id", sa.BigInteger(), nullable=False, comment="The receiver; one with nothing to give has no row"
+        ),
+        sa.Column(
+            "sequences",
+            postgresql.INT8RANGE(),
+            nullable=False,
+            comment="The range of its sequences, epoch markers among them",
+        ),
+        sa.Column(
+            "records", sa.BigInteger(), nullable=False, comment="Records in the range: a difference of running totals"
+        ),
+        sa.Column("bytes", sa.BigInteger(), nullable=False, comment="The same in bytes as stored"),
         postgresql.ExcludeConstraint(
             (sa.text("int8range(pipeline_id, pipeline_id, '[]')"), "&&"),
             (sa.text("int8range(receiver_id, receiver_id, '[]')"), "&&"),
@@ -36,17 +45,26 @@ def upgrade() -> None:
     )
     op.create_table(
         "batch_attempts",
-        sa.Column("pipeline_id", sa.BigInteger(), nullable=False),
-        sa.Column("batch_time", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("state", sa.Text(), server_default="RUNNING", nullable=False),
-        sa.Column("run_id", sa.Text(), nullable=False),
-        sa.Column("process_id", sa.BigInteger(), nullable=True),
+        sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The batch's pipeline"),
+        sa.Column("batch_time", sa.DateTime(timezone=True), nullable=False, comment="The batch"),
+        sa.Column("attempt", sa.Integer(), nullable=False, comment="Its number, from 1"),
+        sa.Column("state", sa.Text(), server_default="RUNNING", nullable=False, comment="RUNNING, SUCCEEDED or FAILED"),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="The Dagster run; empty when none is known"),
         sa.Column(
-            "started_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
+            "process_id",
+            sa.BigInteger(),
+            nullable=True,
+            comment="The process whose heartbeat is watched; null for a run that never claimed",
         ),
-        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("error", sa.Text(), server_default="", nullable=False),
+        sa.Column(
+            "started_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it claimed the batch",
+        ),
+        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True, comment="When it ended; null while it runs"),
+        sa.Column("error", sa.Text(), server_default="", nullable=False, comment="Why it failed; else empty"),
         sa.CheckConstraint("(state = 'RUNNING') = (ended_at IS NULL)", name="batch_attempts_ended_at"),
         sa.CheckConstraint("state IN ('RUNNING', 'SUCCEEDED', 'FAILED')", name="batch_attempts_state"),
         sa.PrimaryKeyConstraint("pipeline_id", "batch_time", "attempt"),
@@ -63,20 +81,66 @@ def upgrade() -> None:
     )
     op.create_table(
         "batches",
-        sa.Column("pipeline_id", sa.BigInteger(), nullable=False),
-        sa.Column("batch_time", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("oldest_time", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("state", sa.Text(), server_default="ALLOCATED", nullable=False),
-        sa.Column("attempt", sa.Integer(), server_default="0", nullable=False),
-        sa.Column("records", sa.BigInteger(), nullable=False),
-        sa.Column("bytes", sa.BigInteger(), nullable=False),
-        sa.Column("blocks", sa.BigInteger(), nullable=False),
+        sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The pipeline"),
         sa.Column(
-            "allocated_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
+            "batch_time",
+            sa.DateTime(timezone=True),
+            nullable=False,
+            comment="The boundary at which its blocks were cut: they were added before it",
         ),
-        sa.Column("retry_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("completed_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("reason", sa.Text(), server_default="", nullable=False),
+        sa.Column(
+            "oldest_time",
+            sa.DateTime(timezone=True),
+            nullable=False,
+            comment="The oldest boundary that it stands for: its own, unless missed ones were merged into it",
+        ),
+        sa.Column(
+            "state",
+            sa.Text(),
+            server_default="ALLOCATED",
+            nullable=False,
+            comment="What has become of it; its transitions stand in schema.py",
+        ),
+        sa.Column(
+            "attempt",
+            sa.Integer(),
+            server_default="0",
+            nullable=False,
+            comment="The number of its newest attempt; 0: none was made",
+        ),
+        sa.Column(
+            "records", sa.BigInteger(), nullable=False, comment="Records in its ranges: a difference of running totals"
+        ),
+        sa.Column("bytes", sa.BigInteger(), nullable=False, comment="The same in bytes as stored"),
+        sa.Column(
+            "blocks", sa.BigInteger(), nullable=False, comment="Sequences in its ranges, epoch markers among them"
+        ),
+        sa.Column(
+            "allocated_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it was decided, by the database's clock",
+        ),
+        sa.Column(
+            "retry_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="Not before this may the next attempt start (backoff after a failure); null: at once",
+        ),
+        sa.Column(
+            "completed_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="When the last of its outputs was committed; null unless COMPLETED",
+        ),
+        sa.Column(
+            "reason",
+            sa.Text(),
+            server_default="",
+            nullable=False,
+            comment="Why it failed, or why nothing ran; else empty",
+        ),
         sa.CheckConstraint("(state = 'COMPLETED') = (completed_at IS NOT NULL)", name="batches_completed_at"),
         sa.CheckConstraint(
             "state IN ('ALLOCATED', 'RUNNING', 'COMPLETED', 'FAILED', 'QUARANTINED')", name="batches_state"
@@ -97,15 +161,40 @@ def upgrade() -> None:
     )
     op.create_table(
         "block_offsets",
-        sa.Column("stream_id", sa.BigInteger(), nullable=False),
-        sa.Column("source", sa.Text(), nullable=False),
-        sa.Column("partition", sa.Text(), nullable=False),
-        sa.Column("generation", sa.Integer(), nullable=False),
-        sa.Column("from_offset", sa.BigInteger(), nullable=False),
-        sa.Column("to_offset", sa.BigInteger(), nullable=False),
-        sa.Column("kind", sa.Text(), nullable=False),
-        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
-        sa.Column("sequence", sa.BigInteger(), nullable=False),
+        sa.Column("stream_id", sa.BigInteger(), nullable=False, comment="The stream that reads the source"),
+        sa.Column("source", sa.Text(), nullable=False, comment="The source as the receiver names it, such as a topic"),
+        sa.Column("partition", sa.Text(), nullable=False, comment="Text: sources count theirs as they like"),
+        sa.Column(
+            "generation",
+            sa.Integer(),
+            nullable=False,
+            comment="Raised by one when a position goes backwards: a topic made anew, a replaced file, a reset",
+        ),
+        sa.Column(
+            "from_offset",
+            sa.BigInteger(),
+            nullable=False,
+            comment="Exactly the forerunner's to_offset; -1 in an origin link: nothing comes before it",
+        ),
+        sa.Column(
+            "to_offset",
+            sa.BigInteger(),
+            nullable=False,
+            comment="The next offset to be read: everything before it is in a block, or lost",
+        ),
+        sa.Column(
+            "kind",
+            sa.Text(),
+            nullable=False,
+            comment="origin (where reading begins), block (records went into one) or lost (the source had them no more)",
+        ),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that wrote the link"),
+        sa.Column(
+            "sequence",
+            sa.BigInteger(),
+            nullable=False,
+            comment="The block that it came with; 0 for an origin put down before the first read",
+        ),
         sa.CheckConstraint("(kind = 'origin') = (from_offset = -1)", name="block_offsets_origin"),
         sa.CheckConstraint("kind IN ('origin', 'block', 'lost')", name="block_offsets_kind"),
         sa.CheckConstraint("generation >= 0", name="block_offsets_generation"),
@@ -115,20 +204,64 @@ def upgrade() -> None:
         comment="Up to which position of each source partition is everything in a block? (A chain of links.)",
         postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
     )
+    op.create_index(
+        "block_offsets_lost",
+        "block_offsets",
+        ["stream_id", "source", "partition"],
+        unique=False,
+        schema="forebay",
+        postgresql_where=sa.text("kind = 'lost'"),
+    )
     op.create_table(
         "blocks",
-        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
-        sa.Column("sequence", sa.BigInteger(), nullable=False),
-        sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.Column("added_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("records", sa.BigInteger(), nullable=False),
-        sa.Column("bytes", sa.BigInteger(), nullable=False),
-        sa.Column("total_records", sa.BigInteger(), nullable=False),
-        sa.Column("total_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("segment_id", sa.BigInteger(), nullable=True),
-        sa.Column("offset", sa.BigInteger(), nullable=True),
-        sa.Column("length", sa.BigInteger(), nullable=True),
-        sa.Column("crc32c", sa.BigInteger(), nullable=True),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that stored it"),
+        sa.Column(
+            "sequence",
+            sa.BigInteger(),
+            nullable=False,
+            comment="Its place in the receiver's gapless sequence, from 1; blocks and markers share it",
+        ),
+        sa.Column(
+            "epoch",
+            sa.BigInteger(),
+            nullable=False,
+            comment="The claim that added it; a block follows only a row of its own epoch",
+        ),
+        sa.Column(
+            "added_at",
+            sa.DateTime(timezone=True),
+            nullable=False,
+            comment="The database's clock, but never before the predecessor's; batches are cut by this",
+        ),
+        sa.Column("records", sa.BigInteger(), nullable=False, comment="How many records it has; 0 in a marker"),
+        sa.Column("bytes", sa.BigInteger(), nullable=False, comment="Its size as stored; 0 in a marker"),
+        sa.Column(
+            "total_records", sa.BigInteger(), nullable=False, comment="Running total: the predecessor's plus records"
+        ),
+        sa.Column(
+            "total_bytes", sa.BigInteger(), nullable=False, comment="Running total: the predecessor's plus bytes"
+        ),
+        sa.Column(
+            "segment_id",
+            sa.BigInteger(),
+            nullable=True,
+            comment="The segment that holds its frame; null in a marker, with which an epoch begins",
+        ),
+        sa.Column(
+            "offset",
+            sa.BigInteger(),
+            nullable=True,
+            comment="Where its frame begins in the segment's file, in bytes; null in a marker",
+        ),
+        sa.Column(
+            "length", sa.BigInteger(), nullable=True, comment="How long its frame is, in bytes; null in a marker"
+        ),
+        sa.Column(
+            "crc32c",
+            sa.BigInteger(),
+            nullable=True,
+            comment="The checksum of its frame, header and payload; null in a marker",
+        ),
         sa.CheckConstraint('num_nulls(segment_id, "offset", length, crc32c) IN (0, 4)', name="blocks_handle_whole"),
         sa.CheckConstraint("records >= 0 AND bytes >= 0", name="blocks_counts"),
         sa.CheckConstraint("segment_id IS NOT NULL OR (records = 0 AND bytes = 0)", name="blocks_marker_empty"),
@@ -140,14 +273,28 @@ def upgrade() -> None:
     )
     op.create_table(
         "cleanup_events",
-        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
-        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
-        sa.Column("sequences", postgresql.INT8RANGE(), nullable=False),
-        sa.Column("blocks", sa.BigInteger(), nullable=False),
-        sa.Column("records", sa.BigInteger(), nullable=False),
-        sa.Column("bytes", sa.BigInteger(), nullable=False),
-        sa.Column("unread_records", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
+        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False, comment="The event"),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver"),
+        sa.Column(
+            "sequences", postgresql.INT8RANGE(), nullable=False, comment="The range that went; epoch markers in it stay"
+        ),
+        sa.Column("blocks", sa.BigInteger(), nullable=False, comment="How many sequences that is"),
+        sa.Column("records", sa.BigInteger(), nullable=False, comment="Records that went"),
+        sa.Column("bytes", sa.BigInteger(), nullable=False, comment="The same in bytes as stored"),
+        sa.Column(
+            "unread_records",
+            sa.BigInteger(),
+            server_default="0",
+            nullable=False,
+            comment="Records that went without any pipeline having read them: their stream's retention was over",
+        ),
+        sa.Column(
+            "at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When, by the database's clock",
+        ),
         sa.PrimaryKeyConstraint("id"),
         schema="forebay",
         comment="Which blocks were cleaned away, when, and had they been read?",
@@ -155,9 +302,14 @@ def upgrade() -> None:
     op.create_index("cleanup_events_receiver", "cleanup_events", ["receiver_id", "id"], unique=False, schema="forebay")
     op.create_table(
         "cursors",
-        sa.Column("pipeline_id", sa.BigInteger(), nullable=False),
-        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
-        sa.Column("next_sequence", sa.BigInteger(), nullable=False),
+        sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The pipeline that reads"),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that is read"),
+        sa.Column(
+            "next_sequence",
+            sa.BigInteger(),
+            nullable=False,
+            comment="The first sequence that no batch has; only allocation moves it, and only forward",
+        ),
         sa.CheckConstraint("next_sequence > 0", name="cursors_positive"),
         sa.PrimaryKeyConstraint("pipeline_id", "receiver_id"),
         schema="forebay",
@@ -170,17 +322,30 @@ def upgrade() -> None:
     )
     op.create_table(
         "dead_letters",
-        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
-        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
-        sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.Column("reason", sa.Text(), nullable=False),
-        sa.Column("part", sa.Integer(), nullable=False),
-        sa.Column("bytes", sa.BigInteger(), nullable=False),
-        sa.Column("segment_id", sa.BigInteger(), nullable=False),
-        sa.Column("offset", sa.BigInteger(), nullable=False),
-        sa.Column("length", sa.BigInteger(), nullable=False),
-        sa.Column("crc32c", sa.BigInteger(), nullable=False),
-        sa.Column("added_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
+        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False, comment="The dead letter"),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that met it"),
+        sa.Column("epoch", sa.BigInteger(), nullable=False, comment="The claim under which it was stored"),
+        sa.Column("reason", sa.Text(), nullable=False, comment="Why it could not be processed"),
+        sa.Column(
+            "part",
+            sa.Integer(),
+            nullable=False,
+            comment="A record too large to hold is kept in parts, from 0; together they are the record",
+        ),
+        sa.Column("bytes", sa.BigInteger(), nullable=False, comment="The size of this part as received"),
+        sa.Column("segment_id", sa.BigInteger(), nullable=False, comment="The segment that holds it"),
+        sa.Column(
+            "offset", sa.BigInteger(), nullable=False, comment="Where its frame begins in the segment's file, in bytes"
+        ),
+        sa.Column("length", sa.BigInteger(), nullable=False, comment="How long its frame is, in bytes"),
+        sa.Column("crc32c", sa.BigInteger(), nullable=False, comment="The checksum of its frame, header and payload"),
+        sa.Column(
+            "added_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it was recorded",
+        ),
         sa.CheckConstraint("part >= 0 AND bytes >= 0", name="dead_letters_counts"),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("segment_id", "offset", name="dead_letters_handle"),
@@ -190,17 +355,21 @@ def upgrade() -> None:
     op.create_index("dead_letters_receiver", "dead_letters", ["receiver_id", "id"], unique=False, schema="forebay")
     op.create_table(
         "kept_blocks",
-        sa.Column("pipeline_id", sa.BigInteger(), nullable=False),
-        sa.Column("batch_time", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
-        sa.Column("sequence", sa.BigInteger(), nullable=False),
-        sa.Column("added_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("records", sa.BigInteger(), nullable=False),
-        sa.Column("bytes", sa.BigInteger(), nullable=False),
-        sa.Column("segment_id", sa.BigInteger(), nullable=False),
-        sa.Column("offset", sa.BigInteger(), nullable=False),
-        sa.Column("length", sa.BigInteger(), nullable=False),
-        sa.Column("crc32c", sa.BigInteger(), nullable=False),
+        sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The quarantined batch's pipeline"),
+        sa.Column("batch_time", sa.DateTime(timezone=True), nullable=False, comment="The quarantined batch"),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that stored the block"),
+        sa.Column("sequence", sa.BigInteger(), nullable=False, comment="Its place in the receiver's sequence"),
+        sa.Column("added_at", sa.DateTime(timezone=True), nullable=False, comment="When it was added"),
+        sa.Column("records", sa.BigInteger(), nullable=False, comment="How many records it has"),
+        sa.Column("bytes", sa.BigInteger(), nullable=False, comment="Its size as stored"),
+        sa.Column(
+            "segment_id", sa.BigInteger(), nullable=False, comment="The segment that holds it, whose file stays for it"
+        ),
+        sa.Column(
+            "offset", sa.BigInteger(), nullable=False, comment="Where its frame begins in the segment's file, in bytes"
+        ),
+        sa.Column("length", sa.BigInteger(), nullable=False, comment="How long its frame is, in bytes"),
+        sa.Column("crc32c", sa.BigInteger(), nullable=False, comment="The checksum of its frame, header and payload"),
         sa.PrimaryKeyConstraint("pipeline_id", "batch_time", "receiver_id", "sequence"),
         schema="forebay",
         comment="Which blocks does a quarantined batch still need, after clean-up took their rows?",
@@ -208,11 +377,31 @@ def upgrade() -> None:
     op.create_index("kept_blocks_segment", "kept_blocks", ["segment_id"], unique=False, schema="forebay")
     op.create_table(
         "leadership",
-        sa.Column("only_row", sa.Boolean(), server_default="true", nullable=False),
-        sa.Column("term", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("counter", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("holder", sa.Text(), nullable=True),
-        sa.Column("since", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
+        sa.Column("only_row", sa.Boolean(), server_default="true", nullable=False, comment="True: there is one row"),
+        sa.Column(
+            "term",
+            sa.BigInteger(),
+            server_default="0",
+            nullable=False,
+            comment="Raised by one by each tracker that takes over; a statement of an older term changes nothing",
+        ),
+        sa.Column(
+            "counter",
+            sa.BigInteger(),
+            server_default="0",
+            nullable=False,
+            comment="Raised every second by the leader; a candidate that sees it unmoved takes the next term",
+        ),
+        sa.Column(
+            "holder", sa.Text(), nullable=True, comment="Who leads, for people; null when the last leader resigned"
+        ),
+        sa.Column(
+            "since",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When this term began",
+        ),
         sa.CheckConstraint("only_row", name="leadership_one_row"),
         sa.PrimaryKeyConstraint("only_row"),
         schema="forebay",
@@ -221,15 +410,39 @@ def upgrade() -> None:
     )
     op.create_table(
         "log_segments",
-        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
-        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
-        sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.Column("path", sa.Text(), nullable=False),
-        sa.Column("source_rule", sa.Text(), nullable=False),
-        sa.Column("state", sa.Text(), server_default="OPEN", nullable=False),
-        sa.Column("length", sa.BigInteger(), nullable=True),
-        sa.Column("opened_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
-        sa.Column("sealed_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column(
+            "id",
+            sa.BigInteger(),
+            autoincrement=True,
+            nullable=False,
+            comment="The segment in every other table; a receiver's rise with its sequence",
+        ),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that wrote it"),
+        sa.Column(
+            "epoch", sa.BigInteger(), nullable=False, comment="The claim under which it was made; part of its name"
+        ),
+        sa.Column("path", sa.Text(), nullable=False, comment="Its file, relative to the block store's root"),
+        sa.Column(
+            "source_rule",
+            sa.Text(),
+            nullable=False,
+            comment="Whether the source sends again what was stored and not registered; decides what salvage registers",
+        ),
+        sa.Column("state", sa.Text(), server_default="OPEN", nullable=False, comment="OPEN, SEALED, DELETING"),
+        sa.Column("length", sa.BigInteger(), nullable=True, comment="Its length in bytes once sealed; null while open"),
+        sa.Column(
+            "opened_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When the row was made, just before the file",
+        ),
+        sa.Column(
+            "sealed_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="When its length became final; null while open",
+        ),
         sa.CheckConstraint("(state = 'OPEN') = (length IS NULL)", name="log_segments_length"),
         sa.CheckConstraint("state IN ('OPEN', 'SEALED', 'DELETING')", name="log_segments_state"),
         sa.PrimaryKeyConstraint("id"),
@@ -247,14 +460,25 @@ def upgrade() -> None:
     )
     op.create_table(
         "output_commits",
-        sa.Column("pipeline_id", sa.BigInteger(), nullable=False),
-        sa.Column("output", sa.Text(), nullable=False),
-        sa.Column("batch_time", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("location", sa.Text(), nullable=False),
-        sa.Column("rows", sa.BigInteger(), nullable=True),
+        sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The batch's pipeline"),
+        sa.Column("output", sa.Text(), nullable=False, comment="The output, by name"),
+        sa.Column("batch_time", sa.DateTime(timezone=True), nullable=False, comment="The batch"),
+        sa.Column("attempt", sa.Integer(), nullable=False, comment="The attempt whose result counts"),
         sa.Column(
-            "committed_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
+            "location",
+            sa.Text(),
+            nullable=False,
+            comment="Where that result lies: the attempt's own path, never written again",
+        ),
+        sa.Column(
+            "rows", sa.BigInteger(), nullable=True, comment="How many rows it has; null where the sink can't say"
+        ),
+        sa.Column(
+            "committed_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it began to count",
         ),
         sa.PrimaryKeyConstraint("pipeline_id", "output", "batch_time"),
         schema="forebay",
@@ -262,18 +486,67 @@ def upgrade() -> None:
     )
     op.create_table(
         "pipelines",
-        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("version", sa.Integer(), server_default="1", nullable=False),
-        sa.Column("declaration", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
-        sa.Column("stream_ids", sa.ARRAY(sa.BigInteger()), nullable=False),
-        sa.Column("batch_interval", sa.Interval(), nullable=False),
-        sa.Column("retention", sa.Interval(), server_default=sa.text("interval '0'"), nullable=False),
-        sa.Column("last_batch_time", sa.DateTime(timezone=True), nullable=False),
         sa.Column(
-            "applied_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
+            "id",
+            sa.BigInteger(),
+            autoincrement=True,
+            nullable=False,
+            comment="The pipeline in every other table; one that is removed and applied again gets a new one",
         ),
-        sa.Column("removed_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column(
+            "name", sa.Text(), nullable=False, comment="As declared; unique among the pipelines that are not removed"
+        ),
+        sa.Column(
+            "version",
+            sa.Integer(),
+            server_default="1",
+            nullable=False,
+            comment="Raised by one each time the declaration changes",
+        ),
+        sa.Column(
+            "declaration",
+            postgresql.JSONB(astext_type=sa.Text()),
+            nullable=False,
+            comment="Interval, outputs with inputs and sinks, retry and catch-up, as applied",
+        ),
+        sa.Column(
+            "stream_ids",
+            sa.ARRAY(sa.BigInteger()),
+            nullable=False,
+            comment="The streams it reads: a receiver of these without a row in cursors counts as a cursor at 1",
+        ),
+        sa.Column(
+            "batch_interval",
+            sa.Interval(),
+            nullable=False,
+            comment="Batch times are the multiples of this since 1970-01-01 00:00 UTC",
+        ),
+        sa.Column(
+            "retention",
+            sa.Interval(),
+            server_default=sa.text("interval '0'"),
+            nullable=False,
+            comment="How long after its batch time a batch's blocks are kept, for windows and replay",
+        ),
+        sa.Column(
+            "last_batch_time",
+            sa.DateTime(timezone=True),
+            nullable=False,
+            comment="Every batch time up to here is decided; allocation locks this row and moves it forward",
+        ),
+        sa.Column(
+            "applied_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When this version was applied",
+        ),
+        sa.Column(
+            "removed_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="When it was removed; null while it is declared",
+        ),
         sa.CheckConstraint("batch_interval > interval '0'", name="pipelines_interval_positive"),
         sa.CheckConstraint("version > 0", name="pipelines_version_positive"),
         sa.PrimaryKeyConstraint("id"),
@@ -290,18 +563,43 @@ def upgrade() -> None:
     )
     op.create_table(
         "processes",
-        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
-        sa.Column("kind", sa.Text(), nullable=False),
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("host", sa.Text(), nullable=False),
-        sa.Column("pid", sa.Integer(), nullable=False),
-        sa.Column("slots", sa.Integer(), server_default="0", nullable=False),
-        sa.Column("heartbeat", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column(
-            "started_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
+            "id", sa.BigInteger(), autoincrement=True, nullable=False, comment="The process in every other table"
         ),
-        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("end_reason", sa.Text(), nullable=True),
+        sa.Column("kind", sa.Text(), nullable=False, comment="agent, receiver or batch run"),
+        sa.Column(
+            "name", sa.Text(), nullable=False, comment="Shown to people: a host, a receiver, a pipeline and batch time"
+        ),
+        sa.Column("host", sa.Text(), nullable=False, comment="Where it runs"),
+        sa.Column("pid", sa.Integer(), nullable=False, comment="Its process id on that host"),
+        sa.Column(
+            "slots",
+            sa.Integer(),
+            server_default="0",
+            nullable=False,
+            comment="How many receivers may be placed on it; 0 for what is no agent",
+        ),
+        sa.Column(
+            "heartbeat",
+            sa.BigInteger(),
+            server_default="0",
+            nullable=False,
+            comment="Raised every second; dead when unmoved for the limit on the leader's monotonic clock",
+        ),
+        sa.Column(
+            "started_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it registered",
+        ),
+        sa.Column(
+            "ended_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="When it signed off or was declared dead; null while it lives",
+        ),
+        sa.Column("end_reason", sa.Text(), nullable=True, comment="Its own word, or the tracker's"),
         sa.CheckConstraint("kind IN ('agent', 'receiver', 'batch run')", name="processes_kind"),
         sa.CheckConstraint("slots >= 0", name="processes_slots"),
         sa.PrimaryKeyConstraint("id"),
@@ -319,13 +617,32 @@ def upgrade() -> None:
     )
     op.create_table(
         "receiver_events",
-        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
-        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
-        sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
-        sa.Column("kind", sa.Text(), nullable=False),
-        sa.Column("message", sa.Text(), nullable=False),
-        sa.Column("detail", sa.Text(), server_default="", nullable=False),
+        sa.Column(
+            "id",
+            sa.BigInteger(),
+            autoincrement=True,
+            nullable=False,
+            comment="The event; in the order of being written",
+        ),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver"),
+        sa.Column(
+            "epoch",
+            sa.BigInteger(),
+            nullable=False,
+            comment="The claim of the process that reports; 0 where the tracker or an agent does",
+        ),
+        sa.Column(
+            "at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When, by the database's clock",
+        ),
+        sa.Column("kind", sa.Text(), nullable=False, comment="What happened"),
+        sa.Column("message", sa.Text(), nullable=False, comment="In one sentence, for people"),
+        sa.Column(
+            "detail", sa.Text(), server_default="", nullable=False, comment="The rest, such as a stack; may be empty"
+        ),
         sa.CheckConstraint(
             "kind IN ('SCHEDULED', 'STARTED', 'CONNECTED', 'RESTARTED', 'PAUSED', 'RESUMED', 'STOPPED', 'ERROR', 'EXITED', 'FENCED', 'FAILED', 'LEASE_EXPIRED', 'BAD_RECORD')",
             name="receiver_events_kind",
@@ -339,19 +656,74 @@ def upgrade() -> None:
     )
     op.create_table(
         "receivers",
-        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
-        sa.Column("stream_id", sa.BigInteger(), nullable=False),
-        sa.Column("ordinal", sa.Integer(), nullable=False),
-        sa.Column("state", sa.Text(), server_default="INACTIVE", nullable=False),
-        sa.Column("desired_state", sa.Text(), server_default="running", nullable=False),
-        sa.Column("reason", sa.Text(), server_default="", nullable=False),
-        sa.Column("since", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
-        sa.Column("assignment", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("agent_id", sa.BigInteger(), nullable=True),
-        sa.Column("process_id", sa.BigInteger(), nullable=True),
-        sa.Column("rate_limit", sa.Double(), nullable=True),
-        sa.Column("low_mark", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("removed_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column(
+            "id", sa.BigInteger(), autoincrement=True, nullable=False, comment="The receiver in every other table"
+        ),
+        sa.Column("stream_id", sa.BigInteger(), nullable=False, comment="The stream that it receives for"),
+        sa.Column("ordinal", sa.Integer(), nullable=False, comment="Its number within the stream, from 1"),
+        sa.Column(
+            "state",
+            sa.Text(),
+            server_default="INACTIVE",
+            nullable=False,
+            comment="What it is; its transitions stand in schema.py",
+        ),
+        sa.Column(
+            "desired_state",
+            sa.Text(),
+            server_default="running",
+            nullable=False,
+            comment="What an operator wants of it: running, paused or stopped; durable",
+        ),
+        sa.Column(
+            "reason",
+            sa.Text(),
+            server_default="",
+            nullable=False,
+            comment="Why it is in its state; empty when there is nothing to say",
+        ),
+        sa.Column(
+            "since",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it came to its state",
+        ),
+        sa.Column(
+            "assignment",
+            sa.BigInteger(),
+            server_default="0",
+            nullable=False,
+            comment="Raised by every placement decision; a process may claim only under the one it was started for",
+        ),
+        sa.Column(
+            "agent_id",
+            sa.BigInteger(),
+            nullable=True,
+            comment="The agent that it is placed on; null when it is on none",
+        ),
+        sa.Column(
+            "process_id",
+            sa.BigInteger(),
+            nullable=True,
+            comment="The process that claimed it; null when none did under this assignment",
+        ),
+        sa.Column(
+            "rate_limit", sa.Double(), nullable=True, comment="Records per second that it may take in; null: no limit"
+        ),
+        sa.Column(
+            "low_mark",
+            sa.BigInteger(),
+            server_default="0",
+            nullable=False,
+            comment="Blocks up to here are cleaned away; gapless means from low_mark + 1 to the newest",
+        ),
+        sa.Column(
+            "removed_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="When the declaration was left with fewer receivers; null while it is declared",
+        ),
         sa.CheckConstraint("desired_state IN ('running', 'paused', 'stopped')", name="receivers_desired_state"),
         sa.CheckConstraint("state IN ('INACTIVE', 'SCHEDULED', 'ACTIVE', 'PAUSED', 'FAILED')", name="receivers_state"),
         sa.CheckConstraint("low_mark >= 0", name="receivers_low_mark"),
@@ -368,11 +740,17 @@ def upgrade() -> None:
     )
     op.create_table(
         "record_keys",
-        sa.Column("stream_id", sa.BigInteger(), nullable=False),
-        sa.Column("key", sa.Text(), nullable=False),
-        sa.Column("receiver_id", sa.BigInteger(), nullable=False),
-        sa.Column("sequence", sa.BigInteger(), nullable=False),
-        sa.Column("added_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
+        sa.Column("stream_id", sa.BigInteger(), nullable=False, comment="The stream within which the key is unique"),
+        sa.Column("key", sa.Text(), nullable=False, comment="The sender's idempotency key of one record"),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that stored the record"),
+        sa.Column("sequence", sa.BigInteger(), nullable=False, comment="The block that holds it"),
+        sa.Column(
+            "added_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it was received; forgotten once the stream's window is over",
+        ),
         sa.PrimaryKeyConstraint("stream_id", "key"),
         schema="forebay",
         comment="Which idempotency keys of a stream have been received, within its window?",
@@ -380,15 +758,49 @@ def upgrade() -> None:
     op.create_index("record_keys_age", "record_keys", ["stream_id", "added_at"], unique=False, schema="forebay")
     op.create_table(
         "streams",
-        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("version", sa.Integer(), server_default="1", nullable=False),
-        sa.Column("declaration", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
-        sa.Column("retention", sa.Interval(), server_default=sa.text("interval '7 days'"), nullable=False),
         sa.Column(
-            "applied_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
+            "id",
+            sa.BigInteger(),
+            autoincrement=True,
+            nullable=False,
+            comment="The stream in every other table; a removed stream's is never used again",
         ),
-        sa.Column("removed_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column(
+            "name", sa.Text(), nullable=False, comment="As declared; unique among the streams that are not removed"
+        ),
+        sa.Column(
+            "version",
+            sa.Integer(),
+            server_default="1",
+            nullable=False,
+            comment="Raised by one each time the declaration changes",
+        ),
+        sa.Column(
+            "declaration",
+            postgresql.JSONB(astext_type=sa.Text()),
+            nullable=False,
+            comment="Source, settings and number of receivers, as applied; secrets are references",
+        ),
+        sa.Column(
+            "retention",
+            sa.Interval(),
+            server_default=sa.text("interval '7 days'"),
+            nullable=False,
+            comment="How long blocks are kept that no pipeline reads",
+        ),
+        sa.Column(
+            "applied_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When this version was applied",
+        ),
+        sa.Column(
+            "removed_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="When it was removed; null while it is declared",
+        ),
         sa.CheckConstraint("version > 0", name="streams_version_positive"),
         sa.PrimaryKeyConstraint("id"),
         schema="forebay",
@@ -410,7 +822,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Go back to the one before."""
     for statement in drop_statements():
-        op.execute(statement)
+        op.get_bind().exec_driver_sql(statement)
     op.drop_index(
         "streams_live_name", table_name="streams", schema="forebay", postgresql_where=sa.text("removed_at IS NULL")
     )
@@ -442,6 +854,9 @@ def downgrade() -> None:
     op.drop_index("cleanup_events_receiver", table_name="cleanup_events", schema="forebay")
     op.drop_table("cleanup_events", schema="forebay")
     op.drop_table("blocks", schema="forebay")
+    op.drop_index(
+        "block_offsets_lost", table_name="block_offsets", schema="forebay", postgresql_where=sa.text("kind = 'lost'")
+    )
     op.drop_table("block_offsets", schema="forebay")
     op.drop_index(
         "batches_unfinished",

@@ -50,7 +50,7 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         specs=[
             dg.AssetSpec(
                 output.asset_key,
-                deps=[stream_key(stream) for stream in output.inputs],
+                deps=[stream_key(stream) for stream in output.streams],
                 group_name=pipeline.name,
                 description=output.description,
                 kinds={"spark", str(output.sink.declaration()["kind"])},

@@ -70,7 +70,13 @@ def next_step(connection: sa.Connection, pipeline: Pipeline, instance: dg.Dagste
             if times.next_due > times.newest:
                 return Wait(f"no batch due; the next is at {times.next_due.isoformat()}")
             due = times.next_due if pipeline.catch_up == "each" else times.newest
-            tracker.allocate_blocks_to_batch(due, oldest_time=times.next_due)
+            tracker.allocate_blocks_to_batch(
+                due,
+                oldest_time=times.next_due,
+                max_records=pipeline.max_records_per_batch,
+                max_bytes=pipeline.max_bytes_per_batch,
+                run_empty=pipeline.runs_empty_batches,
+            )
             continue
         if batch.state is BatchState.FAILED and not batch.retry_due:
             return Wait(
@@ -146,9 +152,7 @@ def batch_sensor(pipeline: Pipeline, job: UnresolvedAssetJobDefinition) -> dg.Se
             database_url = Settings().require_database_url()
         except DatabaseUrlMissingError as error:
             return dg.SkipReason(str(error))
-        engine = create_engine(
-            database_url, application_name=f"forebay batch sensor {pipeline.name}", pool_size=1
-        )
+        engine = create_engine(database_url, application_name=f"forebay batch sensor {pipeline.name}", pool_size=1)
         try:
             with connect(engine) as connection:
                 step = next_step(connection, pipeline, context.instance)

@@ -13,7 +13,7 @@ from tracker_store.received_block_tracker import AllocatedBlock, ReceivedBlockTr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     import sqlalchemy as sa
 
@@ -32,14 +32,20 @@ def _engine(database_url: str | None) -> sa.Engine:
 
 
 def blocks_of_input(
-    database_url: str | None, *, pipeline: str, batch_time: datetime, stream: str
+    database_url: str | None, *, pipeline: str, batch_time: datetime, stream: str, window: timedelta | None = None
 ) -> list[AllocatedBlock]:
-    """The blocks of one input of a batch, in the order of (receiver, sequence). Raises NotAppliedError."""
+    """The blocks of one input of a batch, or of the `window` that ends with it, in the order of (receiver, sequence).
+
+    Raises NotAppliedError.
+    """
     engine = _engine(database_url)
     try:
         with connect(engine) as connection:
             tracker = ReceivedBlockTracker(connection, get_pipeline(connection, pipeline).pipeline_id)
-            return tracker.get_blocks_of_batch_and_stream(batch_time, _stream(connection, stream).stream_id)
+            stream_id = _stream(connection, stream).stream_id
+            if window is not None:
+                return tracker.get_blocks_of_window_and_stream(batch_time, window, stream_id)
+            return tracker.get_blocks_of_batch_and_stream(batch_time, stream_id)
     finally:
         engine.dispose()
 

@@ -1,14 +1,15 @@
 """`spark.read.format("forebay")`: reads exactly the blocks that were allocated to a batch, in parallel.
 
-Options: `pipeline` and `batch_time` (ISO 8601) name the batch, `stream` the input; `database_url` and `block_store`
-default to the environment's (`FOREBAY_DATABASE_URL`, …). The planner asks the driver log once; a task reads files and
+Options: `pipeline` and `batch_time` (ISO 8601) name the batch, `stream` the input; with `window_seconds` it is the
+blocks of all batches of the time that ends with the batch. `database_url` and `block_store` default to the
+environment's (`FOREBAY_DATABASE_URL`, …). The planner asks the driver log once; a task reads files and
 nothing else, and verifies every block's checksum. Python workers load this module: it loads no Dagster.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -78,11 +79,13 @@ class ForebayReader(DataSourceReader):
         """One partition per group of blocks; a stream with nothing in the batch has one that is empty."""
         from orchestration.spark.batch_reader import blocks_of_input  # noqa: PLC0415  tasks need no SQLAlchemy
 
+        window = self._options.get("window_seconds")
         blocks = blocks_of_input(
             self._options.get("database_url"),
             pipeline=self._options["pipeline"],
             batch_time=datetime.fromisoformat(self._options["batch_time"]),
             stream=self._options["stream"],
+            window=None if window is None else timedelta(seconds=float(window)),
         )
         return partitions_of(blocks) or [BlockPartition([])]
 

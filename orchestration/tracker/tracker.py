@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import structlog
@@ -26,16 +28,18 @@ from tracker_store.retry import retry_delay
 from tracker_store.schema import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
     import sqlalchemy as sa
 
+    from orchestration.tracker.cleaner import Cleaner
     from tracker_store.leadership import Leadership
 
 # The leader raises the counter every second; a candidate waits for three of them (design §4).
 TICK_SECONDS = 1.0
 LEADERSHIP_LIMIT_SECONDS = 3.0
+CLEANUP_SECONDS = 30.0
+CLEANUP_STOP_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -48,10 +52,20 @@ class Tracker:
         engine: sa.Engine,
         *,
         heartbeat_limit_seconds: float,
+        cleaner: Cleaner | None = None,
         clock: Callable[[], float] = time.monotonic,
         name: str | None = None,
     ) -> None:
-        """Work on the driver log behind `engine`; `clock` is monotonic, in seconds."""
+        """Work on the driver log behind `engine`.
+
+        Args:
+            engine: the driver log.
+            heartbeat_limit_seconds: who is silent for so long is dead.
+            cleaner: cleans up while this tracker leads; None: nothing is cleaned up.
+            clock: monotonic, in seconds.
+            name: shown to people as the holder of the leadership.
+        """
+        self._cleaner = cleaner
         self._engine = engine
         self._clock = clock
         self._name = name or f"{socket.gethostname()}:{os.getpid()}"
@@ -66,7 +80,9 @@ class Tracker:
         return self._term
 
     def run(self, stop: threading.Event) -> None:
-        """Tick every second until `stop`; then resign."""
+        """Tick every second until `stop`; then resign. Clean-up runs beside, so that it delays no tick."""
+        cleaning = threading.Thread(target=self._clean_up, args=(stop,), name="cleaner", daemon=True)
+        cleaning.start()
         while not stop.is_set():
             started = self._clock()
             try:
@@ -81,6 +97,21 @@ class Tracker:
                     resign(connection, term=self._term)
             except DriverLogError as error:
                 log.warning("could not resign; the next leader waits for the time limit", error=str(error))
+        cleaning.join(CLEANUP_STOP_SECONDS)
+
+    def _clean_up(self, stop: threading.Event) -> None:
+        pause = CLEANUP_SECONDS
+        while self._cleaner is not None and not stop.wait(pause):
+            pause = CLEANUP_SECONDS
+            if self._term is None:
+                continue
+            try:
+                with connect(self._engine) as connection:
+                    report = self._cleaner.cleanup_old_batches(connection, datetime.now(UTC))
+            except (DriverLogError, OSError) as error:
+                log.warning("clean-up failed, trying again", error=str(error))
+            else:
+                pause = 0.0 if report.more else CLEANUP_SECONDS
 
     def tick(self, connection: sa.Connection) -> None:
         """Lead or try to; when leading, do what is due."""

@@ -58,6 +58,10 @@ class Files:
         """The file's length in bytes."""
         return os.fstat(fd).st_size
 
+    def delete(self, path: Path) -> None:
+        """Delete a file; that it is gone already is no error."""
+        path.unlink(missing_ok=True)
+
     def make_directory(self, path: Path) -> None:
         """Make one directory; that it is there already is no error."""
         path.mkdir(exist_ok=True)

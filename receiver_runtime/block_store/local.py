@@ -1,7 +1,7 @@
 """The block store in a local (or network-mounted) directory.
 
 Owns where segment files lie below the root, and that a new file's name survives a loss of power before anything in it
-counts. It never deletes, never truncates and never opens a file that exists for writing.
+counts. It never truncates, never opens a file that exists for writing, and deletes only what clean-up names.
 
 Readers (Spark's Python workers among them) import this module: it loads the standard library, pyarrow and
 google_crc32c, and nothing else.
@@ -141,6 +141,25 @@ class LocalBlockStore:
         if frame.header.kind is not FrameKind.BLOCK:
             raise BlockCorruptError(str(self._resolve(path)), offset, "a block", frame.header.kind.name, "frame kind")
         return decode_batches(frame.payload)
+
+    def delete_segment(self, path: str) -> None:
+        """Delete a segment's file; one that is gone already is a success. Only the clean-up calls this.
+
+        Raises:
+            InvalidPathError: the path leads out of the store.
+            OSError: the system refused.
+        """
+        target = self._resolve(path)
+        self._files.delete(target)
+        if target.parent.is_dir():
+            self._files.sync_directory(target.parent)
+
+    def segment_paths(self) -> Iterator[str]:
+        """The path of every file in the store, relative to the root, in no order."""
+        if self.root.is_dir():
+            for path in self.root.rglob("*"):
+                if path.is_file():
+                    yield path.relative_to(self.root).as_posix()
 
     def scan(self, path: str) -> Iterator[IntactFrame | DamagedFrame | TornTail]:
         """Everything in one segment; see ``segment.scan_segment``."""

@@ -68,13 +68,17 @@ class _Run:
         self.thread = threading.Thread(target=self._read, name=f"socket {source.address}", daemon=True)
 
     def stop(self) -> None:
-        """Wake the thread from whatever it waits for on the socket, and wait for its end."""
+        """Wake the thread from its read, and wait until it has handed on what it had.
+
+        One that still connects has read nothing and, from here on, reads nothing: it ends by itself.
+        """
         with self._lock:
             self._stopping = True
-            if self._socket is not None:
-                _shut_down(self._socket)
-        if self.thread is not threading.current_thread():
-            self.thread.join()
+            connection = self._socket
+        if connection is not None:
+            _shut_down(connection)
+            if self.thread is not threading.current_thread():
+                self.thread.join()
 
     def _read(self) -> None:
         try:

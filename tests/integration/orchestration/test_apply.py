@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Literal
 
 import pytest
+import sqlalchemy as sa
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply, difference, is_applied
+from tests.driver_log import NOON, Log
 from tracker_store.engine import connect
 from tracker_store.errors import StrandingChangeError
-from tracker_store.pipelines import get_pipeline, list_streams
+from tracker_store.pipelines import get_pipeline, list_streams, waiting_records
+from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.receivers import placements
 from tracker_store.schema import ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import sqlalchemy as sa
 
 
 @pytest.fixture
@@ -68,15 +70,70 @@ def test_a_changed_stream_takes_its_receivers_to_a_new_assignment(connection: sa
     assert (after.state, after.assignment) == (ReceiverState.INACTIVE, before.assignment + 1)
 
 
-def test_a_change_that_would_strand_blocks_is_refused_before_anything_is_written(
-    connection: sa.Connection,
-) -> None:
+def receive(connection: sa.Connection, time: datetime) -> None:
+    """A block of the first receiver, added at `time`."""
+    pipeline = get_pipeline(connection, "words")
+    receivers = [placement.receiver_id for placement in placements(connection)]
+    Log(connection, pipeline.stream_ids[0], pipeline.pipeline_id, receivers).add_at(receivers[0], time)
+
+
+def test_a_stream_of_which_blocks_wait_may_not_leave_its_pipeline(connection: sa.Connection) -> None:
+    apply(connection, [declare()])
+    receive(connection, NOON)
+    with pytest.raises(StrandingChangeError, match=r"no longer reads lines, of which 10 records wait"):
+        apply(connection, [declare(stream="others", interval="5s")])
+    assert is_applied(connection, declare())
+    assert [stream.name for stream in list_streams(connection)] == ["lines"]
+
+
+def test_a_stream_of_which_nothing_waits_may_leave_and_another_come(connection: sa.Connection) -> None:
+    apply(connection, [declare()])
+    apply(connection, [declare(stream="others")])
+    others = next(stream for stream in list_streams(connection) if stream.name == "others")
+    assert get_pipeline(connection, "words").stream_ids == (others.stream_id,)
+
+
+def test_fewer_receivers_strand_nothing_and_may_be_more_again(connection: sa.Connection) -> None:
+    """N receivers changed to M: those that go stop under a new assignment; their blocks are allocated like any."""
     apply(connection, [declare(receivers=2)])
-    with pytest.raises(StrandingChangeError, match=r"2 receivers.*receivers=1"):
-        apply(connection, [declare(receivers=1, interval="5s")])
-    with pytest.raises(StrandingChangeError, match="no longer reads lines"):
-        apply(connection, [declare(stream="others")])
-    assert is_applied(connection, declare(receivers=2))
+    row = get_pipeline(connection, "words")
+    [first, second] = [placement.receiver_id for placement in placements(connection)]
+    Log(connection, row.stream_ids[0], row.pipeline_id, [first, second]).add_at(second, NOON)
+    apply(connection, [declare(receivers=1)])
+    assert [placement.receiver_id for placement in placements(connection)] == [first]
+    tracker = ReceivedBlockTracker(connection, row.pipeline_id)
+    due = batch_times(connection, row.pipeline_id).newest
+    connection.execute(sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": due - timedelta(seconds=10)})
+    tracker.allocate_blocks_to_batch(due)
+    assert [(r.receiver_id, r.records) for r in tracker.get_ranges_of_batch(due)] == [(second, 10)]
+    apply(connection, [declare(receivers=3)])
+    again = placements(connection)
+    assert [placement.ordinal for placement in again] == [1, 2, 3]
+    assert again[1].receiver_id == second
+
+
+@pytest.mark.parametrize(("start", "records"), [("earliest", 10), ("latest", 0)])
+def test_a_new_pipeline_begins_with_the_earliest_block_or_after_the_latest(
+    connection: sa.Connection, start: Literal["earliest", "latest"], records: int
+) -> None:
+    apply(connection, [declare()])
+    receive(connection, NOON)
+    lines = declare().streams[0]
+    other = Pipeline("other", interval="10s", start=start)
+    other.output(inputs=[lines], sink=ParquetSink("/out2"), name="counts")(lambda frame: frame)
+    apply(connection, [other])
+    row = get_pipeline(connection, "other")
+    assert waiting_records(connection, row.pipeline_id, row.stream_ids[0]) == records
+
+
+def test_retention_counts_the_longest_window(connection: sa.Connection) -> None:
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    pipeline = Pipeline("words", interval="10s", retention="1m")
+    window = lines.window("1h", slide="20s")
+    pipeline.output(inputs=[window], sink=ParquetSink("/out"), name="counts")(lambda frame: frame)
+    apply(connection, [pipeline])
+    kept: timedelta = connection.execute(sa.text("SELECT retention FROM forebay.pipelines")).scalar_one()
+    assert kept == timedelta(hours=1)
 
 
 def test_a_new_pipeline_begins_with_the_next_boundary(connection: sa.Connection) -> None:

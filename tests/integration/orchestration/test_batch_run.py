@@ -59,6 +59,7 @@ class System:
         self.settings = Settings(home=directory, database_url=url)
         self.output = directory / "output"
         self.session = session
+        self._begin: datetime | None = None
         self._store = open_block_store(str(self.settings.block_store_root))
 
     def declare(self, function: Callable[..., Any], sink: ParquetSink | None = None) -> Pipeline:
@@ -107,7 +108,8 @@ class System:
     def allocate(self, hour: int) -> datetime:
         """Give what was received so far to the batch of an hour in the past."""
         pipeline = get_pipeline(self.connection, "words")
-        time = pipeline.last_batch_time - timedelta(days=1) + timedelta(hours=hour)
+        self._begin = self._begin or pipeline.last_batch_time - timedelta(days=1)
+        time = self._begin + timedelta(hours=hour)
         self.connection.execute(
             sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": time - timedelta(hours=1)}
         )
@@ -144,9 +146,7 @@ class System:
 
 
 @pytest.fixture
-def system(
-    engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession
-) -> Iterator[System]:
+def system(engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession) -> Iterator[System]:
     with connect(engine) as connection:
         yield System(connection, database_url, tmp_path, session)
 
@@ -266,6 +266,22 @@ def test_point_11_a_zombie_attempt_neither_commits_nor_publishes(system: System)
     assert system.published() == ["a-of-2"]
 
 
+def test_a_windowed_output_reads_the_batches_of_its_window(system: System) -> None:
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    pipeline = Pipeline("words", interval="1h")
+    pipeline.output(inputs=[lines.window("2h")], sink=ParquetSink(system.output), name="counts")(same)
+    apply(system.connection, [pipeline])
+    published = []
+    for hour, values in enumerate((["a"], ["b"], ["c"]), start=1):
+        system.receive(values)
+        time = system.allocate(hour)
+        system.run(pipeline, time, 1)
+        [directory] = system.output.glob(f"date=*/hour=*/batch_time={time:%Y%m%dT%H%M%S}Z")
+        table = ds.dataset(directory, format="parquet").to_table()
+        published.append(sorted(table["value"].to_pylist()))
+    assert published == [["a"], ["a", "b"], ["b", "c"]]
+
+
 def test_a_run_that_comes_late_starts_no_spark(system: System) -> None:
     pipeline = system.declare(same)
     system.receive(["a"])
@@ -276,9 +292,7 @@ def test_a_run_that_comes_late_starts_no_spark(system: System) -> None:
         pytest.fail("a run that may not run asked for Spark")
 
     with pytest.raises(BatchHeldError, match="COMPLETED"):
-        run_batch(
-            pipeline, batch_time=time, attempt=2, run_id="late", settings=system.settings, session=no_spark
-        )
+        run_batch(pipeline, batch_time=time, attempt=2, run_id="late", settings=system.settings, session=no_spark)
     assert system.published() == ["a"]
 
 

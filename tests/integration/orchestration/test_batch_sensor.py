@@ -133,9 +133,7 @@ def test_after_an_outage_each_interval_gets_its_own_batch_in_order(
     ]
 
 
-def test_merge_makes_one_batch_at_the_newest_boundary(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_merge_makes_one_batch_at_the_newest_boundary(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
     pipeline = declare(catch_up="merge")
     log, times = behind(connection, pipeline, 5)
     log.add_at(log.receiver_ids[0], times[1] - SECOND, times[3] - SECOND)
@@ -198,9 +196,7 @@ def test_a_deleted_run_is_retried(connection: sa.Connection, instance: dg.Dagste
     assert "is gone" in waiting.reason
 
 
-def test_a_quarantined_batch_lets_the_later_ones_go_on(
-    connection: sa.Connection, instance: dg.DagsterInstance
-) -> None:
+def test_a_quarantined_batch_lets_the_later_ones_go_on(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
     pipeline = declare(max_attempts=1)
     log, times = behind(connection, pipeline, 2)
     log.add_at(log.receiver_ids[0], times[0] - SECOND, times[1] - SECOND)

@@ -107,9 +107,7 @@ def test_a_stopped_receiver_is_not_placed(engine: sa.Engine, log: Log, clock: Cl
     assert {placement.state for placement in placements(log.connection)} == {ReceiverState.INACTIVE}
 
 
-def test_an_attempt_whose_process_fell_silent_is_failed_for_a_retry(
-    engine: sa.Engine, log: Log, clock: Clock
-) -> None:
+def test_an_attempt_whose_process_fell_silent_is_failed_for_a_retry(engine: sa.Engine, log: Log, clock: Clock) -> None:
     log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
     time = NOON + INTERVAL
     log.tracker.allocate_blocks_to_batch(time)

@@ -234,7 +234,7 @@ def test_w02_n17_answers_cut_in_mid_word_lose_and_double_nothing(rig: ReceiverRi
         )
         eventually(lambda: rig.records() > 50, "50 records")
         chance = random.Random(7)
-        while proxy.cuts < 40:
+        while proxy.cuts < 20:
             eventually(lambda: proxy.connections, "a connection")
             time.sleep(chance.uniform(0.0, 0.05))
             proxy.cut()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -11,7 +12,6 @@ import pytest
 
 from forebay import ParquetSink
 from orchestration.spark.sinks.parquet import ATTEMPTS, batch_directory
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +13,7 @@ from orchestration.modules import PipelineModuleError, load_pipelines
 
 if TYPE_CHECKING:
     from pathlib import Path
+
     from pyspark.sql import DataFrame
 
 SOURCE = SocketText(host="127.0.0.1", port=9999)
@@ -47,6 +48,9 @@ def test_a_pipeline_as_in_the_readme() -> None:
         ({"interval": timedelta(0)}, "longer than 0"),
         ({"interval": "1s", "catch_up": "some"}, "each, merge"),
         ({"interval": "1s", "max_attempts": 0}, "max_attempts=0"),
+        ({"interval": "1s", "start": "now"}, "earliest, latest"),
+        ({"interval": "1s", "max_records_per_batch": 0}, "max_records_per_batch=0"),
+        ({"interval": "1s", "retention": "-1h"}, "retention"),
     ],
 )
 def test_a_pipeline_that_can_not_work_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -110,6 +114,27 @@ def test_two_streams_of_one_name_are_refused() -> None:
     pipeline.output(inputs=[lines(), lines()], sink=SINK, name="out")(lambda a, b: (a, b))
     with pytest.raises(DeclarationError, match="two streams are named 'lines'"):
         _ = pipeline.streams
+
+
+def test_a_window_is_declared_by_its_length_and_slide() -> None:
+    stream = lines()
+    pipeline = Pipeline("p", interval="10s")
+    output = pipeline.output(inputs=[stream.window("60s", slide="20s")], sink=SINK, name="out")(lambda frame: frame)
+    assert pipeline.streams == (stream,)
+    assert pipeline.runs_empty_batches
+    assert pipeline.declaration()["outputs"]["out"]["inputs"] == [
+        {"window": "lines", "length_ms": 60_000, "slide_ms": 20_000}
+    ]
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    assert [output.is_due(noon + n * timedelta(seconds=10)) for n in range(4)] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(("length", "slide"), [("15s", None), ("20s", "15s")])
+def test_a_window_must_fit_the_interval(length: str, slide: str | None) -> None:
+    with pytest.raises(DeclarationError, match="no multiple of the interval"):
+        Pipeline("p", interval="10s").output(inputs=[lines().window(length, slide=slide)], sink=SINK, name="out")(
+            lambda frame: frame
+        )
 
 
 def module(directory: Path, text: str) -> str:

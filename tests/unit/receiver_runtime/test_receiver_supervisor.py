@@ -17,8 +17,8 @@ from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.receiver import Receiver, ReceiverAttachedError, ReceiverNotAttachedError
 from receiver_runtime.receiver_supervisor import TRANSITIONS, SupervisorState
 from tests.unit.receiver_runtime.rig import HandReceiver, batch, in_thread, rig
-from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, eventually, reaches
-from tracker_store.errors import ReceiverFencedError
+from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, block, eventually, reaches
+from tracker_store.errors import ReceiverFencedError, SequenceGapError
 from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
 
 
@@ -352,6 +352,21 @@ def test_w21_fenced_stops_everything_at_once(receiver: HandReceiver, tmp_path: P
         # The row belongs to another process: its state is not ours to write.
         assert made.reporter.states == []
         assert set(made.values()) == {"x" * 1000}
+
+
+def test_n22_a_gap_ends_the_process_for_a_new_claim_and_is_no_failed_receiver(
+    receiver: HandReceiver, tmp_path: Path
+) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.store(["a"])
+        made.log.chains[1] = [block(1)]
+        with pytest.raises(SequenceGapError):
+            receiver.store(["b"])
+        ending = made.end()
+        assert (ending.exit_code, ending.drained) == (ExitCode.FAILED, False)
+        assert made.reporter.states == []
+        assert made.reporter.kinds()[-1] is ReceiverEventKind.ERROR
 
 
 def test_fenced_while_it_drains_ends_it_as_fenced(receiver: HandReceiver, tmp_path: Path) -> None:

@@ -202,6 +202,23 @@ def test_on_stop_may_come_twice_and_before_a_connection(tmp_path: Path) -> None:
             receiver.on_stop()
 
 
+def test_a_stop_does_not_wait_for_a_host_that_does_not_answer(tmp_path: Path) -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        # With its queue full, the kernel answers no further connection.
+        waiting = [socket.socket() for _ in range(3)]
+        for connection in waiting:
+            connection.setblocking(False)
+            connection.connect_ex(full.getsockname())
+        receiver = make_receiver(SocketText(host="127.0.0.1", port=full.getsockname()[1], connect_timeout=60))
+        with rig(tmp_path, receiver) as made:
+            eventually(receiver.is_started)
+            assert made.stop().drained
+        for connection in waiting:
+            connection.close()
+
+
 def test_a_stop_of_an_idle_receiver_leaves_no_thread(server: Server, tmp_path: Path) -> None:
     with rig(tmp_path, receiver_of(server)) as made:
         server.accept()

@@ -1,0 +1,215 @@
+"""A Postgres server that a test stops, kills, fills and replaces, and an address that outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import psutil
+import psycopg2
+import sqlalchemy as sa
+
+import tracker_store.migrate
+from tests.postgres import PostgresProcess
+from tracker_store.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError, StopMode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+_BEFORE_START = 0.5
+
+
+class DriverLogServer(PostgresProcess):
+    """An embedded server, durable as in production: a kill loses nothing that was committed."""
+
+    def __init__(self, data_directory: Path, **configuration: str) -> None:
+        super().__init__(EmbeddedPostgres(data_directory))
+        self._configuration = configuration
+        self._numbers = itertools.count(1)
+
+    def start(self, timeout: float = 60.0) -> None:
+        self.server.initialise()
+        # Read last, so it overrules what Forebay sets.
+        own = "".join(f"{name} = '{value}'\n" for name, value in self._configuration.items())
+        configuration = self.server.data_directory / "postgresql.auto.conf"
+        head, _, _ = configuration.read_text().partition("# for the test\n")
+        configuration.write_text(f"{head}# for the test\n{own}")
+        super().start(timeout)
+
+    def ensure_running(self, timeout: float = 60.0) -> None:
+        """Start it as often as it takes, as its supervisor does; return when it answers."""
+        deadline = time.monotonic() + timeout
+        while not self.server.is_ready():
+            if self._process is None or self._process.poll() is not None:
+                self.stop()
+                with contextlib.suppress(EmbeddedPostgresError):
+                    self.start(1.0)
+            assert time.monotonic() < deadline, self.log_file.read_text(encoding="utf-8")[-2000:]
+            time.sleep(_BEFORE_START / 10)
+
+    def stop_fast(self) -> None:
+        """As `pg_ctl stop` does."""
+        self.server.stop(StopMode.FAST)
+        self.wait()
+
+    def kill(self) -> None:
+        """`kill -9` of the postmaster; returns when its last child, which notices, has ended too."""
+        postmaster = self.server.running_pid()
+        assert postmaster is not None
+        family = [psutil.Process(postmaster), *psutil.Process(postmaster).children(recursive=True)]
+        os.kill(postmaster, signal.SIGKILL)
+        assert psutil.wait_procs(family, timeout=20)[1] == []
+        self.wait()
+
+    def new_database(self) -> str:
+        """The URL of a new, migrated database."""
+        name = f"away_{next(self._numbers)}"
+        self.server.ensure_database(name)
+        url = self.server.url(name)
+        tracker_store.migrate.upgrade(url)
+        return url
+
+    @contextlib.contextmanager
+    def connection(self, database: str = "postgres") -> Iterator[psycopg2.extensions.connection]:
+        """A plain connection, as a person's with psql."""
+        url = sa.make_url(self.server.url(database)).set(drivername="postgresql")
+        connection = psycopg2.connect(url.render_as_string(hide_password=False), application_name="a person")
+        try:
+            connection.autocommit = True
+            yield connection
+        finally:
+            connection.close()
+
+    def make_standby(self, data_directory: Path) -> DriverLogServer:
+        """A copy that follows this server; from its first answer on, nothing commits here before it is there."""
+        url = sa.make_url(self.server.url())
+        source = f"host=127.0.0.1 port={url.port} user={url.username} password={url.password}"
+        user = self.server.user()
+        data_directory.parent.mkdir(parents=True, exist_ok=True)
+        data_directory.mkdir(mode=0o700)
+        if user is not None:
+            os.chown(data_directory, user.uid, user.gid)
+        subprocess.run(
+            [
+                *(str(self.server.binaries / "pg_basebackup"), "-D", str(data_directory), "-d", source),
+                *("--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
+            ],
+            env=self.server.environment(),
+            cwd=data_directory,
+            check=True,
+            **({} if user is None else {"user": user.uid, "group": user.gid, "extra_groups": []}),
+        )
+        standby = DriverLogServer(data_directory)
+        standby.start()
+        with self.connection() as connection, connection.cursor() as cursor:
+            cursor.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            cursor.execute("SELECT pg_reload_conf()")
+            deadline = time.monotonic() + 20
+            while True:
+                cursor.execute("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'")
+                if cursor.fetchone() == (1,):
+                    return standby
+                assert time.monotonic() < deadline, "the standby does not follow"
+                time.sleep(0.05)
+
+    def promote(self) -> None:
+        """Make a standby the primary; returns when it takes writes."""
+        with self.connection() as connection, connection.cursor() as cursor:
+            # It would wait for a standby of its own.
+            cursor.execute("SELECT pg_promote(true, 30)")
+            cursor.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            cursor.execute("SELECT pg_reload_conf()")
+
+
+class Address:
+    """A TCP address that stands for one server after the other, as a floating address or a balancer does."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._stopped = False
+        self._thread = threading.Thread(target=self._serve, name="address", daemon=True)
+
+    def of(self, url: str) -> str:
+        """A server's URL by this address."""
+        return sa.make_url(url).set(port=self.port).render_as_string(hide_password=False)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped = True
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        self._thread.join(10)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            if self._stopped:
+                client.close()
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target), timeout=2)
+            except OSError:
+                client.close()
+                continue
+            server.settimeout(None)
+            for source, target in ((client, server), (server, client)):
+                threading.Thread(target=_pump, args=(source, target), daemon=True).start()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    for side in (source, target):
+        with contextlib.suppress(OSError):
+            side.shutdown(socket.SHUT_RDWR)
+    source.close()
+
+
+class MountRefusedError(Exception):
+    """A file system of a fixed size takes root and the right to mount: run this test where you have both."""
+
+
+@contextlib.contextmanager
+def small_file_system(path: Path, size: str) -> Iterator[Path]:
+    """A file system in memory, mounted at `path`. Raises MountRefusedError."""
+    path.mkdir(parents=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0711", "tmpfs", str(path)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if made.returncode != 0:
+        raise MountRefusedError(f"{made.stderr.strip()}. {MountRefusedError.__doc__}")
+    try:
+        yield path
+    finally:
+        # A backend that has just ended may hold it for a moment.
+        subprocess.run(["umount", "--lazy", str(path)], check=True, capture_output=True)
+
+
+def fill(ballast: Path) -> None:
+    """Write one file until no byte is left beside it."""
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        for piece in (2**20, 2**12, 1):
+            with contextlib.suppress(OSError):
+                while file.write(b"\0" * piece) == piece:
+                    pass

@@ -1,0 +1,155 @@
+"""Clean-up with real files: rows first, files after, and a crash anywhere heals (T06, W09, W11)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from orchestration.tracker.cleaner import Cleaner
+from receiver_runtime.block_store.local import LocalBlockStore
+from tests.driver_log import NOON, Log, make_log
+from tracker_store.engine import connect
+from tracker_store.segments import seal_segment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def log(engine: sa.Engine) -> Iterator[Log]:
+    with connect(engine) as connection:
+        yield make_log(connection)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalBlockStore:
+    return LocalBlockStore(tmp_path / "blocks")
+
+
+class DyingStore(LocalBlockStore):
+    """Dies before it deletes a file, or after."""
+
+    def __init__(self, root: Path, *, after: bool) -> None:
+        super().__init__(root)
+        self._after = after
+
+    def delete_segment(self, path: str) -> None:
+        if self._after:
+            super().delete_segment(path)
+        raise OSError("died here")
+
+
+def receive(log: Log, store: LocalBlockStore, epochs: int) -> list[str]:
+    """One segment per epoch with three blocks each, sealed; returns the files' paths."""
+    paths = []
+    [receiver] = log.receiver_ids
+    for epoch in range(epochs):
+        claimed = log.add_at(receiver, *(NOON + (epoch * 3 + n) * SECOND for n in range(3)))
+        path = f"{receiver}/{claimed.epoch}"
+        store.create_segment(path).close()
+        segment_id = log.connection.execute(
+            sa.text("SELECT id FROM forebay.log_segments WHERE path = :path"), {"path": path}
+        ).scalar_one()
+        seal_segment(log.connection, segment_id=segment_id, length=1)
+        paths.append(path)
+    return paths
+
+
+def finish(log: Log, at: datetime) -> None:
+    """Allocate everything before `at` to one batch, and complete it."""
+    log.tracker.allocate_blocks_to_batch(at)
+    log.connection.execute(
+        sa.text(
+            "UPDATE forebay.batches SET state = 'COMPLETED', completed_at = clock_timestamp() WHERE batch_time = :t"
+        ),
+        {"t": at},
+    )
+
+
+def cleaner(store: LocalBlockStore) -> Cleaner:
+    return Cleaner(store, restore_window=timedelta(0), rows_per_statement=4)
+
+
+def files(store: LocalBlockStore) -> set[str]:
+    return set(store.segment_paths())
+
+
+def test_w11_blocks_and_files_go_when_their_batches_are_done(log: Log, store: LocalBlockStore) -> None:
+    paths = receive(log, store, 3)
+    finish(log, NOON + 10 * SECOND)
+    report = cleaner(store).cleanup_old_batches(log.connection, datetime.now(UTC))
+    # Three markers and nine blocks; the newest row stays, and so does its file.
+    assert (report.blocks, report.records, report.segments, report.more) == (11, 80, 2, False)
+    assert files(store) == {paths[-1]}
+    left = log.connection.execute(sa.text("SELECT sequence FROM forebay.blocks WHERE segment_id IS NOT NULL")).scalars()
+    assert list(left) == [12]
+
+
+def test_w09_nothing_goes_that_a_batch_has_not_finished(log: Log, store: LocalBlockStore) -> None:
+    paths = receive(log, store, 2)
+    log.tracker.allocate_blocks_to_batch(NOON + 10 * SECOND)
+    report = cleaner(store).cleanup_old_batches(log.connection, datetime.now(UTC))
+    assert (report.blocks, report.segments) == (0, 0)
+    assert files(store) == set(paths)
+
+
+def test_t06_nothing_younger_than_the_threshold_goes(log: Log, store: LocalBlockStore) -> None:
+    receive(log, store, 2)
+    finish(log, NOON + 10 * SECOND)
+    assert cleaner(store).cleanup_old_batches(log.connection, NOON + 10 * SECOND).blocks == 0
+    assert cleaner(store).cleanup_old_batches(log.connection, NOON + 11 * SECOND).blocks > 0
+
+
+def test_files_stay_for_the_restore_window(log: Log, store: LocalBlockStore) -> None:
+    paths = receive(log, store, 2)
+    finish(log, NOON + 10 * SECOND)
+    report = Cleaner(store, restore_window=timedelta(hours=1)).cleanup_old_batches(log.connection, datetime.now(UTC))
+    assert report.segments == 0
+    assert files(store) == set(paths)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_crash_around_the_deletion_of_a_file_is_made_good_by_the_next_run(
+    log: Log, store: LocalBlockStore, *, after: bool
+) -> None:
+    paths = receive(log, store, 2)
+    finish(log, NOON + 10 * SECOND)
+    with pytest.raises(OSError, match="died here"):
+        cleaner(DyingStore(store.root, after=after)).cleanup_old_batches(log.connection, datetime.now(UTC))
+    report = cleaner(store).cleanup_old_batches(log.connection, datetime.now(UTC))
+    assert report.segments == 1
+    assert files(store) == {paths[-1]}
+    named = log.connection.execute(sa.text("SELECT path FROM forebay.log_segments")).scalars()
+    assert list(named) == [paths[-1]]
+
+
+def test_a_segment_that_was_never_sealed_is_never_deleted(log: Log, store: LocalBlockStore) -> None:
+    """Its tail may hold blocks that were stored and not registered: they are for salvage."""
+    paths = receive(log, store, 2)
+    log.connection.execute(
+        sa.text("UPDATE forebay.log_segments SET state = 'OPEN', length = NULL WHERE path = :p"), {"p": paths[0]}
+    )
+    finish(log, NOON + 10 * SECOND)
+    assert cleaner(store).cleanup_old_batches(log.connection, datetime.now(UTC)).segments == 0
+    assert files(store) == set(paths)
+
+
+def test_a_segment_with_a_dead_letter_stays(log: Log, store: LocalBlockStore) -> None:
+    paths = receive(log, store, 2)
+    log.connection.execute(
+        sa.text(
+            'INSERT INTO forebay.dead_letters (receiver_id, epoch, reason, part, bytes, segment_id, "offset", length, '
+            "crc32c) SELECT receiver_id, epoch, 'truncated', 0, 1, id, 5, 1, 0 FROM forebay.log_segments "
+            "WHERE path = :p"
+        ),
+        {"p": paths[0]},
+    )
+    finish(log, NOON + 10 * SECOND)
+    cleaner(store).cleanup_old_batches(log.connection, datetime.now(UTC))
+    assert files(store) == set(paths)

@@ -1,0 +1,518 @@
+"""Source positions and idempotency keys: they go in with their block, or the block does not (W01; notes 4, 5)."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import psycopg2.errors
+import pytest
+import sqlalchemy as sa
+
+from tests.driver_log import Log, add, block, claim_anew, make_log
+from tracker_store.blocks import (
+    ORIGIN,
+    AddOutcome,
+    Claim,
+    NewBlock,
+    OffsetLink,
+    Position,
+    add_blocks,
+    open_partition,
+    raise_for_outcome,
+)
+from tracker_store.engine import connect
+from tracker_store.errors import DuplicateKeysError, OffsetConflictError
+from tracker_store.schema import LinkKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+START = 500
+
+
+@pytest.fixture
+def log(engine: sa.Engine) -> Iterator[Log]:
+    with connect(engine) as connection:
+        yield make_log(connection, receivers=3)
+
+
+@pytest.fixture
+def first(log: Log) -> Claim:
+    return claim_anew(log.connection, log.receiver_ids[0])
+
+
+@pytest.fixture
+def second(log: Log) -> Claim:
+    return claim_anew(log.connection, log.receiver_ids[1])
+
+
+def link(
+    from_offset: int,
+    to_offset: int,
+    *,
+    partition: str = "0",
+    generation: int = 0,
+    kind: LinkKind = LinkKind.BLOCK,
+    source: str = "orders",
+) -> OffsetLink:
+    return OffsetLink(source, partition, generation, from_offset, to_offset, kind)
+
+
+def origin(to_offset: int, *, generation: int, partition: str = "0") -> OffsetLink:
+    return link(ORIGIN, to_offset, generation=generation, kind=LinkKind.ORIGIN, partition=partition)
+
+
+def linked(claimed: Claim, sequence: int, *links: OffsetLink, records: int = 10, offset: int | None = None) -> NewBlock:
+    return replace(block(claimed, sequence, records=records, offset=offset), links=links)
+
+
+def keyed(claimed: Claim, sequence: int, *keys: str) -> NewBlock:
+    return replace(block(claimed, sequence), keys=keys)
+
+
+def opened(log: Log, receiver_id: int, start: int = START, partition: str = "0") -> Position:
+    return open_partition(
+        log.connection, receiver_id=receiver_id, source="orders", partition=partition, start_offset=start
+    )
+
+
+def chain(log: Log, partition: str = "0") -> list[tuple[int, int, int, str, int, int]]:
+    """The partition's links as (generation, from, to, kind, receiver, sequence)."""
+    return [
+        tuple(row)
+        for row in log.connection.execute(
+            sa.text(
+                "SELECT generation, from_offset, to_offset, kind, receiver_id, sequence FROM forebay.block_offsets "
+                "WHERE partition = :partition ORDER BY generation, from_offset"
+            ),
+            {"partition": partition},
+        )
+    ]
+
+
+def sequences(log: Log, receiver_id: int) -> list[int]:
+    return list(
+        log.connection.execute(
+            sa.text("SELECT sequence FROM forebay.blocks WHERE receiver_id = :r ORDER BY 1"), {"r": receiver_id}
+        ).scalars()
+    )
+
+
+@contextmanager
+def uncommitted(engine: sa.Engine, added: NewBlock) -> Iterator[psycopg2.extensions.connection]:
+    """`added` as another process's call that is not committed yet; the caller commits."""
+    [moved] = added.links or (link(0, 1),)
+    raw = engine.raw_connection()
+    try:
+        driver = raw.driver_connection
+        assert driver is not None
+        driver.autocommit = False
+        handle = added.handle
+        with driver.cursor() as cursor:
+            cursor.execute(
+                "SELECT outcome FROM forebay.add_block(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], "
+                "%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[], %s, %s, "
+                "%s::integer[], %s::bigint[], %s::bigint[], %s, %s::integer[], %s::text[])",
+                [
+                    *([value] for value in (added.receiver_id, added.epoch, added.sequence)),
+                    *([value] for value in (added.records, added.bytes)),
+                    *([value] for value in (handle.segment_id, handle.offset, handle.length, handle.crc32c)),
+                    [1] if added.links else [],
+                    *([value] for value in (moved.source, moved.partition, moved.generation)),
+                    *([value] for value in (moved.from_offset, moved.to_offset, moved.kind.value)),
+                    [1 for _ in added.keys],
+                    list(added.keys),
+                ],
+            )
+            assert cursor.fetchall() == [("added",)]
+        yield driver
+    finally:
+        raw.invalidate()
+
+
+def wait_until_blocked(log: Log) -> None:
+    for _ in range(500):
+        if log.connection.execute(
+            sa.text(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
+        ).scalar_one():
+            return
+        log.connection.execute(sa.text("SELECT pg_sleep(0.01)"))
+    pytest.fail("no session waits for a lock")
+
+
+# -- the chain ---------------------------------------------------------------------------------------------------------
+
+
+def test_w01_a_blocks_position_is_committed_with_the_block(log: Log, first: Claim) -> None:
+    assert opened(log, first.receiver_id) == Position(0, START)
+    assert add(log.connection, linked(first, 2, link(500, 510))).outcome is AddOutcome.ADDED
+    assert opened(log, first.receiver_id, start=0) == Position(0, 510)
+    assert chain(log) == [
+        (0, ORIGIN, 500, "origin", first.receiver_id, 0),
+        (0, 500, 510, "block", first.receiver_id, 2),
+    ]
+
+
+def test_w01_a_refused_position_stores_neither_block_nor_link(log: Log, first: Claim) -> None:
+    opened(log, first.receiver_id)
+    before = chain(log)
+    result = add(log.connection, linked(first, 2, link(490, 510)))
+    assert result.outcome is AddOutcome.OFFSET_CONFLICT
+    with pytest.raises(OffsetConflictError, match=r"orders/0: block link 490\.\.510 .* the log is at 500"):
+        raise_for_outcome(result)
+    assert (sequences(log, first.receiver_id), chain(log)) == ([1], before)
+
+
+def test_w01_a_retry_after_a_lost_answer_moves_the_position_once(log: Log, first: Claim) -> None:
+    opened(log, first.receiver_id)
+    group = [linked(first, 2, link(500, 510)), linked(first, 3, link(510, 520))]
+    assert add(log.connection, *group).outcome is AddOutcome.ADDED
+    stored = chain(log)
+    assert add(log.connection, *group).outcome is AddOutcome.ALREADY_ADDED
+    assert chain(log) == stored
+    assert add(log.connection, linked(first, 4, link(520, 521))).outcome is AddOutcome.ADDED
+
+
+def test_point_5_the_chain_is_the_partitions_and_not_a_receivers(log: Log, first: Claim, second: Claim) -> None:
+    """A rebalance goes there and back; who still believes in an older position is refused and told the log's."""
+    opened(log, first.receiver_id)
+    add(log.connection, linked(first, 2, link(500, 510)))
+    assert opened(log, second.receiver_id) == Position(0, 510)
+    add(log.connection, linked(second, 2, link(510, 520)))
+    stale = add(log.connection, linked(first, 3, link(510, 530)))
+    assert stale.outcome is AddOutcome.OFFSET_CONFLICT
+    assert "the log is at 520" in (stale.detail or "")
+    assert opened(log, first.receiver_id) == Position(0, 520)
+    assert add(log.connection, linked(first, 3, link(520, 530))).outcome is AddOutcome.ADDED
+    assert [row[1:3] for row in chain(log)] == [(ORIGIN, 500), (500, 510), (510, 520), (520, 530)]
+
+
+def test_point_5_a_link_needs_an_origin_before_it(log: Log, first: Claim) -> None:
+    result = add(log.connection, linked(first, 2, link(500, 510)))
+    assert result.outcome is AddOutcome.OFFSET_CONFLICT
+    assert "the log is at no position" in (result.detail or "")
+
+
+def test_point_5_two_receivers_that_start_at_latest_together_start_at_one_place(engine: sa.Engine, log: Log) -> None:
+    """Both looked up "latest" for themselves, at 500 and 507; one origin counts for both."""
+    together = threading.Barrier(3)
+
+    def start(number: int) -> Position:
+        with connect(engine) as connection:
+            together.wait(10)
+            return open_partition(
+                connection,
+                receiver_id=log.receiver_ids[number],
+                source="orders",
+                partition="0",
+                start_offset=500 + 7 * number,
+            )
+
+    with ThreadPoolExecutor(3) as pool:
+        positions = set(pool.map(start, range(3)))
+    assert len(positions) == 1
+    [(_, _, start_offset, kind, _, _)] = chain(log)
+    assert (positions, kind) == ({Position(0, start_offset)}, "origin")
+
+
+def test_point_5_an_origin_waits_for_one_in_flight_and_takes_its_answer(
+    engine: sa.Engine, log: Log, first: Claim, second: Claim
+) -> None:
+    with (
+        uncommitted(engine, linked(first, 2, origin(500, generation=0))) as other,
+        ThreadPoolExecutor(1) as pool,
+        connect(engine) as connection,
+    ):
+        waiting = pool.submit(
+            open_partition,
+            connection,
+            receiver_id=second.receiver_id,
+            source="orders",
+            partition="0",
+            start_offset=507,
+        )
+        wait_until_blocked(log)
+        other.commit()
+        assert waiting.result(10) == Position(0, 500)
+
+
+def test_point_5_a_reset_backwards_opens_the_next_generation(log: Log, first: Claim, second: Claim) -> None:
+    opened(log, first.receiver_id)
+    opened(log, second.receiver_id)
+    add(log.connection, linked(first, 2, link(500, 510)))
+    reset = linked(first, 3, origin(0, generation=1), link(0, 5, generation=1))
+    assert add(log.connection, reset).outcome is AddOutcome.ADDED
+    assert opened(log, second.receiver_id) == Position(1, 5)
+    # Neither the old generation, nor one that is opened a second time, nor one that leaves a number out.
+    for refused in (link(510, 520), origin(0, generation=1), origin(0, generation=3), link(5, 9, generation=2)):
+        assert add(log.connection, linked(second, 2, refused)).outcome is AddOutcome.OFFSET_CONFLICT, refused
+    assert add(log.connection, linked(second, 2, link(5, 9, generation=1))).outcome is AddOutcome.ADDED
+
+
+def test_point_5_a_lost_range_is_a_link_of_its_own(log: Log, first: Claim) -> None:
+    opened(log, first.receiver_id)
+    lost = link(500, 700, kind=LinkKind.LOST)
+    assert add(log.connection, linked(first, 2, lost, link(700, 710))).outcome is AddOutcome.ADDED
+    only_lost = linked(first, 3, link(710, 800, kind=LinkKind.LOST), records=0)
+    assert add(log.connection, only_lost).outcome is AddOutcome.ADDED
+    assert [row[1:4] for row in chain(log)] == [
+        (ORIGIN, 500, "origin"),
+        (500, 700, "lost"),
+        (700, 710, "block"),
+        (710, 800, "lost"),
+    ]
+
+
+def test_several_blocks_of_one_call_go_on_in_one_partition(log: Log, first: Claim) -> None:
+    opened(log, first.receiver_id)
+    opened(log, first.receiver_id, start=0, partition="eu-west")
+    group = [
+        linked(first, 2, link(500, 510), link(0, 3, partition="eu-west")),
+        linked(first, 3, link(510, 515)),
+        linked(first, 4, link(515, 520), link(3, 4, partition="eu-west")),
+    ]
+    assert add(log.connection, *group).outcome is AddOutcome.ADDED
+    assert [(row[1], row[5]) for row in chain(log)] == [(ORIGIN, 0), (500, 2), (510, 3), (515, 4)]
+    assert [(row[1], row[5]) for row in chain(log, "eu-west")] == [(ORIGIN, 0), (0, 2), (3, 4)]
+
+
+def test_a_break_within_a_call_adds_none_of_the_receivers_blocks(log: Log, first: Claim, second: Claim) -> None:
+    opened(log, first.receiver_id)
+    results = add_blocks(
+        log.connection,
+        [linked(first, 2, link(500, 510)), linked(first, 3, link(511, 520)), block(second, 2)],
+    )
+    assert [result.outcome for result in results] == [AddOutcome.OFFSET_CONFLICT, AddOutcome.ADDED]
+    assert "the log is at 510" in (results[0].detail or "")
+    assert (sequences(log, first.receiver_id), len(chain(log))) == ([1], 1)
+
+
+def test_two_receivers_of_one_call_for_one_partition_the_first_has_it(log: Log, first: Claim, second: Claim) -> None:
+    opened(log, first.receiver_id)
+    results = add_blocks(log.connection, [linked(second, 2, link(500, 505)), linked(first, 2, link(500, 510))])
+    assert [(r.receiver_id, r.outcome) for r in results] == [
+        (first.receiver_id, AddOutcome.ADDED),
+        (second.receiver_id, AddOutcome.OFFSET_CONFLICT),
+    ]
+
+
+def test_streams_and_sources_have_positions_of_their_own(log: Log, first: Claim) -> None:
+    opened(log, first.receiver_id)
+    add(log.connection, linked(first, 2, link(500, 510)))
+    other = make_log(log.connection, pipeline="other", stream="other")
+    [receiver_id] = set(other.receiver_ids) - set(log.receiver_ids)
+    assert opened(log, receiver_id, start=3) == Position(0, 3)
+    of_another_source = open_partition(
+        log.connection, receiver_id=first.receiver_id, source="refunds", partition="0", start_offset=9
+    )
+    assert of_another_source == Position(0, 9)
+    assert opened(log, first.receiver_id) == Position(0, 510)
+
+
+def test_point_5_two_receivers_race_for_a_partition_and_the_later_ones_block_is_not_stored(
+    engine: sa.Engine, log: Log, first: Claim, second: Claim
+) -> None:
+    """Both compared before either committed: the key refuses the call as a whole, and alone the outcome has a name."""
+    opened(log, first.receiver_id)
+    bystander = claim_anew(log.connection, log.receiver_ids[2])
+    group = [linked(second, 2, link(500, 505)), block(bystander, 2)]
+    with (
+        uncommitted(engine, linked(first, 2, link(500, 510))) as other,
+        ThreadPoolExecutor(1) as pool,
+        connect(engine) as connection,
+    ):
+        waiting = pool.submit(add_blocks, connection, group)
+        wait_until_blocked(log)
+        other.commit()
+        with pytest.raises(sa.exc.IntegrityError, match="block_offsets"):
+            waiting.result(10)
+    assert sequences(log, second.receiver_id) == sequences(log, bystander.receiver_id) == [1]
+    assert [add(log.connection, alone).outcome for alone in group] == [AddOutcome.OFFSET_CONFLICT, AddOutcome.ADDED]
+    assert [row[1:3] for row in chain(log)] == [(ORIGIN, 500), (500, 510)]
+
+
+def test_point_5_a_rival_that_is_undone_leaves_the_partition_to_the_other(
+    engine: sa.Engine, log: Log, first: Claim, second: Claim
+) -> None:
+    opened(log, first.receiver_id)
+    with (
+        uncommitted(engine, linked(first, 2, link(500, 510))) as other,
+        ThreadPoolExecutor(1) as pool,
+        connect(engine) as connection,
+    ):
+        waiting = pool.submit(add, connection, linked(second, 2, link(500, 505)))
+        wait_until_blocked(log)
+        other.rollback()
+        assert waiting.result(10).outcome is AddOutcome.ADDED
+    assert sequences(log, first.receiver_id) == [1]
+
+
+def test_point_5_receivers_take_partitions_from_each_other_and_every_position_is_in_one_block(
+    engine: sa.Engine, log: Log
+) -> None:
+    """Each believes that it owns all partitions, as in a rebalance that never settles."""
+    partitions = [str(number) for number in range(4)]
+
+    def read(receiver_id: int) -> list[tuple[str, int, int]]:
+        acknowledged = []
+        with connect(engine) as connection:
+            claimed = claim_anew(connection, receiver_id)
+            sequence = claimed.sequence + 1
+            for turn in range(40):
+                partition = partitions[(turn + receiver_id) % len(partitions)]
+                at = open_partition(
+                    connection, receiver_id=receiver_id, source="orders", partition=partition, start_offset=0
+                )
+                moved = link(at.offset, at.offset + 1 + turn % 3, partition=partition)
+                try:
+                    outcome = add(connection, linked(claimed, sequence, moved)).outcome
+                except sa.exc.IntegrityError as error:
+                    assert isinstance(error.orig, psycopg2.errors.UniqueViolation)  # noqa: PT017  the race itself
+                    continue
+                if outcome is AddOutcome.ADDED:
+                    acknowledged.append((partition, moved.from_offset, moved.to_offset))
+                    sequence += 1
+                else:
+                    assert outcome is AddOutcome.OFFSET_CONFLICT
+        return acknowledged
+
+    with ThreadPoolExecutor(3) as pool:
+        acknowledged = [entry for entries in pool.map(read, log.receiver_ids) for entry in entries]
+    for partition in partitions:
+        links = [row for row in chain(log, partition) if row[3] == "block"]
+        assert sorted((a, b) for p, a, b in acknowledged if p == partition) == [row[1:3] for row in links]
+        position = 0
+        for _, from_offset, to_offset, _, receiver_id, sequence in links:
+            assert from_offset == position
+            position = to_offset
+            assert sequence in sequences(log, receiver_id)
+
+
+# -- the order of outcomes (notes, point 4) ----------------------------------------------------------------------------
+
+
+def test_point_4_already_added_comes_before_fenced_and_before_every_conflict(log: Log, first: Claim) -> None:
+    opened(log, first.receiver_id)
+    sent = replace(linked(first, 2, link(500, 510)), keys=("k",))
+    add(log.connection, sent)
+    assert add(log.connection, sent).outcome is AddOutcome.ALREADY_ADDED
+    successor = claim_anew(log.connection, first.receiver_id)
+    add(log.connection, linked(successor, 4, link(510, 520)))
+    assert add(log.connection, sent).outcome is AddOutcome.ALREADY_ADDED
+
+
+def test_point_4_fenced_comes_before_conflict(log: Log, first: Claim) -> None:
+    opened(log, first.receiver_id)
+    add(log.connection, block(first, 2))
+    claim_anew(log.connection, first.receiver_id)
+    # Number 2 is another block, 3 is the successor's marker; link and key are wrong besides.
+    for sequence in (2, 3):
+        wrong = replace(linked(first, sequence, link(1, 2), offset=7), keys=("k",))
+        assert add(log.connection, wrong).outcome is AddOutcome.FENCED
+
+
+def test_point_4_conflict_comes_before_offset_conflict(log: Log, first: Claim) -> None:
+    opened(log, first.receiver_id)
+    add(log.connection, block(first, 2))
+    assert add(log.connection, linked(first, 2, link(1, 2), offset=7)).outcome is AddOutcome.CONFLICT
+
+
+def test_point_4_offset_conflict_comes_before_duplicate_keys(log: Log, first: Claim) -> None:
+    opened(log, first.receiver_id)
+    add(log.connection, keyed(first, 2, "k"))
+    both = replace(linked(first, 3, link(1, 2)), keys=("k",))
+    assert add(log.connection, both).outcome is AddOutcome.OFFSET_CONFLICT
+
+
+def test_point_4_duplicate_keys_and_offset_conflict_come_before_a_gap(log: Log, first: Claim) -> None:
+    opened(log, first.receiver_id)
+    add(log.connection, keyed(first, 2, "k"))
+    assert add(log.connection, keyed(first, 9, "k")).outcome is AddOutcome.DUPLICATE_KEYS
+    assert add(log.connection, linked(first, 9, link(1, 2))).outcome is AddOutcome.OFFSET_CONFLICT
+    assert add(log.connection, keyed(first, 9, "other")).outcome is AddOutcome.GAP
+
+
+def test_point_3_a_predecessor_that_committed_after_the_inserts_snapshot_is_again_and_no_gap(
+    engine: sa.Engine, log: Log, first: Claim
+) -> None:
+    """A trigger holds the INSERT between its snapshot and its reading, and the predecessor commits meanwhile."""
+    log.connection.execute(
+        sa.text(
+            "CREATE FUNCTION wait_for_test() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "IF current_setting('application_name') = 'held' THEN PERFORM pg_advisory_lock_shared(1); END IF; "
+            "RETURN NULL; END $$"
+        )
+    )
+    log.connection.execute(
+        sa.text(
+            "CREATE TRIGGER wait_for_test BEFORE INSERT ON forebay.blocks "
+            "FOR EACH STATEMENT EXECUTE FUNCTION wait_for_test()"
+        )
+    )
+    log.connection.execute(sa.text("SELECT pg_advisory_lock(1)"))
+    with connect(engine) as held, ThreadPoolExecutor(1) as pool:
+        held.execute(sa.text("SET application_name = 'held'"))
+        waiting = pool.submit(add, held, block(first, 3))
+        wait_until_blocked(log)
+        assert add(log.connection, block(first, 2)).outcome is AddOutcome.ADDED
+        log.connection.execute(sa.text("SELECT pg_advisory_unlock(1)"))
+        assert waiting.result(10).outcome is AddOutcome.AGAIN
+        assert add(held, block(first, 3)).outcome is AddOutcome.ADDED
+        held.invalidate()
+
+
+# -- idempotency keys --------------------------------------------------------------------------------------------------
+
+
+def test_a_known_key_refuses_the_block_and_names_itself(log: Log, first: Claim, second: Claim) -> None:
+    assert add(log.connection, keyed(first, 2, "a", "b")).outcome is AddOutcome.ADDED
+    result = add(log.connection, keyed(second, 2, "b", "c"))
+    assert (result.outcome, result.detail) == (AddOutcome.DUPLICATE_KEYS, "b")
+    with pytest.raises(DuplicateKeysError, match=r"^b\."):
+        raise_for_outcome(result)
+    assert sequences(log, second.receiver_id) == [1]
+    assert add(log.connection, keyed(second, 2, "c")).outcome is AddOutcome.ADDED
+
+
+def test_a_keys_stream_is_its_own(log: Log, first: Claim) -> None:
+    add(log.connection, keyed(first, 2, "a"))
+    other = make_log(log.connection, pipeline="other", stream="other")
+    [receiver_id] = set(other.receiver_ids) - set(log.receiver_ids)
+    assert add(log.connection, keyed(claim_anew(log.connection, receiver_id), 2, "a")).outcome is AddOutcome.ADDED
+
+
+def test_w02_a_retry_of_a_block_with_keys_is_already_added_and_no_duplicate(log: Log, first: Claim) -> None:
+    group = [keyed(first, 2, "a"), keyed(first, 3, "b")]
+    assert add(log.connection, *group).outcome is AddOutcome.ADDED
+    assert add(log.connection, *group).outcome is AddOutcome.ALREADY_ADDED
+
+
+def test_two_receivers_race_with_one_key_and_the_later_one_is_named_alone(
+    engine: sa.Engine, log: Log, first: Claim, second: Claim
+) -> None:
+    """A sender that got no answer tried the other receiver at once."""
+    with (
+        uncommitted(engine, keyed(first, 2, "a")) as other,
+        ThreadPoolExecutor(1) as pool,
+        connect(engine) as connection,
+    ):
+        waiting = pool.submit(add, connection, keyed(second, 2, "a", "b"))
+        wait_until_blocked(log)
+        other.commit()
+        with pytest.raises(sa.exc.IntegrityError, match="record_keys"):
+            waiting.result(10)
+    assert sequences(log, second.receiver_id) == [1]
+    assert add(log.connection, keyed(second, 2, "a", "b")).outcome is AddOutcome.DUPLICATE_KEYS
+
+
+def test_a_key_that_stands_twice_in_a_call_adds_nothing(log: Log, first: Claim) -> None:
+    """Who makes blocks leaves the second out: no answer could say which of the two to write."""
+    with pytest.raises(sa.exc.IntegrityError, match="record_keys"):
+        add(log.connection, keyed(first, 2, "a"), keyed(first, 3, "a"))
+    assert sequences(log, first.receiver_id) == [1]
