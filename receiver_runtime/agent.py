@@ -20,7 +20,7 @@ import structlog
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.exit_codes import ExitCode
 from tracker_store.engine import connect
-from tracker_store.errors import DriverLogError
+from tracker_store.outage import SURVIVED, Outage
 from tracker_store.processes import (
     ProcessExpiredError,
     deregister_process,
@@ -37,9 +37,9 @@ from tracker_store.receivers import (
 from tracker_store.schema import ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
-    from pathlib import Path
     import threading
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     import sqlalchemy as sa
 
@@ -121,15 +121,18 @@ class Agent:
     def run(self, stop: threading.Event) -> None:
         """Reconcile children with the driver log every half second until `stop`; then stop them all."""
         self._log_directory.mkdir(parents=True, exist_ok=True)
+        outage = Outage("the agent", self._clock)
         try:
             while not stop.is_set():
                 self._supervise_roles()
                 try:
                     with connect(self._engine) as connection:
                         self._tick(connection)
-                except DriverLogError as error:
+                except SURVIVED as error:
                     # Children go on: what they can't register they keep, bounded.
-                    log.warning("agent can't reach the driver log, trying again", error=str(error))
+                    outage.failed(error)
+                else:
+                    outage.answered()
                 stop.wait(TICK_SECONDS)
         finally:
             self._stop_all()
@@ -291,7 +294,7 @@ class Agent:
             with connect(self._engine) as connection:
                 release_receivers_of_agent(connection, agent_id=self._process_id, why="its agent was stopped")
                 deregister_process(connection, self._process_id)
-        except DriverLogError as error:
+        except SURVIVED as error:
             log.warning("could not sign off; the tracker will see this agent's heartbeat end", error=str(error))
 
     def _history(self, name: str) -> _History:

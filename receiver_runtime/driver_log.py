@@ -35,10 +35,24 @@ LONGEST_DELAY = 2.0
 
 #: What waiting and asking again can heal.
 TRANSIENT = (DriverLogUnavailableError, OutcomeUnknownError)
+#: A connection that was cut is healed in less; what lasts longer is told to operators.
+TELL_AFTER = 1.0
 
 
 class GivenUpError(Exception):
     """The process is ending at once, so this call to the driver log was not made again. Nothing to do."""
+
+
+class OutageListener(Protocol):
+    """Who is told that something waits for the driver log. Both return at once."""
+
+    def on_driver_log_away(self, what: str, error: Exception) -> None:
+        """``what`` ("register blocks") has waited for ``TELL_AFTER`` seconds, and goes on waiting."""
+        ...
+
+    def on_driver_log_back(self, what: str, seconds: float) -> None:
+        """What was told to wait has been answered, after so many seconds."""
+        ...
 
 
 class DriverLog:
@@ -64,17 +78,22 @@ class DriverLog:
         with connect(self._engine) as connection:
             return statement(connection)
 
-    def until_answered(self, what: str, statement: Callable[[sa.Connection], T]) -> T:
+    def until_answered(
+        self, what: str, statement: Callable[[sa.Connection], T], *, listener: OutageListener | None = None
+    ) -> T:
         """Make a call, again and again while the driver log is away; returns the answer.
 
         Args:
-            what: for the log, as "open a segment".
+            what: for people, as "open a segment".
+            listener: told when the answer takes long, and then when it has come.
 
         Raises:
             GivenUpError: the process is ending at once.
             Exception: what the driver log refuses for good.
         """
         backoff = Backoff(FIRST_DELAY, LONGEST_DELAY)
+        began = self._clock.monotonic()
+        told = False
         while True:
             with self._wakened:
                 if self._gave_up:
@@ -85,9 +104,14 @@ class DriverLog:
                 delay = backoff.next_delay()
                 if backoff.failures == 1:
                     _log.warning("the driver log is away, trying again", call=what, error=str(error))
+                if listener is not None and not told and self._clock.monotonic() - began >= TELL_AFTER:
+                    told = True
+                    listener.on_driver_log_away(what, error)
             else:
                 if backoff.failures:
                     _log.info("the driver log is back", call=what, attempts=backoff.failures + 1)
+                if listener is not None and told:
+                    listener.on_driver_log_back(what, self._clock.monotonic() - began)
                 return answer
             deadline = self._clock.monotonic() + delay
             with self._wakened:
@@ -110,6 +134,11 @@ class ReceiverDriverLog:
         self._driver_log = driver_log
         self._receiver_id = receiver_id
         self._epoch = epoch
+        self._listener: OutageListener | None = None
+
+    def tell(self, listener: OutageListener) -> None:
+        """From now on, tell this listener of calls that wait."""
+        self._listener = listener
 
     def open_segment(self, path: str, source_rule: str) -> int:
         """The segment's row, before its file; returns its id."""
@@ -122,6 +151,7 @@ class ReceiverDriverLog:
                 path=path,
                 source_rule=source_rule,
             ),
+            listener=self._listener,
         )
 
     def seal_segment(self, segment_id: int, length: int) -> None:
@@ -141,4 +171,5 @@ class ReceiverDriverLog:
                 bytes=nbytes,
                 handle=handle,
             ),
+            listener=self._listener,
         )

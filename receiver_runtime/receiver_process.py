@@ -273,6 +273,7 @@ class _ReceiverProcess:
             rate_limit=steering.rate_limit,
             clock=self._clock,
         )
+        rows.tell(supervisor)
         return _Parts(supervisor, registrar, block_log, reporter, process_id)
 
     def _on_expired(self, error: ProcessExpiredError) -> None:

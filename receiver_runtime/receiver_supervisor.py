@@ -30,7 +30,7 @@ from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.rate_limiter import RateLimiter
 from receiver_runtime.records import conform, schema_of, to_batch
 from receiver_runtime.write_ahead_log import WriteAheadLogError
-from tracker_store.errors import ReceiverFencedError
+from tracker_store.errors import DriverLogError, ReceiverFencedError
 from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ _log = structlog.get_logger(__name__)
 
 _STORE_FIRST_DELAY = 0.1
 _STORE_LONGEST_DELAY = 30.0
+# The hindrance of a disk that takes no blocks.
+_STORE = "store blocks"
 
 
 class SupervisorState(StrEnum):
@@ -147,12 +149,12 @@ class ReceiverSupervisor:
             registered_through=claim.sequence,
             limit=settings.block_queue_size,
             on_steering=self._on_steering,
+            listener=self,
         )
 
         # Sequences are given out, stored and handed to the registrar one by one.
         self._push_lock = threading.Lock()
         self._next_sequence = claim.sequence + 1
-        self._push_failed = False
 
         # Everything below is under this lock; only the control thread moves the state.
         self._changed = threading.Condition()
@@ -166,7 +168,9 @@ class ReceiverSupervisor:
         self._wanted_end: Ending | None = None
         self._refused: BaseException | None = None
         self._ending: Ending | None = None
-        self._reason = ""
+        # What keeps blocks from being registered, and why; it is the reason that operators see, while there is any.
+        self._hindrances: dict[str, str] = {}
+        self._reason = "receiving"
         self._control = threading.Thread(target=self._run, name=f"receiver {claim.receiver_id} supervisor", daemon=True)
         receiver.attach_supervisor(self)
 
@@ -338,9 +342,7 @@ class ReceiverSupervisor:
     def on_push_block(self, block: Block) -> None:
         """Store a block and hand it to the registrar; what follows is stored while this one is registered."""
         self._push(block.batches)
-        if self._push_failed:
-            self._push_failed = False
-            self._reporter.reason(self._reason)
+        self._clear(_STORE)
 
     def on_idle(self) -> None:
         """Close a segment that has reached its age."""
@@ -351,10 +353,11 @@ class ReceiverSupervisor:
         with self._changed:
             if self._refused is not None:
                 return
-        self._push_failed = True
         self.report_error("a block could not be stored, it is tried again", error)
         _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
-        self._reporter.reason(f"a block could not be stored, reading stops when the queue is full: {_describe(error)}")
+        self._hinder(
+            _STORE, f"a block could not be stored, reading stops when the queue is full: {_describe(error)}"
+        )
 
     def _push(self, batches: Sequence[pa.RecordBatch]) -> Future[NewBlock]:
         with self._push_lock:
@@ -372,6 +375,21 @@ class ReceiverSupervisor:
             future = self._registration.submit(block)
         future.add_done_callback(self._on_answer)
         return future
+
+    # -- the driver log's side (OutageListener; any thread) ----------------------------------------------------------
+
+    def on_driver_log_away(self, what: str, error: Exception) -> None:
+        """Operators see why nothing comes: by the reason, where that can be written, else as soon as it can."""
+        self._hinder(
+            what, f"the driver log does not {what}, reading stops when the queue is full: {_first_line(error)}"
+        )
+
+    def on_driver_log_back(self, what: str, seconds: float) -> None:
+        """The history says how long it took, and why."""
+        why = self._clear(what)
+        self._reporter.event(
+            ReceiverEventKind.ERROR, "what was received had to wait for the driver log", f"{seconds:.1f} s: {why}"
+        )
 
     # -- the registrar's side (its thread: leave a wish, return) -----------------------------------------------------
 
@@ -541,9 +559,25 @@ class ReceiverSupervisor:
                 self._reporter.state(ReceiverState.INACTIVE, ending.reason)
 
     def _say(self, reason: str) -> None:
-        self._reason = reason
-        if not self._push_failed:
+        with self._changed:
+            self._reason = reason
+            hindered = bool(self._hindrances)
+        if not hindered:
             self._reporter.reason(reason)
+
+    def _hinder(self, what: str, reason: str) -> None:
+        with self._changed:
+            self._hindrances[what] = reason
+        self._reporter.reason(reason)
+
+    def _clear(self, what: str) -> str:
+        """A hindrance is gone: show the next one, or the reason that it hid; returns what it was."""
+        with self._changed:
+            was = self._hindrances.pop(what, "")
+            now = next(iter(self._hindrances.values()), self._reason)
+        if was:
+            self._reporter.reason(now)
+        return was
 
     def _move(self, to: SupervisorState) -> None:
         if to not in TRANSITIONS[self._state]:
@@ -553,6 +587,12 @@ class ReceiverSupervisor:
 
 def _describe(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def _first_line(error: Exception) -> str:
+    """What the server said, without its hints."""
+    said = (error.detail if isinstance(error, DriverLogError) else None) or str(error)
+    return said.partition("\n")[0]
 
 
 def _sentence(restart: _Restart) -> str:

@@ -1,7 +1,8 @@
 """Registers stored blocks in the driver log: one thread per process, whatever the number of receivers.
 
-Blocks that wait go together into one ``add_blocks`` call; a heartbeat goes out each second, so that an idle receiver
-is steered too. What the driver log decides and what may be trusted:
+Blocks that wait go together into one ``add_blocks`` call. A heartbeat goes out each second, so that an idle receiver
+is steered too, by a thread and a connection of its own: additions that wait for a lock, or that a full disk refuses,
+must not make this process look dead. What the driver log decides and what may be trusted:
 
 - ADDED and ALREADY_ADDED hold for ever: the block's future has its result.
 - FENCED, CONFLICT and GAP are final for this epoch: every block of that receiver that is not registered fails with the
@@ -26,7 +27,7 @@ import structlog
 
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.clock import Clock, SystemClock
-from receiver_runtime.driver_log import FIRST_DELAY, LONGEST_DELAY, TRANSIENT
+from receiver_runtime.driver_log import FIRST_DELAY, LONGEST_DELAY, TELL_AFTER, TRANSIENT
 from tracker_store.blocks import AddOutcome, AddResult, NewBlock, Steering, add_blocks, raise_for_outcome
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogError
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from receiver_runtime.driver_log import OutageListener
+
 _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
@@ -44,6 +47,10 @@ T = TypeVar("T")
 _SETTLED = (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED)
 # A call that the database refuses by an error is made this often for one receiver alone before that one fails.
 _ERRORS_ALONE = 3
+# For what operators read.
+_REGISTER = "register blocks"
+# A heartbeat that hangs at the end is not waited for: its process is about to sign off.
+_LAST_HEARTBEAT_SECONDS = 2.0
 
 
 class RegistrarStoppedError(Exception):
@@ -51,7 +58,7 @@ class RegistrarStoppedError(Exception):
 
 
 class BlockLog(Protocol):
-    """The driver log, as the registrar's thread calls it."""
+    """The driver log, as the registrar's two threads call it: each has a method of its own."""
 
     def add_blocks(self, blocks: Sequence[NewBlock]) -> list[AddResult]:
         """One call for the blocks of any number of receivers."""
@@ -63,7 +70,7 @@ class BlockLog(Protocol):
 
 
 class PostgresBlockLog:
-    """The real one: a connection of its own, made anew after any failure. One thread."""
+    """The real one: additions have a connection of their own, made anew after any failure."""
 
     def __init__(self, engine: sa.Engine, *, process_id: int) -> None:
         self._engine = engine
@@ -76,9 +83,8 @@ class PostgresBlockLog:
 
     def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
         """See ``tracker_store.processes.heartbeat``."""
-        return self._call(
-            lambda connection: heartbeat(connection, process_id=self._process_id, receiver_ids=receiver_ids)
-        )
+        with connect(self._engine) as connection:
+            return heartbeat(connection, process_id=self._process_id, receiver_ids=receiver_ids)
 
     def close(self) -> None:
         """Give the connection back."""
@@ -112,11 +118,14 @@ class _Lane:
     receiver_id: int
     limit: int
     on_steering: Callable[[Steering], None]
+    listener: OutageListener | None
     registered_through: int
     waiting: deque[_Waiting] = field(default_factory=deque)
     sent: list[_Waiting] = field(default_factory=list)
     reserved: int = 0
     errors_alone: int = 0
+    waits_since: float | None = None
+    told_to_wait: bool = False
     refused: Exception | None = None
 
     @property
@@ -201,10 +210,12 @@ class Registrar:
         self._stopping = False
         self._backoff = Backoff(FIRST_DELAY, LONGEST_DELAY)
         self._not_before = 0.0
+        self._heartbeat_backoff = Backoff(FIRST_DELAY, LONGEST_DELAY)
         self._next_heartbeat = 0.0
         # After a call that failed by an error of its own, receivers go one by one until all are through.
         self._one_by_one: deque[int] = deque()
         self._thread = threading.Thread(target=self._run, name="registrar", daemon=True)
+        self._heart = threading.Thread(target=self._run_heartbeats, name="heartbeat", daemon=True)
 
     @property
     def away_since_failures(self) -> int:
@@ -218,6 +229,7 @@ class Registrar:
         registered_through: int,
         limit: int,
         on_steering: Callable[[Steering], None] = lambda _: None,
+        listener: OutageListener | None = None,
     ) -> Registration:
         """Take a receiver in, after its claim.
 
@@ -225,10 +237,11 @@ class Registrar:
             registered_through: the claim's sequence.
             limit: blocks that may be here and not registered.
             on_steering: told with every answer and heartbeat what the receiver is to do.
+            listener: told when its blocks wait long, and then when they are answered.
         """
         if limit < 1:
             raise ValueError(f"a limit of {limit} blocks: give 1 or more")
-        lane = _Lane(receiver_id, limit, on_steering, registered_through)
+        lane = _Lane(receiver_id, limit, on_steering, listener, registered_through)
         with self._changed:
             if receiver_id in self._lanes:
                 raise ValueError(f"receiver {receiver_id} is attached already")
@@ -238,11 +251,12 @@ class Registrar:
         return Registration(lane, self._changed)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the threads."""
         self._thread.start()
+        self._heart.start()
 
     def stop(self) -> None:
-        """End the thread after the call it is in; what is not registered fails with RegistrarStoppedError.
+        """End the threads after the call they are in; what is not registered fails with RegistrarStoppedError.
 
         Let the receivers settle before: this drains nothing.
         """
@@ -251,39 +265,32 @@ class Registrar:
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
+            self._heart.join(_LAST_HEARTBEAT_SECONDS)
         with self._changed:
             lanes = list(self._lanes.values())
         for lane in lanes:
             self._refuse(lane, RegistrarStoppedError(RegistrarStoppedError.__doc__))
 
-    # -- the thread --------------------------------------------------------------------------------------------------
+    # -- the registrar's thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while (work := self._next_work()) is not None:
-                lanes, beat = work
-                if lanes:
-                    self._send(lanes)
-                if beat:
-                    self._beat()
+            while (lanes := self._next_work()) is not None:
+                self._send(lanes)
         except Exception as error:  # noqa: BLE001  handed to every receiver
             # A thread that dies silently would leave every receiver waiting for ever.
             _log.exception("the registrar failed")
             for lane in list(self._lanes.values()):
                 self._refuse(lane, error)
 
-    def _next_work(self) -> tuple[list[_Lane], bool] | None:
-        """Wait for something to do: the receivers to send for, and whether a heartbeat is due. None at the end."""
+    def _next_work(self) -> list[_Lane] | None:
+        """Wait for something to do: the receivers to send for. None at the end."""
         with self._changed:
             while not self._stopping:
-                now = self._clock.monotonic()
-                until = max(self._next_heartbeat, self._not_before)
-                if now >= self._not_before:
-                    lanes = self._take()
-                    beat = now >= self._next_heartbeat
-                    if lanes or beat:
-                        return lanes, beat
-                self._clock.wait_on(self._changed, until - now)
+                left = self._not_before - self._clock.monotonic()
+                if left <= 0 and (lanes := self._take()):
+                    return lanes
+                self._clock.wait_on(self._changed, left if left > 0 else None)
             return None
 
     def _take(self) -> list[_Lane]:
@@ -303,10 +310,13 @@ class Registrar:
         return ready
 
     def _send(self, lanes: Sequence[_Lane]) -> None:
+        began = self._clock.monotonic()
         try:
             results = self._log.add_blocks([waiting.block for lane in lanes for waiting in lane.sent])
         except TRANSIENT as error:
-            self._back_off("add blocks", error)
+            self._back_off(error)
+            for lane in lanes:
+                self._wait(lane, began, error)
             return
         except Exception as error:  # noqa: BLE001  handed to the receiver that it is about
             self._isolate(lanes, error)
@@ -317,6 +327,7 @@ class Registrar:
         for result in results:
             lane = by_receiver[result.receiver_id]
             lane.errors_alone = 0
+            self._wait_no_more(lane)
             if result.outcome in _SETTLED:
                 self._settle(lane)
             elif result.outcome is AddOutcome.AGAIN:
@@ -333,21 +344,21 @@ class Registrar:
             # Its predecessor is committed and visible by now; a short pause is courtesy, not need.
             self._not_before = self._clock.monotonic() + FIRST_DELAY / 10
 
-    def _beat(self) -> None:
-        with self._changed:
-            receiver_ids = [lane.receiver_id for lane in self._lanes.values()]
-        self._next_heartbeat = self._clock.monotonic() + self._interval
-        try:
-            steerings = self._log.heartbeat(receiver_ids)
-        except ProcessExpiredError as error:
-            self._on_expired(error)
-        except Exception as error:  # noqa: BLE001  whatever it is, the next second asks again
-            self._back_off("heartbeat", error)
-        else:
-            self._answered()
-            for steering in steerings:
-                if (lane := self._lanes.get(steering.receiver_id)) is not None:
-                    self._steer(lane, steering)
+    def _wait(self, lane: _Lane, began: float, error: Exception) -> None:
+        if lane.waits_since is None:
+            lane.waits_since = began
+        if (
+            lane.listener is not None
+            and not lane.told_to_wait
+            and self._clock.monotonic() - lane.waits_since >= TELL_AFTER
+        ):
+            lane.told_to_wait = True
+            lane.listener.on_driver_log_away(_REGISTER, error)
+
+    def _wait_no_more(self, lane: _Lane) -> None:
+        if lane.listener is not None and lane.told_to_wait and lane.waits_since is not None:
+            lane.listener.on_driver_log_back(_REGISTER, self._clock.monotonic() - lane.waits_since)
+        lane.waits_since, lane.told_to_wait = None, False
 
     def _steer(self, lane: _Lane, steering: Steering) -> None:
         try:
@@ -388,18 +399,53 @@ class Registrar:
         if lane.errors_alone < _ERRORS_ALONE:
             if self._one_by_one:
                 self._one_by_one.rotate(-1)
-            self._back_off("add blocks", error)
+            self._back_off(error)
         else:
             _log.error("the driver log refuses a receiver's blocks", receiver_id=lane.receiver_id, error=str(error))
             self._refuse(lane, error)
 
-    def _back_off(self, call: str, error: Exception) -> None:
+    def _back_off(self, error: Exception) -> None:
         delay = self._backoff.next_delay()
         self._not_before = self._clock.monotonic() + delay
         if self._backoff.failures == 1:
-            _log.warning("the driver log did not answer, sending the same again", call=call, error=str(error))
+            _log.warning("the driver log does not take blocks, sending the same again", error=str(error))
 
     def _answered(self) -> None:
         if self._backoff.failures:
-            _log.info("the driver log answers again", attempts=self._backoff.failures + 1)
+            _log.info("the driver log takes blocks again", attempts=self._backoff.failures + 1)
             self._backoff.reset()
+
+    # -- the heartbeat's thread --------------------------------------------------------------------------------------
+
+    def _run_heartbeats(self) -> None:
+        while (receiver_ids := self._next_heartbeat_of()) is not None:
+            self._beat(receiver_ids)
+
+    def _next_heartbeat_of(self) -> list[int] | None:
+        """Wait until a heartbeat is due; returns the receivers that it asks for. None at the end."""
+        with self._changed:
+            while not self._stopping:
+                left = self._next_heartbeat - self._clock.monotonic()
+                if left <= 0:
+                    self._next_heartbeat = self._clock.monotonic() + self._interval
+                    return list(self._lanes)
+                self._clock.wait_on(self._changed, left)
+            return None
+
+    def _beat(self, receiver_ids: Sequence[int]) -> None:
+        try:
+            steerings = self._log.heartbeat(receiver_ids)
+        except ProcessExpiredError as error:
+            self._on_expired(error)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is asked again
+            with self._changed:
+                self._next_heartbeat = self._clock.monotonic() + self._heartbeat_backoff.next_delay()
+            if self._heartbeat_backoff.failures == 1:
+                _log.warning("the driver log took no heartbeat, trying again", error=str(error))
+        else:
+            if self._heartbeat_backoff.failures:
+                _log.info("the driver log takes heartbeats again", attempts=self._heartbeat_backoff.failures + 1)
+                self._heartbeat_backoff.reset()
+            for steering in steerings:
+                if (lane := self._lanes.get(steering.receiver_id)) is not None:
+                    self._steer(lane, steering)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tracker_store.engine import named_failures
+from tracker_store.engine import fetch_directly, named_failures
 from tracker_store.errors import (
     BlockConflictError,
     ClaimBusyError,
@@ -27,7 +27,7 @@ from tracker_store.errors import (
 from tracker_store.schema import DesiredState, LinkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,33 +133,36 @@ class Claim:
 
 
 _BLOCK_ARRAYS = (
-    "CAST(:receiver_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:sequences AS bigint[]), "
-    "CAST(:records AS bigint[]), CAST(:bytes AS bigint[]), CAST(:segments AS bigint[]), "
-    "CAST(:offsets AS bigint[]), CAST(:lengths AS bigint[]), CAST(:checksums AS bigint[])"
+    "%(receiver_ids)s, %(epochs)s, %(sequences)s, %(records)s, %(bytes)s, "
+    "%(segments)s, %(offsets)s, %(lengths)s, %(checksums)s"
 )
 _EXTRA_ARRAYS = (
-    "CAST(:link_blocks AS integer[]), CAST(:link_sources AS text[]), CAST(:link_partitions AS text[]), "
-    "CAST(:link_generations AS integer[]), CAST(:link_froms AS bigint[]), CAST(:link_tos AS bigint[]), "
-    "CAST(:link_kinds AS text[]), CAST(:key_blocks AS integer[]), CAST(:keys AS text[])"
+    "%(link_blocks)s, %(link_sources)s::text[], %(link_partitions)s::text[], %(link_generations)s, "
+    "%(link_froms)s, %(link_tos)s, %(link_kinds)s::text[], %(key_blocks)s, %(keys)s::text[]"
 )
 _SELECT = "SELECT receiver_id, outcome, detail, rate_limit, desired_state, assignment FROM forebay.add_block"
-_ADD_BLOCKS = sa.text(f"{_SELECT}({_BLOCK_ARRAYS})")
-_ADD_BLOCKS_WITH_EXTRAS = sa.text(f"{_SELECT}({_BLOCK_ARRAYS}, {_EXTRA_ARRAYS})")
+_ADD_BLOCKS = f"{_SELECT}({_BLOCK_ARRAYS})"
+_ADD_BLOCKS_WITH_EXTRAS = f"{_SELECT}({_BLOCK_ARRAYS}, {_EXTRA_ARRAYS})"
 
 
-def _extras(ordered: Sequence[NewBlock]) -> dict[str, list[object]]:
+def _integers(values: Iterable[int]) -> str:
+    """An array's literal: the server reads one faster than the expression that psycopg2 makes of a list."""
+    return f"{{{','.join(map(str, values))}}}"
+
+
+def _extras(ordered: Sequence[NewBlock]) -> dict[str, object]:
     """The links and keys of blocks, as parallel arrays; positions of blocks count from 1."""
     links = [(n, link) for n, block in enumerate(ordered, start=1) for link in block.links]
     keys = [(n, key) for n, block in enumerate(ordered, start=1) for key in block.keys]
     return {
-        "link_blocks": [n for n, _ in links],
+        "link_blocks": _integers(n for n, _ in links),
         "link_sources": [link.source for _, link in links],
         "link_partitions": [link.partition for _, link in links],
-        "link_generations": [link.generation for _, link in links],
-        "link_froms": [link.from_offset for _, link in links],
-        "link_tos": [link.to_offset for _, link in links],
+        "link_generations": _integers(link.generation for _, link in links),
+        "link_froms": _integers(link.from_offset for _, link in links),
+        "link_tos": _integers(link.to_offset for _, link in links),
         "link_kinds": [link.kind.value for _, link in links],
-        "key_blocks": [n for n, _ in keys],
+        "key_blocks": _integers(n for n, _ in keys),
         "keys": [key for _, key in keys],
     }
 
@@ -175,31 +178,31 @@ def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[Ad
     if not blocks:
         return []
     ordered = sorted(blocks, key=lambda block: (block.receiver_id, block.sequence))
-    arrays: dict[str, list[object]] = {
-        "receiver_ids": [block.receiver_id for block in ordered],
-        "epochs": [block.epoch for block in ordered],
-        "sequences": [block.sequence for block in ordered],
-        "records": [block.records for block in ordered],
-        "bytes": [block.bytes for block in ordered],
-        "segments": [block.handle.segment_id for block in ordered],
-        "offsets": [block.handle.offset for block in ordered],
-        "lengths": [block.handle.length for block in ordered],
-        "checksums": [block.handle.crc32c for block in ordered],
+    arrays: dict[str, object] = {
+        "receiver_ids": _integers(block.receiver_id for block in ordered),
+        "epochs": _integers(block.epoch for block in ordered),
+        "sequences": _integers(block.sequence for block in ordered),
+        "records": _integers(block.records for block in ordered),
+        "bytes": _integers(block.bytes for block in ordered),
+        "segments": _integers(block.handle.segment_id for block in ordered),
+        "offsets": _integers(block.handle.offset for block in ordered),
+        "lengths": _integers(block.handle.length for block in ordered),
+        "checksums": _integers(block.handle.crc32c for block in ordered),
     }
     statement = _ADD_BLOCKS
     if any(block.links or block.keys for block in ordered):
         statement = _ADD_BLOCKS_WITH_EXTRAS
         arrays |= _extras(ordered)
     with named_failures():
-        rows = connection.execute(statement, arrays).all()
+        rows = fetch_directly(connection, statement, arrays)
     return [
         AddResult(
-            receiver_id=row.receiver_id,
-            outcome=AddOutcome(row.outcome),
-            detail=row.detail,
-            steering=Steering(row.receiver_id, row.rate_limit, DesiredState(row.desired_state), row.assignment),
+            receiver_id=receiver_id,
+            outcome=AddOutcome(outcome),
+            detail=detail,
+            steering=Steering(receiver_id, rate_limit, DesiredState(desired_state), assignment),
         )
-        for row in rows
+        for receiver_id, outcome, detail, rate_limit, desired_state, assignment in rows
     ]
 
 

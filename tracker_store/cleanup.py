@@ -98,7 +98,8 @@ def segments_to_delete(
     """Mark, and return, sealed segments of a receiver that no row needs any more. Locks: their rows.
 
     A receiver's segments are in the order of their ids, and so are its blocks: all before the segment of the first
-    block that is left are done with, unless a kept block or a dead letter lies in them. `restore_window` keeps files
+    block that is left are done with, unless a kept block or a dead letter lies in them. Where markers alone are left
+    (it was restarted and is idle), that is so of older epochs' segments. `restore_window` keeps files
     for a database that is restored from an older backup, which would know their blocks again. What an earlier call
     marked, and a crash left, comes out again.
     """
@@ -109,9 +110,13 @@ def segments_to_delete(
                 "  SELECT g.id FROM forebay.log_segments g "
                 "  WHERE g.receiver_id = :receiver AND (g.state = 'DELETING' OR g.state = 'SEALED' "
                 "    AND g.sealed_at < clock_timestamp() - CAST(:window AS interval) "
-                "    AND g.id < (SELECT b.segment_id FROM forebay.blocks b "
-                "                WHERE b.receiver_id = :receiver AND b.segment_id IS NOT NULL "
-                "                ORDER BY b.sequence LIMIT 1) "
+                "    AND CASE WHEN EXISTS (SELECT 1 FROM forebay.blocks b "
+                "                          WHERE b.receiver_id = :receiver AND b.segment_id IS NOT NULL) "
+                "        THEN g.id < (SELECT b.segment_id FROM forebay.blocks b "
+                "                     WHERE b.receiver_id = :receiver AND b.segment_id IS NOT NULL "
+                "                     ORDER BY b.sequence LIMIT 1) "
+                "        ELSE g.epoch < (SELECT b.epoch FROM forebay.blocks b WHERE b.receiver_id = :receiver "
+                "                        ORDER BY b.sequence DESC LIMIT 1) END "
                 "    AND NOT EXISTS (SELECT 1 FROM forebay.kept_blocks k WHERE k.segment_id = g.id) "
                 "    AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id)) "
                 "  ORDER BY g.id LIMIT :limit FOR UPDATE SKIP LOCKED) "

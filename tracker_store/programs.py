@@ -1,9 +1,10 @@
-"""The functions and views of the driver log, as migrations install them. The files are their only source."""
+"""Functions, views and rights of the driver log, as migrations install them. The files are their only source."""
 
 from __future__ import annotations
 
 from importlib import resources
 
+from tracker_store import roles
 from tracker_store.views import VIEWS
 
 FUNCTIONS = (
@@ -35,7 +36,7 @@ def _literal(value: str) -> str:
 
 
 def install_statements() -> list[str]:
-    """What creates every function and view, in order."""
+    """What creates every function and view, and gives the roles their rights, in order."""
     statements = [function_source(name) for name in FUNCTIONS]
     for name, view in VIEWS.items():
         statements += [
@@ -46,10 +47,10 @@ def install_statements() -> list[str]:
                 for column, comment in view.columns.items()
             ),
         ]
-    return statements
+    return statements + roles.install_statements(FUNCTIONS)
 
 
 def drop_statements() -> list[str]:
-    """What drops every view and function, in order."""
+    """What takes the roles' rights, and drops every view and function, in order; the roles stay."""
     views = [f"DROP VIEW IF EXISTS forebay.{name}" for name in reversed(VIEWS)]
-    return views + [f"DROP FUNCTION IF EXISTS forebay.{name}" for name in FUNCTIONS]
+    return roles.revoke_statements() + views + [f"DROP FUNCTION IF EXISTS forebay.{name}" for name in FUNCTIONS]

@@ -54,7 +54,7 @@ LEFT JOIN forebay.pipelines p ON p.id = e.pipeline_id
     "Block additions, take-overs, allocations, clean-ups and receiver events as one log; order it by at. A filter on "
     "receiver_id and first_sequence, or on source, costs what it returns; one on at alone reads every block that is "
     "kept (blocks has no index on time: it would cost each block 90 bytes of WAL). For a span of time ask "
-    "driver_log_between(since, until), which finds its ends by halving.",
+    "driver_log_between(from_time, to_time), which finds its ends by halving.",
     {
         "at": "When, by the database's clock",
         "source": "The table that holds the event: blocks, batches, cleanup_events or receiver_events",

@@ -9,7 +9,7 @@ from typing import Annotated
 import structlog
 import typer
 
-from forebay.cli import agent, db
+from forebay.cli import agent, blocks, db
 from forebay.cli.apply import apply
 from forebay.cli.demo import demo
 from forebay.cli.doctor import doctor
@@ -55,6 +55,7 @@ app.command()(apply)
 app.command()(status)
 app.command()(doctor)
 app.command()(agent.agent)
+app.add_typer(blocks.app, name="blocks")
 app.add_typer(db.app, name="db")
 app.command(hidden=True)(receiver)
 app.command(hidden=True)(agent.tracker)

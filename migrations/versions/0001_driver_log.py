@@ -816,13 +816,13 @@ def upgrade() -> None:
     )
     op.execute("INSERT INTO forebay.leadership DEFAULT VALUES")
     for statement in install_statements():
-        op.get_bind().exec_driver_sql(statement)
+        op.get_bind().exec_driver_sql(statement, execution_options={"no_parameters": True})
 
 
 def downgrade() -> None:
     """Go back to the one before."""
     for statement in drop_statements():
-        op.get_bind().exec_driver_sql(statement)
+        op.get_bind().exec_driver_sql(statement, execution_options={"no_parameters": True})
     op.drop_index(
         "streams_live_name", table_name="streams", schema="forebay", postgresql_where=sa.text("removed_at IS NULL")
     )

@@ -19,8 +19,8 @@ from orchestration.tracker.liveness import CounterWatch
 from orchestration.tracker.scheduling_policy import AgentCapacity, schedule_receivers
 from tracker_store import batches
 from tracker_store.engine import connect
-from tracker_store.errors import DriverLogError
 from tracker_store.leadership import raise_counter, read_leadership, resign, take_leadership
+from tracker_store.outage import SURVIVED, Outage
 from tracker_store.pipelines import list_pipelines
 from tracker_store.processes import expire_process, live_processes
 from tracker_store.receivers import placements, schedule_receiver
@@ -83,19 +83,22 @@ class Tracker:
         """Tick every second until `stop`; then resign. Clean-up runs beside, so that it delays no tick."""
         cleaning = threading.Thread(target=self._clean_up, args=(stop,), name="cleaner", daemon=True)
         cleaning.start()
+        outage = Outage("the tracker", self._clock)
         while not stop.is_set():
             started = self._clock()
             try:
                 with connect(self._engine) as connection:
                     self.tick(connection)
-            except DriverLogError as error:
-                log.warning("tracker can't reach the driver log, trying again", error=str(error))
+            except SURVIVED as error:
+                outage.failed(error)
+            else:
+                outage.answered()
             stop.wait(max(0.0, TICK_SECONDS - (self._clock() - started)))
         if self._term is not None:
             try:
                 with connect(self._engine) as connection:
                     resign(connection, term=self._term)
-            except DriverLogError as error:
+            except SURVIVED as error:
                 log.warning("could not resign; the next leader waits for the time limit", error=str(error))
         cleaning.join(CLEANUP_STOP_SECONDS)
 

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+#: Where files go that no row of the driver log names.
+ASIDE = "_aside"
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFrame:
     """A frame that was read and whose checksum is right."""
@@ -155,11 +159,27 @@ class LocalBlockStore:
             self._files.sync_directory(target.parent)
 
     def segment_paths(self) -> Iterator[str]:
-        """The path of every file in the store, relative to the root, in no order."""
+        """The path of every file in the store but those set aside, relative to the root, in no order."""
         if self.root.is_dir():
             for path in self.root.rglob("*"):
-                if path.is_file():
-                    yield path.relative_to(self.root).as_posix()
+                relative = path.relative_to(self.root)
+                if relative.parts[0] != ASIDE and path.is_file():
+                    yield relative.as_posix()
+
+    def set_aside(self, path: str) -> str:
+        """Move a file out of the way, below `_aside/`; returns its new path, relative to the root.
+
+        Raises:
+            InvalidPathError: the path leads out of the store.
+            OSError: the system refused.
+        """
+        source = self._resolve(path)
+        target = self.root / ASIDE / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)
+        self._files.sync_directory(source.parent)
+        self._files.sync_directory(target.parent)
+        return target.relative_to(self.root).as_posix()
 
     def scan(self, path: str) -> Iterator[IntactFrame | DamagedFrame | TornTail]:
         """Everything in one segment; see ``segment.scan_segment``."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 import pytest
 import sqlalchemy as sa
+import structlog
 
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.sources.socket_text import SocketText
@@ -27,6 +28,8 @@ from tracker_store.pipelines import apply_stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+_log = structlog.get_logger(__name__)
 
 Found = TypeVar("Found")
 
@@ -147,11 +150,8 @@ class ReceivingHost:
             time.sleep(0.5)
         assert all(source.held_up_for > 1.0 for source in self.sources), "somebody still reads from its source"
 
-    def resume(self) -> float:
-        """Until every counter moves and every receiver registers new records; returns after how many seconds.
-
-        Call it when the server is back.
-        """
+    def resume(self) -> None:
+        """Until every counter moves and every receiver registers new records; the server is back as this is called."""
         begin = time.monotonic()
         registered, counters = self.until("the driver log answers", lambda: (self.registered(), self.heartbeats()))
         assert len(counters) == 2 + len(self.sources)
@@ -164,8 +164,8 @@ class ReceivingHost:
 
         self.until("all have resumed", resumed)
         took = time.monotonic() - begin
+        _log.info("all have resumed", seconds=round(took, 1))
         assert took < RESUME_SECONDS, f"resumed after {took:.1f} s only"
-        return took
 
     def check_every_number_is_there_once(self) -> None:
         """The calm: everything sent is registered, each number once, in the order in which it was sent."""

@@ -6,11 +6,11 @@ is registered once. `POSTGRES_AWAY_SECONDS` is the length of an outage: 15 unles
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import psycopg2
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 AWAY_SECONDS = float(os.environ.get("POSTGRES_AWAY_SECONDS", "15"))
 
 pytestmark = pytest.mark.timeout(240 + 2 * AWAY_SECONDS)
-
-RecordProperty = "Callable[[str, object], None]"
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[DriverLogServer]:
@@ -61,7 +58,6 @@ def test_the_server_is_away_and_comes_back(
     server: DriverLogServer,
     host: ReceivingHost,
     end: Callable[[DriverLogServer], None],
-    record_property: Callable[[str, object], None],
 ) -> None:
     end(server)
     try:
@@ -72,8 +68,132 @@ def test_the_server_is_away_and_comes_back(
         host.stay_away(AWAY_SECONDS)
     finally:
         server.ensure_running()
-    record_property("resumed_after_seconds", round(host.resume(), 2))
+    host.resume()
     host.check_every_number_is_there_once()
     waited = [detail for message, detail in host.events("ERROR") if "the driver log" in message]
     assert len(waited) >= len(host.sources), host.report()
     assert all("driver log" not in reason for reason in host.reasons())
+
+
+def test_every_connection_is_taken(server: DriverLogServer, host: ReceivingHost) -> None:
+    with ExitStack() as crowd:
+        administrator = crowd.enter_context(server.connection()).cursor()
+
+        def crowded() -> bool:
+            administrator.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'forebay%'"
+            )
+            gone = administrator.rowcount == 0
+            try:
+                while True:
+                    crowd.enter_context(server.connection())
+            except psycopg2.OperationalError as error:
+                assert "too many clients" in str(error)
+            return gone
+
+        host.engine.dispose()
+        host.until("nobody else is connected", crowded)
+        code, said = status(host)
+        assert code == 1
+        assert "too many clients already" in said
+        host.until_reading_has_stopped()
+        host.stay_away(3.0)
+    host.resume()
+    host.check_every_number_is_there_once()
+    assert any("too many clients" in detail for _, detail in host.events("ERROR"))
+
+
+def test_a_session_that_sits_on_a_lock(server: DriverLogServer, host: ReceivingHost) -> None:
+    database = host.database_url.rpartition("/")[2]
+    with server.connection(database) as person, person.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT FROM forebay.receivers FOR UPDATE")
+        # No block needs the receiver's row.
+        host.receive()
+
+    with server.connection(database) as person, person.cursor() as cursor:
+        began = time.monotonic()
+        cursor.execute("BEGIN")
+        cursor.execute("LOCK TABLE forebay.blocks")
+
+        def named() -> bool:
+            reasons = host.execute("SELECT reason FROM forebay.receivers")
+            return all("lock timeout" in row.reason for row in reasons)
+
+        host.until("every receiver says what it waits for", named)
+        # Longer than a process may be without a heartbeat: waiting is no death.
+        host.stay_away(max(0.0, 14.0 - (time.monotonic() - began)))
+    host.resume()
+    host.check_every_number_is_there_once()
+
+
+def test_the_server_says_no_for_a_while(server: DriverLogServer, host: ReceivingHost) -> None:
+    """Cancelled by a statement's time-out, a deadlock, a full disk, a failing one, a server that was made read-only."""
+    for code in ("57014", "40P01", "53100", "58030", "25006"):
+        host.execute(
+            "CREATE FUNCTION forebay.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$BEGIN RAISE EXCEPTION 'no, and that is code {code}' USING ERRCODE = '{code}'; END$$"
+        )
+        host.execute("CREATE TRIGGER refuse BEFORE INSERT ON forebay.blocks EXECUTE FUNCTION forebay.refuse()")
+        said = f"that is code {code}"
+        host.until("every receiver says why", lambda said=said: all(said in reason for reason in host.reasons()))
+        assert said in status(host)[1]
+        host.check_nobody_ended()
+        host.execute("DROP FUNCTION forebay.refuse() CASCADE")
+        host.resume()
+        host.until("the reason is the old one", lambda: all("connected to" in reason for reason in host.reasons()))
+    host.check_every_number_is_there_once()
+
+
+def test_a_failover_to_a_standby_that_has_everything(home: Path) -> None:
+    """The address leads to the standby while that still only reads: nobody may settle on it as it is."""
+    with ExitStack() as stack:
+        primary = stack.enter_context(DriverLogServer(home / "primary" / "postgres"))
+        url = primary.new_database()
+        standby = primary.make_standby(home / "standby" / "postgres")
+        stack.callback(standby.stop)
+        address = stack.enter_context(Address(primary.server.port))
+        host = stack.enter_context(receiving_host(address.of(url), home / "host"))
+        primary.kill()
+        address.target = standby.server.port
+        host.until("the standby answers", lambda: host.registered())
+        host.until_reading_has_stopped()
+        host.check_nobody_ended()
+        standby.promote()
+        host.resume()
+        host.check_every_number_is_there_once()
+        assert any("read-only" in detail for _, detail in host.events("ERROR"))
+
+
+def test_the_disk_of_the_server_is_full(home: Path) -> None:
+    """A full disk refuses blocks at first; when no log can be written any more, the server goes down altogether."""
+    with ExitStack() as stack:
+        try:
+            disk = stack.enter_context(small_file_system(home / "disk", "200m"))
+        except MountRefusedError as error:
+            pytest.skip(str(error))
+        server = stack.enter_context(DriverLogServer(disk / "postgres", max_wal_size="64MB"))
+        host = stack.enter_context(receiving_host(server.new_database(), home / "host"))
+        ballast = disk / "ballast"
+        fill(ballast)
+        host.until(
+            "every receiver says why", lambda: all("No space left on device" in reason for reason in host.reasons())
+        )
+        code, said = status(host)
+        assert code == 0
+        assert "No space left on device" in said
+        host.until_reading_has_stopped()
+        try:
+            with server.connection() as person, person.cursor() as cursor:
+                for _ in range(20):
+                    cursor.execute("SELECT pg_switch_wal(), pg_logical_emit_message(false, 'test', 'a byte to write')")
+        except psycopg2.Error:
+            went_down = True
+        else:
+            went_down = False
+        assert went_down
+        host.stay_away(3.0)
+        ballast.unlink()
+        server.ensure_running()
+        host.resume()
+        host.check_every_number_is_there_once()

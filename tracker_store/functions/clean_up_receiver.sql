@@ -1,8 +1,8 @@
 -- clean_up_receiver: takes away a receiver's oldest blocks that nobody can still ask for, at most max_rows of them.
 --
--- A block goes when every live pipeline that reads its stream has it in a finished batch older than the pipeline's
--- retention (its longest window or replay time) and older than the threshold; a stream that nothing reads keeps its
--- blocks for the stream's own retention. A live pipeline without a cursor row counts as a cursor at 1. A quarantined
+-- A block goes when every live pipeline that reads its stream has it in a finished batch older than the threshold and
+-- than the pipeline's retention (its longest window or replay time), which counts back from now and from the oldest
+-- batch that is not finished; a stream that nothing reads keeps its blocks for the stream's own retention. A live pipeline without a cursor row counts as a cursor at 1. A quarantined
 -- batch's blocks are in kept_blocks and hold nothing up.
 -- The receiver's newest row stays, epoch markers stay (a few a day; a backend that stalled for long is fenced by
 -- them), and each partition's newest link stays.
@@ -39,32 +39,39 @@ BEGIN
         RETURN;
     END IF;
 
-    WITH readers AS (
-        SELECT p.id, p.retention FROM pipelines p WHERE p.removed_at IS NULL AND locked.stream_id = ANY (p.stream_ids)
+    WITH live AS (
+        SELECT p.id, locked.stream_id = ANY (p.stream_ids) AS reads,
+               -- A window reaches back from its batch's time, however late that runs: from the oldest that is not
+               -- finished, and from the next that is not decided. (Times are whole microseconds.)
+               least(threshold - interval '1 us', clock_timestamp() - p.retention - interval '1 us',
+                     p.last_batch_time - p.retention,
+                     (SELECT min(t.batch_time) FROM batches t
+                      WHERE t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED')) - p.retention)
+               AS done_with
+        FROM pipelines p WHERE p.removed_at IS NULL
     ), needs AS (
         -- What a reader has not taken yet …
         SELECT coalesce(c.next_sequence, 1) AS sequence
-        FROM readers p LEFT JOIN cursors c ON c.pipeline_id = p.id AND c.receiver_id = receiver
+        FROM live p LEFT JOIN cursors c ON c.pipeline_id = p.id AND c.receiver_id = receiver
+        WHERE p.reads
         UNION ALL
-        -- … what its unfinished batches have …
+        -- … what its unfinished batches have (also of a stream that it reads no more) …
         SELECT lower(a.sequences)
-        FROM readers p
+        FROM live p
         JOIN batches t ON t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED')
         JOIN batch_allocations a ON a.pipeline_id = t.pipeline_id AND a.batch_time = t.batch_time
              AND a.receiver_id = receiver
         UNION ALL
         -- … and what it may still ask for again.
         SELECT first_kept.sequence
-        FROM readers p
+        FROM live p
         CROSS JOIN LATERAL (
             SELECT lower(a.sequences) AS sequence FROM batch_allocations a
-            WHERE a.pipeline_id = p.id AND a.receiver_id = receiver
-              AND a.batch_time >= least(threshold, clock_timestamp() - p.retention)
+            WHERE a.pipeline_id = p.id AND a.receiver_id = receiver AND a.batch_time > p.done_with
             ORDER BY a.batch_time LIMIT 1) AS first_kept
     )
-    SELECT min(n.sequence) INTO keep_from FROM needs n;
+    SELECT min(n.sequence), NOT EXISTS (SELECT 1 FROM live p WHERE p.reads) INTO keep_from, unread FROM needs n;
 
-    unread := keep_from IS NULL;
     IF unread THEN
         -- Nothing reads the stream: its own retention decides, found by halving on the primary key.
         WITH RECURSIVE kept AS (
@@ -80,7 +87,7 @@ BEGIN
                 SELECT b.added_at < least(threshold, k.before) AS old FROM blocks b, kept k
                 WHERE b.receiver_id = receiver AND b.sequence = middle.m) AS probe
             WHERE s.inside < s.outside)
-        SELECT s.inside + 1 INTO keep_from FROM search s WHERE s.inside >= s.outside LIMIT 1;
+        SELECT least(keep_from, s.inside + 1) INTO keep_from FROM search s WHERE s.inside >= s.outside LIMIT 1;
     END IF;
 
     -- The newest row stays whatever its age: it carries sequence, epoch and totals on.
@@ -100,10 +107,11 @@ BEGIN
     IF unread THEN
         -- Counted as loss, but for what a pipeline had read before it was removed.
         SELECT max(c.next_sequence) - 1 INTO read_to FROM cursors c WHERE c.receiver_id = receiver;
-        SELECT last_gone.total_records - greatest(b.total_records, first_left.total_records - first_left.records)
-        INTO unread_records
-        FROM blocks b WHERE b.receiver_id = receiver AND b.sequence = least(read_to, goes_to);
-        unread_records := coalesce(unread_records, records);
+        unread_records := records;
+        IF read_to > locked.low_mark THEN
+            SELECT last_gone.total_records - b.total_records INTO unread_records
+            FROM blocks b WHERE b.receiver_id = receiver AND b.sequence = least(read_to, goes_to);
+        END IF;
     END IF;
 
     INSERT INTO cleanup_events (receiver_id, sequences, blocks, records, bytes, unread_records)

@@ -1,9 +1,9 @@
--- driver_log_between: the view driver_log from `since` up to, but not including, `until`, in the order of time.
+-- driver_log_between: the view driver_log from `from_time` up to, but not including, `to_time`, in the order of time.
 --
 -- Cost: O(receivers · log blocks) for the ends, found by halving on the primary key (added_at never goes back within a
 -- receiver's sequence), then what is returned. The other tables of the log are small, and are filtered by time.
 -- Locks: none.
-CREATE FUNCTION forebay.driver_log_between(since timestamptz, until timestamptz DEFAULT 'infinity')
+CREATE FUNCTION forebay.driver_log_between(from_time timestamptz, to_time timestamptz DEFAULT 'infinity')
 RETURNS TABLE (
     at timestamptz, source text, event text, stream text, ordinal integer, receiver_id bigint, pipeline text,
     pipeline_id bigint, batch_time timestamptz, epoch bigint, first_sequence bigint, last_sequence bigint,
@@ -21,31 +21,36 @@ BEGIN
         FROM receivers r
         CROSS JOIN LATERAL (
             SELECT b.sequence FROM blocks b WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest
-        CROSS JOIN (VALUES (false, since), (true, until)) AS edge(is_end, target)
+        CROSS JOIN (VALUES (false, from_time), (true, to_time)) AS edge(is_end, target)
         UNION ALL
         SELECT s.receiver_id, s.is_end, s.target, CASE WHEN probe.before THEN middle.m ELSE s.inside END,
                CASE WHEN probe.before THEN s.outside ELSE middle.m - 1 END
         FROM search s
         CROSS JOIN LATERAL (SELECT s.inside + (s.outside - s.inside + 1) / 2) AS middle(m)
+        -- OFFSET 0: else each step is a join with all of blocks while they are some ten thousand.
         CROSS JOIN LATERAL (
             SELECT b.added_at < s.target AS before FROM blocks b
-            WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m) AS probe
+            WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m OFFSET 0) AS probe
         WHERE s.inside < s.outside
     ), edges AS (
         SELECT s.receiver_id, max(s.inside) FILTER (WHERE NOT s.is_end) AS before,
                max(s.inside) FILTER (WHERE s.is_end) AS last
         FROM search s WHERE s.inside >= s.outside GROUP BY s.receiver_id
     )
-    SELECT l.* FROM edges e
-    JOIN driver_log l ON l.receiver_id = e.receiver_id AND l.source = 'blocks'
-         AND l.first_sequence > e.before AND l.first_sequence <= e.last
+    SELECT b.* FROM edges e
+    CROSS JOIN LATERAL (
+        SELECT l.* FROM driver_log l
+        WHERE l.source = 'blocks' AND l.receiver_id = e.receiver_id
+          AND l.first_sequence > e.before AND l.first_sequence <= e.last OFFSET 0) AS b
     UNION ALL
     -- Of what is cleaned up the epochs' markers are left.
-    SELECT l.* FROM receivers r
-    JOIN driver_log l ON l.receiver_id = r.id AND l.source = 'blocks' AND l.first_sequence <= r.low_mark
-    WHERE l.at >= since AND l.at < until
+    SELECT m.* FROM receivers r
+    CROSS JOIN LATERAL (
+        SELECT l.* FROM driver_log l
+        WHERE l.source = 'blocks' AND l.receiver_id = r.id AND l.first_sequence <= r.low_mark OFFSET 0) AS m
+    WHERE m.at >= from_time AND m.at < to_time
     UNION ALL
-    SELECT l.* FROM driver_log l WHERE l.source <> 'blocks' AND l.at >= since AND l.at < until
+    SELECT l.* FROM driver_log l WHERE l.source <> 'blocks' AND l.at >= from_time AND l.at < to_time
     ORDER BY 1, 6, 11;
 END
 $$;

@@ -114,7 +114,8 @@ def fill(connection: sa.Connection, receiver: int, blocks: int) -> None:
         sa.text(
             "INSERT INTO forebay.blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, "
             'total_bytes, segment_id, "offset", length, crc32c) '
-            "SELECT :r, n, :e, CAST(:noon AS timestamptz) + n * interval '1 s', 1, 10, n - 1, 10 * (n - 1), 1, n, 10, n "
+            "SELECT :r, n, :e, CAST(:noon AS timestamptz) + n * interval '1 s', 1, 10, n - 1, 10 * (n - 1), 1, "
+            "n, 10, n "
             "FROM generate_series(2, :blocks) AS n"
         ),
         {"r": receiver, "e": claimed.epoch, "noon": NOON, "blocks": blocks},

@@ -209,7 +209,7 @@ def test_a_stop_does_not_wait_for_a_host_that_does_not_answer(tmp_path: Path) ->
         # With its queue full, the kernel answers no further connection.
         waiting = [socket.socket() for _ in range(3)]
         for connection in waiting:
-            connection.setblocking(False)
+            connection.settimeout(0)
             connection.connect_ex(full.getsockname())
         receiver = make_receiver(SocketText(host="127.0.0.1", port=full.getsockname()[1], connect_timeout=60))
         with rig(tmp_path, receiver) as made:

@@ -1,0 +1,119 @@
+"""`forebay blocks`: the block store held against the driver log."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from forebay.cli.database import database_url
+from forebay.cli.failures import clear_errors
+from orchestration.block_verification import BlockReport, repair_blocks, verify_blocks
+from orchestration.settings import Settings
+from receiver_runtime.block_store.stores import open_block_store
+from tracker_store.engine import connect, create_engine
+from tracker_store.stored_blocks import count_stored_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import sqlalchemy as sa
+
+app = typer.Typer(help="The stored blocks: are they there, and whole?", no_args_is_help=True)
+
+_SHOWN = 20
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+@contextmanager
+def _driver_log(console: Console) -> Iterator[sa.Connection]:
+    with clear_errors(console):
+        engine = create_engine(database_url(Settings()), application_name="forebay blocks", pool_size=1)
+        try:
+            with connect(engine) as connection:
+                yield connection
+        finally:
+            engine.dispose()
+
+
+def _verify(connection: sa.Connection, console: Console) -> BlockReport:
+    store = open_block_store(str(Settings().block_store_root))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("Reading blocks", total=count_stored_blocks(connection))
+        return verify_blocks(connection, store, on_block=lambda: progress.advance(task))
+
+
+def _show(console: Console, report: BlockReport) -> None:
+    console.print(f"{report.blocks:,} blocks read, {report.bytes:,} bytes")
+    for title, names in (
+        ("registered blocks that can't be read", [f"{lost.path}: {lost.problem}" for lost in report.lost]),
+        ("files that no row names", report.orphans),
+        ("segments whose file is missing", report.missing),
+    ):
+        if names:
+            console.print(f"{len(names):,} {title}:", style="bold red")
+            for name in names[:_SHOWN]:
+                console.print(f"  {name}", markup=False)
+            if len(names) > _SHOWN:
+                console.print(f"  … and {len(names) - _SHOWN:,} more (--json shows all)")
+
+
+def _as_json(report: BlockReport) -> dict[str, object]:
+    return {
+        "intact": report.intact,
+        "blocks": report.blocks,
+        "bytes": report.bytes,
+        "lost": [
+            {"receiver_id": lost.receiver_id, "sequence": lost.sequence, "path": lost.path, "problem": lost.problem}
+            for lost in report.lost
+        ],
+        "orphans": report.orphans,
+        "missing": report.missing,
+    }
+
+
+@app.command()
+def verify(as_json: AsJson = False) -> None:  # noqa: FBT002
+    """Read every registered block and compare its checksum; find files that no row names. Changes nothing.
+
+    Exit 1 where a block can't be read, a segment's file is missing, or a file is nobody's.
+    """
+    console = Console(highlight=False, stderr=as_json)
+    with _driver_log(console) as connection:
+        report = _verify(connection, console)
+    if as_json:
+        typer.echo(json.dumps(_as_json(report)))
+    else:
+        _show(console, report)
+        if report.intact:
+            console.print("Every registered block is there and whole.", style="green")
+    raise typer.Exit(0 if report.intact else 1)
+
+
+@app.command()
+def repair(as_json: AsJson = False) -> None:  # noqa: FBT002
+    """Verify, then move files that no row names aside and forget empty segments. Deletes nothing.
+
+    A registered block that can't be read is not repaired: it is named, and its batch fails until the file is put
+    back from a copy. Exit 1 while there is such a block.
+    """
+    console = Console(highlight=False, stderr=as_json)
+    store = open_block_store(str(Settings().block_store_root))
+    with _driver_log(console) as connection:
+        report = _verify(connection, console)
+        done = repair_blocks(connection, store, report)
+    if as_json:
+        found = _as_json(report)
+        typer.echo(json.dumps({"found": found, "moved": done.moved, "forgotten": done.forgotten}))
+    else:
+        _show(console, report)
+        for path, aside in done.moved:
+            console.print(f"moved aside: {path} -> {aside}", markup=False)
+        for path in done.forgotten:
+            console.print(f"forgotten: {path}", markup=False)
+    raise typer.Exit(1 if report.lost else 0)

@@ -1,0 +1,37 @@
+"""A process that claims a receiver and adds blocks until it is refused: ``python -m tests.adding_process URL ID``.
+
+It prints "claimed EPOCH SEQUENCE", then "added SEQUENCE" for each block that was acknowledged, then the refusal. With
+a third argument N it stops for a line on its stdin once N blocks are added.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.driver_log import add, block, claim_anew
+from tracker_store.blocks import AddOutcome
+from tracker_store.engine import connect, create_engine
+
+
+def main() -> None:
+    """See the module."""
+    url, receiver_id = sys.argv[1], int(sys.argv[2])
+    pause_after = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    with connect(create_engine(url, application_name="adding process")) as connection:
+        claimed = claim_anew(connection, receiver_id)
+        print(f"claimed {claimed.epoch} {claimed.sequence}", flush=True)
+        sequence = claimed.sequence + 1
+        while True:
+            if sequence - claimed.sequence - 1 == pause_after > 0:
+                sys.stdin.readline()
+                pause_after = 0
+            outcome = add(connection, block(claimed, sequence)).outcome
+            if outcome not in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED):
+                print(outcome.value, flush=True)
+                return
+            print(f"added {sequence}", flush=True)
+            sequence += 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""A TCP proxy before Postgres that cuts connections around a request: the way answers are really lost.
+
+``pg_terminate_backend`` never loses the answer of a *committed* statement; a network does. Who connects through here
+must speak in clear text (``sslmode=disable``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections import Counter
+from enum import StrEnum
+from typing import TYPE_CHECKING, Self
+
+import sqlalchemy as sa
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+
+class Cut(StrEnum):
+    """Where a connection ends."""
+
+    BEFORE_REQUEST = "before the request reaches the server"
+    AFTER_REQUEST = "the server has the request and works on it"
+    BEFORE_ANSWER = "the server has answered, and the client never hears it"
+
+
+class CuttingProxy:
+    """Forwards to the server of `url` while it is entered; `decide` is asked about every message to the server.
+
+    `cuts` counts what was done. `decide` runs on the threads of connections.
+    """
+
+    def __init__(self, url: str, decide: Callable[[bytes], Cut | None]) -> None:
+        self._target = sa.make_url(url)
+        self._decide = decide
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._ended = threading.Event()
+        self._guard = threading.Lock()
+        self.cuts: Counter[Cut] = Counter()
+
+    @property
+    def url(self) -> str:
+        """The database's URL by way of this proxy."""
+        through = self._target.set(host="127.0.0.1", port=self._listener.getsockname()[1])
+        through = through.update_query_dict({"sslmode": "disable", "gssencmode": "disable"})
+        return through.render_as_string(hide_password=False)
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        # Closing alone would leave the thread that waits in accept().
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._ended.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._forward, args=(client,), daemon=True).start()
+
+    def _forward(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError), client:
+            assert self._target.host is not None
+            assert self._target.port is not None
+            with socket.create_connection((self._target.host, self._target.port)) as server:
+                self._pump(client, server)
+
+    def _pump(self, client: socket.socket, server: socket.socket) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(client, selectors.EVENT_READ, server)
+        selector.register(server, selectors.EVENT_READ, client)
+        swallow = False
+        with selector:
+            while not self._ended.is_set():
+                for key, _ in selector.select(0.5):
+                    source, target = key.fileobj, key.data
+                    assert isinstance(source, socket.socket)
+                    data = source.recv(1 << 16)
+                    if not data:
+                        return
+                    if source is server:
+                        if swallow:
+                            return
+                        target.sendall(data)
+                        continue
+                    cut = self._decide(data)
+                    if cut is not None:
+                        with self._guard:
+                            self.cuts[cut] += 1
+                    if cut is Cut.BEFORE_REQUEST:
+                        return
+                    target.sendall(data)
+                    if cut is Cut.AFTER_REQUEST:
+                        client.close()
+                        self._let_it_end(server)
+                        return
+                    swallow = swallow or cut is Cut.BEFORE_ANSWER
+
+    @staticmethod
+    def _let_it_end(server: socket.socket) -> None:
+        """Leave without a reset, which could take the request from the server before it is read."""
+        server.shutdown(socket.SHUT_WR)
+        while server.recv(1 << 16):
+            pass

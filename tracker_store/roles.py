@@ -1,0 +1,193 @@
+"""Who may do what in the driver log: three roles with the least that their processes need (design §4).
+
+A login is made a member of a role; the migrating user owns everything, and needs no role. The functions run as their
+owner (SECURITY DEFINER, with a pinned search_path), so a role that may EXECUTE `add_block` and not INSERT into `blocks`
+can't break the chain whatever it sends: the function is the only way in.
+
+Roles belong to the whole cluster, so other databases may use them: they are made where they are missing, and never
+dropped. Where the migrating user may not make roles, the migration goes on without them and says so; an administrator
+runs `forebay db roles` then, or gives its `--sql` to psql.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from tracker_store.schema import metadata
+from tracker_store.views import VIEWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A role: what it is for, the functions that it may EXECUTE, and its rights by table, as GRANT takes them."""
+
+    purpose: str
+    functions: Sequence[str]
+    tables: Mapping[str, Sequence[str]]
+
+
+def _read(*names: str) -> dict[str, Sequence[str]]:
+    return {name: ("SELECT",) for name in names}
+
+
+_EVERYTHING = (*(table.name for table in metadata.sorted_tables), *VIEWS, "alembic_version")
+
+ROLES: Mapping[str, Role] = {
+    "forebay_receiver": Role(
+        "what an agent and its receiver processes do: blocks only by add_block and claim",
+        ("add_block", "claim", "heartbeat", "open_partition"),
+        {
+            **_read("blocks", "streams", "alembic_version"),
+            # Each row by its own process: which is not more than any of them could spoil for itself.
+            "dead_letters": ("SELECT", "INSERT"),
+            "log_segments": ("SELECT", "INSERT", "UPDATE (path, state, length, sealed_at)"),
+            "processes": ("SELECT", "INSERT", "UPDATE (ended_at, end_reason)"),
+            "receiver_events": ("SELECT", "INSERT"),
+            # States, and the new assignment when an agent that stops gives its receivers back.
+            "receivers": ("SELECT", "UPDATE (state, reason, since, assignment, agent_id, process_id)"),
+        },
+    ),
+    "forebay_driver": Role(
+        "what the tracker, the cleaner, Dagster's sensors and batch runs, and `forebay apply` do",
+        (
+            "allocate_blocks_to_batch",
+            "claim_attempt",
+            "clean_up_offsets",
+            "clean_up_receiver",
+            "commit_output",
+            "complete_batch",
+            "driver_log_between",
+            "expire_process",
+            "fail_attempt",
+            "heartbeat",
+            "schedule_receiver",
+            "start_at_latest",
+        ),
+        {
+            **_read(*_EVERYTHING),
+            "leadership": ("SELECT", "UPDATE"),
+            "log_segments": ("SELECT", "UPDATE (state)", "DELETE"),
+            "pipelines": ("SELECT", "INSERT", "UPDATE"),
+            "processes": ("SELECT", "INSERT", "UPDATE (ended_at, end_reason)"),
+            "receiver_events": ("SELECT", "INSERT"),
+            "receivers": (
+                "SELECT",
+                "INSERT",
+                "UPDATE (state, desired_state, reason, since, assignment, agent_id, process_id, rate_limit, removed_at)",
+            ),
+            "record_keys": ("SELECT", "DELETE"),
+            "streams": ("SELECT", "INSERT", "UPDATE"),
+        },
+    ),
+    "forebay_operator": Role(
+        "a person who looks: reads all, changes nothing",
+        ("driver_log_between",),
+        _read(*_EVERYTHING),
+    ),
+}
+
+_MISSING = (
+    "there is no role %, and this user may not make one: the driver log works without it, for its owner alone. An "
+    "administrator makes it with: forebay db roles"
+)
+
+
+def create_statement(role: str) -> str:
+    """What makes a role that is missing; a warning where this user may not."""
+    return f"""
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = '{role}') THEN
+        CREATE ROLE {role} NOLOGIN;
+    END IF;
+EXCEPTION
+    WHEN duplicate_object OR unique_violation THEN NULL;  -- another database's migration was faster
+    WHEN insufficient_privilege THEN
+        RAISE WARNING '{_MISSING}', '{role}';
+END
+$do$"""
+
+
+def _if_there(role: str, statements: Iterable[str]) -> str:
+    body = "\n".join(f"    {statement};" for statement in statements)
+    return f"""
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = '{role}') THEN
+        RETURN;
+    END IF;
+{body}
+END
+$do$"""
+
+
+def grant_statement(role: str, rights: Role) -> str:
+    """What gives a role exactly its rights, whatever it had; nothing where there is no such role."""
+    return _if_there(
+        role,
+        [
+            f"REVOKE ALL ON ALL TABLES IN SCHEMA forebay FROM {role}",
+            f"REVOKE ALL ON ALL SEQUENCES IN SCHEMA forebay FROM {role}",
+            f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA forebay FROM {role}",
+            f"GRANT USAGE ON SCHEMA forebay TO {role}",
+            *(f"GRANT EXECUTE ON FUNCTION forebay.{function} TO {role}" for function in rights.functions),
+            *(f"GRANT {', '.join(granted)} ON forebay.{table} TO {role}" for table, granted in rights.tables.items()),
+            *(
+                f"GRANT USAGE ON SEQUENCE forebay.{table}_id_seq TO {role}"
+                for table, granted in rights.tables.items()
+                if "INSERT" in granted
+            ),
+        ],
+    )
+
+
+def install_statements(functions: Sequence[str], roles: Mapping[str, Role] = ROLES) -> list[str]:
+    """What makes the roles and gives them their rights; `functions` are all there are. Idempotent."""
+    return [
+        *(f"REVOKE ALL ON FUNCTION forebay.{function} FROM PUBLIC" for function in functions),
+        *(create_statement(role) for role in roles),
+        *(grant_statement(role, rights) for role, rights in roles.items()),
+    ]
+
+
+def revoke_statements(roles: Iterable[str] = ROLES) -> list[str]:
+    """What takes this database's rights from the roles, before a downgrade; the roles stay, for other databases."""
+    return [
+        _if_there(
+            role,
+            [
+                f"REVOKE ALL ON ALL TABLES IN SCHEMA forebay FROM {role}",
+                f"REVOKE ALL ON ALL SEQUENCES IN SCHEMA forebay FROM {role}",
+                f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA forebay FROM {role}",
+                f"REVOKE ALL ON SCHEMA forebay FROM {role}",
+            ],
+        )
+        for role in roles
+    ]
+
+
+def script(functions: Sequence[str]) -> str:
+    """The same for an administrator's psql: connected to the driver log's database, as its owner or a superuser."""
+    return "\n".join(f"{statement.strip()};" for statement in install_statements(functions)) + "\n"
+
+
+def install(connection: sa.Connection, functions: Sequence[str]) -> list[str]:
+    """Make the roles and give them their rights; returns those that are missing after all. Locks: the catalogues'."""
+    for statement in install_statements(functions):
+        connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+    return missing_roles(connection)
+
+
+def missing_roles(connection: sa.Connection) -> list[str]:
+    """The roles that the cluster lacks. No locks."""
+    present = connection.execute(
+        sa.text("SELECT rolname FROM pg_catalog.pg_roles WHERE rolname = ANY (CAST(:names AS text[]))"),
+        {"names": list(ROLES)},
+    ).scalars()
+    return sorted(ROLES.keys() - set(present))

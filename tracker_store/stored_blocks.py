@@ -1,0 +1,121 @@
+"""Reads for comparing the driver log with the block store, in bounded pages; changes nothing but what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from tracker_store.blocks import BlockHandle
+from tracker_store.engine import named_failures
+from tracker_store.schema import SegmentState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """A segment as the driver log has it."""
+
+    segment_id: int
+    receiver_id: int
+    path: str
+    state: SegmentState
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A block whose bytes are to be there: registered, or kept for a quarantined batch."""
+
+    receiver_id: int
+    sequence: int
+    path: str
+    handle: BlockHandle
+
+
+def segments(connection: sa.Connection) -> Iterator[SegmentRow]:
+    """Every segment, page by page. No locks."""
+    after = 0
+    while True:
+        with named_failures():
+            rows = connection.execute(
+                sa.text(
+                    "SELECT id, receiver_id, path, state FROM forebay.log_segments "
+                    "WHERE id > :after ORDER BY id LIMIT :page"
+                ),
+                {"after": after, "page": PAGE},
+            ).all()
+        if not rows:
+            return
+        for row in rows:
+            yield SegmentRow(row.id, row.receiver_id, row.path, SegmentState(row.state))
+        after = rows[-1].id
+
+
+def segment_paths_known(connection: sa.Connection, paths: list[str]) -> set[str]:
+    """Those of `paths` that a row names. No locks."""
+    with named_failures():
+        found = connection.execute(
+            sa.text("SELECT path FROM forebay.log_segments WHERE path = ANY (CAST(:paths AS text[]))"),
+            {"paths": paths},
+        ).scalars()
+        return set(found)
+
+
+def stored_blocks(connection: sa.Connection) -> Iterator[StoredBlock]:
+    """Every block that must be readable, by receiver and sequence, then the kept ones; page by page. No locks."""
+    for table in ("blocks", "kept_blocks"):
+        after = (0, 0)
+        while True:
+            with named_failures():
+                rows = connection.execute(
+                    sa.text(
+                        "SELECT DISTINCT b.receiver_id, b.sequence, g.path, b.segment_id, "  # noqa: S608  two constants
+                        'b."offset", b.length, b.crc32c '
+                        f"FROM forebay.{table} b JOIN forebay.log_segments g ON g.id = b.segment_id "
+                        "WHERE (b.receiver_id, b.sequence) > (:receiver, :sequence) "
+                        "ORDER BY b.receiver_id, b.sequence LIMIT :page"
+                    ),
+                    {"receiver": after[0], "sequence": after[1], "page": PAGE},
+                ).all()
+            if not rows:
+                break
+            for row in rows:
+                handle = BlockHandle(row.segment_id, row.offset, row.length, row.crc32c)
+                yield StoredBlock(row.receiver_id, row.sequence, row.path, handle)
+            after = (rows[-1].receiver_id, rows[-1].sequence)
+
+
+def count_stored_blocks(connection: sa.Connection) -> int:
+    """About how many `stored_blocks` will yield. No locks; O(receivers)."""
+    with named_failures():
+        count: int = connection.execute(
+            sa.text(
+                "SELECT coalesce(sum(newest.sequence - r.low_mark), 0)::bigint "
+                "  + (SELECT count(*) FROM forebay.kept_blocks) "
+                "FROM forebay.receivers r CROSS JOIN LATERAL ("
+                "  SELECT b.sequence FROM forebay.blocks b WHERE b.receiver_id = r.id "
+                "  ORDER BY b.sequence DESC LIMIT 1) AS newest"
+            )
+        ).scalar_one()
+    return count
+
+
+def forget_empty_segment(connection: sa.Connection, segment_id: int) -> bool:
+    """Delete a sealed segment's row whose file is missing, if no block or dead letter needs it. Locks: the row."""
+    with named_failures():
+        gone = connection.execute(
+            sa.text(
+                "DELETE FROM forebay.log_segments g WHERE g.id = :id AND g.state <> 'OPEN' "
+                "AND NOT EXISTS (SELECT 1 FROM forebay.blocks b WHERE b.receiver_id = g.receiver_id "
+                "                AND b.segment_id = g.id) "
+                "AND NOT EXISTS (SELECT 1 FROM forebay.kept_blocks k WHERE k.segment_id = g.id) "
+                "AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id) RETURNING g.id"
+            ),
+            {"id": segment_id},
+        ).scalar()
+    return gone is not None
