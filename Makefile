@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage stress check wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -26,7 +26,7 @@ help: ## this list
 
 setup: $(STAMP) ## install what is missing into .venv, at the versions of uv.lock
 
-demo: $(STAMP) ## the whole way of a record on real flights; takes about a minute and a half
+demo: $(STAMP) ## the whole way of a record on real flights; takes about three minutes
 	@$(BIN)/forebay demo $(ARGS)
 
 up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C
@@ -34,6 +34,26 @@ up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C
 
 test: $(STAMP) ## the whole test suite; ARGS="tests/unit -k frame" for a part
 	@$(BIN)/python -m pytest $(ARGS)
+
+# The driver log's tests; every other version of Postgres that is to be had here.
+POSTGRES_TESTS := tests/integration/tracker_store --ignore=tests/integration/tracker_store/test_embedded_postgres.py
+
+test-postgres: $(STAMP) ## the driver log's tests on Postgres 16, and on each that Debian has installed
+	FOREBAY_TEST_POSTGRES_VERSION=16 $(BIN)/python -m pytest $(POSTGRES_TESTS) $(ARGS)
+	@set -e; for folder in /usr/lib/postgresql/*/bin; do \
+	  if [ -x "$$folder/postgres" ]; then \
+	    echo "Postgres of $$folder"; \
+	    FOREBAY_TEST_POSTGRES_BINARIES="$$folder" $(BIN)/python -m pytest $(POSTGRES_TESTS) $(ARGS); \
+	  fi; \
+	done
+
+SECONDS ?= 15
+outage: $(STAMP) ## Postgres stopped, killed, full, locked, failed over under load; SECONDS=15 of each long outage
+	POSTGRES_AWAY_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m outage tests/faults $(ARGS)
+
+MINUTES ?= 3
+stress: $(STAMP) ## two owners per receiver, kills, racing allocations, clean-up, then an independent checker; MINUTES=3
+	$(BIN)/python -m tests.stress.driver_log --minutes $(MINUTES)
 
 check: $(STAMP) ## ruff, mypy, import-linter, and Dagster's own validation of the code location
 	$(BIN)/ruff check

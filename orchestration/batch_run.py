@@ -86,7 +86,8 @@ def run_batch(
                     engine, pipeline, row.pipeline_id, batch_time, attempt, settings=settings, session=session
                 )
             except Exception as error:
-                with connect(engine) as connection:
+                # Where this can't be said, the tracker says it: this process's heartbeat ends with it.
+                with _logged("could not record that the attempt failed"), connect(engine) as connection:
                     batches.fail_attempt(
                         connection,
                         pipeline_id=row.pipeline_id,
@@ -225,5 +226,14 @@ def _heartbeats(engine: sa.Engine, *, name: str) -> Iterator[int]:
     finally:
         stop.set()
         thread.join()
-        with connect(engine) as connection:
+        with _logged("could not sign off"), connect(engine) as connection:
             deregister_process(connection, process_id)
+
+
+@contextmanager
+def _logged(failure: str) -> Iterator[None]:
+    """A driver log that is away must not hide why the run ends."""
+    try:
+        yield
+    except DriverLogError as error:
+        log.warning(failure, error=str(error))

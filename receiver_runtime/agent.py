@@ -225,9 +225,7 @@ class Agent:
                 state=ReceiverState.FAILED,
                 reason=reason,
             )
-            report_event(
-                connection, receiver_id=receiver_id, epoch=0, kind=ReceiverEventKind.FAILED, message=reason
-            )
+            report_event(connection, receiver_id=receiver_id, epoch=0, kind=ReceiverEventKind.FAILED, message=reason)
 
     def _supervise_roles(self) -> None:
         for role, command in self._role_commands.items():
@@ -241,9 +239,7 @@ class Agent:
                     history.backoff.reset()
                 delay = history.backoff.next_delay()
                 history.not_before = self._clock() + delay
-                log.error(
-                    "role ended", role=role, exit=_exit(code), restart_in=delay, last_lines=_tail(child.log_file)
-                )
+                log.error("role ended", role=role, exit=_exit(code), restart_in=delay, last_lines=_tail(child.log_file))
                 del self._roles[role]
             if self._clock() >= self._history(role).not_before:
                 self._roles[role] = self._start(role, command, assignment=0)

@@ -355,9 +355,7 @@ class ReceiverSupervisor:
                 return
         self.report_error("a block could not be stored, it is tried again", error)
         _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
-        self._hinder(
-            _STORE, f"a block could not be stored, reading stops when the queue is full: {_describe(error)}"
-        )
+        self._hinder(_STORE, f"a block could not be stored, reading stops when the queue is full: {_describe(error)}")
 
     def _push(self, batches: Sequence[pa.RecordBatch]) -> Future[NewBlock]:
         with self._push_lock:

@@ -13,13 +13,19 @@ from tracker_store.blocks import AddOutcome
 from tracker_store.engine import connect, create_engine
 
 
+def say(line: str) -> None:
+    """One line, at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """See the module."""
     url, receiver_id = sys.argv[1], int(sys.argv[2])
     pause_after = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     with connect(create_engine(url, application_name="adding process")) as connection:
         claimed = claim_anew(connection, receiver_id)
-        print(f"claimed {claimed.epoch} {claimed.sequence}", flush=True)
+        say(f"claimed {claimed.epoch} {claimed.sequence}")
         sequence = claimed.sequence + 1
         while True:
             if sequence - claimed.sequence - 1 == pause_after > 0:
@@ -27,9 +33,9 @@ def main() -> None:
                 pause_after = 0
             outcome = add(connection, block(claimed, sequence)).outcome
             if outcome not in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED):
-                print(outcome.value, flush=True)
+                say(outcome.value)
                 return
-            print(f"added {sequence}", flush=True)
+            say(f"added {sequence}")
             sequence += 1
 
 

@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import psycopg2
 import psycopg2.sql
@@ -24,7 +25,6 @@ from tracker_store.embedded_postgres import EmbeddedPostgres, StopMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
     from types import TracebackType
 
 _TEMPLATE = "migrated"
@@ -88,13 +88,38 @@ class PostgresProcess:
         self.stop()
 
 
+class InstalledPostgres(EmbeddedPostgres):
+    """The server of another installation, run in the same way."""
+
+    # Postgres 15's initdb has no --set.
+    initdb_options: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, data_directory: Path, binaries: Path) -> None:
+        super().__init__(data_directory, durable=False)
+        self._installed = binaries
+
+    @property
+    def binaries(self) -> Path:
+        """The folder of initdb and postgres."""
+        return self._installed
+
+
+def _server(data_directory: Path) -> EmbeddedPostgres:
+    """The version that is shipped, unless the environment names another: one of the wheel's, or a folder."""
+    binaries = os.environ.get("FOREBAY_TEST_POSTGRES_BINARIES")
+    if binaries:
+        return InstalledPostgres(data_directory, Path(binaries))
+    version = os.environ.get("FOREBAY_TEST_POSTGRES_VERSION")
+    return EmbeddedPostgres(data_directory, int(version) if version else None, durable=False)
+
+
 class TestServer:
     """The server of a run of tests."""
 
     __test__ = False
 
     def __init__(self, directory: Path) -> None:
-        self.process = PostgresProcess(EmbeddedPostgres(directory / "postgres", durable=False))
+        self.process = PostgresProcess(_server(directory / "postgres"))
         self._numbers = itertools.count(1)
         self._has_template = False
 

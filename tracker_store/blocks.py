@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tracker_store.engine import fetch_directly, named_failures
+from tracker_store.engine import Prepared, fetch_prepared, named_failures
 from tracker_store.errors import (
     BlockConflictError,
     ClaimBusyError,
@@ -132,17 +132,26 @@ class Claim:
     sequence: int
 
 
-_BLOCK_ARRAYS = (
-    "%(receiver_ids)s, %(epochs)s, %(sequences)s, %(records)s, %(bytes)s, "
-    "%(segments)s, %(offsets)s, %(lengths)s, %(checksums)s"
+_BLOCK_TYPES = ("bigint[]",) * 9
+_EXTRA_TYPES = (
+    *("integer[]", "text[]", "text[]", "integer[]", "bigint[]", "bigint[]", "text[]"),
+    *("integer[]", "text[]"),
 )
-_EXTRA_ARRAYS = (
-    "%(link_blocks)s, %(link_sources)s::text[], %(link_partitions)s::text[], %(link_generations)s, "
-    "%(link_froms)s, %(link_tos)s, %(link_kinds)s::text[], %(key_blocks)s, %(keys)s::text[]"
-)
-_SELECT = "SELECT receiver_id, outcome, detail, rate_limit, desired_state, assignment FROM forebay.add_block"
-_ADD_BLOCKS = f"{_SELECT}({_BLOCK_ARRAYS})"
-_ADD_BLOCKS_WITH_EXTRAS = f"{_SELECT}({_BLOCK_ARRAYS}, {_EXTRA_ARRAYS})"
+
+
+def _prepared(name: str, types: tuple[str, ...]) -> Prepared:
+    arguments = ", ".join(f"${n}" for n in range(1, len(types) + 1))
+    return Prepared(
+        name=name,
+        types=", ".join(types),
+        query="SELECT receiver_id, outcome, detail, rate_limit, desired_state, assignment "  # noqa: S608  constants
+        f"FROM forebay.add_block({arguments})",
+        values=", ".join(f"%s::{kind}" if kind == "text[]" else "%s" for kind in types),
+    )
+
+
+_ADD_BLOCKS = _prepared("forebay_add_block", _BLOCK_TYPES)
+_ADD_BLOCKS_WITH_EXTRAS = _prepared("forebay_add_block_with_extras", _BLOCK_TYPES + _EXTRA_TYPES)
 
 
 def _integers(values: Iterable[int]) -> str:
@@ -150,21 +159,33 @@ def _integers(values: Iterable[int]) -> str:
     return f"{{{','.join(map(str, values))}}}"
 
 
-def _extras(ordered: Sequence[NewBlock]) -> dict[str, object]:
+def _arrays(ordered: Sequence[NewBlock]) -> list[object]:
+    """The blocks as parallel arrays."""
+    rows = [
+        (
+            *(block.receiver_id, block.epoch, block.sequence, block.records, block.bytes),
+            *(block.handle.segment_id, block.handle.offset, block.handle.length, block.handle.crc32c),
+        )
+        for block in ordered
+    ]
+    return [_integers(column) for column in zip(*rows, strict=True)]
+
+
+def _extras(ordered: Sequence[NewBlock]) -> list[object]:
     """The links and keys of blocks, as parallel arrays; positions of blocks count from 1."""
     links = [(n, link) for n, block in enumerate(ordered, start=1) for link in block.links]
     keys = [(n, key) for n, block in enumerate(ordered, start=1) for key in block.keys]
-    return {
-        "link_blocks": _integers(n for n, _ in links),
-        "link_sources": [link.source for _, link in links],
-        "link_partitions": [link.partition for _, link in links],
-        "link_generations": _integers(link.generation for _, link in links),
-        "link_froms": _integers(link.from_offset for _, link in links),
-        "link_tos": _integers(link.to_offset for _, link in links),
-        "link_kinds": [link.kind.value for _, link in links],
-        "key_blocks": _integers(n for n, _ in keys),
-        "keys": [key for _, key in keys],
-    }
+    return [
+        _integers(n for n, _ in links),
+        [link.source for _, link in links],
+        [link.partition for _, link in links],
+        _integers(link.generation for _, link in links),
+        _integers(link.from_offset for _, link in links),
+        _integers(link.to_offset for _, link in links),
+        [link.kind.value for _, link in links],
+        _integers(n for n, _ in keys),
+        [key for _, key in keys],
+    ]
 
 
 def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[AddResult]:
@@ -178,23 +199,13 @@ def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[Ad
     if not blocks:
         return []
     ordered = sorted(blocks, key=lambda block: (block.receiver_id, block.sequence))
-    arrays: dict[str, object] = {
-        "receiver_ids": _integers(block.receiver_id for block in ordered),
-        "epochs": _integers(block.epoch for block in ordered),
-        "sequences": _integers(block.sequence for block in ordered),
-        "records": _integers(block.records for block in ordered),
-        "bytes": _integers(block.bytes for block in ordered),
-        "segments": _integers(block.handle.segment_id for block in ordered),
-        "offsets": _integers(block.handle.offset for block in ordered),
-        "lengths": _integers(block.handle.length for block in ordered),
-        "checksums": _integers(block.handle.crc32c for block in ordered),
-    }
     statement = _ADD_BLOCKS
+    arrays = _arrays(ordered)
     if any(block.links or block.keys for block in ordered):
         statement = _ADD_BLOCKS_WITH_EXTRAS
-        arrays |= _extras(ordered)
+        arrays += _extras(ordered)
     with named_failures():
-        rows = fetch_directly(connection, statement, arrays)
+        rows = fetch_prepared(connection, statement, arrays)
     return [
         AddResult(
             receiver_id=receiver_id,

@@ -29,7 +29,7 @@ import tempfile
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import psutil
 import psycopg2
@@ -138,6 +138,9 @@ class EmbeddedPostgres:
     version: a major version that the wheel has; None is that of the data directory, or else the newest.
     durable: False gives up fsync, for tests only.
     """
+
+    #: The password is 24 random bytes: rounds of hashing protect nothing, and cost each connection 5 ms.
+    initdb_options: ClassVar[tuple[str, ...]] = ("--set", "scram_iterations=1")
 
     def __init__(self, data_directory: Path, version: int | None = None, *, durable: bool = True) -> None:
         self.data_directory = data_directory.expanduser().resolve()
@@ -302,9 +305,7 @@ class EmbeddedPostgres:
                     *("--pgdata", str(new), "--username", SUPERUSER, "--pwfile", password_file.name),
                     *("--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-instructions"),
                     *([] if self._durable else ["--no-sync"]),
-                    # The password is 24 random bytes: rounds of hashing protect nothing, and cost each
-                    # connection 5 ms.
-                    *("--set", "scram_iterations=1"),
+                    *self.initdb_options,
                 ],
                 env=self.environment(),
                 cwd=new,

@@ -7,6 +7,7 @@ lock that stops a take-over, and an answer that does not come is an outcome, not
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
@@ -18,7 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
 STATEMENT_TIMEOUT = "30s"
 LOCK_TIMEOUT = "10s"
@@ -110,27 +111,38 @@ def named_failures() -> Iterator[None]:
         raise
 
 
-def fetch_directly(
-    connection: sa.Connection, statement: str, parameters: Mapping[str, object]
-) -> list[tuple[Any, ...]]:
-    """All rows of a statement, in psycopg2's own marks, on psycopg2's own cursor.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A statement that a session plans once: `query` has $1, $2, … of `types`; `values` are psycopg2's marks."""
 
-    For the one statement that runs for each block: SQLAlchemy's way costs the client half of what the server does.
-    It fails as that way does, with SQLAlchemy's errors and a lost connection invalidated.
+    name: str
+    types: str
+    query: str
+    values: str
+
+
+def fetch_prepared(connection: sa.Connection, statement: Prepared, values: Sequence[object]) -> list[tuple[Any, ...]]:
+    """All rows of a prepared statement, on psycopg2's own cursor; the session's first call prepares it.
+
+    For what runs for each block: SQLAlchemy's way costs the client half of what the server does, and to parse and plan
+    costs the server a quarter. It fails as that way does, with SQLAlchemy's errors and a lost connection invalidated.
     """
     held = connection.connection
     try:
         with closing(held.cursor()) as cursor:
-            cursor.execute(statement, parameters)
-            rows: list[tuple[Any, ...]] = cursor.fetchall()
-            return rows
+            # What is noted here goes with the session.
+            if statement.name not in held.info:
+                cursor.execute(f"PREPARE {statement.name} ({statement.types}) AS {statement.query}")
+                held.info[statement.name] = True
+            cursor.execute(f"EXECUTE {statement.name}({statement.values})", values)
+            return list(cursor.fetchall())
     except psycopg2.Error as error:
         is_lost = connection.dialect.is_disconnect(error, held.dbapi_connection, None)
         if is_lost:
             connection.invalidate(error)
         raise DBAPIError.instance(
-            statement,
-            dict(parameters),
+            statement.query,
+            tuple(values),
             error,
             psycopg2.Error,
             connection_invalidated=is_lost,

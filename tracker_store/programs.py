@@ -52,5 +52,5 @@ def install_statements() -> list[str]:
 
 def drop_statements() -> list[str]:
     """What takes the roles' rights, and drops every view and function, in order; the roles stay."""
-    views = [f"DROP VIEW IF EXISTS forebay.{name}" for name in reversed(VIEWS)]
+    views = [f"DROP VIEW IF EXISTS forebay.{name}" for name in reversed(list(VIEWS))]
     return roles.revoke_statements() + views + [f"DROP FUNCTION IF EXISTS forebay.{name}" for name in FUNCTIONS]

@@ -33,7 +33,7 @@ class Role:
 
 
 def _read(*names: str) -> dict[str, Sequence[str]]:
-    return {name: ("SELECT",) for name in names}
+    return dict.fromkeys(names, ("SELECT",))
 
 
 _EVERYTHING = (*(table.name for table in metadata.sorted_tables), *VIEWS, "alembic_version")
@@ -79,7 +79,8 @@ ROLES: Mapping[str, Role] = {
             "receivers": (
                 "SELECT",
                 "INSERT",
-                "UPDATE (state, desired_state, reason, since, assignment, agent_id, process_id, rate_limit, removed_at)",
+                "UPDATE (state, desired_state, reason, since, assignment, agent_id, process_id)",
+                "UPDATE (rate_limit, removed_at)",
             ),
             "record_keys": ("SELECT", "DELETE"),
             "streams": ("SELECT", "INSERT", "UPDATE"),

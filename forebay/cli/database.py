@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracker_store.embedded_postgres import EmbeddedPostgres
+from tracker_store.errors import DriverLogUnavailableError
 
 if TYPE_CHECKING:
     from orchestration.settings import Settings
@@ -18,9 +19,17 @@ def embedded_postgres(settings: Settings) -> EmbeddedPostgres:
 
 
 def database_url(settings: Settings) -> str:
-    """FOREBAY_DATABASE_URL, else the server that `forebay up` runs in this home. Raises DatabaseUrlMissingError."""
+    """FOREBAY_DATABASE_URL, else the server that `forebay up` runs in this home.
+
+    Raises DatabaseUrlMissingError, and DriverLogUnavailableError where this home has a server that does not run.
+    """
     if settings.database_url is None:
         server = embedded_postgres(settings)
         if server.running_pid() is not None:
             return server.url()
+        if server.data_directory.exists():
+            log = settings.home.absolute() / "logs" / "postgres.log"
+            raise DriverLogUnavailableError(
+                f"the Postgres of this home does not run; `forebay up` starts it, and {log} says why it ended"
+            )
     return settings.require_database_url()

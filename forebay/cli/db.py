@@ -1,17 +1,45 @@
-"""`forebay db`: the driver log's schema."""
+"""`forebay db`: the driver log's schema, its roles, and the proof that it keeps its promises."""
 
 from __future__ import annotations
 
+import json
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from forebay.cli.database import database_url
 from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
-from tracker_store import migrate
+from tracker_store import checks, migrate, roles, schema_reference
 from tracker_store.engine import connect, create_engine
+from tracker_store.pipelines import get_pipeline
+from tracker_store.programs import FUNCTIONS
 
-app = typer.Typer(help="The driver log's schema in Postgres.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import sqlalchemy as sa
+
+app = typer.Typer(
+    help="The driver log in Postgres: schema, roles, and the proof that it is intact.", no_args_is_help=True
+)
+
+
+@contextmanager
+def _driver_log(console: Console) -> Iterator[sa.Connection]:
+    with clear_errors(console):
+        engine = create_engine(database_url(Settings()), application_name="forebay db", pool_size=1)
+        try:
+            with connect(engine) as connection:
+                yield connection
+        finally:
+            engine.dispose()
 
 
 @app.command()
@@ -21,19 +49,90 @@ def upgrade() -> None:
     with clear_errors(console):
         migrate.upgrade(database_url(Settings()))
     console.print(f"The driver log is at revision {migrate.newest_revision()}.")
+    with _driver_log(console) as connection:
+        missing = roles.missing_roles(connection)
+    if missing:
+        console.print(
+            f"This user may not make the roles {', '.join(missing)}: only the owner can use the driver log until an "
+            "administrator runs `forebay db roles`, or gives `forebay db roles --sql` to psql.",
+            style="yellow",
+        )
 
 
 @app.command()
 def current() -> None:
     """Show the schema's revision, and the one that this installation expects; exit 1 where they differ."""
     console = Console(highlight=False)
-    with clear_errors(console):
-        engine = create_engine(database_url(Settings()), application_name="forebay db", pool_size=1)
-        with connect(engine) as connection:
-            found = migrate.current_revision(connection)
-        engine.dispose()
+    with _driver_log(console) as connection:
+        found = migrate.current_revision(connection)
     expected = migrate.newest_revision()
     if found != expected:
         console.print(f"revision {found or 'none'}, expected {expected}: run `forebay db upgrade`", style="bold red")
         raise typer.Exit(1)
     console.print(f"revision {found}, the newest")
+
+
+@app.command("roles")
+def make_roles(
+    sql: Annotated[bool, typer.Option("--sql", help="Print the statements for psql; change nothing.")] = False,  # noqa: FBT002
+) -> None:
+    """Make the roles that are missing, and give each exactly its rights.
+
+    Needed where the user that migrates may not make roles; run it, or its --sql, as one who may and who has the rights
+    of the driver log's owner. Repeating it changes nothing.
+    """
+    if sql:
+        typer.echo(roles.script(FUNCTIONS), nl=False)
+        return
+    console = Console(highlight=False)
+    with _driver_log(console) as connection:
+        missing = roles.install(connection, FUNCTIONS)
+    if missing:
+        console.print(f"This user may not make {', '.join(missing)}; an administrator may.", style="bold red")
+        raise typer.Exit(1)
+    for name, role in roles.ROLES.items():
+        console.print(f"{name}: {role.purpose}")
+
+
+@app.command()
+def describe() -> None:
+    """Print the reference of the schema as Markdown, from the database's own comments."""
+    with _driver_log(Console(highlight=False, stderr=True)) as connection:
+        typer.echo(schema_reference.describe(connection), nl=False)
+
+
+@app.command()
+def check(
+    pipeline: Annotated[str | None, typer.Option(help="This pipeline and the streams that it reads.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+) -> None:
+    """Prove on the live data that the driver log is intact: chains, totals, fence, positions, ranges, commits, schema.
+
+    Changes and locks nothing, and may run beside everything else; on millions of blocks it takes minutes of reading.
+    Exits with 1 where a promise is broken, and names the first few rows that break it.
+    """
+    console = Console(highlight=False, stderr=as_json)
+    with _driver_log(console) as connection:
+        results = checks.check_schema(connection)
+        complete = checks.revision_is_the_newest(connection).passed
+        if complete:
+            pipeline_id = None if pipeline is None else get_pipeline(connection, pipeline).pipeline_id
+            results += checks.check_data(connection, pipeline_id)
+    intact = complete and all(result.passed for result in results)
+    if as_json:
+        report = [{**asdict(result), "passed": result.passed} for result in results]
+        typer.echo(json.dumps({"intact": intact, "data_checked": complete, "checks": report}))
+    else:
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("", no_wrap=True)
+        table.add_column("promise", overflow="fold")
+        table.add_column("found", overflow="fold")
+        for result in results:
+            found = [] if result.passed else [f"{result.violations:,}:", *result.offenders]
+            style = None if result.passed else "bold red"
+            table.add_row("ok" if result.passed else "BROKEN", result.promise, escape("\n".join(found)), style=style)
+        console.print(table)
+        if not complete:
+            console.print("The data was not looked at: run `forebay db upgrade` first.", style="bold red")
+    if not intact:
+        raise typer.Exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -17,9 +18,10 @@ from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
 from tracker_store import status as store
 from tracker_store.engine import connect, create_engine
+from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 RECEIVER_COLUMNS = {
@@ -88,6 +90,19 @@ def _table(title: str, columns: dict[str, str], rows: Sequence[Mapping[str, obje
     return table
 
 
+@contextmanager
+def _what_goes_on(console: Console) -> Iterator[None]:
+    """What an operator needs to know beside the error: whether something is being lost."""
+    try:
+        yield
+    except (DriverLogUnavailableError, OutcomeUnknownError):
+        console.print("The state can't be shown: the driver log can't be reached.", style="bold red")
+        console.print(
+            "Receivers keep what they hold, stop reading from their sources, and go on by themselves when it is back."
+        )
+        raise
+
+
 def status(
     batches: Annotated[int, typer.Option(min=1, help="How many batches to show, newest first.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
@@ -98,7 +113,7 @@ def status(
     Durations are in seconds, also in the JSON; times are UTC.
     """
     console = Console(highlight=False, stderr=as_json)
-    with clear_errors(console):
+    with clear_errors(console), _what_goes_on(console):
         engine = create_engine(database_url(Settings()), application_name="forebay status", pool_size=1)
         with connect(engine) as connection:
             receivers = [asdict(row) for row in store.receiver_status(connection)]

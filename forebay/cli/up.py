@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 DEFAULT_UI_PORT = 3000
-POSTGRES_READY_SECONDS = 60.0
+# A crash recovery that is cut short begins anew the next time: it gets all the time that it may need.
+POSTGRES_READY_SECONDS = 600.0
 # Dagster compiles and imports for a while on a cold machine.
 DAGSTER_READY_SECONDS = 180.0
 AGENT_STOP_SECONDS = 45.0

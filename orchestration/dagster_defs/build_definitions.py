@@ -12,6 +12,7 @@ import dagster as dg
 from orchestration.apply import declared_streams
 from orchestration.dagster_defs.assets import output_assets, stream_asset
 from orchestration.dagster_defs.batch_sensor import batch_sensor
+from orchestration.dagster_defs.checks import checks_job, pipeline_checks
 from orchestration.dagster_defs.jobs import batch_job
 
 if TYPE_CHECKING:
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
 
 
 def build_definitions(*pipelines: Pipeline) -> dg.Definitions:
-    """Assets, one batch job and one batch sensor per pipeline, for `pipelines` and the streams that they read."""
+    """Assets with their checks, a batch job, a batch sensor and a job of checks for each of `pipelines`."""
     jobs = {pipeline.name: batch_job(pipeline) for pipeline in pipelines}
+    checks = {pipeline.name: pipeline_checks(pipeline) for pipeline in pipelines}
     return dg.Definitions(
         assets=[
             *(stream_asset(stream) for stream in declared_streams(pipelines)),
             *(output_assets(pipeline) for pipeline in pipelines),
         ],
-        jobs=list(jobs.values()),
+        asset_checks=list(checks.values()),
+        jobs=[*jobs.values(), *(checks_job(pipeline, checks[pipeline.name]) for pipeline in pipelines)],
         sensors=[batch_sensor(pipeline, jobs[pipeline.name]) for pipeline in pipelines],
     )

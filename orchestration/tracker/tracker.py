@@ -111,7 +111,7 @@ class Tracker:
             try:
                 with connect(self._engine) as connection:
                     report = self._cleaner.cleanup_old_batches(connection, datetime.now(UTC))
-            except (DriverLogError, OSError) as error:
+            except (*SURVIVED, OSError) as error:
                 log.warning("clean-up failed, trying again", error=str(error))
             else:
                 pause = 0.0 if report.more else CLEANUP_SECONDS

@@ -10,11 +10,11 @@ import socket
 import subprocess
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import psutil
 import psycopg2
+import pytest
 import sqlalchemy as sa
 
 import tracker_store.migrate
@@ -23,6 +23,7 @@ from tracker_store.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresEr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
     from types import TracebackType
 
 _BEFORE_START = 0.5
@@ -38,11 +39,12 @@ class DriverLogServer(PostgresProcess):
 
     def start(self, timeout: float = 60.0) -> None:
         self.server.initialise()
-        # Read last, so it overrules what Forebay sets.
+        # Below what Forebay includes, so that it overrules it.
         own = "".join(f"{name} = '{value}'\n" for name, value in self._configuration.items())
-        configuration = self.server.data_directory / "postgresql.auto.conf"
-        head, _, _ = configuration.read_text().partition("# for the test\n")
-        configuration.write_text(f"{head}# for the test\n{own}")
+        configuration = self.server.data_directory / "postgresql.conf"
+        if not configuration.read_text().endswith(own):
+            with configuration.open("a") as file:
+                file.write(own)
         super().start(timeout)
 
     def ensure_running(self, timeout: float = 60.0) -> None:
@@ -106,10 +108,11 @@ class DriverLogServer(PostgresProcess):
             env=self.server.environment(),
             cwd=data_directory,
             check=True,
-            **({} if user is None else {"user": user.uid, "group": user.gid, "extra_groups": []}),
+            user=None if user is None else user.uid,
+            group=None if user is None else user.gid,
+            extra_groups=None if user is None else [],
         )
-        standby = DriverLogServer(data_directory)
-        standby.start()
+        standby = DriverLogServer(data_directory).__enter__()
         with self.connection() as connection, connection.cursor() as cursor:
             cursor.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
             cursor.execute("SELECT pg_reload_conf()")
@@ -118,7 +121,9 @@ class DriverLogServer(PostgresProcess):
                 cursor.execute("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'")
                 if cursor.fetchone() == (1,):
                     return standby
-                assert time.monotonic() < deadline, "the standby does not follow"
+                if time.monotonic() > deadline:
+                    standby.stop()
+                    pytest.fail("the standby does not follow")
                 time.sleep(0.05)
 
     def promote(self) -> None:

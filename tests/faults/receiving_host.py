@@ -90,6 +90,10 @@ class ReceivingHost:
         """Why each receiver is in its state."""
         return [row.reason for row in self.execute("SELECT reason FROM forebay.receiver_status ORDER BY receiver_id")]
 
+    def says(self, what: str) -> bool:
+        """Whether every receiver's reason holds this."""
+        return all(what in reason for reason in self.reasons())
+
     def events(self, *kinds: str) -> list[tuple[str, str]]:
         """(message, detail) of the events of these kinds."""
         rows = self.execute(
@@ -134,9 +138,7 @@ class ReceivingHost:
 
     def until_reading_has_stopped(self, seconds: float = 30.0) -> None:
         """Until every source is held up: its receiver holds what it may hold, and reads no more."""
-        self.until(
-            "every source is held up", lambda: all(source.held_up_for > 1.0 for source in self.sources), seconds
-        )
+        self.until("every source is held up", lambda: all(source.held_up_for > 1.0 for source in self.sources), seconds)
 
     def stay_away(self, seconds: float) -> None:
         """Let so much time pass under load: nobody ends, memory stays bounded, reading has stopped at the end."""

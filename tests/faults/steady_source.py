@@ -26,7 +26,7 @@ class SteadySource:
 
     def __init__(self, *, lines_per_second: int = 4000, line_bytes: int = 200) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.setblocking(False)
+        self._listener.settimeout(0)
         self._lines = max(1, int(lines_per_second * _TICK_SECONDS))
         self._line_bytes = line_bytes
         self._sending = threading.Event()
@@ -79,7 +79,7 @@ class SteadySource:
             connection, _ = self._listener.accept()
             self.connections += 1
             with connection:
-                connection.setblocking(False)
+                connection.settimeout(0)
                 # The less the system holds, the sooner a reader that stopped is felt.
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
                 self._feed(connection)

@@ -57,3 +57,16 @@ def test_a_batch_run_in_progress(system: RunningSystem) -> None:
     assert healed.state == "COMPLETED"
     assert healed.attempt > running.attempt
     system.check_every_number_came_out_once()
+
+
+def test_postgres_itself(system: RunningSystem) -> None:
+    """Dagster keeps its storage there too: whatever of it ends is started again."""
+    epoch = system.epoch()
+    postmaster = system.process("bin/postgres", "-D")
+    assert postmaster is not None
+    system.kill(postmaster)
+    system.until("the driver log answers again", system.registered)
+    system.receive(500)
+    system.settle()
+    system.check_every_number_came_out_once()
+    assert system.epoch() == epoch, "the receiver was started anew"

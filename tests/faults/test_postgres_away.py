@@ -1,7 +1,8 @@
 """Postgres away, full, locked or replaced: receivers keep what they hold and stop reading, nobody ends, all resumes.
 
 Issue 4, item 7. A socket delivers nothing twice and nothing again, so with no process ended every number that was sent
-is registered once. `POSTGRES_AWAY_SECONDS` is the length of an outage: 15 unless given, 60 in CI, 600 by hand.
+is registered once. `POSTGRES_AWAY_SECONDS` is the length of an outage: 15 unless given, 60 in CI, 600 by hand
+(`make outage SECONDS=600`).
 """
 
 from __future__ import annotations
@@ -9,26 +10,45 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from functools import partial
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, cast
 
 import psycopg2
 import pytest
 
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.sources import SocketText
+from orchestration.batch_run import run_batch
+from orchestration.settings import Settings
+from orchestration.spark.sinks.sink import Written
+from orchestration.tracker.tracker import Tracker
+from tests.driver_log import INTERVAL, NOON, make_log
 from tests.faults.driver_log_server import Address, DriverLogServer, MountRefusedError, fill, small_file_system
 from tests.faults.receiving_host import receiving_host
 from tests.state_directory import state_directory
+from tracker_store.batches import get_batch
+from tracker_store.engine import connect, create_engine
+from tracker_store.errors import DriverLogError
+from tracker_store.outputs import commits_of_batch
+from tracker_store.schema import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from datetime import datetime
     from pathlib import Path
 
+    from pyspark.sql import DataFrame, SparkSession
+
     from tests.faults.receiving_host import ReceivingHost
+    from tracker_store.batches import BatchRow
 
 AWAY_SECONDS = float(os.environ.get("POSTGRES_AWAY_SECONDS", "15"))
 
-pytestmark = pytest.mark.timeout(240 + 2 * AWAY_SECONDS)
+pytestmark = [pytest.mark.outage, pytest.mark.timeout(240 + 2 * AWAY_SECONDS)]
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[DriverLogServer]:
@@ -79,16 +99,17 @@ def test_every_connection_is_taken(server: DriverLogServer, host: ReceivingHost)
     with ExitStack() as crowd:
         administrator = crowd.enter_context(server.connection()).cursor()
 
+        def crowd_in() -> None:
+            while True:
+                crowd.enter_context(server.connection())
+
         def crowded() -> bool:
             administrator.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'forebay%'"
             )
-            gone = administrator.rowcount == 0
-            try:
-                while True:
-                    crowd.enter_context(server.connection())
-            except psycopg2.OperationalError as error:
-                assert "too many clients" in str(error)
+            gone: bool = administrator.rowcount == 0
+            with pytest.raises(psycopg2.OperationalError, match="too many clients"):
+                crowd_in()
             return gone
 
         host.engine.dispose()
@@ -112,7 +133,7 @@ def test_a_session_that_sits_on_a_lock(server: DriverLogServer, host: ReceivingH
         host.receive()
 
     with server.connection(database) as person, person.cursor() as cursor:
-        began = time.monotonic()
+        began = monotonic()
         cursor.execute("BEGIN")
         cursor.execute("LOCK TABLE forebay.blocks")
 
@@ -122,7 +143,7 @@ def test_a_session_that_sits_on_a_lock(server: DriverLogServer, host: ReceivingH
 
         host.until("every receiver says what it waits for", named)
         # Longer than a process may be without a heartbeat: waiting is no death.
-        host.stay_away(max(0.0, 14.0 - (time.monotonic() - began)))
+        host.stay_away(max(0.0, 14.0 - (monotonic() - began)))
     host.resume()
     host.check_every_number_is_there_once()
 
@@ -136,12 +157,12 @@ def test_the_server_says_no_for_a_while(server: DriverLogServer, host: Receiving
         )
         host.execute("CREATE TRIGGER refuse BEFORE INSERT ON forebay.blocks EXECUTE FUNCTION forebay.refuse()")
         said = f"that is code {code}"
-        host.until("every receiver says why", lambda said=said: all(said in reason for reason in host.reasons()))
+        host.until("every receiver says why", partial(host.says, said))
         assert said in status(host)[1]
         host.check_nobody_ended()
         host.execute("DROP FUNCTION forebay.refuse() CASCADE")
         host.resume()
-        host.until("the reason is the old one", lambda: all("connected to" in reason for reason in host.reasons()))
+        host.until("the reason is the old one", partial(host.says, "connected to"))
     host.check_every_number_is_there_once()
 
 
@@ -156,7 +177,7 @@ def test_a_failover_to_a_standby_that_has_everything(home: Path) -> None:
         host = stack.enter_context(receiving_host(address.of(url), home / "host"))
         primary.kill()
         address.target = standby.server.port
-        host.until("the standby answers", lambda: host.registered())
+        host.until("the standby answers", host.registered)
         host.until_reading_has_stopped()
         host.check_nobody_ended()
         standby.promote()
@@ -176,9 +197,7 @@ def test_the_disk_of_the_server_is_full(home: Path) -> None:
         host = stack.enter_context(receiving_host(server.new_database(), home / "host"))
         ballast = disk / "ballast"
         fill(ballast)
-        host.until(
-            "every receiver says why", lambda: all("No space left on device" in reason for reason in host.reasons())
-        )
+        host.until("every receiver says why", partial(host.says, "No space left on device"))
         code, said = status(host)
         assert code == 0
         assert "No space left on device" in said
@@ -197,3 +216,85 @@ def test_the_disk_of_the_server_is_full(home: Path) -> None:
         server.ensure_running()
         host.resume()
         host.check_every_number_is_there_once()
+
+
+class NoSpark:
+    """A session in which everything may be asked for and nothing is done."""
+
+    def __getattr__(self, _: str) -> NoSpark:
+        return self
+
+    def __call__(self, *_: object, **__: object) -> NoSpark:
+        return self
+
+
+class SinkAtTheEnd(ParquetSink):
+    """Calls `before_commit` when the first attempt is written, and notes what is published."""
+
+    def __init__(self, before_commit: Callable[[], None]) -> None:
+        super().__init__("/nowhere")
+        self._before_commit = before_commit
+        self.published: list[str] = []
+
+    def write(self, result: DataFrame, *, batch_time: datetime, attempt: int) -> Written:
+        if attempt == 1:
+            self._before_commit()
+        return Written(f"attempt {attempt}", 10)
+
+    def publish(self, location: str, *, batch_time: datetime) -> None:
+        self.published.append(location)
+
+
+def test_a_batch_whose_commit_meets_a_dead_server_comes_out_once(server: DriverLogServer, home: Path) -> None:
+    url = server.new_database()
+    settings = Settings(home=home, database_url=url)
+    sink = SinkAtTheEnd(server.kill)
+    pipeline = Pipeline("words", interval="10s")
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=1))
+    pipeline.output(inputs=[lines], sink=sink, name="counts")(lambda lines: lines)
+    engine = create_engine(url, application_name="fault tests")
+    with connect(engine) as connection:
+        log = make_log(connection)
+        log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
+        time = NOON + INTERVAL
+        log.tracker.allocate_blocks_to_batch(time)
+
+    def run(attempt: int) -> None:
+        run_batch(
+            pipeline,
+            batch_time=time,
+            attempt=attempt,
+            run_id=f"run{attempt}",
+            settings=settings,
+            session=lambda: cast("SparkSession", NoSpark()),
+        )
+
+    def batch() -> BatchRow:
+        with connect(engine) as connection:
+            found = get_batch(connection, log.pipeline_id, time)
+        assert found is not None
+        return found
+
+    try:
+        with pytest.raises(DriverLogError, match=r"refused|terminat|closed"):
+            run(1)
+    finally:
+        server.ensure_running()
+    assert sink.published == []
+    assert batch().state is BatchState.RUNNING
+
+    # Its process is gone without a word, and the tracker sees that its heartbeat stands still.
+    tracker = Tracker(engine, heartbeat_limit_seconds=1.5)
+    deadline = monotonic() + 20
+    while batch().state is not BatchState.FAILED:
+        assert monotonic() < deadline, batch()
+        with connect(engine) as connection:
+            tracker.tick(connection)
+        sleep(0.1)
+    assert "run1" in batch().reason
+    run(2)
+    assert (batch().state, batch().attempt) == (BatchState.COMPLETED, 2)
+    assert sink.published == ["attempt 2"]
+    with connect(engine) as connection:
+        assert [commit.attempt for commit in commits_of_batch(connection, log.pipeline_id, time)] == [2]
+    engine.dispose()

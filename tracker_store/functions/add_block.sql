@@ -1,9 +1,8 @@
 -- add_block: adds many blocks of many receivers; one named outcome per receiver (design §4).
 --
--- Authority: block n goes in only where block n-1 is there and carries n's own epoch; the primary key
+-- Authority: block n goes in only where block n-1 is the newest and carries n's own epoch; the primary key
 -- (receiver_id, sequence) decides every race. A receiver may trust "added" and "already added" for ever, and
 -- nothing else: no answer at all is unknown, and is resolved only by sending the identical blocks again.
--- The caller sends the blocks sorted by (receiver, sequence); anything else is refused as a whole.
 -- All or nothing per receiver needs no subtransaction: while the first block is uncommitted nobody else can see
 -- the predecessor of the second, so once the first is in, the rest can't conflict.
 -- Links of source positions and idempotency keys go in with their block. They are compared before it is inserted, so
@@ -31,12 +30,8 @@ SET enable_seqscan = off  -- a plan cached while the table was near empty would 
 AS $$
 #variable_conflict use_column
 DECLARE
-    lo integer;
-    hi integer := 0;
-    receiver bigint;
-    first_added_at timestamptz;
-    first_records bigint;
-    first_bytes bigint;
+    sent record;
+    first_block blocks;
     newest blocks;
     present bigint;
     identical bigint;
@@ -44,27 +39,24 @@ DECLARE
     broken_link text;
     known_keys text;
 BEGIN
-    WHILE hi < cardinality(receiver_ids) LOOP
-        -- The next receiver's run, lo..hi. Counted, not grouped by a query: that would cost as much as the insert.
-        lo := hi + 1;
-        hi := lo;
-        receiver := receiver_ids[lo];
-        WHILE receiver_ids[hi + 1] = receiver AND sequences[hi + 1] = sequences[hi] + 1
-              AND epochs[hi + 1] = epochs[hi] LOOP
-            hi := hi + 1;
-        END LOOP;
-        IF receiver_ids[hi + 1] <= receiver THEN
-            RAISE EXCEPTION 'blocks of receiver % are not one run of sequences of one epoch, in order of receivers',
-                            receiver
+    FOR sent IN
+        SELECT u.receiver_id AS receiver, min(u.n)::int AS lo, max(u.n)::int AS hi, count(*) AS blocks,
+               count(DISTINCT epochs[u.n]) AS epochs_sent
+        FROM unnest(receiver_ids) WITH ORDINALITY AS u(receiver_id, n)
+        GROUP BY u.receiver_id ORDER BY u.receiver_id
+    LOOP
+        IF sent.hi - sent.lo + 1 <> sent.blocks OR sent.epochs_sent <> 1
+           OR sequences[sent.hi] - sequences[sent.lo] <> sent.hi - sent.lo THEN
+            RAISE EXCEPTION 'blocks of receiver % are not one run of sequences of one epoch', sent.receiver
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
-        receiver_id := receiver;
+        receiver_id := sent.receiver;
         detail := NULL;
         broken_link := NULL;
         known_keys := NULL;
         SELECT r.rate_limit, r.desired_state, r.assignment, r.stream_id
         INTO rate_limit, desired_state, assignment, stream
-        FROM receivers r WHERE r.id = receiver;
+        FROM receivers r WHERE r.id = sent.receiver;
 
         IF cardinality(link_blocks) > 0 THEN
             -- Each link must begin exactly where the partition's newest one ended, or its forerunner in this call.
@@ -80,7 +72,7 @@ BEGIN
                     SELECT link_sources[n] AS source, link_partitions[n] AS partition, link_generations[n] AS generation,
                            link_froms[n] AS from_offset, link_tos[n] AS to_offset, link_kinds[n] AS kind, n
                     FROM generate_subscripts(link_blocks, 1) AS n
-                    WHERE link_blocks[n] BETWEEN lo AND hi) AS i
+                    WHERE link_blocks[n] BETWEEN sent.lo AND sent.hi) AS i
                 LEFT JOIN LATERAL (
                     SELECT o.to_offset, o.generation FROM block_offsets o
                     WHERE o.stream_id = stream AND o.source = i.source AND o.partition = i.partition
@@ -92,48 +84,49 @@ BEGIN
         IF cardinality(key_blocks) > 0 THEN
             SELECT string_agg(k.key, ', ') INTO known_keys
             FROM (SELECT keys[n] AS key FROM generate_subscripts(key_blocks, 1) AS n
-                  WHERE key_blocks[n] BETWEEN lo AND hi) AS k
+                  WHERE key_blocks[n] BETWEEN sent.lo AND sent.hi) AS k
             WHERE EXISTS (SELECT 1 FROM record_keys r WHERE r.stream_id = stream AND r.key = k.key);
         END IF;
 
         IF broken_link IS NULL AND known_keys IS NULL THEN
             INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes,
                                 segment_id, "offset", length, crc32c)
-            SELECT receiver, sequences[lo], epochs[lo], greatest(p.added_at, clock_timestamp()),
-                   record_counts[lo], byte_counts[lo],
-                   p.total_records + record_counts[lo], p.total_bytes + byte_counts[lo],
-                   segment_ids[lo], offsets[lo], lengths[lo], checksums[lo]
-            FROM blocks p
-            WHERE p.receiver_id = receiver AND p.sequence = sequences[lo] - 1 AND p.epoch = epochs[lo]
+            SELECT sent.receiver, sequences[sent.lo], epochs[sent.lo], greatest(p.added_at, clock_timestamp()),
+                   record_counts[sent.lo], byte_counts[sent.lo],
+                   p.total_records + record_counts[sent.lo], p.total_bytes + byte_counts[sent.lo],
+                   segment_ids[sent.lo], offsets[sent.lo], lengths[sent.lo], checksums[sent.lo]
+            -- The newest, not just any predecessor: a number whose block is cleaned away is free, and its marker stays.
+            FROM (SELECT * FROM blocks b WHERE b.receiver_id = sent.receiver ORDER BY b.sequence DESC LIMIT 1) AS p
+            WHERE p.sequence = sequences[sent.lo] - 1 AND p.epoch = epochs[sent.lo]
             ON CONFLICT (receiver_id, sequence) DO NOTHING
-            RETURNING added_at, total_records, total_bytes INTO first_added_at, first_records, first_bytes;
+            RETURNING * INTO first_block;
         END IF;
 
         IF broken_link IS NULL AND known_keys IS NULL AND FOUND THEN
             outcome := 'added';
-            IF hi > lo THEN
+            IF sent.hi > sent.lo THEN
                 INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records,
                                     total_bytes, segment_id, "offset", length, crc32c)
-                SELECT receiver, sequences[n], epochs[lo], first_added_at,
+                SELECT sent.receiver, sequences[n], first_block.epoch, first_block.added_at,
                        record_counts[n], byte_counts[n],
-                       first_records + sum(record_counts[n]) OVER (ORDER BY n),
-                       first_bytes + sum(byte_counts[n]) OVER (ORDER BY n),
+                       first_block.total_records + sum(record_counts[n]) OVER (ORDER BY n),
+                       first_block.total_bytes + sum(byte_counts[n]) OVER (ORDER BY n),
                        segment_ids[n], offsets[n], lengths[n], checksums[n]
-                FROM generate_series(lo + 1, hi) AS n;
+                FROM generate_series(sent.lo + 1, sent.hi) AS n;
             END IF;
             IF cardinality(link_blocks) > 0 THEN
                 INSERT INTO block_offsets (stream_id, source, partition, generation, from_offset, to_offset, kind,
                                            receiver_id, sequence)
                 SELECT stream, link_sources[n], link_partitions[n], link_generations[n], link_froms[n], link_tos[n],
-                       link_kinds[n], receiver, sequences[link_blocks[n]]
+                       link_kinds[n], sent.receiver, sequences[link_blocks[n]]
                 FROM generate_subscripts(link_blocks, 1) AS n
-                WHERE link_blocks[n] BETWEEN lo AND hi;
+                WHERE link_blocks[n] BETWEEN sent.lo AND sent.hi;
             END IF;
             IF cardinality(key_blocks) > 0 THEN
                 INSERT INTO record_keys (stream_id, key, receiver_id, sequence)
-                SELECT stream, keys[n], receiver, sequences[key_blocks[n]]
+                SELECT stream, keys[n], sent.receiver, sequences[key_blocks[n]]
                 FROM generate_subscripts(key_blocks, 1) AS n
-                WHERE key_blocks[n] BETWEEN lo AND hi;
+                WHERE key_blocks[n] BETWEEN sent.lo AND sent.hi;
             END IF;
         ELSE
             -- A block that clean-up has taken already was its epoch's: what is sent under that epoch is that block.
@@ -143,29 +136,29 @@ BEGIN
                          AND b.length = lengths[n] AND b.crc32c = checksums[n]
                          OR b.sequence IS NULL AND cleaned.epoch = epochs[n])
             INTO present, identical
-            FROM generate_series(lo, hi) AS n
-            LEFT JOIN blocks b ON b.receiver_id = receiver AND b.sequence = sequences[n]
+            FROM generate_series(sent.lo, sent.hi) AS n
+            LEFT JOIN blocks b ON b.receiver_id = sent.receiver AND b.sequence = sequences[n]
             LEFT JOIN LATERAL (
                 -- Markers stay, so below the low mark each number's epoch is that of the marker before it.
                 SELECT m.epoch FROM receivers r JOIN blocks m ON m.receiver_id = r.id
-                WHERE b.sequence IS NULL AND r.id = receiver AND sequences[n] <= r.low_mark
+                WHERE b.sequence IS NULL AND r.id = sent.receiver AND sequences[n] <= r.low_mark
                   AND m.sequence < sequences[n]
                 ORDER BY m.sequence DESC LIMIT 1) AS cleaned ON true;
 
             SELECT * INTO newest FROM blocks b
-            WHERE b.receiver_id = receiver ORDER BY b.sequence DESC LIMIT 1;
+            WHERE b.receiver_id = sent.receiver ORDER BY b.sequence DESC LIMIT 1;
 
-            IF identical = hi - lo + 1 THEN
+            IF identical = sent.blocks THEN
                 -- First of all: a block whose answer was lost before a take-over is in, and must be acknowledged.
                 outcome := 'already added';
-            ELSIF newest.epoch > epochs[lo] THEN
+            ELSIF newest.epoch > epochs[sent.lo] THEN
                 outcome := 'fenced';
                 detail := format('epoch %s holds receiver %s since sequence %s, this process has %s',
-                                 newest.epoch, receiver, newest.sequence, epochs[lo]);
+                                 newest.epoch, sent.receiver, newest.sequence, epochs[sent.lo]);
             ELSIF present > 0 THEN
                 outcome := 'conflict';
                 detail := format('%s of the %s sequences %s..%s of receiver %s are taken, %s of them by these blocks',
-                                 present, hi - lo + 1, sequences[lo], sequences[hi], receiver,
+                                 present, sent.blocks, sequences[sent.lo], sequences[sent.hi], sent.receiver,
                                  identical);
             ELSIF broken_link IS NOT NULL THEN
                 outcome := 'offset conflict';
@@ -173,12 +166,12 @@ BEGIN
             ELSIF known_keys IS NOT NULL THEN
                 outcome := 'duplicate keys';
                 detail := known_keys;
-            ELSIF newest.sequence IS NULL OR newest.sequence < sequences[lo] - 1
-                  OR newest.epoch < epochs[lo] THEN
+            ELSIF newest.sequence IS NULL OR newest.sequence < sequences[sent.lo] - 1
+                  OR newest.epoch < epochs[sent.lo] THEN
                 outcome := 'gap';
                 detail := format('the newest of receiver %s is sequence %s of epoch %s, sent was %s of epoch %s',
-                                 receiver, coalesce(newest.sequence, 0), coalesce(newest.epoch, 0),
-                                 sequences[lo], epochs[lo]);
+                                 sent.receiver, coalesce(newest.sequence, 0), coalesce(newest.epoch, 0),
+                                 sequences[sent.lo], epochs[sent.lo]);
             ELSE
                 -- Predecessor there, number free, epoch ours: the INSERT's snapshot was older than the predecessor.
                 outcome := 'again';

@@ -31,7 +31,10 @@ def test_assets_job_and_sensor_by_their_names(pipeline: Pipeline) -> None:
     repository = build_definitions(pipeline).get_repository_def()
     keys = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
     assert keys == {"forebay/lines", "word_count/word_counts", "word_count/raw"}
-    assert {job.name for job in repository.get_all_jobs() if not job.name.startswith("__")} == {"word_count_batch"}
+    assert {job.name for job in repository.get_all_jobs() if not job.name.startswith("__")} == {
+        "word_count_batch",
+        "word_count_checks",
+    }
     assert [sensor.name for sensor in repository.sensor_defs] == ["word_count_batches"]
     graph = repository.asset_graph
     word_counts = graph.get(dg.AssetKey(["word_count", "word_counts"]))

@@ -247,8 +247,7 @@ def _wait_until_blocked(connection: sa.Connection) -> None:
     for _ in range(500):
         waiting = connection.execute(
             sa.text(
-                "SELECT count(*) FROM pg_stat_activity "
-                "WHERE wait_event_type = 'Lock' AND datname = current_database()"
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
             )
         ).scalar_one()
         if waiting:

@@ -356,6 +356,21 @@ def test_w02_a_retry_whose_blocks_are_cleaned_away_already_is_still_recognised(
     assert add(log.connection, *never).outcome is (AddOutcome.FENCED if taken_over else AddOutcome.CONFLICT)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_w02_a_retry_fills_no_number_that_clean_up_has_freed(log: Log, receiver_id: int, count: int) -> None:
+    """The epoch's marker is there, its block is cleaned away: "predecessor there, number free" proves nothing."""
+    claimed = claim_anew(log.connection, receiver_id)
+    group = [block(claimed, 2 + n) for n in range(count)]
+    assert add(log.connection, *group).outcome is AddOutcome.ADDED
+    claim_anew(log.connection, receiver_id)
+    log.connection.execute(sa.text("UPDATE forebay.blocks SET added_at = :at"), {"at": NOON + SECOND})
+    finish(log, T1)
+    clean(log, receiver_id)
+    assert left(log, receiver_id) == [1, count + 2]
+    assert add(log.connection, *group).outcome is AddOutcome.ALREADY_ADDED
+    assert left(log, receiver_id) == [1, count + 2]
+
+
 # -- bounds and counts -------------------------------------------------------------------------------------------------
 
 

@@ -49,7 +49,7 @@ def plan(connection: sa.Connection, query: str, **values: object) -> list[dict[s
 
 
 def run_batch(log: Log) -> None:
-    at = {"pipeline_id": log.pipeline_id, "batch_time": NOON + INTERVAL, "attempt": 1}
+    at: dict[str, Any] = {"pipeline_id": log.pipeline_id, "batch_time": NOON + INTERVAL, "attempt": 1}
     claim_attempt(log.connection, **at, run_id="run-1", process_id=1)
     commit_output(log.connection, **at, output="counts", location="somewhere", rows=1)
     complete_batch(log.connection, **at, outputs=["counts"])
@@ -289,7 +289,8 @@ def test_k07_k08_the_last_error_is_kept_with_its_time(connection: sa.Connection)
     log = make_log(connection)
     [receiver] = log.receiver_ids
     query = "SELECT last_error, last_error_at FROM forebay.receiver_status"
-    assert [tuple(row.values()) for row in rows(connection, query)] == [(None, None)]
+    [quiet] = rows(connection, query)
+    assert (quiet["last_error"], quiet["last_error_at"]) == (None, None)
     for kind, message in [
         (ReceiverEventKind.ERROR, "first"),
         (ReceiverEventKind.ERROR, "second"),

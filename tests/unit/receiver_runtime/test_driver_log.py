@@ -81,3 +81,34 @@ def test_giving_up_ends_a_wait_and_every_later_call() -> None:
     thread.join()
     with pytest.raises(GivenUpError):
         log.until_answered("anything", lambda _: None)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_driver_log_away(self, what: str, error: Exception) -> None:
+        self.told.append(f"{what}: {error}")
+
+    def on_driver_log_back(self, what: str, seconds: float) -> None:
+        self.told.append(f"{what}: {seconds:.0f} s")
+
+
+def test_only_a_call_that_waits_long_is_told_of_once_and_at_its_end() -> None:
+    clock, listener = ManualClock(), Listener()
+    log = make(clock)
+    healed = clock.monotonic() + 60.0
+
+    def statement(_: object) -> int:
+        if clock.monotonic() < healed:
+            raise DriverLogUnavailableError("full")
+        return 7
+
+    thread = threading.Thread(target=lambda: log.until_answered("open a segment", statement, listener=listener))
+    thread.start()
+    advance_until(clock, lambda: not thread.is_alive(), step=0.5)
+    told, over = listener.told
+    assert told.startswith("open a segment: full")
+    assert over.startswith("open a segment: 6")
+    log.until_answered("open a segment", lambda _: 7, listener=listener)
+    assert len(listener.told) == 2

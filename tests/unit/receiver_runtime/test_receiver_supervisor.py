@@ -18,7 +18,12 @@ from receiver_runtime.receiver import Receiver, ReceiverAttachedError, ReceiverN
 from receiver_runtime.receiver_supervisor import TRANSITIONS, SupervisorState
 from tests.unit.receiver_runtime.rig import HandReceiver, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, block, eventually, reaches
-from tracker_store.errors import ReceiverFencedError, SequenceGapError
+from tracker_store.errors import (
+    DriverLogUnavailableError,
+    OutcomeUnknownError,
+    ReceiverFencedError,
+    SequenceGapError,
+)
 from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
 
 
@@ -515,3 +520,23 @@ def test_no_thread_is_left_behind(receiver: HandReceiver, tmp_path: Path) -> Non
             not [t for t in threading.enumerate() if t not in before and t.name.startswith(("receiver 1", "registrar"))]
         )
     )
+
+
+def test_operators_see_why_nothing_is_registered_and_afterwards_how_long_that_was(tmp_path: Path) -> None:
+    with rig(tmp_path, HandReceiver()) as r:
+        r.supervisor.report_connected("the source")
+        r.supervisor.on_driver_log_away("register blocks", DriverLogUnavailableError("no space left\nHINT: make some"))
+        r.supervisor.on_driver_log_away("open a segment", OutcomeUnknownError("cut"))
+        assert r.reporter.reasons[-2].endswith("reading stops when the queue is full: no space left")
+        # What else happens does not hide it.
+        r.supervisor.report_connected("the source again")
+        assert r.reporter.reasons[-1].endswith(": cut")
+        r.supervisor.on_driver_log_back("open a segment", 3.0)
+        assert r.reporter.reasons[-1].endswith(": no space left")
+        r.supervisor.on_driver_log_back("register blocks", 12.34)
+        assert r.reporter.reasons[-1] == "connected to the source again"
+        kind, message, detail = r.reporter.events[-1]
+        assert kind is ReceiverEventKind.ERROR
+        assert message == "what was received had to wait for the driver log"
+        assert detail.startswith("12.3 s: ")
+        assert "no space left" in detail

@@ -8,7 +8,7 @@ import pytest
 
 from receiver_runtime.registrar import Registrar, RegistrarStoppedError, Registration
 from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, block, eventually, reaches
-from tracker_store.blocks import NewBlock, Steering
+from tracker_store.blocks import AddResult, NewBlock, Steering
 from tracker_store.errors import (
     BlockConflictError,
     DriverLogUnavailableError,
@@ -279,3 +279,75 @@ def test_a_receiver_is_attached_once(registrar: Registrar) -> None:
     attach(registrar)
     with pytest.raises(ValueError, match="attached already"):
         attach(registrar)
+
+
+class RecordingListener:
+    """Keeps what it is told of waiting."""
+
+    def __init__(self) -> None:
+        self.away: list[tuple[str, str]] = []
+        self.back: list[float] = []
+
+    def on_driver_log_away(self, what: str, error: Exception) -> None:
+        self.away.append((what, str(error)))
+
+    def on_driver_log_back(self, what: str, seconds: float) -> None:
+        self.back.append(seconds)
+
+
+def test_a_long_wait_is_told_once_and_then_how_long_it_was(
+    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
+) -> None:
+    listener = RecordingListener()
+    lane = registrar.attach(1, registered_through=0, limit=100, listener=listener)
+    log.refuse_call = lambda _: DriverLogUnavailableError("53100: no space left")
+    future = submit(lane, block(1))
+    advance_until(clock, lambda: len(log.calls) >= 8)
+    [(what, error)] = listener.away
+    assert what == "register blocks"
+    assert "no space left" in error
+    assert listener.back == []
+    log.refuse_call = lambda _: None
+    advance_until(clock, future.done)
+    advance_until(clock, lambda: listener.back)
+    assert listener.back[0] > 1.0
+
+
+def test_an_answer_that_is_lost_once_is_nothing_to_tell(
+    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
+) -> None:
+    listener = RecordingListener()
+    lane = registrar.attach(1, registered_through=0, limit=100, listener=listener)
+    log.lose_answers = 1
+    future = submit(lane, block(1))
+    advance_until(clock, future.done)
+    submit(lane, block(2)).result(20)
+    assert (listener.away, listener.back) == ([], [])
+
+
+class SlowBlockLog(MemoryBlockLog):
+    """Its additions wait for a lock that somebody else holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+        self.lock_is_free = threading.Event()
+
+    def add_blocks(self, blocks: Sequence[NewBlock]) -> list[AddResult]:
+        self.asked.set()
+        self.lock_is_free.wait(20)
+        return super().add_blocks(blocks)
+
+
+def test_a_process_whose_blocks_wait_for_a_lock_goes_on_showing_that_it_lives(clock: ManualClock) -> None:
+    log = SlowBlockLog()
+    registrar = Registrar(log, clock=clock)
+    registrar.start()
+    future = submit(attach(registrar), block(1))
+    assert log.asked.wait(20)
+    before = log.heartbeats
+    advance_until(clock, lambda: log.heartbeats >= before + 3)
+    assert not future.done()
+    log.lock_is_free.set()
+    future.result(20)
+    registrar.stop()

@@ -1,0 +1,105 @@
+"""`forebay db`: what an operator is told, and by which exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from forebay.cli.db import app
+from tests.driver_log import NOON, make_log
+from tracker_store import migrate
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    from typer.testing import Result
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "schema.md"
+
+
+@pytest.fixture
+def url(database_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("COLUMNS", "200")
+    return database_url
+
+
+def forebay_db(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_the_reference_is_the_databases_own(url: str) -> None:
+    described = forebay_db("describe")
+    assert described.exit_code == 0
+    assert described.stdout == REFERENCE.read_text(encoding="utf-8"), (
+        "the schema has changed: forebay db describe > docs/reference/schema.md"
+    )
+
+
+def test_the_reference_leaves_nothing_without_a_word() -> None:
+    lines = REFERENCE.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("| `") and line.endswith("|  |")] == []
+    headings = [number for number, line in enumerate(lines) if line.startswith("### ")]
+    assert [lines[number] for number in headings if not lines[number + 2].strip()] == []
+
+
+def test_a_log_that_is_intact_is_exit_code_0(url: str) -> None:
+    checked = forebay_db("check")
+    assert checked.exit_code == 0
+    assert "without a gap" in checked.stdout
+    assert "BROKEN" not in checked.stdout
+
+
+def test_a_broken_promise_is_exit_code_1_and_named(url: str, engine: sa.Engine) -> None:
+    with connect(engine) as connection:
+        log = make_log(connection)
+        log.add_at(log.receiver_ids[0], NOON, NOON)
+        connection.execute(sa.text("DELETE FROM forebay.blocks WHERE sequence = 2"))
+    checked = forebay_db("check")
+    assert checked.exit_code == 1
+    assert "BROKEN" in checked.stdout
+    assert "receiver 1: 2..2 is missing" in checked.stdout
+    as_json = forebay_db("check", "--json", "--pipeline", "words")
+    assert as_json.exit_code == 1
+    report = json.loads(as_json.stdout)
+    assert (report["intact"], report["data_checked"]) == (False, True)
+    [broken] = [check for check in report["checks"] if not check["passed"]]
+    assert (broken["check"], broken["violations"]) == ("chains_are_gapless", 1)
+    assert broken["offenders"] == ["receiver 1: 2..2 is missing"]
+
+
+def test_a_pipeline_that_is_not_applied_is_said(url: str) -> None:
+    checked = forebay_db("check", "--pipeline", "nobody")
+    assert checked.exit_code == 1
+    assert "'nobody'" in checked.stdout
+
+
+def test_an_older_schema_is_not_taken_for_data(url: str) -> None:
+    migrate.downgrade(url, "base")
+    checked = forebay_db("check")
+    assert checked.exit_code == 1
+    assert "The data was not looked at: run `forebay db upgrade` first." in checked.stdout
+    assert json.loads(forebay_db("check", "--json").stdout)["data_checked"] is False
+    assert forebay_db("current").exit_code == 1
+    upgraded = forebay_db("upgrade")
+    assert upgraded.exit_code == 0
+    assert "administrator" not in upgraded.stdout
+    assert forebay_db("current").exit_code == 0
+
+
+def test_roles_may_be_made_again_and_given_to_psql(url: str, engine: sa.Engine) -> None:
+    made = forebay_db("roles")
+    assert made.exit_code == 0
+    assert "forebay_operator: a person who looks" in made.stdout
+    script = forebay_db("roles", "--sql")
+    with connect(engine) as connection:
+        connection.exec_driver_sql("REVOKE SELECT ON forebay.blocks FROM forebay_operator")
+        connection.exec_driver_sql(script.stdout, execution_options={"no_parameters": True})
+        granted = connection.exec_driver_sql(
+            "SELECT has_table_privilege('forebay_operator', 'forebay.blocks', 'SELECT')"
+        ).scalar_one()
+    assert granted

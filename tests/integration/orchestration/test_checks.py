@@ -1,0 +1,131 @@
+"""The asset checks of a pipeline: what they say of a log that is intact, and of one that is not."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+import sqlalchemy as sa
+
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.dagster import build_definitions
+from forebay.sources import SocketText
+from orchestration.dagster_defs.checks import DESCRIPTIONS, check_pipeline
+from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tracker_store.batches import claim_attempt, complete_batch
+from tracker_store.engine import connect
+from tracker_store.errors import NotAppliedError
+from tracker_store.outputs import commit_output
+from tracker_store.pipelines import apply_pipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
+    with connect(engine) as connection:
+        yield connection
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    made = Pipeline("words", interval="10s")
+    made.output(inputs=[lines], sink=ParquetSink("out"), name="counts")(lambda frame: frame)
+    made.output(inputs=[lines], sink=ParquetSink("raw"), name="raw")(lambda frame: frame)
+    return made
+
+
+@pytest.fixture
+def log(connection: sa.Connection, pipeline: Pipeline) -> Log:
+    """One completed batch of the pipeline."""
+    log = make_log(connection)
+    apply_pipeline(
+        connection,
+        name="words",
+        declaration=pipeline.declaration(),
+        stream_ids=[log.stream_id],
+        interval=INTERVAL,
+    )
+    log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1), NOON + timedelta(seconds=2))
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    claim_attempt(
+        connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=NOON + INTERVAL,
+        attempt=1,
+        run_id="run-1",
+        process_id=1,
+    )
+    for output in ("counts", "raw"):
+        commit_output(
+            connection,
+            pipeline_id=log.pipeline_id,
+            batch_time=NOON + INTERVAL,
+            attempt=1,
+            output=output,
+            location=output,
+            rows=1,
+        )
+    complete_batch(
+        connection, pipeline_id=log.pipeline_id, batch_time=NOON + INTERVAL, attempt=1, outputs=["counts", "raw"]
+    )
+    return log
+
+
+def passed(connection: sa.Connection, pipeline: Pipeline) -> dict[str, bool]:
+    results = list(check_pipeline(connection, pipeline))
+    return {f"{result.asset_key.path[-1]}:{result.check_name}": result.passed for result in results if result.asset_key}
+
+
+def test_a_log_that_is_intact_passes_every_check(connection: sa.Connection, pipeline: Pipeline, log: Log) -> None:
+    assert passed(connection, pipeline) == {
+        f"{output}:{name}": True for output in ("counts", "raw") for name in DESCRIPTIONS
+    }
+
+
+@pytest.mark.parametrize(
+    ("statement", "failing"),
+    [
+        ("DELETE FROM forebay.blocks WHERE sequence = 2", {"counts:blocks_intact", "raw:blocks_intact"}),
+        ("UPDATE forebay.batches SET records = 1", {"counts:batches_intact", "raw:batches_intact"}),
+        ("DELETE FROM forebay.output_commits WHERE output = 'raw'", {"raw:committed_once"}),
+    ],
+)
+def test_what_is_broken_fails_its_own_check(
+    connection: sa.Connection, pipeline: Pipeline, log: Log, statement: str, failing: set[str]
+) -> None:
+    connection.execute(sa.text(statement))
+    found = passed(connection, pipeline)
+    # A block that is gone takes its range's count with it, or not: the first and last row of a range count it.
+    assert {name for name, good in found.items() if not good} == failing
+
+
+def test_a_failed_check_names_what_it_found(connection: sa.Connection, pipeline: Pipeline, log: Log) -> None:
+    connection.execute(sa.text("DELETE FROM forebay.blocks WHERE sequence = 2"))
+    first = next(iter(check_pipeline(connection, pipeline)))
+    assert first.metadata is not None
+    assert "receiver 1: 2..2 is missing" in str(first.metadata["chains_are_gapless"])
+    assert first.description is not None
+    assert "without a gap" in first.description
+
+
+def test_a_pipeline_that_is_not_applied_has_nothing_to_check(connection: sa.Connection, pipeline: Pipeline) -> None:
+    with pytest.raises(NotAppliedError):
+        list(check_pipeline(connection, pipeline))
+
+
+def test_the_job_of_checks_runs_them_and_the_batch_job_does_not(
+    pipeline: Pipeline, log: Log, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    repository = build_definitions(pipeline).get_repository_def()
+    assert [node.name for node in repository.get_job("words_batch").nodes] == ["words__outputs"]
+    with dg.DagsterInstance.ephemeral() as instance:
+        finished = repository.get_job("words_checks").execute_in_process(instance=instance)
+    evaluations = finished.get_asset_check_evaluations()
+    assert len(evaluations) == 2 * len(DESCRIPTIONS)
+    assert all(evaluation.passed for evaluation in evaluations)

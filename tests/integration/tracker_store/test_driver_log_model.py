@@ -1,0 +1,601 @@
+"""The driver log against a plain-Python model of it, over random histories (hypothesis).
+
+Receivers, take-overs, zombies, single and grouped additions, retries, late and limited allocations by several
+pipelines, attempts that fail, quarantine and clean-up, in any order. After each step rows, ranges and states are what
+the model says; from wherever a history has led, a calm brings everything into exactly one completed batch per pipeline.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log
+from tracker_store import batches
+from tracker_store.blocks import AddOutcome, Claim, NewBlock, add_blocks, claim
+from tracker_store.cleanup import clean_up_receiver
+from tracker_store.engine import connect
+from tracker_store.errors import AllocationError, AttemptSupersededError, BatchHeldError, ClaimLostError
+from tracker_store.pipelines import apply_pipeline, apply_stream
+from tracker_store.processes import register_process
+from tracker_store.received_block_tracker import ReceivedBlockTracker
+from tracker_store.receivers import placements
+from tracker_store.schema import SCHEMA, BatchState, ProcessKind, metadata
+from tracker_store.segments import open_segment
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+MAX_ATTEMPTS = 2
+UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
+
+any_one = st.integers(0, 10**6)
+group_sizes = st.lists(st.integers(0, 9), min_size=1, max_size=3)
+limits = st.none() | st.integers(0, 40)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A block, or a marker (`is_marker`), of one receiver. `tick` orders it among all events."""
+
+    sequence: int
+    epoch: int
+    records: int
+    tick: int
+    is_marker: bool
+
+
+@dataclass
+class Receiver:
+    """All rows that were ever added; those up to `low_mark` are cleaned, but for markers."""
+
+    rows: list[Row] = field(default_factory=list)
+    low_mark: int = 0
+
+    @property
+    def newest(self) -> int:
+        """Sequences count from 1 without gaps."""
+        return len(self.rows)
+
+    def left(self) -> list[Row]:
+        """What the table is to hold."""
+        return [row for row in self.rows if row.is_marker or row.sequence > self.low_mark]
+
+
+@dataclass
+class Process:
+    """One claim; a zombie once there is a newer one."""
+
+    claim: Claim
+    segment_id: int
+    next_sequence: int
+    last_group: list[NewBlock] = field(default_factory=list)
+
+
+@dataclass
+class Batch:
+    """A batch of the model."""
+
+    time: datetime
+    tick: int
+    ranges: dict[int, tuple[int, int]]
+    state: BatchState
+    attempt: int = 0
+
+
+@dataclass
+class Pipeline:
+    """A pipeline of the model; `retains` everything that it ever allocated, or nothing."""
+
+    pipeline_id: int
+    last_tick: int
+    cursors: dict[int, int] = field(default_factory=dict)
+    batches: list[Batch] = field(default_factory=list)
+    retains: bool = False
+    live: bool = True
+
+    def unfinished(self) -> list[Batch]:
+        """Oldest first."""
+        return [batch for batch in self.batches if batch.state in UNFINISHED]
+
+
+class DriverLogMachine(RuleBasedStateMachine):
+    """See the module."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        super().__init__()
+        self.lease = ExitStack()
+        self.connection = self.lease.enter_context(connect(engine))
+        tables = ", ".join(f"{SCHEMA}.{name.name}" for name in metadata.sorted_tables if name.name != "leadership")
+        self.connection.execute(sa.text(f"TRUNCATE {tables}"))
+        log = make_log(self.connection)
+        self.stream_id = log.stream_id
+        self.receivers = {receiver_id: Receiver() for receiver_id in log.receiver_ids}
+        self.processes: list[Process] = []
+        self.pipelines = [Pipeline(log.pipeline_id, 0)]
+        self.process_id = register_process(self.connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1)
+        self.ticks = 0
+        self.times: list[tuple[datetime, int]] = []
+
+    def teardown(self) -> None:
+        """Every history ends in a calm."""
+        with self.lease:
+            self.calm()
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def next_tick(self) -> int:
+        self.ticks += 1
+        return self.ticks
+
+    def now(self) -> tuple[datetime, int]:
+        time: datetime = self.connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()
+        return time, self.next_tick()
+
+    def is_owner(self, process: Process) -> bool:
+        return self.receivers[process.claim.receiver_id].rows[-1].epoch == process.claim.epoch
+
+    def live(self) -> list[Pipeline]:
+        return [pipeline for pipeline in self.pipelines if pipeline.live]
+
+    def tracker(self, pipeline: Pipeline) -> ReceivedBlockTracker:
+        return ReceivedBlockTracker(self.connection, pipeline.pipeline_id)
+
+    def take(self, receiver_id: int) -> Process:
+        claimed = claim_anew(self.connection, receiver_id)
+        receiver = self.receivers[receiver_id]
+        assert claimed.sequence == receiver.newest + 1
+        assert not receiver.rows or claimed.epoch > receiver.rows[-1].epoch
+        receiver.rows.append(Row(claimed.sequence, claimed.epoch, 0, self.next_tick(), is_marker=True))
+        segment_id = open_segment(
+            self.connection,
+            receiver_id=receiver_id,
+            epoch=claimed.epoch,
+            path=f"{receiver_id}/{claimed.epoch}",
+            source_rule="not_sent_again",
+        )
+        process = Process(claimed, segment_id, claimed.sequence + 1)
+        self.processes.append(process)
+        return process
+
+    def group(self, process: Process, sizes: list[int]) -> list[NewBlock]:
+        return [
+            block(process.claim, process.next_sequence + n, segment_id=process.segment_id, records=size)
+            for n, size in enumerate(sizes)
+        ]
+
+    def added(self, process: Process, group: list[NewBlock]) -> None:
+        """The model of an addition."""
+        tick = self.next_tick()
+        self.receivers[process.claim.receiver_id].rows += [
+            Row(item.sequence, item.epoch, item.records, tick, is_marker=False) for item in group
+        ]
+        process.next_sequence += len(group)
+        process.last_group = group
+
+    # -- receivers -----------------------------------------------------------------------------------------------------
+
+    @rule(pick=any_one)
+    def claim_receiver(self, pick: int) -> None:
+        self.take(list(self.receivers)[pick % len(self.receivers)])
+
+    @precondition(lambda self: len(self.receivers) < 3)
+    @rule()
+    def add_a_receiver(self) -> None:
+        apply_stream(
+            self.connection,
+            name="lines",
+            declaration={"source": {}, "settings": {}},
+            receivers=len(self.receivers) + 1,
+        )
+        for placement in placements(self.connection):
+            self.receivers.setdefault(placement.receiver_id, Receiver())
+
+    @precondition(lambda self: any(not self.is_owner(process) for process in self.processes))
+    @rule(pick=any_one)
+    def claim_by_a_stale_view(self, pick: int) -> None:
+        zombies = [process for process in self.processes if not self.is_owner(process)]
+        seen = zombies[pick % len(zombies)].claim
+        with pytest.raises(ClaimLostError):
+            claim(self.connection, receiver_id=seen.receiver_id, seen_epoch=seen.epoch, assignment=0)
+
+    @precondition(lambda self: self.processes)
+    @rule(pick=any_one, sizes=group_sizes)
+    def add_blocks(self, pick: int, sizes: list[int]) -> None:
+        process = self.processes[pick % len(self.processes)]
+        group = self.group(process, sizes)
+        outcome = add(self.connection, *group).outcome
+        assert outcome is (AddOutcome.ADDED if self.is_owner(process) else AddOutcome.FENCED)
+        if outcome is AddOutcome.ADDED:
+            self.added(process, group)
+
+    @precondition(lambda self: self.processes)
+    @rule(sizes=group_sizes)
+    def add_blocks_of_all_receivers_in_one_call(self, sizes: list[int]) -> None:
+        """The newest process of each receiver, and a zombie where there is one and no other."""
+        chosen = {process.claim.receiver_id: process for process in self.processes}
+        chosen |= {p.claim.receiver_id: p for p in self.processes[-2:]}
+        groups = {receiver_id: self.group(process, sizes) for receiver_id, process in chosen.items()}
+        results = add_blocks(self.connection, [item for group in groups.values() for item in group])
+        assert [result.receiver_id for result in results] == sorted(chosen)
+        for result in results:
+            process = chosen[result.receiver_id]
+            assert result.outcome is (AddOutcome.ADDED if self.is_owner(process) else AddOutcome.FENCED)
+            if result.outcome is AddOutcome.ADDED:
+                self.added(process, groups[result.receiver_id])
+
+    @precondition(lambda self: any(process.last_group for process in self.processes))
+    @rule(pick=any_one)
+    def retry_what_was_added(self, pick: int) -> None:
+        """Whatever has happened since: take-overs, allocation, clean-up."""
+        processes = [process for process in self.processes if process.last_group]
+        process = processes[pick % len(processes)]
+        assert add(self.connection, *process.last_group).outcome is AddOutcome.ALREADY_ADDED
+
+    @precondition(lambda self: any(process.last_group for process in self.processes))
+    @rule(pick=any_one)
+    def send_another_block_under_a_taken_number(self, pick: int) -> None:
+        processes = [process for process in self.processes if process.last_group]
+        process = processes[pick % len(processes)]
+        last = process.last_group[-1]
+        if last.sequence <= self.receivers[process.claim.receiver_id].low_mark:
+            return
+        other = replace(last, handle=replace(last.handle, crc32c=1))
+        expected = AddOutcome.CONFLICT if self.is_owner(process) else AddOutcome.FENCED
+        assert add(self.connection, other).outcome is expected
+
+    @precondition(lambda self: self.processes)
+    @rule(pick=any_one)
+    def leave_a_number_out(self, pick: int) -> None:
+        process = self.processes[pick % len(self.processes)]
+        [after_a_gap] = self.group(replace(process, next_sequence=process.next_sequence + 1), [1])
+        expected = AddOutcome.GAP if self.is_owner(process) else AddOutcome.FENCED
+        assert add(self.connection, after_a_gap).outcome is expected
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.live()) < 3 and len(self.pipelines) < 5)
+    @rule(retains=st.booleans())
+    def attach_a_pipeline(self, *, retains: bool) -> None:
+        pipeline_id = apply_pipeline(
+            self.connection,
+            name=f"pipeline {len(self.pipelines)}",
+            declaration={},
+            stream_ids=[self.stream_id],
+            interval=INTERVAL,
+        )
+        self.connection.execute(
+            sa.text(
+                "UPDATE forebay.pipelines SET last_batch_time = :noon, "
+                "retention = CASE WHEN :retains THEN interval '1 year' ELSE interval '0' END WHERE id = :id"
+            ),
+            {"noon": NOON, "retains": retains, "id": pipeline_id},
+        )
+        self.pipelines.append(Pipeline(pipeline_id, 0, retains=retains))
+
+    @precondition(lambda self: len(self.live()) > 1)
+    @rule(pick=any_one)
+    def remove_a_pipeline(self, pick: int) -> None:
+        pipeline = self.live()[pick % len(self.live())]
+        self.connection.execute(
+            sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp() WHERE id = :id"),
+            {"id": pipeline.pipeline_id},
+        )
+        pipeline.live = False
+
+    @rule()
+    def a_boundary_passes(self) -> None:
+        """Nobody allocates for it yet."""
+        self.times.append(self.now())
+
+    @rule(pick=any_one, at=any_one, max_records=limits, max_bytes=limits)
+    def allocate(self, pick: int, at: int, max_records: int | None, max_bytes: int | None) -> None:
+        pipeline = self.live()[pick % len(self.live())]
+        times = [*self.times, self.now()]
+        time, tick = times[-1 - at % min(len(times), 3)]
+        tracker = self.tracker(pipeline)
+        if tick <= pipeline.last_tick and all(batch.tick != tick for batch in pipeline.batches):
+            with pytest.raises(AllocationError):
+                tracker.allocate_blocks_to_batch(time)
+            return
+        tracker.allocate_blocks_to_batch(time, max_records=max_records, max_bytes=max_bytes)
+        if tick > pipeline.last_tick:
+            self.allocated(pipeline, time, tick, max_records, max_bytes)
+
+    def allocated(
+        self, pipeline: Pipeline, time: datetime, tick: int, max_records: int | None, max_bytes: int | None
+    ) -> None:
+        """The model of an allocation."""
+        waiting = {}
+        for receiver_id, receiver in self.receivers.items():
+            first = max(pipeline.cursors.get(receiver_id, 1), receiver.low_mark + 1)
+            rows = [row for row in receiver.rows[first - 1 :] if row.tick < tick]
+            if rows:
+                waiting[receiver_id] = rows
+        shares = [None if limit is None else limit // max(1, len(waiting)) for limit in (max_records, max_bytes)]
+        batch = Batch(time, tick, {}, BatchState.COMPLETED)
+        for receiver_id, rows in waiting.items():
+            records, last = 0, rows[0].sequence - 1
+            for row in rows:
+                records += row.records
+                if any(share is not None and size > share for share, size in zip(shares, (records, records * 10))):  # noqa: B905
+                    break
+                last = row.sequence
+            if shares != [None, None]:
+                last = max([last, *[row.sequence for row in rows if row.records][:1]])
+            if last >= rows[0].sequence:
+                batch.ranges[receiver_id] = (rows[0].sequence, last)
+                pipeline.cursors[receiver_id] = last + 1
+            if any(row.records for row in rows if row.sequence <= last):
+                batch.state = BatchState.ALLOCATED
+        pipeline.batches.append(batch)
+        pipeline.last_tick = tick
+
+    def start(self, pipeline: Pipeline, batch: Batch) -> None:
+        batches.claim_attempt(
+            self.connection,
+            pipeline_id=pipeline.pipeline_id,
+            batch_time=batch.time,
+            attempt=batch.attempt + 1,
+            run_id=f"run {batch.attempt + 1}",
+            process_id=self.process_id,
+        )
+        batch.attempt += 1
+        batch.state = BatchState.RUNNING
+
+    def complete(self, pipeline: Pipeline, batch: Batch) -> None:
+        assert self.sequences(pipeline, batch) == self.expected(batch)
+        batches.complete_batch(
+            self.connection,
+            pipeline_id=pipeline.pipeline_id,
+            batch_time=batch.time,
+            attempt=batch.attempt,
+            outputs=[],
+        )
+        batch.state = BatchState.COMPLETED
+
+    @precondition(lambda self: any(pipeline.unfinished() for pipeline in self.live()))
+    @rule(pick=any_one)
+    def run_the_oldest_batch_a_step_further(self, pick: int) -> None:
+        pipelines = [pipeline for pipeline in self.live() if pipeline.unfinished()]
+        pipeline = pipelines[pick % len(pipelines)]
+        batch = pipeline.unfinished()[0]
+        oldest = batches.oldest_unfinished_batch(self.connection, pipeline.pipeline_id)
+        assert oldest is not None
+        assert oldest.batch_time == batch.time
+        if batch.state is BatchState.RUNNING:
+            with pytest.raises(BatchHeldError):
+                self.start(pipeline, batch)
+            self.complete(pipeline, batch)
+        else:
+            self.start(pipeline, batch)
+
+    @precondition(lambda self: any(pipeline.unfinished() for pipeline in self.live()))
+    @rule(pick=any_one)
+    def fail_the_oldest_batch(self, pick: int) -> None:
+        pipelines = [pipeline for pipeline in self.live() if pipeline.unfinished()]
+        pipeline = pipelines[pick % len(pipelines)]
+        self.fail(pipeline, pipeline.unfinished()[0])
+
+    @rule(fates=st.lists(st.sampled_from(["complete", "complete", "quarantine", "fail", "leave"]), min_size=1))
+    def every_pipeline_catches_up(self, fates: list[str]) -> None:
+        """Else the slowest would mostly keep everything from clean-up."""
+        for pipeline in self.live():
+            time, tick = self.now()
+            self.tracker(pipeline).allocate_blocks_to_batch(time)
+            self.allocated(pipeline, time, tick, None, None)
+            for number, batch in enumerate(pipeline.unfinished()):
+                fate = fates[number % len(fates)]
+                if fate == "complete":
+                    if batch.state is not BatchState.RUNNING:
+                        self.start(pipeline, batch)
+                    self.complete(pipeline, batch)
+                elif fate in ("fail", "quarantine"):
+                    self.fail(pipeline, batch)
+                    if fate == "quarantine" and batch.state is BatchState.FAILED:
+                        self.fail(pipeline, batch)
+        self.clean_up(fates.count("leave"), 1000)
+
+    def fail(self, pipeline: Pipeline, batch: Batch) -> None:
+        if batch.state is not BatchState.RUNNING:
+            batch.attempt += 1
+        ended = batches.fail_attempt(
+            self.connection,
+            pipeline_id=pipeline.pipeline_id,
+            batch_time=batch.time,
+            attempt=batch.attempt,
+            run_id="a run",
+            error="boom",
+            max_attempts=MAX_ATTEMPTS,
+            retry_after=INTERVAL * 0,
+        )
+        assert ended is (BatchState.QUARANTINED if batch.attempt >= MAX_ATTEMPTS else BatchState.FAILED)
+        batch.state = ended
+
+    @precondition(lambda self: any(b.attempt > 1 for p in self.pipelines for b in p.batches))
+    @rule(pick=any_one)
+    def a_zombie_attempt_completes_nothing(self, pick: int) -> None:
+        found = [(p, b) for p in self.pipelines for b in p.batches if b.attempt > 1]
+        pipeline, batch = found[pick % len(found)]
+        with pytest.raises(AttemptSupersededError):
+            batches.complete_batch(
+                self.connection,
+                pipeline_id=pipeline.pipeline_id,
+                batch_time=batch.time,
+                attempt=batch.attempt - 1,
+                outputs=[],
+            )
+
+    # -- clean-up ------------------------------------------------------------------------------------------------------
+
+    @rule(pick=any_one, max_rows=st.sampled_from([1, 3, 1000]))
+    def clean_up(self, pick: int, max_rows: int) -> None:
+        receiver_id = list(self.receivers)[pick % len(self.receivers)]
+        receiver = self.receivers[receiver_id]
+        time, _ = self.now()
+        cleaned = clean_up_receiver(self.connection, receiver_id=receiver_id, threshold=time, max_rows=max_rows)
+        limit = min(self.keep_from(receiver_id), receiver.newest) - 1
+        goes_to = min(limit, receiver.low_mark + max_rows)
+        assert cleaned.blocks == max(0, goes_to - receiver.low_mark)
+        assert cleaned.records == sum(row.records for row in receiver.rows[receiver.low_mark : goes_to])
+        assert cleaned.more == (goes_to < limit)
+        receiver.low_mark = max(receiver.low_mark, goes_to)
+
+    def keep_from(self, receiver_id: int) -> int:
+        """The first sequence that somebody may still ask for."""
+        needed = []
+        for pipeline in self.live():
+            unfinished = pipeline.unfinished()
+            done_with = min([pipeline.last_tick, *(batch.tick for batch in unfinished)])
+            needed.append(pipeline.cursors.get(receiver_id, 1))
+            needed += [
+                batch.ranges[receiver_id][0]
+                for batch in pipeline.batches
+                if receiver_id in batch.ranges and (batch in unfinished or pipeline.retains or batch.tick > done_with)
+            ]
+        return min(needed)
+
+    # -- what always holds ---------------------------------------------------------------------------------------------
+
+    def expected(self, batch: Batch) -> list[tuple[int, int]]:
+        """The blocks of a batch."""
+        return [
+            (receiver_id, row.sequence)
+            for receiver_id, (first, last) in sorted(batch.ranges.items())
+            for row in self.receivers[receiver_id].rows[first - 1 : last]
+            if not row.is_marker
+        ]
+
+    def sequences(self, pipeline: Pipeline, batch: Batch) -> list[tuple[int, int]]:
+        """The same, of the driver log."""
+        return [(b.receiver_id, b.sequence) for b in self.tracker(pipeline).get_blocks_of_batch(batch.time)]
+
+    @invariant()
+    def chains_are_the_models(self) -> None:
+        rows = self.connection.execute(
+            sa.text(
+                "SELECT receiver_id, sequence, epoch, records, total_records, bytes, total_bytes "
+                "FROM forebay.blocks ORDER BY receiver_id, sequence"
+            )
+        ).all()
+        expected = []
+        for receiver_id, receiver in sorted(self.receivers.items()):
+            totals, total = {}, 0
+            for row in receiver.rows:
+                total += row.records
+                totals[row.sequence] = total
+            expected += [
+                (
+                    receiver_id,
+                    r.sequence,
+                    r.epoch,
+                    r.records,
+                    totals[r.sequence],
+                    r.records * 10,
+                    totals[r.sequence] * 10,
+                )
+                for r in receiver.left()
+            ]
+        assert [tuple(row) for row in rows] == expected
+
+    @invariant()
+    def ranges_are_the_models(self) -> None:
+        rows = self.connection.execute(
+            sa.text(
+                "SELECT pipeline_id, batch_time, receiver_id, lower(sequences), upper(sequences) - 1, records "
+                "FROM forebay.batch_allocations ORDER BY pipeline_id, batch_time, receiver_id"
+            )
+        ).all()
+        assert [tuple(row) for row in rows] == [
+            (
+                pipeline.pipeline_id,
+                batch.time,
+                receiver_id,
+                first,
+                last,
+                sum(row.records for row in self.receivers[receiver_id].rows[first - 1 : last]),
+            )
+            for pipeline in self.pipelines
+            for batch in pipeline.batches
+            for receiver_id, (first, last) in sorted(batch.ranges.items())
+        ]
+
+    @invariant()
+    def states_are_the_models(self) -> None:
+        rows = self.connection.execute(
+            sa.text("SELECT pipeline_id, batch_time, state, attempt FROM forebay.batches ORDER BY 1, 2")
+        ).all()
+        assert [tuple(row) for row in rows] == [
+            (pipeline.pipeline_id, batch.time, batch.state.value, batch.attempt)
+            for pipeline in self.pipelines
+            for batch in pipeline.batches
+        ]
+
+    @invariant()
+    def what_may_be_asked_for_is_there(self) -> None:
+        """Unfinished batches, retained ones, and a quarantined one even after its blocks' rows are gone."""
+        for pipeline in self.live():
+            for batch in pipeline.batches:
+                kept = batch.state in UNFINISHED or pipeline.retains or batch.state is BatchState.QUARANTINED
+                if kept and batch.ranges:
+                    assert self.sequences(pipeline, batch) == self.expected(batch)
+
+    # -- liveness ------------------------------------------------------------------------------------------------------
+
+    def calm(self) -> None:
+        """Each receiver adds a last block; then every pipeline takes and completes all there is, and all may go."""
+        for receiver_id in self.receivers:
+            owner = self.take(receiver_id)
+            group = self.group(owner, [1])
+            assert add(self.connection, *group).outcome is AddOutcome.ADDED
+            self.added(owner, group)
+        for pipeline in self.live():
+            time, tick = self.now()
+            self.tracker(pipeline).allocate_blocks_to_batch(time)
+            self.allocated(pipeline, time, tick, None, None)
+            while unfinished := pipeline.unfinished():
+                if unfinished[0].state is not BatchState.RUNNING:
+                    self.start(pipeline, unfinished[0])
+                self.complete(pipeline, unfinished[0])
+            assert not self.tracker(pipeline).has_unallocated_blocks()
+            for receiver_id, receiver in self.receivers.items():
+                ranges = [batch.ranges[receiver_id] for batch in pipeline.batches if receiver_id in batch.ranges]
+                # It began with what was retained then; from there on each block is in one batch, in order.
+                assert [first for first, _ in ranges[1:]] == [last + 1 for _, last in ranges[:-1]]
+                assert ranges[-1][1] == receiver.newest
+        self.ranges_are_the_models()
+        self.states_are_the_models()
+        for number in range(len(self.receivers)):
+            self.clean_up(number, 1000)
+        self.chains_are_the_models()
+        if not any(pipeline.retains for pipeline in self.live()):
+            assert all(
+                row.is_marker or row.sequence == receiver.newest
+                for receiver in self.receivers.values()
+                for row in receiver.left()
+            )
+        self.what_may_be_asked_for_is_there()
+
+
+@pytest.mark.timeout(300)
+def test_random_histories_are_the_models(engine: sa.Engine) -> None:
+    class Machine(DriverLogMachine):
+        def __init__(self) -> None:
+            super().__init__(engine)
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=100,
+            stateful_step_count=50,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

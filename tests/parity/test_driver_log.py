@@ -1,0 +1,283 @@
+"""Rows of the original's driver log that no other test is named after; docs/parity.md has them all."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log
+from tracker_store import status
+from tracker_store.blocks import AddOutcome, claim
+from tracker_store.engine import connect
+from tracker_store.errors import NotAssignedError
+from tracker_store.pipelines import apply_pipeline, get_pipeline
+from tracker_store.received_block_tracker import ReceivedBlockTracker
+from tracker_store.receivers import receiver_events, report_event, schedule_receiver, set_receiver_state
+from tracker_store.schema import ReceiverEventKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
+    with connect(engine) as connection:
+        yield connection
+
+
+def everything(connection: sa.Connection) -> list[tuple[object, ...]]:
+    return [tuple(row) for row in connection.execute(sa.text("SELECT * FROM forebay.blocks ORDER BY 1, 2"))]
+
+
+def test_t02_an_addition_that_is_refused_changes_nothing(connection: sa.Connection) -> None:
+    log = make_log(connection)
+    [receiver] = log.receiver_ids
+    claimed = log.add_at(receiver, NOON + SECOND)
+    before = everything(connection)
+    for refused, outcome in [
+        (block(claimed, 2, records=11), AddOutcome.CONFLICT),
+        (block(claimed, 5), AddOutcome.GAP),
+    ]:
+        assert add(connection, refused).outcome is outcome
+        assert everything(connection) == before
+    assert [lag.waiting_blocks for lag in status.stream_lag(connection)] == [2]
+
+
+def test_t02_additions_stand_in_the_order_in_which_they_were_sent(connection: sa.Connection) -> None:
+    log = make_log(connection)
+    claimed = claim_anew(connection, log.receiver_ids[0])
+    for number in range(2, 30):
+        assert add(connection, block(claimed, number)).outcome is AddOutcome.ADDED
+    assert [row[1] for row in everything(connection)] == list(range(1, 30))
+    times = connection.execute(sa.text("SELECT added_at FROM forebay.blocks ORDER BY sequence")).scalars().all()
+    assert times == sorted(times)
+
+
+def test_t03_k07_a_receiver_that_is_not_declared_can_neither_claim_nor_add(connection: sa.Connection) -> None:
+    make_log(connection)
+    with pytest.raises(NotAssignedError):
+        claim(connection, receiver_id=999, seen_epoch=0, assignment=0)
+    outcome = connection.execute(
+        sa.text(
+            "SELECT outcome FROM forebay.add_block('{999}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}')"
+        )
+    ).scalar_one()
+    assert outcome == "gap"
+    assert everything(connection) == []
+
+
+def test_t07_a_tracker_that_comes_new_goes_on_from_the_log_alone(engine: sa.Engine) -> None:
+    """Nothing is replayed: what was allocated is, what was not goes to the next time, whoever asks."""
+    with connect(engine) as first:
+        log = make_log(first)
+        log.add_at(log.receiver_ids[0], NOON + SECOND, NOON + INTERVAL + SECOND)
+        log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+        decided = log.tracker.get_blocks_of_batch(NOON + INTERVAL)
+    engine.dispose()
+    with connect(engine) as second:
+        tracker = ReceivedBlockTracker(second, log.pipeline_id)
+        assert tracker.get_blocks_of_batch(NOON + INTERVAL) == decided
+        tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+        assert tracker.get_blocks_of_batch(NOON + INTERVAL) == decided
+        assert tracker.has_unallocated_blocks()
+        tracker.allocate_blocks_to_batch(NOON + 2 * INTERVAL)
+        assert [b.sequence for b in tracker.get_blocks_of_batch(NOON + 2 * INTERVAL)] == [3]
+        assert not tracker.has_unallocated_blocks()
+
+
+def test_t08_allocation_of_100000_blocks(connection: sa.Connection) -> None:
+    """The original's serializer overflowed its stack on a few thousand. Here a batch is two numbers per receiver."""
+    log = make_log(connection)
+    [receiver] = log.receiver_ids
+    claimed = log.add_at(receiver, NOON + SECOND)
+    connection.execute(
+        sa.text(
+            "INSERT INTO forebay.blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, "
+            'total_bytes, segment_id, "offset", length, crc32c) '
+            "SELECT b.receiver_id, b.sequence + n, b.epoch, b.added_at + n * interval '50 us', 1, 10, "
+            'b.total_records + n, b.total_bytes + 10 * n, b.segment_id, b."offset" + n, 10, n '
+            "FROM forebay.blocks b, generate_series(1, 100000) AS n WHERE b.receiver_id = :r AND b.sequence = 2"
+        ),
+        {"r": claimed.receiver_id},
+    )
+    connection.execute(sa.text("ANALYZE forebay.blocks"))
+    began = time.monotonic()
+    # The cut lies within them, so their end has to be found.
+    log.tracker.allocate_blocks_to_batch(NOON + SECOND + timedelta(seconds=4))
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    took = time.monotonic() - began
+    first, second = (
+        log.tracker.get_ranges_of_batch(at) for at in (NOON + SECOND + timedelta(seconds=4), NOON + INTERVAL)
+    )
+    assert [(r.first, r.last, r.records) for r in first] == [(1, 80_001, 10 + 79_999)]
+    assert [(r.first, r.last, r.records) for r in second] == [(80_002, 100_002, 20_001)]
+    assert took < 5
+
+
+def test_k07_a_receiver_that_stops_keeps_why_and_one_that_is_unknown_is_no_one(connection: sa.Connection) -> None:
+    log = make_log(connection)
+    [receiver] = log.receiver_ids
+    schedule_receiver(connection, term=0, receiver_id=receiver, agent_id=1, why="a test")
+    assert set_receiver_state(connection, receiver_id=receiver, state=ReceiverState.ACTIVE, assignment=1)
+    report_event(connection, receiver_id=receiver, epoch=1, kind=ReceiverEventKind.ERROR, message="the source hung up")
+    report_event(connection, receiver_id=receiver, epoch=1, kind=ReceiverEventKind.STOPPED, message="deregistered")
+    assert set_receiver_state(
+        connection, receiver_id=receiver, state=ReceiverState.FAILED, assignment=1, reason="the source hung up"
+    )
+    [seen] = status.receiver_status(connection)
+    assert (seen.state, seen.reason) == ("FAILED", "the source hung up")
+    assert [kind for kind, _, _ in receiver_events(connection, receiver)][-2:] == ["ERROR", "STOPPED"]
+    assert not set_receiver_state(connection, receiver_id=999, state=ReceiverState.INACTIVE, assignment=0)
+    assert len(status.receiver_status(connection)) == 1
+
+
+def test_k08_an_error_is_reported_with_its_own_time_and_changes_no_state(connection: sa.Connection) -> None:
+    """The original kept the time of the first error for all that followed."""
+    log = make_log(connection)
+    [receiver] = log.receiver_ids
+    query = sa.text("SELECT state, last_error, last_error_at FROM forebay.receiver_status")
+    before = connection.execute(query).one()
+    times = []
+    for message in ("first", "second"):
+        report_event(connection, receiver_id=receiver, epoch=1, kind=ReceiverEventKind.ERROR, message=message)
+        now = connection.execute(query).one()
+        assert (now.state, now.last_error) == (before.state, message)
+        times.append(now.last_error_at)
+    assert times[0] < times[1]
+
+
+def test_k09_an_addition_needs_the_claim_of_its_sender(connection: sa.Connection) -> None:
+    """The original checked neither sender nor registration."""
+    log = make_log(connection)
+    [receiver] = log.receiver_ids
+    claimed = claim_anew(connection, receiver)
+    assert add(connection, block(claimed, 2, epoch=claimed.epoch - 1)).outcome is AddOutcome.FENCED
+    assert add(connection, block(claimed, 2, epoch=claimed.epoch + 1)).outcome is AddOutcome.GAP
+    assert add(connection, block(claimed, 2)).outcome is AddOutcome.ADDED
+
+
+def test_m05_a_batch_has_one_report_per_receiver_and_no_negative_count(connection: sa.Connection) -> None:
+    log = make_log(connection)
+    [receiver] = log.receiver_ids
+    log.add_at(receiver, NOON + SECOND)
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    again = (
+        "INSERT INTO forebay.batch_allocations SELECT pipeline_id, batch_time, receiver_id, int8range(50, 60), 1, 1 "
+        "FROM forebay.batch_allocations"
+    )
+    with pytest.raises(IntegrityError, match="batch_allocations_pkey"):
+        connection.execute(sa.text(again))
+    with pytest.raises(IntegrityError, match="blocks_counts"):
+        connection.execute(sa.text("UPDATE forebay.blocks SET records = -1 WHERE sequence = 2"))
+
+
+def test_m06_a_batch_counts_what_its_receivers_report_and_an_empty_one_reads_nothing(
+    connection: sa.Connection,
+) -> None:
+    log = make_log(connection, receivers=3)
+    one, two, _idle = log.receiver_ids
+    log.add_at(one, NOON + SECOND, records=3)
+    log.add_at(two, NOON + SECOND, NOON + 2 * SECOND, records=5)
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    log.tracker.allocate_blocks_to_batch(NOON + 2 * INTERVAL)
+    empty, full = status.batch_stats(connection)
+    assert (full.records, full.state) == (13, "ALLOCATED")
+    assert (empty.records, empty.state) == (0, "COMPLETED")
+    assert log.tracker.get_blocks_of_batch(NOON + 2 * INTERVAL) == []
+    assert len(log.tracker.get_ranges_of_batch(NOON + INTERVAL)) == 2
+
+
+def test_w06_an_allocation_that_fails_takes_no_block(connection: sa.Connection) -> None:
+    """The original took the blocks out of their queues, and then failed to write it down."""
+    log = make_log(connection)
+    [receiver] = log.receiver_ids
+    log.add_at(receiver, NOON + SECOND, NOON + 2 * SECOND)
+    # What a bug would have left: the constraint refuses the ranges after everything else was worked out.
+    connection.execute(
+        sa.text("INSERT INTO forebay.batch_allocations VALUES (:p, :t, :r, int8range(3, 4), 1, 1)"),
+        {"p": log.pipeline_id, "t": NOON - INTERVAL, "r": receiver},
+    )
+    with pytest.raises(IntegrityError, match="batch_allocations_no_overlap"):
+        log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    assert log.tracker.has_unallocated_blocks()
+    assert get_pipeline(connection, "words").last_batch_time == NOON
+    assert connection.execute(sa.text("SELECT count(*) FROM forebay.cursors")).scalar_one() == 0
+    connection.execute(sa.text("DELETE FROM forebay.batch_allocations"))
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    assert [b.sequence for b in log.tracker.get_blocks_of_batch(NOON + INTERVAL)] == [2, 3]
+
+
+def test_w07_what_is_added_while_a_batch_is_allocated_goes_to_the_next(
+    engine: sa.Engine, connection: sa.Connection
+) -> None:
+    """The original cleared the whole queue for an allocation, and with it what had come meanwhile."""
+    log = make_log(connection)
+    [receiver] = log.receiver_ids
+    claimed = log.add_at(receiver, NOON + SECOND)
+    with connect(engine) as adder:
+        transacting = adder.execution_options(isolation_level="READ COMMITTED")
+        with transacting.begin():
+            assert add(transacting, block(claimed, 3)).outcome is AddOutcome.ADDED
+            # Uncommitted, though its time is before the cut.
+            transacting.execute(
+                sa.text("UPDATE forebay.blocks SET added_at = :t WHERE sequence = 3"), {"t": NOON + 2 * SECOND}
+            )
+            log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    assert [b.sequence for b in log.tracker.get_blocks_of_batch(NOON + INTERVAL)] == [2]
+    log.tracker.allocate_blocks_to_batch(NOON + 2 * INTERVAL)
+    assert [b.sequence for b in log.tracker.get_blocks_of_batch(NOON + 2 * INTERVAL)] == [3]
+    assert not log.tracker.has_unallocated_blocks()
+
+
+def test_w14_a_changed_declaration_goes_on_where_the_old_one_was(connection: sa.Connection) -> None:
+    """The original's checkpoint held the program: after a change of code there was no way back into it."""
+    log = make_log(connection)
+    [receiver] = log.receiver_ids
+    log.add_at(receiver, NOON + SECOND, NOON + INTERVAL + SECOND)
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    changed = apply_pipeline(
+        connection,
+        name="words",
+        declaration={"max_attempts": 9, "streams": ["lines"], "outputs": {"renamed": {}}},
+        stream_ids=[log.stream_id],
+        interval=timedelta(seconds=30),
+    )
+    assert changed == log.pipeline_id
+    log.tracker.allocate_blocks_to_batch(NOON + 3 * INTERVAL)
+    assert [b.sequence for b in log.tracker.get_blocks_of_batch(NOON + 3 * INTERVAL)] == [3]
+    assert [b.sequence for b in log.tracker.get_blocks_of_batch(NOON + INTERVAL)] == [2]
+
+
+def test_point_13_no_function_on_the_path_of_a_block_may_scan(connection: sa.Connection) -> None:
+    """A plan that was made while the table was near empty scanned it for hours."""
+    rows = connection.execute(
+        sa.text(
+            "SELECT proname, proconfig FROM pg_proc WHERE pronamespace = 'forebay'::regnamespace "
+            "AND prosrc ~* '(from|join|into) (blocks|block_offsets)\\M'"
+        )
+    )
+    settings: dict[str, list[str]] = {row.proname: row.proconfig for row in rows}
+    assert {"add_block", "claim", "allocate_blocks_to_batch", "clean_up_receiver", "open_partition"} <= settings.keys()
+    # It copies a quarantined batch's blocks, by its ranges, once in a batch's life.
+    del settings["fail_attempt"]
+    assert [name for name, given in settings.items() if "enable_seqscan=off" not in given] == []
+
+
+def test_point_35_a_pipeline_that_is_applied_again_is_another(connection: sa.Connection) -> None:
+    """From the earliest on, under its old name: its old ranges are nothing to it."""
+    log = make_log(connection)
+    [receiver] = log.receiver_ids
+    log.add_at(receiver, NOON + SECOND, NOON + 2 * SECOND)
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = now()"))
+    again = make_log(connection)
+    assert again.pipeline_id != log.pipeline_id
+    again.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    assert [b.sequence for b in again.tracker.get_blocks_of_batch(NOON + INTERVAL)] == [2, 3]
