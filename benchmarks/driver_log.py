@@ -56,8 +56,8 @@ class Sizes:
     original_recovered: int
 
 
-_FULL = Sizes(2.0, 3, (1, 8, 32, 64), (10, 10_000, 1_000_000), (1_000_000, 10_000_000), 60, 100_000, 1_000_000)
-_QUICK = Sizes(1.0, 3, (1, 8, 32), (10, 10_000), (100_000,), 12, 10_000, 50_000)
+_FULL = Sizes(1.0, 4, (1, 8, 32, 64), (10, 10_000, 1_000_000), (1_000_000, 10_000_000), 60, 100_000, 1_000_000)
+_QUICK = Sizes(0.5, 2, (1, 8, 32), (10, 10_000), (100_000,), 12, 10_000, 50_000)
 
 
 def _singles(server: Server, report: Report, sizes: Sizes, receiver_ids: Sequence[int]) -> None:
@@ -155,7 +155,7 @@ def _clean_up(server: Server, report: Report, sizes: Sizes, log: FilledLog) -> N
     with Writers(server, jobs) as running, connect(server.engine) as connection:
         began = time.perf_counter()
         left = list(log.receiver_ids)
-        while left and time.perf_counter() - began < sizes.seconds * 4:
+        while left and time.perf_counter() - began < sizes.seconds * 8:
             receiver_id = left.pop(0)
             cleaned = clean_up_receiver(
                 connection, receiver_id=receiver_id, threshold=threshold, max_rows=_CLEAN_UP_ROWS

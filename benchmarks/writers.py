@@ -2,7 +2,8 @@
 
 Each writer is a process of its own, as each receiver process is. With threads one interpreter's lock would be the
 limit from a few writers on, for the plain insert as for `add_block`, and their ratio would tell of Python and not of
-the server. All connect first, then begin together.
+the server. All connect in Forebay's own way, with its time-outs, warm up, and begin together; what is a plain insert, or a
+bare statement, is executed on psycopg2's cursor of that connection.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Writers:
 def _write(server: Server, job: Job, ready: Barrier, end: c_bool, report: Callable[[int], None]) -> None:
     engine = create_engine(server.url, application_name="benchmark writer", pool_size=1)
     with connect(engine) as connection:
-        call = _call(server, connection, job)
+        call = _call(connection, job)
         for _ in range(_WARM_UP_CALLS):
             call()
         ready.wait(_START_SECONDS)
@@ -145,12 +146,12 @@ def _write(server: Server, job: Job, ready: Barrier, end: c_bool, report: Callab
     report(calls * job.blocks_per_call * len(job.claims))
 
 
-def _call(server: Server, connection: sa.Connection, job: Job) -> Callable[[], None]:
+def _call(connection: sa.Connection, job: Job) -> Callable[[], None]:
     match job.work:
         case Work.PLAIN:
-            return _plain_insert(server, job.claims[0])
+            return _plain_insert(connection, job.claims[0])
         case Work.STATEMENT:
-            return _bare_statement(server, job.claims[0])
+            return _bare_statement(connection, job.claims[0])
         case Work.ADD_LINKED:
             return _add_linked(connection, job.claims[0])
         case Work.ADD:
@@ -198,8 +199,8 @@ def _add_linked(connection: sa.Connection, claimed: Claim) -> Callable[[], None]
     return call
 
 
-def _plain_insert(server: Server, claimed: Claim) -> Callable[[], None]:
-    cursor = server.connect().cursor()
+def _plain_insert(connection: sa.Connection, claimed: Claim) -> Callable[[], None]:
+    cursor = connection.connection.cursor()
     # An epoch is the clock in ms: no two rounds insert the same numbers.
     sequence = claimed.epoch * _PLAIN_STEP
 
@@ -214,8 +215,8 @@ def _plain_insert(server: Server, claimed: Claim) -> Callable[[], None]:
     return call
 
 
-def _bare_statement(server: Server, claimed: Claim) -> Callable[[], None]:
-    cursor = server.connect().cursor()
+def _bare_statement(connection: sa.Connection, claimed: Claim) -> Callable[[], None]:
+    cursor = connection.connection.cursor()
     statement = "SELECT * FROM forebay.add_block(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
     sequence = claimed.sequence
 

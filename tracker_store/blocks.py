@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -213,7 +214,7 @@ def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[Ad
             detail=detail,
             steering=Steering(receiver_id, rate_limit, DesiredState(desired_state), assignment),
         )
-        for receiver_id, outcome, detail, rate_limit, desired_state, assignment in rows
+        for receiver_id, outcome, detail, rate_limit, desired_state, assignment in sorted(rows, key=itemgetter(0))
     ]
 
 

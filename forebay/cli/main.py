@@ -39,7 +39,8 @@ def main(
     """Configure the log: to standard error, so that output stays clean."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Asked for at each message: who runs a command inside a test takes its standard error away again.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,

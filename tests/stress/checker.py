@@ -72,7 +72,8 @@ SAFETY = {
     "a row above the low mark, a marker or the newest row is missing": """
         SELECT w.receiver_id, w.sequence FROM witness.blocks w JOIN forebay.receivers r ON r.id = w.receiver_id
         WHERE (w.sequence > r.low_mark OR w.segment_id IS NULL)
-          AND NOT EXISTS (SELECT 1 FROM forebay.blocks b WHERE b = w::text::forebay.blocks)""",
+          AND NOT EXISTS (SELECT 1 FROM forebay.blocks b WHERE b.receiver_id = w.receiver_id
+                          AND b.sequence = w.sequence AND b = w::text::forebay.blocks)""",
     "a row is there that was cleaned away or never added": """
         SELECT b.receiver_id, b.sequence FROM forebay.blocks b JOIN forebay.receivers r ON r.id = b.receiver_id
         WHERE b.segment_id IS NOT NULL AND b.sequence <= r.low_mark
@@ -98,7 +99,8 @@ SAFETY = {
         SELECT DISTINCT ON (stream_id, source, partition) l.stream_id, l.source, l.partition FROM (
             SELECT DISTINCT ON (stream_id, source, partition) * FROM witness.links
             ORDER BY stream_id, source, partition, generation DESC, from_offset DESC) AS l
-        WHERE NOT EXISTS (SELECT 1 FROM forebay.block_offsets o WHERE o = l::text::forebay.block_offsets)""",
+        WHERE NOT EXISTS (SELECT 1 FROM forebay.block_offsets o WHERE o.stream_id = l.stream_id AND o.source = l.source
+                          AND o.partition = l.partition AND o = l::text::forebay.block_offsets)""",
     "a key is of no block": """
         SELECT k.stream_id, k.key FROM forebay.record_keys k WHERE NOT EXISTS (
             SELECT 1 FROM witness.blocks w WHERE w.receiver_id = k.receiver_id AND w.sequence = k.sequence)""",

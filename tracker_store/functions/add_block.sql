@@ -9,6 +9,8 @@
 -- a mismatch inserts nothing; where another receiver was faster between the two, the primary key of block_offsets or
 -- record_keys raises, the whole call is undone, and the caller sends each receiver's blocks alone: then the comparison
 -- names the outcome.
+-- A group without links and keys goes in by two statements for all receivers together; whom the first refuses is then
+-- looked at like one that came alone. (A loop over receivers costs three times as much.)
 -- The outcome is named by later statements, whose snapshots are fresh: the INSERT's own is from before any wait.
 -- Locks: the inserted rows' keys alone, in the order of (receiver, sequence), then block_offsets, then record_keys.
 -- No row of `receivers` is locked.
@@ -38,7 +40,46 @@ DECLARE
     stream bigint;
     broken_link text;
     known_keys text;
+    grouped bigint[] := '{}';
 BEGIN
+    IF cardinality(receiver_ids) > 1 AND cardinality(link_blocks) = 0 AND cardinality(key_blocks) = 0 THEN
+        -- A group: each receiver's first block in one statement, the rest of those that went in by the next.
+        WITH runs AS (
+            SELECT u.receiver_id AS receiver, min(u.n)::int AS lo
+            FROM unnest(receiver_ids) WITH ORDINALITY AS u(receiver_id, n)
+            GROUP BY u.receiver_id
+        ), inserted AS (
+            INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes,
+                                segment_id, "offset", length, crc32c)
+            SELECT r.receiver, sequences[r.lo], epochs[r.lo], greatest(p.added_at, clock_timestamp()),
+                   record_counts[r.lo], byte_counts[r.lo],
+                   p.total_records + record_counts[r.lo], p.total_bytes + byte_counts[r.lo],
+                   segment_ids[r.lo], offsets[r.lo], lengths[r.lo], checksums[r.lo]
+            FROM runs r
+            CROSS JOIN LATERAL (
+                SELECT * FROM blocks b WHERE b.receiver_id = r.receiver ORDER BY b.sequence DESC LIMIT 1) AS p
+            WHERE p.sequence = sequences[r.lo] - 1 AND p.epoch = epochs[r.lo]
+            ORDER BY r.receiver
+            ON CONFLICT (receiver_id, sequence) DO NOTHING
+            RETURNING receiver_id)
+        SELECT coalesce(array_agg(i.receiver_id), '{}') INTO grouped FROM inserted i;
+
+        IF cardinality(receiver_ids) > cardinality(grouped) THEN
+            INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes,
+                                segment_id, "offset", length, crc32c)
+            SELECT f.receiver_id, sequences[u.n], f.epoch, f.added_at, record_counts[u.n], byte_counts[u.n],
+                   f.total_records + sum(record_counts[u.n]) OVER run, f.total_bytes + sum(byte_counts[u.n]) OVER run,
+                   segment_ids[u.n], offsets[u.n], lengths[u.n], checksums[u.n]
+            FROM (SELECT a.receiver_id, a.n, min(a.n) OVER (PARTITION BY a.receiver_id) AS lo
+                  FROM unnest(receiver_ids) WITH ORDINALITY AS a(receiver_id, n)
+                  WHERE a.receiver_id = ANY (grouped)) AS u
+            JOIN blocks f ON f.receiver_id = u.receiver_id AND f.sequence = sequences[u.lo]
+            WHERE u.n > u.lo
+            WINDOW run AS (PARTITION BY u.receiver_id ORDER BY u.n)
+            ORDER BY u.receiver_id, u.n;
+        END IF;
+    END IF;
+
     FOR sent IN
         SELECT u.receiver_id AS receiver, min(u.n)::int AS lo, max(u.n)::int AS hi, count(*) AS blocks,
                count(DISTINCT epochs[u.n]) AS epochs_sent
@@ -50,6 +91,7 @@ BEGIN
             RAISE EXCEPTION 'blocks of receiver % are not one run of sequences of one epoch', sent.receiver
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
+        CONTINUE WHEN sent.receiver = ANY (grouped);
         receiver_id := sent.receiver;
         detail := NULL;
         broken_link := NULL;
@@ -179,5 +221,11 @@ BEGIN
         END IF;
         RETURN NEXT;
     END LOOP;
+
+    IF cardinality(grouped) > 0 THEN
+        RETURN QUERY
+        SELECT g.receiver_id, 'added', NULL::text, r.rate_limit, r.desired_state, r.assignment
+        FROM unnest(grouped) AS g(receiver_id) LEFT JOIN receivers r ON r.id = g.receiver_id;
+    END IF;
 END
 $$;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg2
 import pytest
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from tests.driver_log import Log, add, block, claim_anew, make_log
 from tests.stress.checker import SAFETY, WITNESS, Acknowledged, check
 from tracker_store import batches, outputs
-from tracker_store.blocks import Claim, OffsetLink, open_partition
+from tracker_store.blocks import OffsetLink, open_partition
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect
 from tracker_store.processes import register_process
@@ -70,7 +70,7 @@ class CheckedLog:
         assert batch is not None
         if batch.records:
             process_id = register_process(self.connection, kind=ProcessKind.BATCH_RUN, name="r", host="h", pid=1)
-            key = {"pipeline_id": self.log.pipeline_id, "batch_time": time, "attempt": 1}
+            key: dict[str, Any] = {"pipeline_id": self.log.pipeline_id, "batch_time": time, "attempt": 1}
             batches.claim_attempt(self.connection, **key, run_id="run", process_id=process_id)
             outputs.commit_output(self.connection, **key, output="counts", location="", rows=batch.records)
             batches.complete_batch(self.connection, **key, outputs=["counts"])
