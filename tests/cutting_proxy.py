@@ -29,6 +29,11 @@ class Cut(StrEnum):
     BEFORE_ANSWER = "the server has answered, and the client never hears it"
 
 
+def is_call(request: bytes, function: str) -> bool:
+    """Whether a message to the server runs `function`; to prepare it runs nothing."""
+    return function.encode() in request and b"PREPARE" not in request[:16]
+
+
 class CuttingProxy:
     """Forwards to the server of `url` while it is entered; `decide` is asked about every message to the server.
 

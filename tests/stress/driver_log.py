@@ -31,7 +31,7 @@ import psycopg2
 import psycopg2.extensions
 import sqlalchemy as sa
 
-from tests.cutting_proxy import Cut, CuttingProxy
+from tests.cutting_proxy import Cut, CuttingProxy, is_call
 from tests.driver_log import block, claim_anew
 from tests.postgres import PostgresProcess
 from tests.state_directory import state_directory
@@ -164,6 +164,9 @@ class Owner:
         self.next_sequence = claimed.sequence + 1
         self.offset = 0
         self.last_key = ""
+        # The first group and the newest one that are in.
+        self.first: list[NewBlock] = []
+        self.newest: list[NewBlock] = []
         self.segment_id = self._next_segment(1)
 
     def _next_segment(self, number: int) -> int:
@@ -252,7 +255,9 @@ class Receiving:
         group = self.groups[result.receiver_id]
         if result.outcome in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED):
             self.journal.acknowledged(group)
-            self.owners[result.receiver_id].next_sequence += len(group)
+            owner = self.owners[result.receiver_id]
+            owner.next_sequence += len(group)
+            owner.first, owner.newest = owner.first or group, group
             del self.groups[result.receiver_id]
         elif result.outcome is AddOutcome.OFFSET_CONFLICT:
             del self.groups[result.receiver_id]
@@ -266,6 +271,18 @@ class Receiving:
         elif result.outcome is not AddOutcome.AGAIN:
             raise AnomalyError(f"{result} for {group}")
         return True
+
+    def send_old_blocks_again(self) -> None:
+        """As after an answer that was lost for long: whatever has become of them, they are in."""
+        for owner in self.owners.values():
+            for group in filter(None, (owner.first, owner.newest)):
+                time.sleep(random.random())
+                call = partial(add_blocks, blocks=group)
+                while (result := until_answered(self.engine, self.journal, call)[0]).outcome is AddOutcome.AGAIN:
+                    pass
+                if result.outcome is not AddOutcome.ALREADY_ADDED:
+                    raise AnomalyError(f"{result} for {group}, which were in")
+                self.journal.count("old blocks sent again")
 
 
 def receive(place: Place, receiver_ids: list[int]) -> None:
@@ -282,13 +299,14 @@ def receive(place: Place, receiver_ids: list[int]) -> None:
     receiving = Receiving(engine, journal, owners)
     while os.getppid() > 1 and receiving.turn():
         time.sleep(random.random() * 0.01)
+    receiving.send_old_blocks_again()
 
 
 def cut_connections(place: Place) -> None:
     """A proxy between receivers and server, which loses some answers after their commit."""
 
     def decide(request: bytes) -> Cut | None:
-        return random.choice(list(Cut)) if b"add_block" in request and random.random() < 0.02 else None
+        return random.choice(list(Cut)) if is_call(request, "add_block") and random.random() < 0.02 else None
 
     with CuttingProxy(place.url, decide) as proxy:
         address = place.directory / "proxy"

@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
-from tests.cutting_proxy import Cut, CuttingProxy
+from tests.cutting_proxy import Cut, CuttingProxy, is_call
 from tests.driver_log import Log, add, block, claim_anew, make_log
 from tracker_store.blocks import (
     ORIGIN,
@@ -62,7 +62,7 @@ class Scissors:
 
     def __call__(self, request: bytes) -> Cut | None:
         with self._guard:
-            if b"add_block" not in request or self._left == 0 or self._random.random() > self._share:
+            if not is_call(request, "add_block") or self._left == 0 or self._random.random() > self._share:
                 return None
             self._left -= 1
             return self._random.choice(list(Cut))
@@ -191,7 +191,7 @@ def test_a_claim_whose_answer_was_lost_is_not_owned(log: Log, database_url: str)
     lose = [Cut.BEFORE_ANSWER]
 
     def decide(request: bytes) -> Cut | None:
-        return lose.pop() if b"forebay.claim" in request and lose else None
+        return lose.pop() if is_call(request, "forebay.claim") and lose else None
 
     with CuttingProxy(database_url, decide) as proxy:
         engine = create_engine(proxy.url, application_name="claims")
