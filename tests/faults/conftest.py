@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.faults.running_system import RunningSystem
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_system() -> Iterator[RunningSystem]:
     """`forebay up` with the numbered pipeline at a 2 s interval."""
     with state_directory() as home, NumberedSource() as source, running_system(home, source) as system:
