@@ -94,14 +94,28 @@ def _grouped(server: Server, report: Report, sizes: Sizes, receiver_ids: Sequenc
         report.add(rate_figure(name, rates, limit, peer_name="aim", unit="blocks/s", aim=aim))
 
 
-def _add_ratio(server: Server, sizes: Sizes, receiver_ids: Sequence[int]) -> tuple[float, float]:
-    """`add_block` of 8 writers: blocks per second, and the ratio to plain inserts of the same minute."""
-    rates, ratios = [], []
+@dataclass(frozen=True, slots=True)
+class _Additions:
+    """Blocks per second of `add_block`, and the median ratio to plain inserts of 8 writers in the same rounds."""
+
+    singles: float
+    groups: float
+    singles_ratio: float
+    groups_ratio: float
+
+
+def _additions(server: Server, sizes: Sizes, receiver_ids: Sequence[int]) -> _Additions:
+    plain, singles, groups = [], [], []
     for _ in range(sizes.rounds):
-        plain = write(server, Work.PLAIN, receiver_ids[:8], sizes.seconds)
-        rates.append(write(server, Work.ADD, receiver_ids[:8], sizes.seconds))
-        ratios.append(rates[-1] / plain)
-    return statistics.median(rates), statistics.median(ratios)
+        plain.append(write(server, Work.PLAIN, receiver_ids[:8], sizes.seconds))
+        singles.append(write(server, Work.ADD, receiver_ids[:8], sizes.seconds))
+        groups.append(write_grouped(server, receiver_ids, 1, sizes.seconds))
+    return _Additions(
+        statistics.median(singles),
+        statistics.median(groups),
+        statistics.median(mine / other for mine, other in zip(singles, plain, strict=True)),
+        statistics.median(mine / other for mine, other in zip(groups, plain, strict=True)),
+    )
 
 
 def _allocation(server: Server, report: Report, sizes: Sizes, log: FilledLog) -> None:
@@ -116,8 +130,7 @@ def _allocation(server: Server, report: Report, sizes: Sizes, log: FilledLog) ->
             without[waiting, late] = log.allocation_ms(waiting, late=late, rounds=rounds)
             report.add(_allocation_figure(waiting, 0, without[waiting, late], None, late=late))
     log.clear()
-    rate, ratio = _add_ratio(server, sizes, log.receiver_ids)
-    grouped = [write_grouped(server, log.receiver_ids, 1, sizes.seconds) for _ in range(sizes.rounds)]
+    first = _additions(server, sizes, log.receiver_ids)
     log.clear()
     for live in sizes.live:
         log.extend(live + sizes.waiting[-1] - log.blocks_each * RECEIVERS)
@@ -126,12 +139,13 @@ def _allocation(server: Server, report: Report, sizes: Sizes, log: FilledLog) ->
                 took = log.allocation_ms(waiting, late=late, rounds=rounds)
                 report.add(_allocation_figure(waiting, live, took, without[waiting, late], late=late))
         peer = "itself, 0 live; ratio: each to plain"
-        new_rate, new_ratio = _add_ratio(server, sizes, log.receiver_ids)
+        now = _additions(server, sizes, log.receiver_ids)
+        ratio = now.singles_ratio / first.singles_ratio
         name = f"add_block, 8 writers, {live:,} live"
-        report.add(Figure(name, new_rate, rate, peer, new_ratio / ratio, _HISTORY_AIM, "blocks/s"))
-        rates = [write_grouped(server, log.receiver_ids, 1, sizes.seconds) for _ in range(sizes.rounds)]
+        report.add(Figure(name, now.singles, first.singles, peer, ratio, _HISTORY_AIM, "blocks/s"))
+        ratio = now.groups_ratio / first.groups_ratio
         name = f"add_block, grouped: 1 x {RECEIVERS} receivers, {live:,} live"
-        report.add(rate_figure(name, rates, grouped, peer_name="itself, 0 live", unit="blocks/s", aim=_HISTORY_AIM))
+        report.add(Figure(name, now.groups, first.groups, peer, ratio, _HISTORY_AIM, "blocks/s"))
         log.cut_back()
 
 

@@ -49,6 +49,7 @@ class FilledLog:
             self.pipeline_id = log.pipeline_id
             self.receiver_ids = sorted(log.receiver_ids)[-RECEIVERS:]
         self.blocks_each = 0
+        self._newest = 0
 
     def extend(self, blocks: int) -> None:
         """Add so many blocks in all, as many to each receiver, and bring the server to rest."""
@@ -62,6 +63,7 @@ class FilledLog:
             cursor.execute("CHECKPOINT")
         connection.close()
         self.blocks_each = each
+        self._newest = each + min(left, 1)
 
     def cut_back(self) -> None:
         """Take away what writers have added since."""
@@ -106,11 +108,9 @@ class FilledLog:
             )
 
     def allocation_ms(self, waiting: int, *, late: bool, rounds: int) -> float:
-        """The median time of an allocation in ms, its commit with it; late: the cut is in the middle of what waits."""
+        """The median time of an allocation in ms, its commit with it; late: the cut halves what waits."""
         each = max(1, waiting // RECEIVERS)
-        cut = _FIRST + _STEP * (self.blocks_each + 2)
-        if late:
-            cut -= _STEP * (each // 2 + 1)
+        cut = _FIRST + _STEP * (self._newest + 1 - (each // 2 if late else 0))
         times = []
         with connect(self._server.engine) as connection:
             tracker = ReceivedBlockTracker(connection, self.pipeline_id)

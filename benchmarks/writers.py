@@ -2,8 +2,8 @@
 
 Each writer is a process of its own, as each receiver process is. With threads one interpreter's lock would be the
 limit from a few writers on, for the plain insert as for `add_block`, and their ratio would tell of Python and not of
-the server. All connect in Forebay's own way, with its time-outs, warm up, and begin together; what is a plain insert, or a
-bare statement, is executed on psycopg2's cursor of that connection.
+the server. All connect in Forebay's own way, with its time-outs, warm up, and begin together; a plain insert, and the
+bare statement, are executed by psycopg2's cursor of such a connection.
 """
 
 from __future__ import annotations

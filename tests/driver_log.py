@@ -96,9 +96,7 @@ class Log:
 
 def make_log(connection: sa.Connection, *, receivers: int = 1, pipeline: str = "words", stream: str = "lines") -> Log:
     """Declare a stream with receivers and a pipeline on it, whose last decided batch time is NOON."""
-    stream_id = apply_stream(
-        connection, name=stream, declaration={"source": {}, "settings": {}}, receivers=receivers
-    )
+    stream_id = apply_stream(connection, name=stream, declaration={"source": {}, "settings": {}}, receivers=receivers)
     pipeline_id = apply_pipeline(
         connection,
         name=pipeline,
