@@ -59,6 +59,7 @@ def test_a_batch_run_in_progress(system: RunningSystem) -> None:
     system.check_every_number_came_out_once()
 
 
+@pytest.mark.outage
 def test_postgres_itself(system: RunningSystem) -> None:
     """Dagster keeps its storage there too: whatever of it ends is started again."""
     epoch = system.epoch()
