@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from forebay.cli.database import database_url
-from forebay.cli.failures import clear_errors
+from forebay.cli.database import driver_log
 from orchestration.block_verification import BlockReport, repair_blocks, verify_blocks
 from orchestration.settings import Settings
 from receiver_runtime.block_store.stores import open_block_store
-from tracker_store.engine import connect, create_engine
 from tracker_store.stored_blocks import count_stored_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import sqlalchemy as sa
+
+APPLICATION = "forebay blocks"
 
 app = typer.Typer(help="The stored blocks: are they there, and whole?", no_args_is_help=True)
 
 _SHOWN = 20
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-
-
-@contextmanager
-def _driver_log(console: Console) -> Iterator[sa.Connection]:
-    with clear_errors(console):
-        engine = create_engine(database_url(Settings()), application_name="forebay blocks", pool_size=1)
-        try:
-            with connect(engine) as connection:
-                yield connection
-        finally:
-            engine.dispose()
 
 
 def _verify(connection: sa.Connection, console: Console) -> BlockReport:
@@ -84,7 +70,7 @@ def verify(as_json: AsJson = False) -> None:  # noqa: FBT002
     Exit 1 where a block can't be read, a segment's file is missing, or a file is nobody's.
     """
     console = Console(highlight=False, stderr=as_json)
-    with _driver_log(console) as connection:
+    with driver_log(console, application_name=APPLICATION) as connection:
         report = _verify(connection, console)
     if as_json:
         typer.echo(json.dumps(_as_json(report)))
@@ -104,7 +90,7 @@ def repair(as_json: AsJson = False) -> None:  # noqa: FBT002
     """
     console = Console(highlight=False, stderr=as_json)
     store = open_block_store(str(Settings().block_store_root))
-    with _driver_log(console) as connection:
+    with driver_log(console, application_name=APPLICATION) as connection:
         report = _verify(connection, console)
         done = repair_blocks(connection, store, report)
     if as_json:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from forebay.cli.failures import clear_errors
+from orchestration.settings import Settings
 from tracker_store.embedded_postgres import EmbeddedPostgres
+from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogUnavailableError
 
 if TYPE_CHECKING:
-    from orchestration.settings import Settings
+    from collections.abc import Iterator
+
+    import sqlalchemy as sa
+    from rich.console import Console
 
 EMBEDDED_DIRECTORY = "postgres"
 
@@ -33,3 +40,15 @@ def database_url(settings: Settings) -> str:
                 f"the Postgres of this home does not run; `forebay up` starts it, and {log} says why it ended"
             )
     return settings.require_database_url()
+
+
+@contextmanager
+def driver_log(console: Console, *, application_name: str) -> Iterator[sa.Connection]:
+    """One connection for one command; a known error in it is printed on `console`, and the command exits with 1."""
+    with clear_errors(console):
+        engine = create_engine(database_url(Settings()), application_name=application_name, pool_size=1)
+        try:
+            with connect(engine) as connection:
+                yield connection
+        finally:
+            engine.dispose()

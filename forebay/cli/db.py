@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich import box
@@ -13,33 +12,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from forebay.cli.database import database_url
+from forebay.cli.database import database_url, driver_log
 from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
 from tracker_store import checks, migrate, roles, schema_reference
-from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import get_pipeline
 from tracker_store.programs import FUNCTIONS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import sqlalchemy as sa
+APPLICATION = "forebay db"
 
 app = typer.Typer(
     help="The driver log in Postgres: schema, roles, and the proof that it is intact.", no_args_is_help=True
 )
-
-
-@contextmanager
-def _driver_log(console: Console) -> Iterator[sa.Connection]:
-    with clear_errors(console):
-        engine = create_engine(database_url(Settings()), application_name="forebay db", pool_size=1)
-        try:
-            with connect(engine) as connection:
-                yield connection
-        finally:
-            engine.dispose()
 
 
 @app.command()
@@ -49,7 +33,7 @@ def upgrade() -> None:
     with clear_errors(console):
         migrate.upgrade(database_url(Settings()))
     console.print(f"The driver log is at revision {migrate.newest_revision()}.")
-    with _driver_log(console) as connection:
+    with driver_log(console, application_name=APPLICATION) as connection:
         missing = roles.missing_roles(connection)
     if missing:
         console.print(
@@ -63,7 +47,7 @@ def upgrade() -> None:
 def current() -> None:
     """Show the schema's revision, and the one that this installation expects; exit 1 where they differ."""
     console = Console(highlight=False)
-    with _driver_log(console) as connection:
+    with driver_log(console, application_name=APPLICATION) as connection:
         found = migrate.current_revision(connection)
     expected = migrate.newest_revision()
     if found != expected:
@@ -85,7 +69,7 @@ def make_roles(
         typer.echo(roles.script(FUNCTIONS), nl=False)
         return
     console = Console(highlight=False)
-    with _driver_log(console) as connection:
+    with driver_log(console, application_name=APPLICATION) as connection:
         missing = roles.install(connection, FUNCTIONS)
     if missing:
         console.print(f"This user may not make {', '.join(missing)}; an administrator may.", style="bold red")
@@ -97,7 +81,7 @@ def make_roles(
 @app.command()
 def describe() -> None:
     """Print the reference of the schema as Markdown, from the database's own comments."""
-    with _driver_log(Console(highlight=False, stderr=True)) as connection:
+    with driver_log(Console(highlight=False, stderr=True), application_name=APPLICATION) as connection:
         typer.echo(schema_reference.describe(connection), nl=False)
 
 
@@ -112,7 +96,7 @@ def check(
     Exits with 1 where a promise is broken, and names the first few rows that break it.
     """
     console = Console(highlight=False, stderr=as_json)
-    with _driver_log(console) as connection:
+    with driver_log(console, application_name=APPLICATION) as connection:
         results = checks.check_schema(connection)
         complete = checks.revision_is_the_newest(connection).passed
         if complete:
