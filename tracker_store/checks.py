@@ -20,7 +20,7 @@ from alembic.runtime.migration import MigrationContext
 
 from tracker_store.engine import connect, named_failures
 from tracker_store.migrate import current_revision, newest_revision
-from tracker_store.programs import FUNCTIONS, function_source
+from tracker_store.programs import FUNCTIONS, function_source, installed_fingerprint, programs_fingerprint
 from tracker_store.schema import SCHEMA, metadata
 
 if TYPE_CHECKING:
@@ -381,7 +381,11 @@ def revision_is_the_newest(connection: sa.Connection, pipeline_id: int | None = 
     """The schema is at the revision that this installation expects."""
     del pipeline_id  # one schema for all
     found, expected = current_revision(connection), newest_revision()
-    offenders = () if found == expected else (f"revision {found or 'none'}, expected {expected}: forebay db upgrade",)
+    offenders: tuple[str, ...] = ()
+    if found != expected:
+        offenders = (f"revision {found or 'none'}, expected {expected}: forebay db upgrade",)
+    elif installed_fingerprint(connection) != programs_fingerprint():
+        offenders = ("functions, views and rights are another version's: forebay db upgrade",)
     return CheckResult(
         "revision_is_the_newest", "the schema is at this installation's revision", len(offenders), offenders
     )

@@ -36,6 +36,7 @@ def _run(url: str, revision: str, *, down: bool) -> None:
         connection.commit()
         config = _config()
         config.attributes["connection"] = connection
+        config.attributes["down"] = down
         (command.downgrade if down else command.upgrade)(config, revision)
         connection.execute(sa.text("SELECT pg_advisory_unlock(:key)"), {"key": _MIGRATION_LOCK})
         connection.commit()

@@ -1,11 +1,18 @@
-"""Functions, views and rights of the driver log, as migrations install them. The files are their only source."""
+"""Functions, views and rights of the driver log, as `forebay db upgrade` installs them: the files are their source."""
 
 from __future__ import annotations
 
+import hashlib
 from importlib import resources
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
 
 from tracker_store import roles
 from tracker_store.views import VIEWS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FUNCTIONS = (
     "add_block",
@@ -35,8 +42,7 @@ def _literal(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def install_statements() -> list[str]:
-    """What creates every function and view, and gives the roles their rights, in order."""
+def _program_statements() -> Sequence[str]:
     statements = [function_source(name) for name in FUNCTIONS]
     for name, view in VIEWS.items():
         statements += [
@@ -50,7 +56,31 @@ def install_statements() -> list[str]:
     return statements + roles.install_statements(FUNCTIONS)
 
 
+def programs_fingerprint() -> str:
+    """Of all that this installation would install; another one means another version of it."""
+    return hashlib.sha256("\0".join(_program_statements()).encode()).hexdigest()
+
+
+def installed_fingerprint(connection: sa.Connection) -> str | None:
+    """The fingerprint that the database was given by `install_statements`; None before it was. No locks."""
+    comment: str | None = connection.execute(
+        sa.text("SELECT obj_description(to_regnamespace('forebay'), 'pg_namespace')")
+    ).scalar()
+    return None if comment is None else comment.rpartition(" ")[2]
+
+
+def install_statements() -> list[str]:
+    """What creates every function and view, gives the roles their rights, and notes the fingerprint, in order."""
+    note = f"Forebay's driver log; functions, views and rights: {programs_fingerprint()}"
+    return [*_program_statements(), f"COMMENT ON SCHEMA forebay IS {_literal(note)}"]
+
+
 def drop_statements() -> list[str]:
     """What takes the roles' rights, and drops every view and function, in order; the roles stay."""
     views = [f"DROP VIEW IF EXISTS forebay.{name}" for name in reversed(list(VIEWS))]
-    return roles.revoke_statements() + views + [f"DROP FUNCTION IF EXISTS forebay.{name}" for name in FUNCTIONS]
+    return [
+        *roles.revoke_statements(),
+        *views,
+        *(f"DROP FUNCTION IF EXISTS forebay.{name}" for name in FUNCTIONS),
+        "COMMENT ON SCHEMA forebay IS NULL",
+    ]

@@ -1,12 +1,10 @@
-"""The driver log: tables, functions, views, roles."""
+"""The driver log's tables; functions, views and roles follow the last migration (see ``env.py``)."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
-
-from tracker_store.programs import drop_statements, install_statements
 
 revision = "0001"
 down_revision = None
@@ -815,14 +813,10 @@ def upgrade() -> None:
         postgresql_where=sa.text("removed_at IS NULL"),
     )
     op.execute("INSERT INTO forebay.leadership DEFAULT VALUES")
-    for statement in install_statements():
-        op.get_bind().exec_driver_sql(statement, execution_options={"no_parameters": True})
 
 
 def downgrade() -> None:
     """Go back to the one before."""
-    for statement in drop_statements():
-        op.get_bind().exec_driver_sql(statement, execution_options={"no_parameters": True})
     op.drop_index(
         "streams_live_name", table_name="streams", schema="forebay", postgresql_where=sa.text("removed_at IS NULL")
     )

@@ -11,6 +11,7 @@ from alembic.runtime.migration import MigrationContext
 
 from tests.driver_log import make_log
 from tracker_store import migrate
+from tracker_store.checks import functions_are_the_files, revision_is_the_newest
 from tracker_store.engine import connect
 from tracker_store.programs import FUNCTIONS
 from tracker_store.schema import SCHEMA, metadata
@@ -52,6 +53,21 @@ def test_down_and_up_again_with_data_in_it(engine: sa.Engine, database_url: str)
     with connect(engine) as connection:
         assert migrate.current_revision(connection) == migrate.newest_revision()
         make_log(connection)
+
+
+def test_functions_and_views_of_another_version_are_replaced(engine: sa.Engine, database_url: str) -> None:
+    with connect(engine) as connection:
+        # As an older version had them.
+        connection.exec_driver_sql("COMMENT ON SCHEMA forebay IS 'functions, views and rights: 0123'")
+        connection.exec_driver_sql("DROP FUNCTION forebay.heartbeat")
+        connection.exec_driver_sql("DROP VIEW forebay.driver_log")
+        assert not revision_is_the_newest(connection).passed
+        make_log(connection)
+    migrate.upgrade(database_url)
+    with connect(engine) as connection:
+        assert revision_is_the_newest(connection).passed
+        assert functions_are_the_files(connection).passed
+        assert "driver_log" in sa.inspect(connection).get_view_names(SCHEMA)
 
 
 def test_two_processes_may_upgrade_at_once(engine: sa.Engine, database_url: str) -> None:
