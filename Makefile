@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage stress check wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage s3 stress check wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -21,7 +21,7 @@ unexport VIRTUAL_ENV
 unexport UV_PROJECT_ENVIRONMENT
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name what; do \
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name what; do \
 	  printf '%-18s %s\n' "$$name" "$$what"; done
 
 setup: $(STAMP) ## install what is missing into .venv, at the versions of uv.lock
@@ -50,6 +50,9 @@ test-postgres: $(STAMP) ## the driver log's tests on Postgres 16, and on each th
 SECONDS ?= 15
 outage: $(STAMP) ## Postgres stopped, killed, full, locked, failed over under load; SECONDS=15 of each long outage
 	POSTGRES_AWAY_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m outage tests/faults $(ARGS)
+
+s3: $(STAMP) ## the block store on a real S3 server, which Go builds once into ~/.cache/forebay-tests
+	$(BIN)/python -m pytest -m s3 tests/integration/s3 $(ARGS)
 
 MINUTES ?= 3
 stress: $(STAMP) ## two owners per receiver, kills, racing allocations, clean-up, then an independent checker; MINUTES=3

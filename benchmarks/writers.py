@@ -217,15 +217,16 @@ def _plain_insert(connection: sa.Connection, claimed: Claim) -> Callable[[], Non
 
 def _bare_statement(connection: sa.Connection, claimed: Claim) -> Callable[[], None]:
     cursor = connection.connection.cursor()
-    statement = "SELECT * FROM forebay.add_block(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
+    statement = "SELECT * FROM forebay.add_one_block(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
     sequence = claimed.sequence
 
     def call() -> None:
         nonlocal sequence
         sequence += 1
-        values = (claimed.receiver_id, claimed.epoch, sequence, 10, 100, 1, sequence * 100, 100, sequence)
-        cursor.execute(statement, [f"{{{value}}}" for value in values])
-        if cursor.fetchall()[0][1] != AddOutcome.ADDED:
+        cursor.execute(
+            statement, (claimed.receiver_id, claimed.epoch, sequence, 10, 100, 1, sequence * 100, 100, sequence)
+        )
+        if cursor.fetchall()[0][0] != AddOutcome.ADDED:
             raise RuntimeError(f"block {sequence} of receiver {claimed.receiver_id} was not added")
 
     return call

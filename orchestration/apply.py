@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestration.pipeline import PER_HOST
 from tracker_store import pipelines as store
 from tracker_store.errors import StrandingChangeError
 
@@ -91,7 +92,8 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
             connection,
             name=stream.name,
             declaration=stream.declaration(),
-            receivers=stream.receivers,
+            # One per host: the tracker adds them as agents come.
+            receivers=None if stream.receivers == PER_HOST else stream.receivers,
             retention=stream.retention,
         )
         for stream in declared_streams(pipelines)

@@ -15,13 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch of one pipeline, as an output function sees it when it asks for a parameter `batch`."""
+    """One batch of one pipeline, as an output function sees it when it asks for a parameter `batch`.
+
+    `lost_records`, in `lost_blocks`, are counted in `records` and not in the data: they were never synced
+    (durability: ephemeral), and a crash took them.
+    """
 
     pipeline: str
     time: datetime
     attempt: int
     records: int
     _blocks: Mapping[str, Sequence[AllocatedBlock]]
+    lost_blocks: int = 0
+    lost_records: int = 0
 
     def blocks(self, stream: Stream) -> Sequence[AllocatedBlock]:
         """The batch's blocks of `stream`, in the order of (receiver, sequence)."""

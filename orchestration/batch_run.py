@@ -12,11 +12,13 @@ import socket
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import structlog
 
 from orchestration.batch import Batch
+from orchestration.lost_blocks import LostBlocks, find_lost_blocks, report_lost_blocks
 from orchestration.pipeline import Window
 from tracker_store import batches, outputs
 from tracker_store.engine import connect, create_engine
@@ -44,12 +46,17 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OutputResult:
-    """What counts for one output after the run: `attempt` may be an earlier one's that had committed."""
+    """What counts for one output after the run: `attempt` may be an earlier one's that had committed.
+
+    `lost_records`, in `lost_blocks`, are the batch's: see ``lost_blocks``.
+    """
 
     output: str
     attempt: int
     location: str
     rows: int | None
+    lost_blocks: int = 0
+    lost_records: int = 0
 
 
 def run_batch(
@@ -115,7 +122,7 @@ def _run_outputs(
 ) -> list[OutputResult]:
     with connect(engine) as connection:
         committed = {commit.output: commit for commit in outputs.commits_of_batch(connection, pipeline_id, batch_time)}
-        batch = _batch(connection, pipeline, pipeline_id, batch_time, attempt)
+        batch, lost = _batch(connection, pipeline, pipeline_id, batch_time, attempt, settings=settings)
     results: list[OutputResult] = []
     due = [output for output in pipeline.outputs.values() if output.is_due(batch_time)]
     for output in due:
@@ -133,9 +140,12 @@ def _run_outputs(
                     location=written.location,
                     rows=written.rows,
                 )
-            results.append(OutputResult(output.name, attempt, written.location, written.rows))
+            result_of = OutputResult(output.name, attempt, written.location, written.rows, lost.blocks, lost.records)
+            results.append(result_of)
         else:
-            results.append(OutputResult(output.name, commit.attempt, commit.location, commit.rows))
+            results.append(
+                OutputResult(output.name, commit.attempt, commit.location, commit.rows, lost.blocks, lost.records)
+            )
         output.sink.publish(results[-1].location, batch_time=batch_time)
     with connect(engine) as connection:
         batches.complete_batch(
@@ -145,27 +155,39 @@ def _run_outputs(
             attempt=attempt,
             outputs=[output.name for output in due],
         )
+        report_lost_blocks(connection, lost, pipeline=pipeline.name, batch_time=batch_time)
     return results
 
 
 def _batch(
-    connection: sa.Connection, pipeline: Pipeline, pipeline_id: int, batch_time: datetime, attempt: int
-) -> Batch:
+    connection: sa.Connection,
+    pipeline: Pipeline,
+    pipeline_id: int,
+    batch_time: datetime,
+    attempt: int,
+    *,
+    settings: Settings,
+) -> tuple[Batch, LostBlocks]:
     row = batches.get_batch(connection, pipeline_id, batch_time)
     if row is None:
         raise BatchHeldError(f"pipeline {pipeline.name!r} has no batch at {batch_time.isoformat()}")
     stream_ids = {stream.name: stream.stream_id for stream in list_streams(connection)}
     tracker = ReceivedBlockTracker(connection, pipeline_id)
-    return Batch(
+    blocks = {
+        stream.name: tracker.get_blocks_of_batch_and_stream(batch_time, stream_ids[stream.name])
+        for stream in pipeline.streams
+    }
+    lost = find_lost_blocks(settings.block_store_roots, chain.from_iterable(blocks.values()))
+    batch = Batch(
         pipeline=pipeline.name,
         time=batch_time,
         attempt=attempt,
         records=row.records,
-        _blocks={
-            stream.name: tracker.get_blocks_of_batch_and_stream(batch_time, stream_ids[stream.name])
-            for stream in pipeline.streams
-        },
+        _blocks=blocks,
+        lost_blocks=lost.blocks,
+        lost_records=lost.records,
     )
+    return batch, lost
 
 
 def _result(output: Output, batch: Batch, *, settings: Settings, session: SparkSession) -> DataFrame:
@@ -179,9 +201,11 @@ def _result(output: Output, batch: Batch, *, settings: Settings, session: SparkS
 
 
 def _read(session: SparkSession, entry: Stream | Window, batch: Batch, settings: Settings) -> DataFrame:
+    from orchestration.spark.batch_reader import columns_of_stream  # noqa: PLC0415  as the next
     from orchestration.spark.data_source import FORMAT, spark_schema  # noqa: PLC0415  loads pyspark
 
     stream = entry.stream if isinstance(entry, Window) else entry
+    columns = columns_of_stream(settings.require_database_url(), stream.name)
     reader = session.read.format(FORMAT)
     if isinstance(entry, Window):
         reader = reader.option("window_seconds", str(entry.length.total_seconds()))
@@ -189,11 +213,11 @@ def _read(session: SparkSession, entry: Stream | Window, batch: Batch, settings:
         reader
         # By option, since the planner's environment is as old as the JVM; Spark redacts options named like this.
         .option("database_url", settings.require_database_url())
-        .schema(spark_schema(stream.source.columns))
+        .schema(spark_schema(columns))
         .option("pipeline", batch.pipeline)
         .option("batch_time", batch.time.isoformat())
         .option("stream", stream.name)
-        .option("block_store", str(settings.block_store_root))
+        .option("block_store", settings.block_store_roots)
         .load()
     )
 

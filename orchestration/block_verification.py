@@ -1,7 +1,8 @@
 """Holds the block store against the driver log: what is missing, what is damaged, what nobody knows.
 
-Reads every registered block and its checksum, so it takes as long as the disk does. Repairing never deletes: a file
-that no row names is moved aside, and what can't be repaired is named.
+Reads every registered block and its checksum, in each replica, so it takes as long as the disks do. Repairing never
+deletes: a file that no row names is moved aside, a replica's damaged segment too before a good copy takes its place,
+and what can't be repaired is named.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.segment import IntactFrame
+from receiver_runtime.block_store.stores import replicas_of
 from tracker_store.schema import SegmentState
 from tracker_store.stored_blocks import (
     forget_empty_segment,
@@ -19,18 +22,19 @@ from tracker_store.stored_blocks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     import sqlalchemy as sa
 
-    from receiver_runtime.block_store.local import LocalBlockStore
+    from receiver_runtime.block_store.interface import BlockStore, Replica
 
 _PATHS_PER_QUERY = 1_000
+_FAILURES = (BlockStoreError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
 class LostBlock:
-    """A registered block whose bytes are missing or damaged."""
+    """A registered block whose bytes are missing or damaged, everywhere."""
 
     receiver_id: int
     sequence: int
@@ -39,65 +43,170 @@ class LostBlock:
 
 
 @dataclass(slots=True)
+class ReplicaReport:
+    """One replica among several. `lacking` are registered blocks that it has not, and another has, by segment."""
+
+    name: str
+    lacking: dict[str, int] = field(default_factory=dict)
+    orphans: list[str] = field(default_factory=list)
+    unreachable: str = ""
+
+    @property
+    def intact(self) -> bool:
+        """Whether it can be reached and has everything."""
+        return not (self.lacking or self.unreachable)
+
+
+@dataclass(slots=True)
 class BlockReport:
-    """What was found. `orphans` are files that no row names, `missing` segments whose file is not there."""
+    """What was found. `orphans` are files that no row names, `missing` segments whose file is not there.
+
+    `replicas` is empty where the store has but one place.
+    """
 
     blocks: int = 0
     bytes: int = 0
     lost: list[LostBlock] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    replicas: list[ReplicaReport] = field(default_factory=list)
 
     @property
     def intact(self) -> bool:
-        """Whether every registered block can be read, and every file is known."""
-        return not (self.lost or self.orphans or self.missing)
+        """Whether every registered block can be read in every replica, and every file is known."""
+        return not (self.lost or self.orphans or self.missing) and all(replica.intact for replica in self.replicas)
 
 
 def verify_blocks(
-    connection: sa.Connection, store: LocalBlockStore, *, on_block: Callable[[], None] = lambda: None
+    connection: sa.Connection, store: BlockStore, *, on_block: Callable[[], None] = lambda: None
 ) -> BlockReport:
-    """Read every block and compare every checksum; `on_block` is called after each, for a progress bar."""
+    """Read every block and compare every checksum; `on_block` is called after each, for a progress bar.
+
+    Raises what the store raises when it can't be reached, unless another replica can.
+    """
     report = BlockReport()
-    files = set(store.segment_paths())
-    # Files were listed first, and a row comes before its file: what has no row now is nobody's.
-    report.orphans = sorted(_orphans(connection, sorted(files)))
-    # An open segment's row may be there before its file; a marked one's file may be gone before its row.
+    sites = [_Site(replica) for replica in replicas_of(store)]
+    if len(sites) > 1:
+        report.replicas = [site.report for site in sites]
+    for site in sites:
+        site.list_files(connection, alone=len(sites) == 1)
+    files = set().union(*(site.files for site in sites))
+    report.orphans = sorted(set().union(*(site.report.orphans for site in sites)))
+    # An open segment's row may be there before its file; a marked one's file may be gone before its row; one whose
+    # first write failed has no frame.
     report.missing = sorted(
         segment.path
         for segment in segments(connection)
-        if segment.state is SegmentState.SEALED and segment.path not in files
+        if segment.state is SegmentState.SEALED and segment.length and segment.path not in files
     )
     for block in stored_blocks(connection):
         handle = block.handle
-        try:
-            store.read_frame(block.path, handle.offset, handle.length, handle.crc32c)
-        except BlockStoreError as error:
-            report.lost.append(LostBlock(block.receiver_id, block.sequence, block.path, str(error)))
+        problems = [
+            site.problem_of(block.path, handle.offset, handle.length, handle.crc32c)
+            for site in sites
+            if not site.report.unreachable
+        ]
+        if all(problems):
+            text = "; ".join(problem for problem in problems if problem) or "no replica can be reached"
+            report.lost.append(LostBlock(block.receiver_id, block.sequence, block.path, text))
+        else:
+            for site, problem in zip((s for s in sites if not s.report.unreachable), problems, strict=True):
+                if problem:
+                    site.report.lacking[block.path] = site.report.lacking.get(block.path, 0) + 1
         report.blocks += 1
         report.bytes += handle.length
         on_block()
     return report
 
 
+class _Site:
+    """One replica while it is verified."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.report = ReplicaReport(replica.name)
+        self.files: set[str] = set()
+
+    def list_files(self, connection: sa.Connection, *, alone: bool) -> None:
+        """Files first, rows then: a row comes before its file, so what has no row now is nobody's."""
+        try:
+            self.files = set(self.replica.segment_paths())
+        except _FAILURES as error:
+            if alone:
+                raise
+            self.report.unreachable = str(error)
+        self.report.orphans = sorted(_orphans(connection, sorted(self.files)))
+
+    def problem_of(self, path: str, offset: int, length: int, crc32c: int) -> str:
+        """What keeps a block from being read here; empty where nothing does."""
+        try:
+            self.replica.read_frame(path, offset, length, crc32c)
+        except _FAILURES as error:
+            return str(error)
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What was done: orphans moved aside (old and new path), rows of empty segments forgotten."""
+    """What was done: orphans moved aside (old and new path), rows of empty segments forgotten, segments copied.
+
+    `copied` has (replica, path); `not_copied` (replica, path, why).
+    """
 
     moved: list[tuple[str, str]]
     forgotten: list[str]
+    copied: list[tuple[str, str]]
+    not_copied: list[tuple[str, str, str]]
 
 
-def repair_blocks(connection: sa.Connection, store: LocalBlockStore, report: BlockReport) -> Repair:
-    """Move orphans aside and forget segments that nothing needs; lost blocks stay as they are, and are named."""
-    moved = [(path, store.set_aside(path)) for path in _orphans(connection, report.orphans)]
+def repair_blocks(connection: sa.Connection, store: BlockStore, report: BlockReport) -> Repair:
+    """Copy to replicas what they lack, move orphans aside and forget segments that nothing needs.
+
+    Blocks that no replica has stay lost, and are named.
+    """
+    replicas = replicas_of(store)
+    moved = []
+    still = set(_orphans(connection, report.orphans))
+    orphans = [item.orphans for item in report.replicas] or [report.orphans]
+    for replica, paths in zip(replicas, orphans, strict=True):
+        moved += [(path, replica.set_aside(path)) for path in paths if path in still]
     missing = set(report.missing)
     forgotten = [
         segment.path
         for segment in segments(connection)
         if segment.path in missing and forget_empty_segment(connection, segment.segment_id)
     ]
-    return Repair(moved, forgotten)
+    repair = Repair(moved, forgotten, [], [])
+    lengths = {segment.path: segment.length for segment in segments(connection) if segment.state is SegmentState.SEALED}
+    for replica, item in zip(replicas, report.replicas, strict=False):
+        for path in sorted(item.lacking):
+            length = lengths.get(path)
+            if length is None:
+                repair.not_copied.append((item.name, path, "it is being written, or being deleted: repair again later"))
+                continue
+            try:
+                replica.restore_segment(path, _good_copy(replicas, path, length))
+            except _FAILURES as error:
+                repair.not_copied.append((item.name, path, str(error)))
+            else:
+                repair.copied.append((item.name, path))
+    return repair
+
+
+def _good_copy(replicas: Sequence[Replica], path: str, length: int) -> Iterator[tuple[int, bytes]]:
+    """Every frame of a sealed segment that any replica has whole, as (offset, bytes), in order, one at a time."""
+    found: dict[int, tuple[IntactFrame, Replica]] = {}
+    for replica in replicas:
+        try:
+            for item in replica.scan(path):
+                if isinstance(item, IntactFrame) and item.offset + item.length <= length:
+                    found.setdefault(item.offset, (item, replica))
+        except _FAILURES:
+            # It lacks the segment, or is away: the others have it.
+            continue
+    for offset in sorted(found):
+        frame, replica = found[offset]
+        yield offset, replica.read_frame(path, offset, frame.length, frame.crc32c).data
 
 
 def _orphans(connection: sa.Connection, paths: list[str]) -> list[str]:

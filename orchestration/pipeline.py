@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import ValidationError
 
+from orchestration.pipeline_settings import PipelineSettings
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.units import parse_duration
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import dagster as dg
+    from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
     from orchestration.spark.sinks.sink import Sink
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 CatchUp = Literal["each", "merge"]
 Start = Literal["earliest", "latest"]
+PerHost = Literal["per_host"]
+PER_HOST: PerHost = "per_host"
 
 # Output names that Forebay's own assets use (design §6).
 RESERVED_OUTPUTS = frozenset({"batches", "batches_1m"})
@@ -75,7 +79,7 @@ class Stream:
         name: str,
         source: Source,
         *,
-        receivers: int = 1,
+        receivers: int | PerHost = 1,
         retention: str | timedelta = "7d",
         **settings: object,
     ) -> None:
@@ -84,7 +88,7 @@ class Stream:
         Args:
             name: letters, digits and _.
             source: where the records come from, such as `SocketText(...)`.
-            receivers: how many receivers read it, at the same time.
+            receivers: how many receivers read it, at the same time; "per_host": one on every host that has an agent.
             retention: how long its blocks are kept while no pipeline reads it.
             settings: any field of `ReceiverSettings`, such as `block_interval="200ms"`, `receiver_max_rate=1000`.
 
@@ -93,15 +97,15 @@ class Stream:
         """
         self.name = _checked_name("stream", name)
         self.source = source
-        if receivers < 1:
-            message = f"stream {name!r}: receivers={receivers} must be at least 1"
+        if receivers != PER_HOST and (not isinstance(receivers, int) or receivers < 1):
+            message = f'stream {name!r}: receivers={receivers!r} must be at least 1, or "per_host"'
             raise DeclarationError(message)
-        self.receivers = receivers
+        self.receivers: int | PerHost = receivers
         self.retention = _duration(retention, f"stream {name!r}: retention")
         try:
             self.settings = ReceiverSettings.model_validate(settings)
         except ValidationError as error:
-            message = f"stream {name!r}: " + "; ".join(_sentence(detail) for detail in error.errors())
+            message = f"stream {name!r}: " + "; ".join(_sentence(ReceiverSettings, detail) for detail in error.errors())
             raise DeclarationError(message) from error
 
     def declaration(self) -> dict[str, Any]:
@@ -109,6 +113,7 @@ class Stream:
         return {
             "source": self.source.model_dump(mode="json"),
             "receivers": self.receivers,
+            "listens": self.source.is_listener,
             "retention_ms": _milliseconds(self.retention),
             "settings": self.settings.model_dump(mode="json"),
         }
@@ -154,11 +159,11 @@ class Window:
         return f"Window({self.stream.name!r}, {self.length})"
 
 
-def _sentence(detail: ErrorDetails) -> str:
+def _sentence(settings: type[BaseModel], detail: ErrorDetails) -> str:
     setting = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
-        close = get_close_matches(setting, ReceiverSettings.model_fields, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(ReceiverSettings.model_fields)}"
+        close = get_close_matches(setting, settings.model_fields, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(settings.model_fields)}"
         return f"there is no setting {setting!r}: {hint}"
     return f"{setting}={detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"
 
@@ -248,6 +253,7 @@ class Pipeline:
         max_attempts: int = 3,
         max_records_per_batch: int | None = None,
         max_bytes_per_batch: int | None = None,
+        **settings: object,
     ) -> None:
         """Declare a pipeline.
 
@@ -261,6 +267,7 @@ class Pipeline:
             max_records_per_batch: a batch takes no more, but at least one block of each receiver that has any;
                 what is left waits for the next.
             max_bytes_per_batch: the same, in bytes as stored.
+            settings: any field of `PipelineSettings`, such as `backpressure_enabled=True`.
 
         Raises:
             DeclarationError: a value can't work.
@@ -289,6 +296,13 @@ class Pipeline:
                 raise DeclarationError(message)
         self.max_records_per_batch = max_records_per_batch
         self.max_bytes_per_batch = max_bytes_per_batch
+        try:
+            self.settings = PipelineSettings.model_validate(settings)
+        except ValidationError as error:
+            message = f"pipeline {name!r}: " + "; ".join(
+                _sentence(PipelineSettings, detail) for detail in error.errors()
+            )
+            raise DeclarationError(message) from error
         self.outputs: dict[str, Output] = {}
 
     @property
@@ -360,6 +374,7 @@ class Pipeline:
             "max_bytes_per_batch": self.max_bytes_per_batch,
             "catch_up": self.catch_up,
             "max_attempts": self.max_attempts,
+            "settings": self.settings.model_dump(mode="json"),
             "streams": [stream.name for stream in self.streams],
             "outputs": {
                 output.name: {

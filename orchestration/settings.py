@@ -10,6 +10,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from receiver_runtime.block_store.roots import absolute_roots, one_root
+
 
 class DatabaseUrlMissingError(Exception):
     """No driver log: run `forebay up` in this FOREBAY_HOME (it brings a Postgres), or set FOREBAY_DATABASE_URL."""
@@ -28,8 +30,10 @@ class Settings(BaseSettings):
     database_url: str | None = Field(
         None, description="The driver log; without it `forebay up` runs an embedded Postgres under the home."
     )
-    block_store: Path | None = Field(
-        None, description="The directory that holds the blocks; <home>/blocks unless named."
+    block_store: str | None = Field(
+        None,
+        description="Where the blocks lie: a directory or an s3://, gs:// or abfs:// URL, or several, with "
+        "commas between them, that are replicas; <home>/blocks unless named.",
     )
     module: str = Field("forebay.demo.pipeline", description="The Python module that declares your pipelines.")
     spark_master: str = Field("local[*]", description="Where batches run: a Spark master URL.")
@@ -40,9 +44,9 @@ class Settings(BaseSettings):
     )
 
     @property
-    def block_store_root(self) -> Path:
-        """The block store's directory, absolute."""
-        return (self.block_store or self.home / "blocks").absolute()
+    def block_store_roots(self) -> str:
+        """The block store's root, or roots with commas between them; directories are absolute."""
+        return absolute_roots(self.block_store) if self.block_store else one_root(self.home / "blocks")
 
     def require_database_url(self) -> str:
         """The driver log's URL. Raises DatabaseUrlMissingError."""

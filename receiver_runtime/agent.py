@@ -4,6 +4,11 @@ What it is to run is in the driver log (the receivers placed on it); what it kno
 and exit codes, so it imports neither tracker nor batch driver. It restarts a process that crashed, at once and then
 ever later; it never decides where a receiver runs. A fenced receiver is not started again before the tracker has made
 a newer assignment.
+
+Several receivers may share a process (``receivers_per_process``). Each ends by itself, and the process says so; a crash
+ends all of its receivers and counts against each of them. Who was in a crash is suspected for a while: suspects are
+started again with suspects only, in ever smaller groups, so that after a few crashes the one that is at fault is alone
+in its process and crashes nobody else. The first crash splits nothing: most are not a receiver's fault.
 """
 
 from __future__ import annotations
@@ -12,13 +17,15 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
 import structlog
 
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, Message, Run, Stop, encode, socket_pair
 from tracker_store.engine import connect
 from tracker_store.outage import SURVIVED, Outage
 from tracker_store.processes import (
@@ -37,8 +44,9 @@ from tracker_store.receivers import (
 from tracker_store.schema import ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
+    import socket
     import threading
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import sqlalchemy as sa
@@ -51,20 +59,48 @@ LONGEST_DELAY_SECONDS = 8.0
 # So many crashes in a row, about two minutes of them, and the receiver is FAILED.
 MAX_CRASHES = 20
 HEALTHY_AFTER_SECONDS = 60.0
+# So long after a crash of its process a receiver is suspected; longer than what is slow to crash takes, mostly.
+SUSPECT_SECONDS = 900.0
+# Groups of suspects shrink to a quarter with each further crash.
+_SPLIT_BITS = 2
+_MAX_REPORTS = 1000
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class _Child:
-    """A process of this agent's. `assignment` is 0 for a role."""
+    """A process of this agent's."""
 
     name: str
     process: subprocess.Popen[bytes]
-    assignment: int
     started: float
     log_file: Path
     stopping_since: float | None = None
+
+
+@dataclass(slots=True)
+class _Member:
+    """A receiver in a process. `accepted`: the process was started with it, or has said that it runs it."""
+
+    assignment: int
+    started: float
+    accepted: bool
+    stopping_since: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _ReceiverProcess:
+    """A process that runs receivers, and the agent's end of the line to it."""
+
+    child: _Child
+    line: socket.socket
+    members: dict[int, _Member]
+    lines: Lines = field(default_factory=Lines)
+    # Whether it has come so far as to run receivers.
+    begun: bool = False
+    # Receivers that failed here, or were to stop and did not in time: not to be started here again.
+    strays: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -74,6 +110,9 @@ class _History:
     backoff: Backoff
     crashes: int = 0
     not_before: float = 0.0
+    # How many crashes ago it was above suspicion, and when the last of them was.
+    suspicion: int = 0
+    last_crash: float = 0.0
     # Not started again under this assignment or an older one.
     refused_assignment: int = -1
 
@@ -88,9 +127,10 @@ class Agent:
         name: str,
         host: str,
         slots: int,
-        receiver_command: Callable[[int, int], Sequence[str]],
+        receiver_command: Callable[[Sequence[tuple[int, int]]], Sequence[str]],
         role_commands: Mapping[str, Sequence[str]],
         log_directory: Path,
+        receivers_per_process: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare an agent.
@@ -100,9 +140,10 @@ class Agent:
             name: shown to people; the host's name unless several agents share it.
             host: where it runs.
             slots: how many receivers may be placed on it.
-            receiver_command: the command that runs (receiver id, assignment).
+            receiver_command: the command that runs these (receiver id, assignment) in one process.
             role_commands: further children by role, such as the tracker.
             log_directory: each child's output goes to a file here.
+            receivers_per_process: how many may share a process; with 1 each is isolated from all others.
             clock: monotonic, in seconds.
         """
         self._engine = engine
@@ -112,11 +153,14 @@ class Agent:
         self._receiver_command = receiver_command
         self._role_commands = role_commands
         self._log_directory = log_directory
+        self._receivers_per_process = receivers_per_process
         self._clock = clock
         self._process_id: int | None = None
-        self._receivers: dict[int, _Child] = {}
+        self._processes: list[_ReceiverProcess] = []
         self._roles: dict[str, _Child] = {}
         self._histories: dict[str, _History] = {}
+        # For the driver log; kept while it is away.
+        self._reports: deque[Callable[[sa.Connection], object]] = deque(maxlen=_MAX_REPORTS)
 
     def run(self, stop: threading.Event) -> None:
         """Reconcile children with the driver log every half second until `stop`; then stop them all."""
@@ -159,73 +203,212 @@ class Agent:
         self._reconcile(connection, placements_on_agent(connection, self._process_id))
 
     def _reconcile(self, connection: sa.Connection, placed: Sequence[Placement]) -> None:
-        wanted = {placement.receiver_id: placement for placement in placed}
-        for receiver_id, child in list(self._receivers.items()):
-            placement = wanted.get(receiver_id)
-            code = child.process.poll()
+        wanted = {placement.receiver_id: placement.assignment for placement in placed}
+        for process in list(self._processes):
+            # In this order: what it said before its end is all heard after it.
+            code = process.child.process.poll()
+            for message in _hear(process):
+                self._heard(process, message)
             if code is not None:
-                del self._receivers[receiver_id]
-                self._ended(connection, child, code, receiver_id, placement)
-            elif placement is None or placement.assignment != child.assignment:
-                self._ask_to_stop(child)
-        for receiver_id, placement in wanted.items():
-            history = self._history(_receiver_name(receiver_id))
-            if (
-                receiver_id not in self._receivers
-                and placement.assignment > history.refused_assignment
-                and self._clock() >= history.not_before
-            ):
-                self._receivers[receiver_id] = self._start(
-                    _receiver_name(receiver_id),
-                    self._receiver_command(receiver_id, placement.assignment),
-                    placement.assignment,
-                )
+                process.line.close()
+                self._processes.remove(process)
+                self._process_ended(process, code)
+            else:
+                self._stop_unwanted(process, wanted)
+        self._start_wanted(wanted)
+        while self._reports:
+            self._reports[0](connection)
+            self._reports.popleft()
 
-    def _ended(
-        self,
-        connection: sa.Connection,
-        child: _Child,
-        code: int,
-        receiver_id: int,
-        placement: Placement | None,
-    ) -> None:
-        history = self._history(child.name)
-        if child.stopping_since is not None or code == ExitCode.STOPPED:
-            log.info("receiver process ended", receiver_id=receiver_id, code=code)
-            history.refused_assignment = max(history.refused_assignment, child.assignment)
+    # -- the ends of receivers ---------------------------------------------------------------------------------------
+
+    def _heard(self, process: _ReceiverProcess, message: Message) -> None:
+        match message:
+            case Accepted(receiver_id, assignment):
+                process.begun = True
+                member = process.members.get(receiver_id)
+                if member is not None and member.assignment == assignment:
+                    member.accepted = True
+            case Declined(receiver_id):
+                # It was ending just then; another process takes the receiver.
+                process.members.pop(receiver_id, None)
+            case Ended(receiver_id, _, code, reason):
+                process.strays.discard(receiver_id)
+                member = process.members.pop(receiver_id, None)
+                if code is ExitCode.FAILED:
+                    # Nobody can say what its code still does there.
+                    process.strays.add(receiver_id)
+                if member is not None:
+                    self._receiver_ended(receiver_id, member, code, reason)
+            case _:
+                log.warning("a receiver process said what only an agent says", child=process.child.name)
+
+    def _receiver_ended(self, receiver_id: int, member: _Member, code: ExitCode, reason: str) -> None:
+        history = self._history(_receiver_name(receiver_id))
+        if member.stopping_since is not None or code is ExitCode.STOPPED:
+            log.info("receiver ended", receiver_id=receiver_id, reason=reason)
+            history.refused_assignment = max(history.refused_assignment, member.assignment)
+        elif code is ExitCode.FENCED:
+            log.warning("receiver was fenced", receiver_id=receiver_id, assignment=member.assignment, reason=reason)
+            history.refused_assignment = member.assignment
+        else:
+            # It failed in good order: it has told the driver log why, and took nobody with it. Where that is for good,
+            # its row is FAILED and it is not placed here any more.
+            delay = self._count_crash(history, member)
+            log.warning("receiver failed", receiver_id=receiver_id, reason=reason, restart_in=delay)
+            self._give_up_after_many(receiver_id, member, reason)
+
+    def _process_ended(self, process: _ReceiverProcess, code: int) -> None:
+        """A receiver that the process did not speak of crashed with it, whatever the code."""
+        crashed: dict[int, _Member] = {}
+        for receiver_id, member in process.members.items():
+            if member.stopping_since is not None:
+                history = self._history(_receiver_name(receiver_id))
+                history.refused_assignment = max(history.refused_assignment, member.assignment)
+            elif member.accepted:
+                crashed[receiver_id] = member
+        log.info("receiver process ended", child=process.child.name, exit=_exit(code), crashed=len(crashed))
+        if not crashed:
             return
-        if code == ExitCode.FENCED:
-            log.warning("receiver process was fenced", receiver_id=receiver_id, assignment=child.assignment)
-            history.refused_assignment = child.assignment
-            return
-        if self._clock() - child.started >= HEALTHY_AFTER_SECONDS:
+        now = self._clock()
+        tail = _tail(process.child.log_file)
+        histories = {receiver_id: self._history(_receiver_name(receiver_id)) for receiver_id in crashed}
+        # One delay for all, so that they come back together.
+        delay = max(self._count_crash(histories[receiver_id], member) for receiver_id, member in crashed.items())
+        what = f"receiver process {_exit(code)}" + (f" with {len(crashed)} receivers" if len(crashed) > 1 else "")
+        for receiver_id, member in crashed.items():
+            history = histories[receiver_id]
+            if process.begun:
+                # One that never ran a receiver is nobody's fault, and smaller groups would help nobody.
+                history.suspicion = self._suspicion(history) + 1
+                history.last_crash = now
+            history.not_before = now + delay
+            self._report_crash(receiver_id, member, what, delay=delay, detail=tail)
+
+    def _count_crash(self, history: _History, member: _Member) -> float:
+        """Count it and put off the next start; returns by how long."""
+        if self._clock() - member.started >= HEALTHY_AFTER_SECONDS:
             history.backoff.reset()
             history.crashes = 0
         history.crashes += 1
         delay = history.backoff.next_delay()
         history.not_before = self._clock() + delay
-        message = f"receiver process {_exit(code)}; crash {history.crashes}, restart in {delay:.1f} s"
-        tail = _tail(child.log_file)
+        return delay
+
+    def _report_crash(self, receiver_id: int, member: _Member, what: str, *, delay: float, detail: str) -> None:
+        history = self._history(_receiver_name(receiver_id))
+        message = f"{what}; crash {history.crashes}, restart in {delay:.1f} s"
         log.error(message, receiver_id=receiver_id)
-        report_event(
-            connection,
-            receiver_id=receiver_id,
-            epoch=0,
-            kind=ReceiverEventKind.EXITED,
-            message=message,
-            detail=tail,
-        )
-        if history.crashes >= MAX_CRASHES and placement is not None:
-            history.refused_assignment = child.assignment
-            reason = f"crashed {history.crashes} times in a row, the last time: {_exit(code)}"
-            set_receiver_state(
-                connection,
-                receiver_id=receiver_id,
-                assignment=child.assignment,
-                state=ReceiverState.FAILED,
-                reason=reason,
+        self._report(receiver_id, ReceiverEventKind.EXITED, message, detail)
+        self._give_up_after_many(receiver_id, member, what)
+
+    def _give_up_after_many(self, receiver_id: int, member: _Member, what: str) -> None:
+        history = self._history(_receiver_name(receiver_id))
+        if history.crashes >= MAX_CRASHES:
+            history.refused_assignment = member.assignment
+            reason = f"crashed {history.crashes} times in a row, the last time: {what}"
+            self._reports.append(
+                lambda connection: set_receiver_state(
+                    connection,
+                    receiver_id=receiver_id,
+                    assignment=member.assignment,
+                    state=ReceiverState.FAILED,
+                    reason=reason,
+                )
             )
-            report_event(connection, receiver_id=receiver_id, epoch=0, kind=ReceiverEventKind.FAILED, message=reason)
+            self._report(receiver_id, ReceiverEventKind.FAILED, reason)
+
+    def _report(self, receiver_id: int, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
+        self._reports.append(
+            lambda connection: report_event(
+                connection, receiver_id=receiver_id, epoch=0, kind=kind, message=message, detail=detail
+            )
+        )
+
+    def _stop_unwanted(self, process: _ReceiverProcess, wanted: Mapping[int, int]) -> None:
+        """Stop what is not placed here any more. A process is killed only if nobody in it is wanted."""
+        now = self._clock()
+        unwanted = {
+            receiver_id: member
+            for receiver_id, member in process.members.items()
+            if wanted.get(receiver_id) != member.assignment
+        }
+        if len(unwanted) == len(process.members):
+            for member in unwanted.values():
+                member.stopping_since = member.stopping_since or now
+            self._ask_to_stop(process.child)
+            return
+        for receiver_id, member in unwanted.items():
+            if member.stopping_since is None:
+                if _say(process, Stop(receiver_id)):
+                    member.stopping_since = now
+            elif now - member.stopping_since > STOP_GRACE_SECONDS:
+                log.warning(
+                    "a receiver did not stop in time; it is left alone, for others share its process",
+                    child=process.child.name,
+                    receiver_id=receiver_id,
+                )
+                del process.members[receiver_id]
+                process.strays.add(receiver_id)
+                history = self._history(_receiver_name(receiver_id))
+                history.refused_assignment = max(history.refused_assignment, member.assignment)
+
+    # -- the starts of receivers -------------------------------------------------------------------------------------
+
+    def _start_wanted(self, wanted: Mapping[int, int]) -> None:
+        running = {receiver_id for process in self._processes for receiver_id in process.members}
+        groups: dict[int, list[tuple[int, int]]] = {}
+        for receiver_id, assignment in wanted.items():
+            history = self._history(_receiver_name(receiver_id))
+            if (
+                receiver_id not in running
+                and assignment > history.refused_assignment
+                and self._clock() >= history.not_before
+            ):
+                groups.setdefault(self._suspicion(history), []).append((receiver_id, assignment))
+        for suspicion, receivers in groups.items():
+            size = self._group_size(suspicion)
+            left = [pair for pair in receivers if not self._join(*pair, suspicion=suspicion, size=size)]
+            for first in range(0, len(left), size):
+                self._start_receivers(left[first : first + size])
+
+    def _join(self, receiver_id: int, assignment: int, *, suspicion: int, size: int) -> bool:
+        """Give a receiver to a process that has room among receivers that are suspected as it is."""
+        if size == 1:
+            return False
+        for process in self._processes:
+            if (
+                len(process.members) < size
+                and receiver_id not in process.strays
+                and any(member.stopping_since is None for member in process.members.values())
+                and all(self._suspicion(self._history(_receiver_name(other))) == suspicion for other in process.members)
+                and _say(process, Run(receiver_id, assignment))
+            ):
+                process.members[receiver_id] = _Member(assignment, self._clock(), accepted=False)
+                return True
+        return False
+
+    def _start_receivers(self, receivers: Sequence[tuple[int, int]]) -> None:
+        if self._receivers_per_process == 1:
+            name = _receiver_name(receivers[0][0])
+        else:
+            taken = {process.child.name for process in self._processes}
+            name = next(name for number in range(1, len(taken) + 2) if (name := f"receivers-{number}") not in taken)
+        ours, theirs = socket_pair()
+        with theirs:
+            child = self._start(name, self._receiver_command(receivers), stdin=theirs.fileno())
+        members = {
+            receiver_id: _Member(assignment, child.started, accepted=True) for receiver_id, assignment in receivers
+        }
+        self._processes.append(_ReceiverProcess(child, ours, members))
+
+    def _suspicion(self, history: _History) -> int:
+        return history.suspicion if self._clock() - history.last_crash < SUSPECT_SECONDS else 0
+
+    def _group_size(self, suspicion: int) -> int:
+        return max(1, self._receivers_per_process >> (_SPLIT_BITS * max(0, suspicion - 1)))
+
+    # -- processes ---------------------------------------------------------------------------------------------------
 
     def _supervise_roles(self) -> None:
         for role, command in self._role_commands.items():
@@ -242,22 +425,22 @@ class Agent:
                 log.error("role ended", role=role, exit=_exit(code), restart_in=delay, last_lines=_tail(child.log_file))
                 del self._roles[role]
             if self._clock() >= self._history(role).not_before:
-                self._roles[role] = self._start(role, command, assignment=0)
+                self._roles[role] = self._start(role, command)
 
-    def _start(self, name: str, command: Sequence[str], assignment: int) -> _Child:
+    def _start(self, name: str, command: Sequence[str], *, stdin: int = subprocess.PIPE) -> _Child:
         log_file = self._log_directory / f"{name}.log"
         output: IO[bytes] = log_file.open("ab")
         with output:
             process = subprocess.Popen(  # noqa: S603  our own command
                 command,
-                # The end of this pipe is the agent's end: the child stops when it reads it.
-                stdin=subprocess.PIPE,
+                # The end of this pipe or socket is the agent's end: the child stops when it reads it.
+                stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        log.info("child started", child=name, pid=process.pid, assignment=assignment)
-        return _Child(name, process, assignment, self._clock(), log_file)
+        log.info("child started", child=name, pid=process.pid)
+        return _Child(name, process, self._clock(), log_file)
 
     def _ask_to_stop(self, child: _Child) -> None:
         """SIGTERM at first, SIGKILL when the grace is over."""
@@ -270,7 +453,7 @@ class Agent:
 
     def _stop_all(self) -> None:
         """Receivers first: the tracker's word is not needed for them to drain."""
-        for group in (list(self._receivers.values()), list(self._roles.values())):
+        for group in ([process.child for process in self._processes], list(self._roles.values())):
             for child in group:
                 self._ask_to_stop(child)
             deadline = self._clock() + STOP_GRACE_SECONDS
@@ -280,7 +463,9 @@ class Agent:
                 except subprocess.TimeoutExpired:
                     child.process.kill()
                     child.process.wait()
-        self._receivers.clear()
+        for process in self._processes:
+            process.line.close()
+        self._processes.clear()
         self._roles.clear()
 
     def _sign_off(self) -> None:
@@ -299,6 +484,26 @@ class Agent:
 
 def _receiver_name(receiver_id: int) -> str:
     return f"receiver-{receiver_id}"
+
+
+def _say(process: _ReceiverProcess, message: Message) -> bool:
+    """Whether the line went out; one that did not is said again at the next look."""
+    try:
+        process.line.send(encode(message))
+    except OSError:
+        return False
+    return True
+
+
+def _hear(process: _ReceiverProcess) -> Iterator[Message]:
+    """All that the process has said by now."""
+    try:
+        while data := process.line.recv(65536):
+            yield from process.lines.feed(data)
+    except BlockingIOError:
+        return
+    except (OSError, ValueError) as error:
+        log.warning("the line to a receiver process failed", child=process.child.name, error=str(error))
 
 
 def _exit(code: int) -> str:

@@ -3,9 +3,11 @@
 Two threads: the *timer* cuts the buffer into a block at each tick (or early, when the buffer is full) and puts it on
 a bounded queue; the *push* thread hands the blocks to the listener, first in, first out. A queue that is full stops
 the timer, a buffer that is full then stops whoever adds: so reading from the source stops, and memory is bounded by
-``(queue_size + 3) * max_block_bytes``.
+``(queue_size + 3) * max_block_bytes``: one block is filled, one waits for the queue, one is being pushed.
 
 A push that fails is reported and tried again with backoff for as long as it takes: the thread never dies of it (B07).
+Should a thread end by something else after all, the listener is told and the generator is aborted: nobody adds to a
+buffer that nobody empties.
 
 Locks: ``_buffer_changed`` guards state and buffer, ``_queue_changed`` the queue; they are never held together.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,17 +25,21 @@ import structlog
 
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.clock import Clock, SystemClock
-from receiver_runtime.records import check_record, conform, to_batch
+from receiver_runtime.records import conform, keep_record, to_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from receiver_runtime.block_handler import EncodedBlock
     from receiver_runtime.rate_limiter import RateLimiter
 
 _log = structlog.get_logger(__name__)
 
 # Below this mean size, chunks are copied together: each batch in a block costs a few hundred bytes of its own.
 _SMALL_CHUNK_BYTES = 256 * 1024
+# Single records become Arrow data in such portions: as Python objects, small ones take ten times the room.
+_PORTION_RECORDS = 1024
+_PORTION_BYTES = 1024 * 1024
 _PUSH_FIRST_DELAY = 0.1
 _PUSH_LONGEST_DELAY = 30.0
 _IDLE_SECONDS = 1.0
@@ -70,7 +76,8 @@ class Block:
     """Records on their way to the write-ahead log; never empty.
 
     ``number`` counts the generator's blocks from 1; ``nbytes`` is the Arrow data's size; ``metadata`` is what was
-    handed in with the data, in order.
+    handed in with the data, in order. Where the generator encodes, ``encoded`` is what is to be stored, and
+    ``batches`` is empty: nothing is held twice.
     """
 
     number: int
@@ -78,6 +85,7 @@ class Block:
     records: int
     nbytes: int
     metadata: Sequence[object]
+    encoded: EncodedBlock | None = None
 
 
 class BlockGeneratorListener(Protocol):
@@ -103,11 +111,16 @@ class BlockGeneratorListener(Protocol):
         """A push or a listener's method failed. Called once per failure, before the next try."""
         ...
 
+    def on_thread_death(self, error: BaseException) -> None:
+        """One of the two threads ended by this; the generator was aborted."""
+        ...
+
 
 @dataclass(slots=True)
 class _Buffer:
     batches: list[pa.RecordBatch] = field(default_factory=list)
     singles: list[object] = field(default_factory=list)
+    singles_nbytes: int = 0
     metadata: list[object] = field(default_factory=list)
     records: int = 0
     nbytes: int = 0
@@ -117,6 +130,7 @@ class _Buffer:
         if self.singles:
             self.batches.append(to_batch(self.singles, schema))
             self.singles = []
+            self.singles_nbytes = 0
 
 
 class BlockGenerator:
@@ -125,11 +139,12 @@ class BlockGenerator:
     Args:
         listener: see ``BlockGeneratorListener``.
         schema: of the records.
-        limiter: asked for one permit per record before it is added.
+        limiter: asked for a permit per record, and per byte, before it is added.
         block_interval: seconds between two ticks; > 0.
         queue_size: blocks that may wait to be pushed.
         max_block_bytes: a block is cut early at this size; one chunk that is larger is a block of its own.
         name: for threads and logs.
+        encode: called by the timer for each block, so that one is compressed while the push thread waits for the disk.
     """
 
     def __init__(
@@ -143,6 +158,7 @@ class BlockGenerator:
         max_block_bytes: int = 16 * 2**20,
         name: str = "receiver",
         clock: Clock | None = None,
+        encode: Callable[[Sequence[pa.RecordBatch]], EncodedBlock] | None = None,
     ) -> None:
         if block_interval <= 0:
             raise ValueError(f"a block interval of {block_interval} s: give more than 0, as '200ms'")
@@ -156,6 +172,7 @@ class BlockGenerator:
         self._max_block_bytes = max_block_bytes
         self._name = name
         self._clock = clock or SystemClock()
+        self._encode = encode
 
         self._buffer_changed = threading.Condition()
         self._state = GeneratorState.INITIALIZED
@@ -168,8 +185,12 @@ class BlockGenerator:
         self._no_more_blocks = False
         self._aborted = False
 
-        self._timer = threading.Thread(target=self._run_timer, name=f"{name} block timer", daemon=True)
-        self._pusher = threading.Thread(target=self._run_push, name=f"{name} block push", daemon=True)
+        self._timer = threading.Thread(
+            target=self._guard, args=(self._run_timer,), name=f"{name} block timer", daemon=True
+        )
+        self._pusher = threading.Thread(
+            target=self._guard, args=(self._run_push,), name=f"{name} block push", daemon=True
+        )
 
     @property
     def state(self) -> GeneratorState:
@@ -240,11 +261,15 @@ class BlockGenerator:
             RecordTypeError: the record does not fit the schema; nothing was added.
         """
         self._require_active()
-        nbytes = check_record(record, self._schema)
-        self._limiter.acquire(1)
+        kept, nbytes = keep_record(record, self._schema)
+        self._limiter.acquire(1, nbytes)
         with self._buffer_changed:
             self._wait_for_room(nbytes)
-            self._buffer.singles.append(record)
+            buffer = self._buffer
+            if len(buffer.singles) >= _PORTION_RECORDS or buffer.singles_nbytes >= _PORTION_BYTES:
+                buffer.gather(self._schema)
+            buffer.singles.append(kept)
+            buffer.singles_nbytes += nbytes
             self._count(1, nbytes, record, metadata)
 
     def add_multiple_data(self, records: pa.RecordBatch | Sequence[object], metadata: object = None) -> None:
@@ -258,7 +283,7 @@ class BlockGenerator:
         )
         if batch.num_rows == 0:
             return
-        self._limiter.acquire(batch.num_rows)
+        self._limiter.acquire(batch.num_rows, batch.nbytes)
         with self._buffer_changed:
             self._wait_for_room(batch.nbytes)
             self._buffer.gather(self._schema)
@@ -287,10 +312,21 @@ class BlockGenerator:
         self._buffer.nbytes += nbytes
         if metadata is not None:
             self._buffer.metadata.append(metadata)
-            self._listener.on_add_data(data, metadata)
+            try:
+                self._listener.on_add_data(data, metadata)
+            except Exception as error:  # noqa: BLE001  the data is in: who added it must not add it again
+                self._report("a listener failed when data was added", error)
         if self._buffer.nbytes >= self._max_block_bytes:
             self._cut_now = True
             self._buffer_changed.notify_all()
+
+    def _guard(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except BaseException as error:  # noqa: BLE001  told to the listener; this is a thread's outermost frame
+            _log.exception("a thread of a block generator ended", name=self._name)
+            self.abort()
+            self._listener.on_thread_death(error)
 
     def _run_timer(self) -> None:
         tick = self._clock.monotonic() + self._interval
@@ -315,7 +351,10 @@ class BlockGenerator:
                 self._cut_now = False
                 self._buffer_changed.notify_all()
             if block is not None:
+                # Nothing here may hold raw batches while it waits for the queue, nor a block that the queue has.
+                block = self._encoded(block)
                 self._enqueue(block)
+                block = None
             now = self._clock.monotonic()
             if now >= tick:
                 # A tick that was missed (the queue was full) is not made up for.
@@ -338,6 +377,15 @@ class BlockGenerator:
         except Exception as error:  # noqa: BLE001  the timer must not end by it
             self._report("a listener failed when a block was cut", error)
         return block
+
+    def _encoded(self, block: Block) -> Block:
+        if self._encode is None:
+            return block
+        try:
+            return replace(block, batches=(), encoded=self._encode(block.batches))
+        except Exception as error:  # noqa: BLE001  the timer must not end by it
+            self._report(f"block {block.number} could not be encoded, it is tried again when it is pushed", error)
+            return block
 
     def _enqueue(self, block: Block) -> None:
         with self._queue_changed:

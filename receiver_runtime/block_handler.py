@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from receiver_runtime.block_store.columns import stamped
 from receiver_runtime.block_store.frame import DeadLetterReason, FrameKind, SourceRule, encode_frame
-from receiver_runtime.block_store.payload import encode_batches
+from receiver_runtime.block_store.payload import DEFAULT_COMPRESSION, Compression, encode_batches
 from tracker_store.blocks import BlockHandle, NewBlock
 
 if TYPE_CHECKING:
@@ -30,6 +31,14 @@ class DeadLetter:
     part: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedBlock:
+    """A block as it will be stored, but for its frame: that needs a sequence, and this can be made before."""
+
+    payload: pa.Buffer
+    records: int
+
+
 class BlockHandler:
     """Stores one epoch's blocks. Safe from any thread; the caller gives sequences out in order."""
 
@@ -41,36 +50,48 @@ class BlockHandler:
         receiver_id: int,
         epoch: int,
         source_rule: SourceRule,
+        compression: Compression = DEFAULT_COMPRESSION,
     ) -> None:
         self._log = log
-        self._schema = schema
+        self._schema = stamped(schema)
         self._receiver_id = receiver_id
         self._epoch = epoch
         self._source_rule = source_rule
+        self._compression = compression
 
-    def store_block(self, batches: Sequence[pa.RecordBatch], *, sequence: int, registered_through: int) -> NewBlock:
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+        """Compress a block ahead of its turn, while its predecessor is written. Holds no lock."""
+        payload = encode_batches(self._schema, batches, compression=self._compression)
+        return EncodedBlock(payload, sum(batch.num_rows for batch in batches))
+
+    def store_block(
+        self, block: EncodedBlock | Sequence[pa.RecordBatch], *, sequence: int, registered_through: int
+    ) -> NewBlock:
         """Store one block; on return it survives a crash and waits to be registered.
 
         Raises: as ``WriteAheadLog.write``, and InvalidFrameError for a block without records.
         """
-        records = sum(batch.num_rows for batch in batches)
+        encoded = block if isinstance(block, EncodedBlock) else self.encode(block)
         frame = encode_frame(
-            encode_batches(self._schema, batches),
+            encoded.payload,
             kind=FrameKind.BLOCK,
             source_rule=self._source_rule,
             receiver_id=self._receiver_id,
             epoch=self._epoch,
             sequence=sequence,
             registered_through=registered_through,
-            records=records,
+            records=encoded.records,
         )
-        handle = self._log.write([frame])[0]
-        return NewBlock(self._receiver_id, self._epoch, sequence, records, handle.length, handle)
+        handle = self._log.write([frame], sequence=sequence, registered_through=registered_through)[0]
+        return NewBlock(self._receiver_id, self._epoch, sequence, encoded.records, handle.length, handle)
 
     def store_dead_letters(
         self, letters: Sequence[DeadLetter], *, sequence: int, registered_through: int
     ) -> list[BlockHandle]:
-        """Store dead letters by one sync; returns their handles, in order. Raises as ``WriteAheadLog.write``."""
+        """Store dead letters by one sync; returns their handles, in order. Raises as ``WriteAheadLog.write``.
+
+        To be followed by ``dead_letters_recorded``.
+        """
         return self._log.write(
             [
                 encode_frame(
@@ -86,13 +107,20 @@ class BlockHandler:
                     part=letter.part,
                 )
                 for letter in letters
-            ]
+            ],
+            sequence=sequence,
+            registered_through=registered_through,
+            until_recorded=True,
         )
 
-    def roll_if_due(self) -> None:
-        """See ``WriteAheadLog.roll_if_due``."""
-        self._log.roll_if_due()
+    def dead_letters_recorded(self, handles: Sequence[BlockHandle]) -> None:
+        """Say that these have their rows: until then their segment is not sealed."""
+        self._log.recorded(handles)
 
-    def close(self) -> None:
-        """Close the log and seal its last segment."""
-        self._log.close()
+    def roll_if_due(self, registered_through: int = 0) -> None:
+        """See ``WriteAheadLog.roll_if_due``."""
+        self._log.roll_if_due(registered_through)
+
+    def close(self, registered_through: int = 0) -> None:
+        """Close the log; seal its last segment, if everything in it is registered."""
+        self._log.close(registered_through)

@@ -130,10 +130,20 @@ class DeadLetterRows(Protocol):
 class ReceiverDriverLog:
     """The rows that one epoch of one receiver writes besides its blocks."""
 
-    def __init__(self, driver_log: DriverLog, *, receiver_id: int, epoch: int) -> None:
+    def __init__(
+        self,
+        driver_log: DriverLog,
+        *,
+        receiver_id: int,
+        epoch: int,
+        store: str | None = None,
+        durability: str = "durable",
+    ) -> None:
         self._driver_log = driver_log
         self._receiver_id = receiver_id
         self._epoch = epoch
+        self._store = store
+        self._durability = durability
         self._listener: OutageListener | None = None
 
     def tell(self, listener: OutageListener) -> None:
@@ -150,6 +160,8 @@ class ReceiverDriverLog:
                 epoch=self._epoch,
                 path=path,
                 source_rule=source_rule,
+                store=self._store,
+                durability=self._durability,
             ),
             listener=self._listener,
         )

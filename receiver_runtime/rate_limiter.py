@@ -1,8 +1,12 @@
-"""A token bucket that takes the permits of many records at once (C01, C02).
+"""Token buckets that take the permits of many records, and of their bytes, at once (C01, C02).
 
-Permits come in at the rate and collect for a tenth of a second at most, so that in any span of ``t`` seconds no more
-than ``rate * (t + 0.1) + 1`` records pass. A taker of more than the bucket holds waits until all of its permits have
-come in, and then takes them: what is paid is paid before, never after, so that a new rate counts at once.
+Two limits, records per second and bytes per second, hold together: who takes waits until both have what is asked for,
+and takes both in one step.
+
+Permits come in at the rate and collect for a tenth of a second at most. So in any span of ``t`` seconds no more than
+``rate * (t + 0.1) + 1`` records pass, of takers that ask for at most ``piece`` at once. A taker of more than the bucket
+holds waits until all of its permits have come in, and then takes them: what is paid is paid before, never after, so
+that a new rate counts at once (the original's counted from the next but one).
 """
 
 from __future__ import annotations
@@ -15,63 +19,117 @@ from receiver_runtime.clock import Clock, SystemClock
 _BURST_SECONDS = 0.1
 
 
+class _Bucket:
+    """Permits of one kind; under the limiter's lock."""
+
+    __slots__ = ("rate", "tokens")
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.tokens = self.capacity
+
+    @property
+    def capacity(self) -> float:
+        return 0.0 if self.rate == math.inf else max(1.0, self.rate * _BURST_SECONDS)
+
+    @property
+    def piece(self) -> float:
+        return math.inf if self.rate == math.inf else max(1.0, math.floor(self.rate * _BURST_SECONDS))
+
+    def refill(self, elapsed: float, wanted: int) -> None:
+        # While someone collects, permits may pile up to what he needs, not beyond.
+        if self.rate != math.inf:
+            self.tokens = min(self.tokens + elapsed * self.rate, max(self.capacity, float(wanted)))
+
+    def seconds_until(self, wanted: int) -> float:
+        return 0.0 if self.rate == math.inf else (wanted - self.tokens) / self.rate
+
+    def take(self, wanted: int) -> None:
+        if self.rate != math.inf:
+            self.tokens -= wanted
+
+    def set_rate(self, rate: float) -> None:
+        self.rate = rate
+        self.tokens = min(self.tokens, self.capacity)
+
+
 class RateLimiter:
-    """Limits records per second. Any number of threads; each waits its turn.
+    """Limits records and bytes per second. Any number of threads; each waits its turn.
 
     Args:
-        rate: records per second to begin with; None or 0 means unlimited.
+        rate: records per second to begin with; None while nobody has said anything, 0 means unlimited.
+        initial_rate: what counts while ``rate`` is None; None or 0 means unlimited.
         max_rate: no rate above this is ever used; None or 0 means no ceiling.
+        max_bytes_rate: bytes per second; None or 0 means unlimited.
     """
 
-    def __init__(self, rate: float | None = None, *, max_rate: float | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        rate: float | None = None,
+        *,
+        initial_rate: float | None = None,
+        max_rate: float | None = None,
+        max_bytes_rate: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._clock = clock or SystemClock()
+        self._initial = _limit(initial_rate)
         self._ceiling = _limit(max_rate)
         self._changed = threading.Condition()
         # One taker at a time collects permits; the others queue up on this lock.
         self._turn = threading.Lock()
-        self._rate = min(_limit(rate), self._ceiling)
-        self._tokens = self._capacity()
+        self._records = _Bucket(self._in_force(rate))
+        self._bytes = _Bucket(_limit(max_bytes_rate))
         self._at = self._clock.monotonic()
         self._closed = False
+        self._unlimited = self._has_no_limit()
 
     @property
     def rate(self) -> float | None:
         """Records per second now in force; None is unlimited."""
         with self._changed:
-            return None if self._rate == math.inf or self._closed else self._rate
+            return None if self._records.rate == math.inf or self._closed else self._records.rate
 
-    @property
-    def largest_piece(self) -> int | None:
-        """How many records to hand on at once so that they flow evenly; None where there is no limit."""
-        rate = self.rate
-        return None if rate is None else max(1, int(rate * _BURST_SECONDS))
+    def piece(self, records: int, nbytes: int) -> int:
+        """How many of ``records``, of ``nbytes`` together, to hand on at once so that they flow evenly; at least 1."""
+        with self._changed:
+            if self._closed:
+                return records
+            share = 1.0 if nbytes <= self._bytes.piece else self._bytes.piece / nbytes
+            return max(1, int(min(records * share, self._records.piece)))
 
     def update_rate(self, rate: float | None) -> None:
-        """Set a new rate, in records per second; whoever waits now goes on by it. None or 0 means unlimited."""
-        wanted = min(_limit(rate), self._ceiling)
+        """Set a new rate, in records per second; whoever waits now goes on by it.
+
+        0 means unlimited, None the initial rate; either stays below the ceiling.
+        """
+        wanted = self._in_force(rate)
         with self._changed:
-            if wanted == self._rate:
+            if wanted == self._records.rate:
                 return
-            self._refill()
-            self._rate = wanted
-            self._tokens = min(self._tokens, self._capacity())
+            self._refill(0, 0)
+            self._records.set_rate(wanted)
+            self._unlimited = self._has_no_limit()
             self._changed.notify_all()
 
-    def acquire(self, permits: int = 1) -> None:
-        """Return when ``permits`` records may pass. Returns at once when there is no limit, or after ``close``."""
-        if permits < 0:
-            raise ValueError(f"{permits} permits: ask for 0 or more")
-        if permits == 0:
+    def acquire(self, permits: int = 1, nbytes: int = 0) -> None:
+        """Return when ``permits`` records, of ``nbytes`` together, may pass.
+
+        Returns at once when there is no limit, or after ``close``.
+        """
+        if permits < 0 or nbytes < 0:
+            raise ValueError(f"{permits} permits for {nbytes} bytes: ask for 0 or more")
+        # The first is read without the lock: who comes as a limit is set may have come just before.
+        if self._unlimited or (permits == 0 and nbytes == 0):
             return
         with self._turn, self._changed:
-            self._refill()
-            # While someone collects, permits may pile up to what he needs, not beyond.
-            while not self._closed and self._rate != math.inf and self._tokens < permits:
-                missing = (permits - self._tokens) / self._rate
-                self._clock.wait_on(self._changed, missing)
-                self._refill(permits)
-            if not self._closed and self._rate != math.inf:
-                self._tokens -= permits
+            self._refill(0, 0)
+            while not self._closed and (wait := self._seconds_until(permits, nbytes)) > 0:
+                self._clock.wait_on(self._changed, wait)
+                self._refill(permits, nbytes)
+            if not self._closed:
+                self._records.take(permits)
+                self._bytes.take(nbytes)
 
     def close(self) -> None:
         """Let everything pass: at a stop, what was already read is stored without delay."""
@@ -80,26 +138,32 @@ class RateLimiter:
             self._changed.notify_all()
 
     def reopen(self) -> None:
-        """Limit again, from an empty bucket."""
+        """Limit again, from empty buckets."""
         with self._changed:
             if self._closed:
                 self._closed = False
-                self._tokens = 0.0
+                self._records.tokens = self._bytes.tokens = 0.0
                 self._at = self._clock.monotonic()
 
-    def _capacity(self) -> float:
-        return 0.0 if self._rate == math.inf else max(1.0, self._rate * _BURST_SECONDS)
+    def _in_force(self, rate: float | None) -> float:
+        return min(self._initial if rate is None else _limit(rate), self._ceiling)
 
-    def _refill(self, at_least: int = 0) -> None:
+    def _has_no_limit(self) -> bool:
+        return self._records.rate == self._bytes.rate == math.inf
+
+    def _seconds_until(self, permits: int, nbytes: int) -> float:
+        return max(self._records.seconds_until(permits), self._bytes.seconds_until(nbytes))
+
+    def _refill(self, permits: int, nbytes: int) -> None:
         now = self._clock.monotonic()
         elapsed, self._at = now - self._at, now
-        if self._rate != math.inf:
-            self._tokens = min(self._tokens + elapsed * self._rate, max(self._capacity(), float(at_least)))
+        self._records.refill(elapsed, permits)
+        self._bytes.refill(elapsed, nbytes)
 
 
 def _limit(rate: float | None) -> float:
     if rate is None:
         return math.inf
     if math.isnan(rate) or rate < 0:
-        raise ValueError(f"a rate of {rate} records per second: give a positive number, or 0 for no limit")
+        raise ValueError(f"a rate of {rate} per second: give a positive number, or 0 for no limit")
     return rate or math.inf

@@ -1,7 +1,7 @@
 """``Receiver``: what reads one source (R01 to R05). Its supervisor does everything else.
 
 A receiver reads and hands on. It makes no blocks, knows no driver log and decides nothing about restarts beyond asking
-for one.
+for one. Users write children of it in packages of their own (``docs/how-to/custom-receiver.md``).
 
 Two ways to hand records on:
 
@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import pyarrow as pa
 
+from receiver_runtime.records import from_bytes, schema_of, takes_bytes
+
 if TYPE_CHECKING:
     from receiver_runtime.block_handler import DeadLetter
+    from receiver_runtime.sources.base import SourceRule
 
 
 class ReceiverNotAttachedError(RuntimeError):
@@ -44,19 +47,34 @@ class AttachedSupervisor(Protocol):
     ) -> None: ...
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None: ...
     def report_connected(self, where: str) -> None: ...
+    def report_listening(self, where: str) -> None: ...
     def report_error(self, message: str, error: BaseException | None) -> None: ...
     def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None: ...
     def stop(self, message: str, error: BaseException | None = None) -> None: ...
 
 
 class Receiver(ABC):
-    """One running reader of one source. A child declares ``columns`` and implements ``on_start`` and ``on_stop``."""
+    """One running reader of one source.
 
-    #: The records' columns as (name, Arrow type by name).
-    columns: ClassVar[Sequence[tuple[str, str]]]
+    A child declares ``schema`` or ``columns``, and implements ``on_start`` and ``on_stop``. A later version of it may
+    add columns and leave columns out; what one is called keeps its type for as long as the stream lives.
+    """
 
-    def __init__(self) -> None:
-        self._supervisor: AttachedSupervisor | None = None
+    #: The records' columns as (name, Arrow type by name) …
+    columns: ClassVar[Sequence[tuple[str, str]]] = ()
+    #: … or as an Arrow schema, which then counts.
+    schema: ClassVar[pa.Schema | None] = None
+    #: Does the sender send again what was not acknowledged? A receiver that acknowledges it after ``store`` returns
+    #: says SENT_AGAIN: after a crash it is for the sender, then, to bring what was stored and not registered.
+    source_rule: ClassVar[SourceRule | None] = None
+
+    # Here, so that a child's __init__ need not call ours.
+    _supervisor: AttachedSupervisor | None = None
+
+    @property
+    def record_schema(self) -> pa.Schema:
+        """``schema``, or ``columns`` as one. Raises ColumnsError for columns that no block can have."""
+        return schema_of(self.columns) if self.schema is None else self.schema
 
     @abstractmethod
     def on_start(self) -> None:
@@ -71,7 +89,10 @@ class Receiver(ABC):
 
     @property
     def preferred_location(self) -> str | None:
-        """The host to run on, where it matters."""
+        """The host to run on, where it matters; a wish that placement fulfils while an agent there has room.
+
+        It is known from the receiver's first start on, and shows in ``forebay.receivers``.
+        """
         return None
 
     def store(self, data: object, metadata: object = None) -> None:
@@ -81,13 +102,25 @@ class Receiver(ABC):
         raises when it can't be. One (anything else; a tuple or mapping where the schema has several columns):
         asynchronous, returns when it is in the buffer.
 
+        Bytes are records that were serialised elsewhere: an Arrow IPC stream of the receiver's schema, and so many
+        records, one block. But where the receiver has one column, of binary or text, ``bytes`` are one record of it,
+        and only a ``pa.Buffer`` is a stream.
+
+        ``metadata`` is for the supervisor and is not stored: what a reader is to see belongs into a column.
+
         Raises:
-            RecordTypeError: a record does not fit ``columns``.
+            RecordTypeError: a record does not fit the schema, or bytes are no Arrow IPC stream.
             GeneratorStateError: one record, and the receiver is stopping.
             DriverLogError: many records, and the driver log refused the block (a fenced receiver, say).
         """
         supervisor = self.supervisor
-        if isinstance(data, Iterator):
+        if isinstance(data, pa.Buffer) or (
+            isinstance(data, bytes | bytearray | memoryview) and not takes_bytes(self.record_schema)
+        ):
+            data = from_bytes(data)
+        elif isinstance(data, pa.RecordBatchReader):
+            data = data.read_all()
+        elif isinstance(data, Iterator):
             data = list(data)
         if isinstance(data, pa.RecordBatch | pa.Table | list):
             supervisor.push_and_report_block(data, metadata)
@@ -108,6 +141,10 @@ class Receiver(ABC):
     def report_connected(self, where: str) -> None:
         """The source is there: shown as the receiver's reason."""
         self.supervisor.report_connected(where)
+
+    def report_listening(self, where: str) -> None:
+        """The source's senders may come, to this address: shown as the receiver's reason."""
+        self.supervisor.report_listening(where)
 
     def report_error(self, message: str, error: BaseException | None = None) -> None:
         """Report an error; receiving goes on."""

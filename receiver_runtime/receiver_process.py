@@ -1,15 +1,21 @@
-"""One receiver process, from its claim to its exit code: composes the parts and owns nothing else.
+"""A receiver process, from its start to its exit code: composes the parts of its receivers and owns nothing else.
 
-Order: the receiver's declaration, a row in ``processes``, the claim, the parts, the source. Nothing is read from a
-source before the claim is answered, for what is read then belongs to that epoch.
+It runs any number of receivers, each with a claim, a write-ahead log and threads of its own; registrar, reporter and
+connections are shared. One receiver's end (it was fenced, it failed, it was stopped) touches no other; a crash ends
+them all. The process ends when its last receiver has ended.
 
-It ends when it is told to (SIGTERM, SIGINT, an operator, a newer assignment), when its parent is gone (its standard
-input, a pipe, ends), when its receiver fails for good, or when it is fenced. All but the last drain first. A second
-signal, or ten seconds after the parent is gone, end it at once; what was registered is safe either way.
+Order for each receiver: its declaration, the claim, the parts, the source. Nothing is read from a source before the
+claim is answered, for what is read then belongs to that epoch.
+
+The process ends when it is told to (SIGTERM, SIGINT), or when its parent is gone (its standard input, a pipe or the
+agent's socket, ends): every receiver drains first. A second signal, or ten seconds after the parent is gone, ends it
+at once; what was registered is safe either way. The agent's lines on that socket add and stop single receivers, and
+tell it of each that has ended (``process_control``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -25,24 +31,31 @@ from receiver_runtime.block_handler import BlockHandler
 from receiver_runtime.block_store import frame
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.stores import open_block_store
-from receiver_runtime.clock import SystemClock
+from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.driver_log import DriverLog, GivenUpError, ReceiverDriverLog
 from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, Message, Run, Stop, encode
+from receiver_runtime.receiver_start import prepare_receiver
 from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor
-from receiver_runtime.records import schema_of
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
+from receiver_runtime.replica_reports import ReplicaReports
+from receiver_runtime.salvage import salvage, store_location
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source_registry import parse_source
-from receiver_runtime.status_reporter import StatusReporter
+from receiver_runtime.status_reporter import ReceiverReporter, StatusReporter
 from receiver_runtime.write_ahead_log import WriteAheadLog
-from tracker_store.blocks import Claim, Steering, claim, newest_epoch
+from tracker_store.blocks import Claim, claim, newest_epoch
 from tracker_store.engine import create_engine
-from tracker_store.errors import ClaimBusyError, ClaimLostError, DriverLogError, NotAssignedError
+from tracker_store.errors import (
+    ClaimBusyError,
+    ClaimLostError,
+    DriverLogError,
+    NotAssignedError,
+    ReceiverFencedError,
+)
 from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
 from tracker_store.receivers import (
     NoSuchReceiverError,
-    ReceiverSpec,
     get_receiver,
     report_event,
     set_receiver_state,
@@ -50,11 +63,9 @@ from tracker_store.receivers import (
 from tracker_store.schema import ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import sqlalchemy as sa
-
-    from receiver_runtime.sources.base import Source
 
 _log = structlog.get_logger(__name__)
 
@@ -62,6 +73,8 @@ T = TypeVar("T")
 
 _CLAIM_ATTEMPTS = 5
 _PARENT_GONE_SECONDS = 10.0
+# So many receivers start at a time: each asks the driver log a handful of questions, on few connections.
+_STARTING_AT_ONCE = 4
 
 
 class _NotOursError(Exception):
@@ -69,139 +82,387 @@ class _NotOursError(Exception):
 
 
 def run(
+    receivers: Sequence[tuple[int, int]],
     *,
-    receiver_id: int,
-    assignment: int,
     database_url: str,
     block_store: str,
     host: str | None = None,
     parent_pipe: int | None = 0,
 ) -> ExitCode:
-    """Run one receiver until it ends; returns the process's exit code.
+    """Run receivers until the last of them has ended; returns the process's exit code.
+
+    That is FAILED if one of them failed, else FENCED if one was fenced, else STOPPED.
 
     Args:
-        receiver_id: whose declaration is in the driver log.
-        assignment: for which this process was started; it may claim under no other.
+        receivers: (receiver id, assignment) of those to begin with: their declarations are in the driver log, and a
+            process may claim a receiver under no other assignment than the one that it was started for.
         database_url: of the driver log.
-        block_store: a directory, or its ``file://`` URL.
+        block_store: the setting; see ``block_store.roots``.
         host: as it shows in the driver log; the machine's name by default.
         parent_pipe: a descriptor whose end says that the parent is gone; watched only where it is a pipe or a
-            socket. None: not watched.
+            socket, and on a socket the agent's lines are read and answered. None: not watched.
 
     Must be called on the main thread (it handles signals).
     """
-    engine = create_engine(database_url, application_name=f"forebay receiver {receiver_id}", pool_size=3)
+    if not receivers:
+        raise ValueError("no receiver to run: give at least one")
+    name = f"forebay receiver {receivers[0][0]}" + (f" and {len(receivers) - 1} more" if len(receivers) > 1 else "")
+    engine = create_engine(database_url, application_name=name, pool_size=3)
+    agent = _AgentLine(parent_pipe)
     process = _ReceiverProcess(
-        engine,
-        receiver_id=receiver_id,
-        assignment=assignment,
-        block_store=block_store,
-        host=host or socket.gethostname(),
+        engine, block_store=block_store, host=host or socket.gethostname(), tell_agent=agent.tell
     )
-    watcher = _Watcher(process.stop, parent_pipe=parent_pipe)
+    watcher = _Watcher(process.stop, process.obey, parent_pipe=parent_pipe)
     watcher.start()
     try:
-        return process.run()
+        return process.run(receivers)
     finally:
         watcher.stop()
+        agent.close()
         engine.dispose()
 
 
-@dataclass(slots=True)
-class _Parts:
-    supervisor: ReceiverSupervisor
-    registrar: Registrar
-    block_log: PostgresBlockLog
-    reporter: StatusReporter
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What the receivers of a process have in common."""
+
+    engine: sa.Engine
     process_id: int
+    block_store: str
+    host: str
+    clock: Clock
+    block_log: PostgresBlockLog
+    registrar: Registrar
+    reporter: StatusReporter
+    starting: threading.BoundedSemaphore
 
 
 class _ReceiverProcess:
-    def __init__(self, engine: sa.Engine, *, receiver_id: int, assignment: int, block_store: str, host: str) -> None:
+    """The receivers that run here, by id. A receiver is in ``_lives`` from its acceptance to its end."""
+
+    def __init__(
+        self, engine: sa.Engine, *, block_store: str, host: str, tell_agent: Callable[[Message], None]
+    ) -> None:
         self._engine = engine
-        self._receiver_id = receiver_id
-        self._assignment = assignment
         self._block_store = block_store
         self._host = host
+        self._tell_agent = tell_agent
         self._clock = SystemClock()
         self._driver_log = DriverLog(engine, clock=self._clock)
-        self._lock = threading.Lock()
-        self._supervisor: ReceiverSupervisor | None = None
+        # Everything below is under this lock.
+        self._changed = threading.Condition()
+        self._shared: _Shared | None = None
+        self._lives: dict[int, _ReceiverLife] = {}
+        self._ended: list[Ending] = []
+        # Endings that the agent is being told of.
+        self._telling = 0
+        # Set once: from then on no receiver is taken in, so that the process comes to its end.
+        self._closing = False
+
+    # -- any thread --------------------------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """Ask for a graceful end; any thread, at any time."""
+        """Ask for a graceful end of everything; any thread, at any time."""
+        self._end_all(Ending(ExitCode.STOPPED, reason, drained=True))
+
+    def obey(self, message: Message) -> None:
+        """Do what the agent says; returns at once."""
+        match message:
+            case Run(receiver_id, assignment):
+                taken = self._take_in(receiver_id, assignment)
+                self._tell_agent((Accepted if taken else Declined)(receiver_id, assignment))
+            case Stop(receiver_id):
+                with self._changed:
+                    life = self._lives.get(receiver_id)
+                if life is not None:
+                    life.end(Ending(ExitCode.STOPPED, "its agent stopped it", drained=True))
+            case _:
+                _log.warning("the agent said what only a receiver process says", message=message)
+
+    def _end_all(self, ending: Ending) -> None:
+        with self._changed:
+            self._closing = True
+            lives = list(self._lives.values())
+            if self._shared is None:
+                self._driver_log.give_up()
+        for life in lives:
+            life.end(ending)
+
+    def _take_in(self, receiver_id: int, assignment: int) -> bool:
+        with self._changed:
+            if self._closing or receiver_id in self._lives:
+                return False
+            life = _ReceiverLife(self._engine, receiver_id, assignment, on_ended=self._on_ended)
+            self._lives[receiver_id] = life
+            if self._shared is not None:
+                life.start(self._shared)
+            return True
+
+    def _on_ended(self, life: _ReceiverLife, ending: Ending) -> None:
+        with self._changed:
+            # First: the agent may give it back at once, under a newer assignment.
+            del self._lives[life.receiver_id]
+            self._ended.append(ending)
+            self._telling += 1
+        self._tell_agent(Ended(life.receiver_id, life.assignment, ending.exit_code, ending.reason))
+        with self._changed:
+            self._telling -= 1
+            self._closing = self._closing or not (self._lives or self._telling)
+            self._changed.notify_all()
+
+    def _on_expired(self, error: ProcessExpiredError) -> None:
+        # What is held may still be accepted, until someone claims.
+        self._end_all(Ending(ExitCode.FENCED, str(error), drained=True))
+
+    # -- the main thread ---------------------------------------------------------------------------------------------
+
+    def run(self, receivers: Sequence[tuple[int, int]]) -> ExitCode:
+        for receiver_id, assignment in receivers:
+            self._take_in(receiver_id, assignment)
+        try:
+            shared = self._open(receivers)
+        except GivenUpError:
+            return self._never_begun(Ending(ExitCode.STOPPED, "stopped before it began", drained=True))
+        except DriverLogError as error:
+            _log.error("the process could not be registered", error=str(error))
+            return self._never_begun(Ending(ExitCode.FAILED, str(error), drained=True))
+        with self._changed:
+            self._shared = shared
+            for life in self._lives.values():
+                self._tell_agent(Accepted(life.receiver_id, life.assignment))
+                life.start(shared)
+            while self._lives or self._telling:
+                self._changed.wait()
+        self._close(shared)
+        return _exit_code(self._ended)
+
+    def _open(self, receivers: Sequence[tuple[int, int]]) -> _Shared:
+        """Register the process, and start what its receivers share."""
+        process_id = self._driver_log.until_answered(
+            "register the process",
+            lambda c: register_process(
+                c, kind=ProcessKind.RECEIVER, name=_name(c, receivers), host=self._host, pid=os.getpid()
+            ),
+        )
+        block_log = PostgresBlockLog(self._engine, process_id=process_id)
+        shared = _Shared(
+            engine=self._engine,
+            process_id=process_id,
+            block_store=self._block_store,
+            host=self._host,
+            clock=self._clock,
+            block_log=block_log,
+            registrar=Registrar(block_log, on_expired=self._on_expired, clock=self._clock),
+            reporter=StatusReporter(self._driver_log, clock=self._clock),
+            starting=threading.BoundedSemaphore(_STARTING_AT_ONCE),
+        )
+        shared.reporter.start()
+        shared.registrar.start()
+        return shared
+
+    def _close(self, shared: _Shared) -> None:
+        shared.reporter.stop()
+        shared.registrar.stop()
+        shared.block_log.close()
+        reason = self._ended[-1].reason if self._ended else "stopped"
+        try:
+            self._driver_log.once(lambda c: deregister_process(c, shared.process_id, reason))
+        except DriverLogError as error:
+            _log.warning("could not deregister", error=str(error))
+
+    def _never_begun(self, ending: Ending) -> ExitCode:
+        with self._changed:
+            self._closing = True
+            lives = list(self._lives.values())
+        for life in lives:
+            self._on_ended(life, ending)
+        return ending.exit_code
+
+
+def _name(connection: sa.Connection, receivers: Sequence[tuple[int, int]]) -> str:
+    """What operators read: the first receiver's stream and number, and how many others there are."""
+    first = receivers[0][0]
+    try:
+        spec = get_receiver(connection, first)
+    except NoSuchReceiverError:
+        name = f"receiver {first}"
+    else:
+        name = f"{spec.stream_name}/{spec.ordinal}"
+    return name if len(receivers) == 1 else f"{name} and {len(receivers) - 1} more"
+
+
+def _exit_code(endings: Sequence[Ending]) -> ExitCode:
+    codes = {ending.exit_code for ending in endings}
+    return next(code for code in (ExitCode.FAILED, ExitCode.FENCED, ExitCode.STOPPED) if code in codes)
+
+
+class _ReceiverLife:
+    """One receiver in this process, from its claim to its end, on a thread of its own."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        receiver_id: int,
+        assignment: int,
+        *,
+        on_ended: Callable[[_ReceiverLife, Ending], None],
+    ) -> None:
+        self.receiver_id = receiver_id
+        self.assignment = assignment
+        self._on_ended = on_ended
+        # Its own: to give up on one receiver's questions must not end another's.
+        self._driver_log = DriverLog(engine)
+        self._lock = threading.Lock()
+        self._supervisor: ReceiverSupervisor | None = None
+        self._reporter: ReceiverReporter | None = None
+        self._wanted_end: Ending | None = None
+
+    def start(self, shared: _Shared) -> None:
+        """Begin to live; returns at once."""
+        threading.Thread(target=self._run, args=(shared,), name=f"receiver {self.receiver_id}", daemon=True).start()
+
+    def end(self, ending: Ending) -> None:
+        """Ask for this end; any thread, at any time; returns at once. The first one counts."""
         with self._lock:
             supervisor = self._supervisor
             if supervisor is None:
                 # Nothing is claimed or read yet, or will be.
+                self._wanted_end = self._wanted_end or ending
                 self._driver_log.give_up()
         if supervisor is not None:
-            supervisor.stop(reason)
+            supervisor.end(ending)
 
-    def run(self) -> ExitCode:
+    def _run(self, shared: _Shared) -> None:
         try:
-            parts = self._start()
-        except GivenUpError:
-            return ExitCode.STOPPED
-        except (_NotOursError, NotAssignedError, NoSuchReceiverError) as error:
-            _log.warning("this receiver is not ours to run", receiver_id=self._receiver_id, error=str(error))
-            return ExitCode.FENCED
+            ending = self._live(shared)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is this receiver's alone
+            # A fault in the receiver's own code, or in ours: the agent starts it again, after a pause.
+            _log.exception("the receiver ended by an error", receiver_id=self.receiver_id)
+            ending = Ending(ExitCode.FAILED, f"{type(error).__name__}: {error}", drained=False)
+            self._tell(ReceiverEventKind.ERROR, "the receiver ended by an error, starting it again", ending.reason)
+        # Only now is everything of it written.
+        shared.registrar.detach(self.receiver_id)
+        if self._reporter is not None:
+            shared.reporter.detach(self._reporter)
+        self._on_ended(self, ending)
+
+    def _live(self, shared: _Shared) -> Ending:
+        try:
+            with shared.starting:
+                supervisor = self._start(shared)
+        except GivenUpError as error:
+            return self._wanted_end or Ending(ExitCode.STOPPED, str(error), drained=True)
+        except (_NotOursError, NotAssignedError, NoSuchReceiverError, ReceiverFencedError) as error:
+            _log.warning("this receiver is not ours to run", receiver_id=self.receiver_id, error=str(error))
+            return Ending(ExitCode.FENCED, str(error), drained=True)
         except DriverLogError as error:
-            # Outrun by another claim, say: the agent starts another process, after a pause.
-            _log.error("the receiver could not be claimed", receiver_id=self._receiver_id, error=str(error))
-            return ExitCode.FAILED
+            # Outrun by another claim, say: the agent starts it again, after a pause.
+            _log.error("the receiver could not be claimed", receiver_id=self.receiver_id, error=str(error))
+            self._tell(ReceiverEventKind.ERROR, "the receiver could not be claimed, trying again", str(error))
+            return Ending(ExitCode.FAILED, str(error), drained=True)
         except (ValueError, BlockStoreError) as error:
             # The declaration or a setting: no restart heals it.
-            _log.error("the receiver could not start", receiver_id=self._receiver_id, error=str(error))
-            self._tell_failure(str(error))
-            return ExitCode.FAILED
-        ending = parts.supervisor.await_termination()
+            _log.error("the receiver could not start", receiver_id=self.receiver_id, error=str(error))
+            self._tell(ReceiverEventKind.FAILED, "the receiver could not start", str(error))
+            return Ending(ExitCode.FAILED, str(error), drained=True)
+        ending = supervisor.await_termination()
         assert ending is not None
-        self._close(parts, ending)
-        return ending.exit_code
+        return ending
 
-    def _start(self) -> _Parts:
-        spec = self._ask("read the receiver's declaration", lambda c: get_receiver(c, self._receiver_id))
-        if spec.assignment != self._assignment:
+    # -- the start, step by step -------------------------------------------------------------------------------------
+
+    def _start(self, shared: _Shared) -> ReceiverSupervisor:
+        spec = self._ask("read the receiver's declaration", lambda c: get_receiver(c, self.receiver_id))
+        if spec.assignment != self.assignment:
             raise _NotOursError(
-                f"assignment {spec.assignment} is in force, this process was started for {self._assignment}"
+                f"assignment {spec.assignment} is in force, this process was started for {self.assignment}"
             )
         source = parse_source(spec.source)
         settings = ReceiverSettings.of_row(spec.settings)
-        process_id = self._ask(
-            "register the process",
-            lambda c: register_process(
-                c,
-                kind=ProcessKind.RECEIVER,
-                name=f"{spec.stream_name}/{spec.ordinal}",
-                host=self._host,
-                pid=os.getpid(),
-            ),
-        )
+        receiver = prepare_receiver(source, receiver_id=self.receiver_id, ask=self._ask)
+        source_rule = receiver.source_rule or source.source_rule
         claimed = self._claim()
         if not self._ask(
             "say that the receiver is active",
             lambda c: set_receiver_state(
                 c,
-                receiver_id=self._receiver_id,
-                assignment=self._assignment,
+                receiver_id=self.receiver_id,
+                assignment=self.assignment,
                 state=ReceiverState.ACTIVE,
                 reason=f"starting on {source.address}",
-                process_id=process_id,
+                process_id=shared.process_id,
             ),
         ):
             raise _NotOursError("the driver log has it under another assignment, or not as placed")
         steering = self._ask(
             "read what the receiver is to do",
-            lambda c: heartbeat(c, process_id=process_id, receiver_ids=[self._receiver_id]),
+            lambda c: heartbeat(c, process_id=shared.process_id, receiver_ids=[self.receiver_id]),
         )[0]
-        parts = self._compose(spec, source, settings, claimed, process_id, steering)
+        self._reporter = shared.reporter.for_receiver(
+            receiver_id=self.receiver_id,
+            assignment=self.assignment,
+            epoch=claimed.epoch,
+            process_id=shared.process_id,
+        )
+        store = open_block_store(
+            shared.block_store,
+            min_replicas=settings.min_replicas,
+            timeout=settings.block_store_timeout,
+            listener=ReplicaReports(self._reporter, receiver_id=self.receiver_id),
+        )
+        location = store_location(shared.host, store)
+        claimed = salvage(self._driver_log, store, claimed=claimed, location=location, clock=shared.clock)
+        rows = ReceiverDriverLog(
+            self._driver_log,
+            receiver_id=self.receiver_id,
+            epoch=claimed.epoch,
+            durability=settings.durability,
+            store=location,
+        )
+        log = WriteAheadLog(
+            store,
+            rows,
+            receiver_id=self.receiver_id,
+            epoch=claimed.epoch,
+            source_rule=source_rule,
+            segment_interval=settings.segment_interval,
+            max_segment_bytes=settings.max_segment_bytes,
+            max_failures=settings.write_ahead_log_max_failures,
+            durable=settings.durability == "durable",
+            clock=shared.clock,
+        )
+        handler = BlockHandler(
+            log,
+            receiver.record_schema,
+            receiver_id=self.receiver_id,
+            epoch=claimed.epoch,
+            source_rule=frame.SourceRule[source_rule.name],
+            compression=settings.compression,
+        )
+        self._reporter.state(ReceiverState.ACTIVE, f"starting on {source.address}")
+        self._reporter.event(ReceiverEventKind.STARTED, f"claimed on {shared.host}", f"epoch {claimed.epoch}")
+        supervisor = ReceiverSupervisor(
+            receiver,
+            stream_id=spec.stream_id,
+            claim=claimed,
+            assignment=self.assignment,
+            settings=settings,
+            handler=handler,
+            registrar=shared.registrar,
+            driver_log=rows,
+            reporter=self._reporter,
+            desired_state=steering.desired_state,
+            rate_limit=steering.rate_limit,
+            clock=shared.clock,
+        )
+        rows.tell(supervisor)
         with self._lock:
-            self._supervisor = parts.supervisor
-        parts.reporter.start()
-        parts.registrar.start()
-        parts.supervisor.start()
-        return parts
+            if self._wanted_end is not None:
+                # Asked for between two questions; nothing was read.
+                raise GivenUpError(self._wanted_end.reason)
+            self._supervisor = supervisor
+        supervisor.start()
+        return supervisor
 
     def _claim(self) -> Claim:
         """Take the receiver over. A claim whose answer was lost is not ours, and is made again on top of it."""
@@ -211,9 +472,9 @@ class _ReceiverProcess:
                     "claim the receiver",
                     lambda c: claim(
                         c,
-                        receiver_id=self._receiver_id,
-                        seen_epoch=newest_epoch(c, self._receiver_id),
-                        assignment=self._assignment,
+                        receiver_id=self.receiver_id,
+                        seen_epoch=newest_epoch(c, self.receiver_id),
+                        assignment=self.assignment,
                     ),
                 )
             except (ClaimLostError, ClaimBusyError):
@@ -221,113 +482,63 @@ class _ReceiverProcess:
                     raise
         raise AssertionError("unreachable")
 
-    def _compose(
-        self,
-        spec: ReceiverSpec,
-        source: Source,
-        settings: ReceiverSettings,
-        claimed: Claim,
-        process_id: int,
-        steering: Steering,
-    ) -> _Parts:
-        receiver = make_receiver(source)
-        rows = ReceiverDriverLog(self._driver_log, receiver_id=self._receiver_id, epoch=claimed.epoch)
-        log = WriteAheadLog(
-            open_block_store(self._block_store),
-            rows,
-            receiver_id=self._receiver_id,
-            epoch=claimed.epoch,
-            source_rule=source.source_rule,
-            segment_interval=settings.segment_interval,
-            max_segment_bytes=settings.max_segment_bytes,
-            max_failures=settings.write_ahead_log_max_failures,
-            durable=settings.durability == "durable",
-            clock=self._clock,
-        )
-        handler = BlockHandler(
-            log,
-            schema_of(receiver.columns),
-            receiver_id=self._receiver_id,
-            epoch=claimed.epoch,
-            source_rule=frame.SourceRule[source.source_rule.name],
-        )
-        reporter = StatusReporter(self._driver_log, clock=self._clock)
-        receiver_reporter = reporter.for_receiver(
-            receiver_id=self._receiver_id, assignment=self._assignment, epoch=claimed.epoch, process_id=process_id
-        )
-        receiver_reporter.state(ReceiverState.ACTIVE, f"starting on {source.address}")
-        receiver_reporter.event(ReceiverEventKind.STARTED, f"claimed on {self._host}", f"epoch {claimed.epoch}")
-        block_log = PostgresBlockLog(self._engine, process_id=process_id)
-        registrar = Registrar(block_log, on_expired=self._on_expired, clock=self._clock)
-        supervisor = ReceiverSupervisor(
-            receiver,
-            stream_id=spec.stream_id,
-            claim=claimed,
-            assignment=self._assignment,
-            settings=settings,
-            handler=handler,
-            registrar=registrar,
-            driver_log=rows,
-            reporter=receiver_reporter,
-            desired_state=steering.desired_state,
-            rate_limit=steering.rate_limit,
-            clock=self._clock,
-        )
-        rows.tell(supervisor)
-        return _Parts(supervisor, registrar, block_log, reporter, process_id)
+    def _tell(self, kind: ReceiverEventKind, message: str, detail: str) -> None:
+        """What no supervisor is there to say; FAILED is a state too."""
 
-    def _on_expired(self, error: ProcessExpiredError) -> None:
-        with self._lock:
-            supervisor = self._supervisor
-        if supervisor is not None:
-            # What is held may still be accepted, until someone claims.
-            supervisor.end(Ending(ExitCode.FENCED, str(error), drained=True))
-
-    def _close(self, parts: _Parts, ending: Ending) -> None:
-        parts.reporter.stop()
-        parts.registrar.stop()
-        parts.block_log.close()
-        self._once("deregister", lambda c: deregister_process(c, parts.process_id, ending.reason))
-
-    def _tell_failure(self, reason: str) -> None:
         def tell(connection: sa.Connection) -> None:
-            set_receiver_state(
-                connection,
-                receiver_id=self._receiver_id,
-                assignment=self._assignment,
-                state=ReceiverState.FAILED,
-                reason=reason,
-            )
-            report_event(
-                connection,
-                receiver_id=self._receiver_id,
-                epoch=0,
-                kind=ReceiverEventKind.FAILED,
-                message="the receiver could not start",
-                detail=reason,
-            )
+            if kind is ReceiverEventKind.FAILED:
+                set_receiver_state(
+                    connection,
+                    receiver_id=self.receiver_id,
+                    assignment=self.assignment,
+                    state=ReceiverState.FAILED,
+                    reason=detail,
+                )
+            report_event(connection, receiver_id=self.receiver_id, epoch=0, kind=kind, message=message, detail=detail)
 
-        self._once("report the failure", tell)
-
-    def _once(self, what: str, statement: Callable[[sa.Connection], None]) -> None:
         try:
-            self._driver_log.once(statement)
+            self._driver_log.once(tell)
         except DriverLogError as error:
-            _log.warning(f"could not {what}", receiver_id=self._receiver_id, error=str(error))
+            _log.warning("could not report the receiver's end", receiver_id=self.receiver_id, error=str(error))
 
     def _ask(self, what: str, statement: Callable[[sa.Connection], T]) -> T:
         return self._driver_log.until_answered(what, statement)
 
 
+class _AgentLine:
+    """The way back to the agent; without a socket nobody is told."""
+
+    def __init__(self, parent_pipe: int | None) -> None:
+        self._lock = threading.Lock()
+        self._socket = (
+            socket.socket(fileno=os.dup(parent_pipe)) if parent_pipe is not None and _is_socket(parent_pipe) else None
+        )
+
+    def tell(self, message: Message) -> None:
+        """Send a line; an agent that is gone is told nothing."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._socket is not None:
+                self._socket.sendall(encode(message))
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._socket is not None:
+            self._socket.close()
+
+
 class _Watcher:
-    """Turns signals, and the end of the parent's pipe, into a wish to stop.
+    """Turns signals, and the end of the parent's pipe, into a wish to stop, and hands on what the agent says.
 
     A handler only writes a byte: it runs in the midst of the main thread, which may hold any lock.
     """
 
-    def __init__(self, stop: Callable[[str], None], *, parent_pipe: int | None) -> None:
+    def __init__(
+        self, stop: Callable[[str], None], obey: Callable[[Message], None], *, parent_pipe: int | None
+    ) -> None:
         self._stop = stop
+        self._obey = obey
         self._parent = parent_pipe if parent_pipe is not None and _can_end(parent_pipe) else None
+        self._lines = Lines()
         self._read_end, self._write_end = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="signals and parent", daemon=True)
         self._handlers: dict[int, object] = {}
@@ -360,7 +571,7 @@ class _Watcher:
             if not ready and left is not None:
                 _log.error("not drained in time after the parent was gone, ending at once")
                 os._exit(ExitCode.FAILED)
-            if self._parent in ready and not os.read(self._parent or 0, 4096):
+            if self._parent in ready and not self._hear():
                 watched = [self._read_end]
                 deadline = clock.monotonic() + _PARENT_GONE_SECONDS
                 self._stop("the parent process is gone")
@@ -373,6 +584,26 @@ class _Watcher:
                     _log.error("a second signal, ending at once")
                     os._exit(ExitCode.FAILED)
                 self._stop(signal.Signals(number).name)
+
+    def _hear(self) -> bool:
+        """Do what the parent says; False when it is gone."""
+        try:
+            data = os.read(self._parent or 0, 4096)
+        except ConnectionResetError:
+            return False
+        try:
+            for message in self._lines.feed(data):
+                self._obey(message)
+        except ValueError as error:
+            _log.warning("the parent said what is not understood", error=str(error))
+        return bool(data)
+
+
+def _is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
 
 
 def _can_end(descriptor: int) -> bool:

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
-from receiver_runtime.receivers.socket_text import SocketTextReceiver
-from receiver_runtime.sources.base import Source, SourceError
-from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.receiver import Receiver
+from receiver_runtime.sources.base import SourceError
+from receiver_runtime.sources.custom import CustomSource
 
 if TYPE_CHECKING:
-    from receiver_runtime.receiver import Receiver
+    from collections.abc import Mapping
+
+    from receiver_runtime.sources.base import Source
+
+#: Each kind's receiver as (module, class), made with the source; a module may load its broker's client.
+_RECEIVERS: Mapping[str, tuple[str, str]] = {
+    "raw_socket": ("receiver_runtime.receivers.raw_socket", "RawSocketReceiver"),
+    "socket_text": ("receiver_runtime.receivers.socket_text", "SocketTextReceiver"),
+}
 
 
 def make_receiver(source: Source) -> Receiver:
-    """A receiver for a source, not yet attached. Raises SourceError for a kind that nothing reads."""
-    match source:
-        case SocketText():
-            return SocketTextReceiver(source)
-        case _:
-            raise SourceError(f"kind: nothing here receives from {source.kind!r}: upgrade this host's Forebay")
+    """A receiver for a source, not yet attached.
+
+    Raises:
+        SourceError: a kind that nothing reads, or a class of the user's that is not here or can't be made.
+    """
+    if isinstance(source, CustomSource):
+        return _make_custom(source)
+    if source.kind not in _RECEIVERS:
+        raise SourceError(f"kind: nothing here receives from {source.kind!r}: upgrade this host's Forebay")
+    module, name = _RECEIVERS[source.kind]
+    made: Receiver = getattr(importlib.import_module(module), name)(source)
+    return made
+
+
+def _make_custom(source: CustomSource) -> Receiver:
+    receiver_class = source.load()
+    if not issubclass(receiver_class, Receiver):
+        raise SourceError(f"receiver: {source.receiver!r} is no receiver: make it a child of forebay.receiver.Receiver")
+    try:
+        return receiver_class(**source.options)
+    except Exception as error:  # a user's code
+        raise SourceError(
+            f"receiver: {source.receiver!r} can't be made with the options {source.options!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error

@@ -11,6 +11,11 @@ wish and returns. So the states move on one thread, and no order of restart, pau
 At a graceful end (S04, done in the order that loses nothing): the rate limit is lifted, the receiver stops and hands on
 what it has read, the block generator drains, every stored block is registered, the write-ahead log is closed and
 sealed, and only then is the receiver said to have ended.
+
+The receiver's own code runs on threads of its own. An ``on_start`` that blocks is reported and left to run; an
+``on_stop`` that hangs is reported, and the end goes on without it: what was handed over is drained, and what is handed
+over from then on is refused. Where there was to be another start, the process ends instead: nobody can say what such
+a receiver still does.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -28,16 +34,17 @@ from receiver_runtime.block_generator import Block, BlockGenerator
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.rate_limiter import RateLimiter
-from receiver_runtime.records import conform, schema_of, to_batch
+from receiver_runtime.receiver_calls import HandOvers, WatchedCall, wait_for_calls
+from receiver_runtime.records import conform, to_batch
 from receiver_runtime.write_ahead_log import WriteAheadLogError
 from tracker_store.errors import DriverLogError, ReceiverFencedError
 from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
-    from receiver_runtime.block_handler import BlockHandler, DeadLetter
+    from receiver_runtime.block_handler import BlockHandler, DeadLetter, EncodedBlock
     from receiver_runtime.driver_log import DeadLetterRows
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.registrar import Registrar
@@ -75,11 +82,16 @@ class SupervisorStateError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How and why a receiver ended. ``drained`` says whether what was read is in registered blocks."""
+    """How and why a receiver ended.
+
+    ``drained`` says whether what was handed over is in registered blocks; ``again`` that FAILED is no state to stay in:
+    the agent starts another process.
+    """
 
     exit_code: ExitCode
     reason: str
     drained: bool
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +140,15 @@ class ReceiverSupervisor:
         self._driver_log = driver_log
         self._reporter = reporter
         self._clock = clock or SystemClock()
-        self._schema = schema_of(receiver.columns)
-        self._limiter = RateLimiter(rate_limit, max_rate=settings.receiver_max_rate, clock=self._clock)
+        self._schema = receiver.record_schema
+        self._limiter = RateLimiter(
+            rate_limit,
+            initial_rate=settings.backpressure_initial_rate,
+            max_rate=settings.receiver_max_rate,
+            max_bytes_rate=settings.receiver_max_bytes_rate,
+            clock=self._clock,
+        )
+        self._hand_overs = HandOvers(self._clock)
         self._generator = BlockGenerator(
             self,
             self._schema,
@@ -139,6 +158,7 @@ class ReceiverSupervisor:
             max_block_bytes=settings.max_block_bytes,
             name=f"receiver {claim.receiver_id}",
             clock=self._clock,
+            encode=handler.encode,
         )
         self._backoff = Backoff(
             settings.receiver_restart_delay,
@@ -156,6 +176,10 @@ class ReceiverSupervisor:
         self._push_lock = threading.Lock()
         self._next_sequence = claim.sequence + 1
 
+        # The control thread's alone: the newest on_start, and whether an on_stop was given up.
+        self._on_start: WatchedCall | None = None
+        self._stop_hung = False
+
         # Everything below is under this lock; only the control thread moves the state.
         self._changed = threading.Condition()
         self._state = SupervisorState.INITIALIZED
@@ -167,6 +191,9 @@ class ReceiverSupervisor:
         self._wanted_restart: _Restart | None = None
         self._wanted_end: Ending | None = None
         self._refused: BaseException | None = None
+        # What was stored and then refused; the next epoch's salvage finds it, if it came before that looked.
+        self._refused_blocks = 0
+        self._refused_records = 0
         self._ending: Ending | None = None
         # What keeps blocks from being registered, and why; it is the reason that operators see, while there is any.
         self._hindrances: dict[str, str] = {}
@@ -236,7 +263,8 @@ class ReceiverSupervisor:
 
     def push_single(self, record: object, metadata: object) -> None:
         """One record to the block generator."""
-        self._generator.add_data(record, metadata)
+        with self._hand_overs:
+            self._generator.add_data(record, metadata)
         self._accepted = True
 
     def push_buffered(self, records: pa.RecordBatch | Sequence[object], metadata: object) -> None:
@@ -245,12 +273,14 @@ class ReceiverSupervisor:
             conform(records, self._schema) if isinstance(records, pa.RecordBatch) else to_batch(records, self._schema)
         )
         done = 0
-        while done < batch.num_rows:
-            # Asked anew for each piece: a new rate takes effect in the midst of a chunk.
-            piece = batch.slice(done, self._limiter.largest_piece)
-            done += piece.num_rows
-            self._generator.add_multiple_data(piece, metadata if done == batch.num_rows else None)
-            self._accepted = True
+        with self._hand_overs:
+            while done < batch.num_rows:
+                # Asked anew for each piece: a new rate takes effect in the midst of a chunk.
+                rest = batch.slice(done)
+                piece = rest.slice(0, self._limiter.piece(rest.num_rows, rest.nbytes))
+                done += piece.num_rows
+                self._generator.add_multiple_data(piece, metadata if done == batch.num_rows else None)
+                self._accepted = True
 
     def push_and_report_block(
         self, records: pa.RecordBatch | pa.Table | Sequence[object], metadata: object = None
@@ -269,14 +299,19 @@ class ReceiverSupervisor:
         batches = [batch for batch in batches if batch.num_rows]
         if not batches:
             return
-        self._limiter.acquire(sum(batch.num_rows for batch in batches))
-        self._push(batches).result()
+        with self._hand_overs:
+            self._limiter.acquire(sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches))
+            self._push(self._handler.encode(batches)).result()
         self._accepted = True
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
         """Dead letters to the segment, by one sync, then to the driver log; returns when all are recorded."""
         if not letters:
             return
+        with self._hand_overs:
+            self._store_and_record(letters)
+
+    def _store_and_record(self, letters: Sequence[DeadLetter]) -> None:
         backoff = Backoff(_STORE_FIRST_DELAY, _STORE_LONGEST_DELAY)
         while True:
             try:
@@ -292,6 +327,7 @@ class ReceiverSupervisor:
             self._driver_log.add_dead_letter(
                 reason=letter.reason.label, part=letter.part, nbytes=len(letter.data), handle=handle
             )
+            self._handler.dead_letters_recorded([handle])
             self._reporter.event(
                 ReceiverEventKind.BAD_RECORD,
                 f"a record went aside as a dead letter: {letter.reason.label}",
@@ -319,6 +355,11 @@ class ReceiverSupervisor:
         self._reporter.event(ReceiverEventKind.CONNECTED, f"connected to {where}")
         self._say(f"connected to {where}")
 
+    def report_listening(self, where: str) -> None:
+        """The source's senders may come."""
+        self._reporter.event(ReceiverEventKind.CONNECTED, f"listening on {where}")
+        self._say(f"listening on {where}")
+
     def report_error(self, message: str, error: BaseException | None = None) -> None:
         """An event ERROR; receiving goes on (R03)."""
         _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
@@ -341,12 +382,12 @@ class ReceiverSupervisor:
 
     def on_push_block(self, block: Block) -> None:
         """Store a block and hand it to the registrar; what follows is stored while this one is registered."""
-        self._push(block.batches)
+        self._push(block.encoded or self._handler.encode(block.batches))
         self._clear(_STORE)
 
     def on_idle(self) -> None:
         """Close a segment that has reached its age."""
-        self._handler.roll_if_due()
+        self._handler.roll_if_due(self._registration.registered_through)
 
     def on_error(self, message: str, error: Exception) -> None:
         """A push failed; it is tried again, and when the queue is full, reading stops (W05)."""
@@ -357,12 +398,17 @@ class ReceiverSupervisor:
         _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
         self._hinder(_STORE, f"a block could not be stored, reading stops when the queue is full: {_describe(error)}")
 
-    def _push(self, batches: Sequence[pa.RecordBatch]) -> Future[NewBlock]:
+    def on_thread_death(self, error: BaseException) -> None:
+        """The generator has ended and takes nothing more: so does this process, and another is started."""
+        self.report_error("the block generator failed", error)
+        self.end(Ending(ExitCode.FAILED, f"the block generator failed: {_describe(error)}", drained=False, again=True))
+
+    def _push(self, encoded: EncodedBlock) -> Future[NewBlock]:
         with self._push_lock:
             self._registration.reserve()
             try:
                 block = self._handler.store_block(
-                    batches,
+                    encoded,
                     sequence=self._next_sequence,
                     registered_through=self._registration.registered_through,
                 )
@@ -371,7 +417,7 @@ class ReceiverSupervisor:
                 raise
             self._next_sequence += 1
             future = self._registration.submit(block)
-        future.add_done_callback(self._on_answer)
+        future.add_done_callback(partial(self._on_answer, block))
         return future
 
     # -- the driver log's side (OutageListener; any thread) ----------------------------------------------------------
@@ -391,17 +437,19 @@ class ReceiverSupervisor:
 
     # -- the registrar's side (its thread: leave a wish, return) -----------------------------------------------------
 
-    def _on_answer(self, future: Future[NewBlock]) -> None:
+    def _on_answer(self, block: NewBlock, future: Future[NewBlock]) -> None:
         error = future.exception()
         if error is None:
             return
         with self._changed:
+            self._refused_blocks += 1
+            self._refused_records += block.records
             if self._refused is not None:
                 return
             self._refused = error
             code = ExitCode.FENCED if isinstance(error, ReceiverFencedError) else ExitCode.FAILED
             # It outranks an end that was to drain: there is nobody left to drain to.
-            self._wanted_end = Ending(code, str(error), drained=False)
+            self._wanted_end = Ending(code, str(error), drained=False, again=code is ExitCode.FAILED)
             self._changed.notify_all()
         self._generator.abort()
 
@@ -417,9 +465,23 @@ class ReceiverSupervisor:
     # -- the control thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (ending := self._step()) is None:
-            pass
-        self._finish(ending)
+        try:
+            while (ending := self._step()) is None:
+                pass
+        except Exception as error:  # noqa: BLE001  logged, and the end all the same
+            _log.exception("a supervisor failed", receiver_id=self._claim.receiver_id)
+            ending = Ending(ExitCode.FAILED, f"the supervisor failed: {_describe(error)}", drained=True, again=True)
+        try:
+            ending = self._finish(ending)
+        except Exception as error:  # noqa: BLE001  logged, and told as the end's reason
+            # Whoever waits for the end must see one.
+            _log.exception("a supervisor could not end in order", receiver_id=self._claim.receiver_id)
+            reason = f"{ending.reason}; then the end itself failed: {_describe(error)}"
+            ending = Ending(ExitCode.FAILED, reason, drained=False, again=True)
+        self._tell(ending)
+        with self._changed:
+            self._ending = ending
+            self._changed.notify_all()
 
     def _step(self) -> Ending | None:
         """Wait for the next thing to do and do it; returns the end when it has come."""
@@ -458,26 +520,53 @@ class ReceiverSupervisor:
             self._started_at = self._clock.monotonic()
             # Started before on_start runs, which may already ask (S02).
             self._move(SupervisorState.STARTED)
-        try:
-            self._receiver.on_start()
-        except Exception as error:  # noqa: BLE001  a user's code, and tried again
-            self.restart_receiver("Error starting receiver", error, None)
+        self._on_start = self._call(self._receiver.on_start, self._on_start_failed)
+        if not self._on_start.wait(self._settings.receiver_start_timeout):
+            self.report_error(
+                f"on_start has not returned after {self._settings.receiver_start_timeout:g} s and is left to run on: "
+                "it must not block, start a thread in it"
+            )
 
-    def _stop_receiver(self) -> None:
-        """S03: Started goes to Stopped; elsewhere there is nothing to stop."""
+    def _on_start_failed(self, error: BaseException) -> None:
+        self.restart_receiver("Error starting receiver", error, None)
+
+    def _on_stop_failed(self, error: BaseException) -> None:
+        self.report_error("Error stopping receiver", error)
+
+    def _call(self, action: Callable[[], None], on_error: Callable[[BaseException], None]) -> WatchedCall:
+        name = f"receiver {self._claim.receiver_id} {action.__name__}"
+        call = WatchedCall(action, name=name, clock=self._clock, on_error=on_error)
+        call.start()
+        return call
+
+    def _stop_receiver(self) -> bool:
+        """S03: Started goes to Stopped; elsewhere there is nothing to stop. False when the receiver hangs in it."""
         with self._changed:
             if self._state is not SupervisorState.STARTED:
-                return
+                return True
             self._move(SupervisorState.STOPPED)
             self._wanted_restart = None
         self._limiter.close()
-        try:
-            self._receiver.on_stop()
-        except Exception as error:  # noqa: BLE001  a user's code, and reported
-            self.report_error("Error stopping receiver", error)
+        calls = [self._call(self._receiver.on_stop, self._on_stop_failed)]
+        if self._on_start is not None:
+            calls.append(self._on_start)
+        returned = wait_for_calls(
+            calls, self._settings.receiver_stop_timeout, hand_overs=self._hand_overs, clock=self._clock
+        )
+        if not returned:
+            self._stop_hung = True
+            self.report_error(
+                f"on_stop has not returned after {self._settings.receiver_stop_timeout:g} s, it is waited for no "
+                "longer: what was handed over is stored, what the receiver still holds is lost"
+            )
         with self._changed:
             if self._refused is None and self._wanted_end is None:
                 self._limiter.reopen()
+        return returned
+
+    def _end_for_another(self, why: str) -> None:
+        """There was to be another start, and the receiver never stopped: only a new process can make one."""
+        self.end(Ending(ExitCode.FAILED, f"on_stop hangs, a new process takes over: {why}", drained=True, again=True))
 
     def _restart(self) -> None:
         with self._changed:
@@ -487,7 +576,9 @@ class ReceiverSupervisor:
             )
         if restart is None:
             return
-        self._stop_receiver()
+        if not self._stop_receiver():
+            self._end_for_another(_sentence(restart))
+            return
         if healthy:
             self._backoff.reset()
         limit = self._settings.receiver_max_restarts
@@ -507,7 +598,9 @@ class ReceiverSupervisor:
         self._say(f"trying again: {_sentence(restart)}")
 
     def _pause(self) -> None:
-        self._stop_receiver()
+        if not self._stop_receiver():
+            self._end_for_another("paused by an operator")
+            return
         with self._changed:
             self._paused = True
         self._reporter.event(ReceiverEventKind.PAUSED, "paused by an operator")
@@ -520,7 +613,7 @@ class ReceiverSupervisor:
         self._reporter.event(ReceiverEventKind.RESUMED, "resumed by an operator")
         self._reporter.state(ReceiverState.ACTIVE, "resumed by an operator")
 
-    def _finish(self, ending: Ending) -> None:
+    def _finish(self, ending: Ending) -> Ending:
         _log.info("receiver ends", receiver_id=self._claim.receiver_id, reason=ending.reason, drain=ending.drained)
         with self._changed:
             self._wanted_end = ending if self._wanted_end is None else self._wanted_end
@@ -532,29 +625,42 @@ class ReceiverSupervisor:
         if ending.drained:
             self._generator.stop()
             self._registration.wait_until_settled()
-        self._handler.close()
+        self._handler.close(self._registration.registered_through)
         with self._changed:
-            if self._refused is not None and self._wanted_end is not None:
+            refused = self._refused is not None
+            if refused and self._wanted_end is not None:
                 # Refused while it drained.
                 ending = self._wanted_end
-        self._tell(ending)
-        with self._changed:
-            self._ending = ending
-            self._changed.notify_all()
+        if refused:
+            # Until each block is counted.
+            self._registration.wait_until_settled()
+        return ending
 
     def _tell(self, ending: Ending) -> None:
         match ending.exit_code:
             case ExitCode.FENCED:
-                self._reporter.event(ReceiverEventKind.FENCED, "another process holds the receiver", ending.reason)
-            case ExitCode.FAILED if not ending.drained:
+                self._reporter.event(
+                    ReceiverEventKind.FENCED, "another process holds the receiver", f"{ending.reason}{self._held()}"
+                )
+            case ExitCode.FAILED if ending.again:
                 # A gap after a restore, say: a new process claims anew and goes on, so this is no state to stay in.
-                self._reporter.event(ReceiverEventKind.ERROR, "blocks were refused, claiming anew", ending.reason)
+                self._reporter.event(ReceiverEventKind.ERROR, "this process ends, another claims anew", ending.reason)
             case ExitCode.FAILED:
                 self._reporter.event(ReceiverEventKind.FAILED, "the receiver failed", ending.reason)
                 self._reporter.state(ReceiverState.FAILED, ending.reason)
             case ExitCode.STOPPED:
-                self._reporter.event(ReceiverEventKind.STOPPED, "stopped, everything read is registered", ending.reason)
+                what = "handed over" if self._stop_hung else "read"
+                self._reporter.event(
+                    ReceiverEventKind.STOPPED, f"stopped, everything {what} is registered", ending.reason
+                )
                 self._reporter.state(ReceiverState.INACTIVE, ending.reason)
+
+    def _held(self) -> str:
+        with self._changed:
+            blocks, records = self._refused_blocks, self._refused_records
+        if not blocks:
+            return ""
+        return f"; it held {blocks} blocks with {records} records that are stored and not registered by it"
 
     def _say(self, reason: str) -> None:
         with self._changed:

@@ -6,8 +6,17 @@ A record is a bare value where the schema has one column, else a mapping by colu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
 
 import pyarrow as pa
+
+from receiver_runtime.block_store.columns import arrow_schema
+
+# What nobody can change under us; all of a fixed size in Arrow.
+_UNCHANGING = (bool, int, float, date, time, timedelta, Decimal)
+_FIXED_BYTES = 16
+_OFFSET_BYTES = 4
 
 
 class RecordTypeError(TypeError):
@@ -15,17 +24,49 @@ class RecordTypeError(TypeError):
 
 
 def schema_of(columns: Sequence[tuple[str, str]]) -> pa.Schema:
-    """An Arrow schema from (name, Arrow type by name)."""
-    return pa.schema([(name, pa.type_for_alias(alias)) for name, alias in columns])
+    """An Arrow schema from (name, Arrow type by name). Raises ColumnsError."""
+    return arrow_schema(columns)
 
 
-def check_record(record: object, schema: pa.Schema) -> int:
-    """Check one record against the schema; returns about how many bytes it takes.
+def takes_bytes(schema: pa.Schema) -> bool:
+    """Whether ``bytes`` can be one record: there is one column, and it is binary or text."""
+    if len(schema) != 1:
+        return False
+    kind = schema.field(0).type
+    return any(is_it(kind) for is_it in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string))
+
+
+def from_bytes(data: bytes | bytearray | memoryview | pa.Buffer) -> pa.Table:
+    """The records of an Arrow IPC stream.
+
+    Raises:
+        RecordTypeError: it is none, or is cut off.
+    """
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            return reader.read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise RecordTypeError(
+            f"{len(data) if not isinstance(data, pa.Buffer) else data.size} bytes are no Arrow IPC stream ({error}): "
+            "store records, or what pyarrow.ipc.new_stream wrote with the receiver's schema"
+        ) from error
+
+
+def keep_record(record: object, schema: pa.Schema) -> tuple[object, int]:
+    """Check one record against the schema and make it safe to keep.
+
+    Returns it as ``to_batch`` takes it, such that what the caller does with its own lists and buffers from now on
+    changes nothing, and how many bytes its data takes.
 
     Raises:
         RecordTypeError: it does not fit; names column, value and type.
     """
-    return sum(_check_value(value, field) for value, field in zip(_values(record, schema), schema, strict=True))
+    if len(schema) == 1:
+        return _keep_value(record, schema.field(0))
+    kept, sizes = zip(
+        *(_keep_value(value, field) for value, field in zip(_values(record, schema), schema, strict=True)), strict=True
+    )
+    return kept, sum(sizes)
 
 
 def to_batch(records: Sequence[object], schema: pa.Schema) -> pa.RecordBatch:
@@ -76,7 +117,7 @@ def _values(record: object, schema: pa.Schema) -> Sequence[object]:
     )
 
 
-def _check_value(value: object, field: pa.Field) -> int:
+def _keep_value(value: object, field: pa.Field) -> tuple[object, int]:
     try:
         scalar = pa.scalar(value, type=field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -84,5 +125,8 @@ def _check_value(value: object, field: pa.Field) -> int:
             f"column {field.name!r} is {field.type}, found {value!r:.100} ({type(value).__name__}): {error}"
         ) from error
     if isinstance(value, str | bytes):
-        return len(value) + 4
-    return 8 if not isinstance(value, list | dict | tuple) else len(repr(scalar))
+        return value, _OFFSET_BYTES + len(value if isinstance(value, bytes) or value.isascii() else value.encode())
+    if value is None or isinstance(value, _UNCHANGING):
+        return value, _FIXED_BYTES
+    # The scalar has its own copy.
+    return scalar, pa.array([scalar], type=field.type).nbytes + _OFFSET_BYTES

@@ -51,6 +51,13 @@ _ERRORS_ALONE = 3
 _REGISTER = "register blocks"
 # A heartbeat that hangs at the end is not waited for: its process is about to sign off.
 _LAST_HEARTBEAT_SECONDS = 2.0
+# Where so many receivers share the registrar, calls begin so far apart, for each of them and at most: a group of many
+# small blocks costs the driver log, and us, a fraction of as many calls. With fewer nobody waits for others.
+_GATHERING_FROM = 10
+_GATHERING_PER_RECEIVER = 0.0005
+_LONGEST_GATHERING = 0.05
+# Who waits for the registrar's thread looks again whether there is one.
+_LOOK_AGAIN_SECONDS = 1.0
 
 
 class RegistrarStoppedError(Exception):
@@ -127,6 +134,10 @@ class _Lane:
     waits_since: float | None = None
     told_to_wait: bool = False
     refused: Exception | None = None
+    leaving: bool = False
+    # Of the registrar's lock: there is room, or all is settled, or the receiver is let go. A condition for each
+    # receiver, or each block that is registered would wake whoever waits for another.
+    moved: threading.Condition = field(default_factory=threading.Condition)
 
     @property
     def unsettled(self) -> int:
@@ -153,7 +164,7 @@ class Registration:
         lane = self._lane
         with self._changed:
             while lane.refused is None and lane.unsettled + lane.reserved >= lane.limit:
-                self._changed.wait()
+                lane.moved.wait()
             if lane.refused is not None:
                 raise lane.refused
             lane.reserved += 1
@@ -162,7 +173,7 @@ class Registration:
         """Give a reserved room back."""
         with self._changed:
             self._lane.reserved -= 1
-            self._changed.notify_all()
+            self._lane.moved.notify_all()
 
     def submit(self, block: NewBlock) -> Future[NewBlock]:
         """Hand in the next block, in a room that was reserved; its future resolves when the driver log has it."""
@@ -172,7 +183,7 @@ class Registration:
             refused = self._lane.refused
             if refused is None:
                 self._lane.waiting.append(_Waiting(block, future))
-            self._changed.notify_all()
+                self._changed.notify_all()
         if refused is not None:
             future.set_exception(refused)
         return future
@@ -181,7 +192,7 @@ class Registration:
         """Return when no block of this receiver waits for an answer any more, registered or refused."""
         with self._changed:
             while self._lane.unsettled:
-                self._changed.wait()
+                self._lane.moved.wait()
 
 
 class Registrar:
@@ -205,11 +216,17 @@ class Registrar:
         self._on_expired = on_expired
         self._interval = heartbeat_interval
         self._clock = clock or SystemClock()
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        # Two threads, and what wakes each of them.
+        self._changed = threading.Condition(lock)
+        self._heart_changed = threading.Condition(lock)
+        self._interrupt = threading.Condition(lock)
+        self._lock = lock
         self._lanes: dict[int, _Lane] = {}
         self._stopping = False
         self._backoff = Backoff(FIRST_DELAY, LONGEST_DELAY)
         self._not_before = 0.0
+        self._gathers_until = 0.0
         self._heartbeat_backoff = Backoff(FIRST_DELAY, LONGEST_DELAY)
         self._next_heartbeat = 0.0
         # After a call that failed by an error of its own, receivers go one by one until all are through.
@@ -242,13 +259,37 @@ class Registrar:
         if limit < 1:
             raise ValueError(f"a limit of {limit} blocks: give 1 or more")
         lane = _Lane(receiver_id, limit, on_steering, listener, registered_through)
+        lane.moved = threading.Condition(self._lock)
         with self._changed:
             if receiver_id in self._lanes:
                 raise ValueError(f"receiver {receiver_id} is attached already")
             self._lanes[receiver_id] = lane
             self._next_heartbeat = 0.0
-            self._changed.notify_all()
+            self._heart_changed.notify_all()
         return Registration(lane, self._changed)
+
+    def detach(self, receiver_id: int) -> None:
+        """Let a receiver go; on return nothing of it is here, and it may be attached anew.
+
+        What it has here and is not registered fails with RegistrarStoppedError: let it settle before. No other
+        receiver notices. One that is not attached is let go already.
+        """
+        with self._changed:
+            lane = self._lanes.get(receiver_id)
+            if lane is None:
+                return
+            lane.leaving = True
+            if self._thread.ident is None:
+                # Nobody has sent anything yet.
+                del self._lanes[receiver_id]
+            self._changed.notify_all()
+            self._interrupt.notify_all()
+            # Between two calls: what is in a call may be answered yet.
+            while self._lanes.get(receiver_id) is lane and self._thread.is_alive():
+                lane.moved.wait(_LOOK_AGAIN_SECONDS)
+            if self._lanes.get(receiver_id) is lane:
+                del self._lanes[receiver_id]
+        self._refuse(lane, RegistrarStoppedError(RegistrarStoppedError.__doc__))
 
     def start(self) -> None:
         """Start the threads."""
@@ -263,6 +304,8 @@ class Registrar:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+            self._interrupt.notify_all()
+            self._heart_changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
             self._heart.join(_LAST_HEARTBEAT_SECONDS)
@@ -287,11 +330,31 @@ class Registrar:
         """Wait for something to do: the receivers to send for. None at the end."""
         with self._changed:
             while not self._stopping:
-                left = self._not_before - self._clock.monotonic()
+                self._let_go()
+                now = self._clock.monotonic()
+                left = self._not_before - now
+                if left <= 0 and self._gathers_until > now and not self._one_by_one:
+                    left = self._gathers_until - now
                 if left <= 0 and (lanes := self._take()):
+                    # What comes while this call is under way, and shortly after it began, goes with the next.
+                    if len(self._lanes) >= _GATHERING_FROM:
+                        self._gathers_until = now + min(_LONGEST_GATHERING, len(self._lanes) * _GATHERING_PER_RECEIVER)
                     return lanes
-                self._clock.wait_on(self._changed, left if left > 0 else None)
+                if left > 0:
+                    self._pause(left)
+                else:
+                    self._clock.wait_on(self._changed, None)
             return None
+
+    def _pause(self, seconds: float) -> None:
+        """With the lock held: wait so long, whatever comes meanwhile, but for an end or a receiver that leaves."""
+        self._clock.wait_on(self._interrupt, seconds)
+
+    def _let_go(self) -> None:
+        """With the lock held, between two calls: forget the receivers that leave."""
+        for lane in [lane for lane in self._lanes.values() if lane.leaving]:
+            del self._lanes[lane.receiver_id]
+            lane.moved.notify_all()
 
     def _take(self) -> list[_Lane]:
         """With the lock held: freeze what waits into groups; returns the receivers that have one."""
@@ -373,7 +436,7 @@ class Registrar:
             waiting.future.set_result(waiting.block)
         with self._changed:
             lane.sent = []
-            self._changed.notify_all()
+            lane.moved.notify_all()
 
     def _refuse(self, lane: _Lane, error: Exception) -> None:
         """Fail what a receiver has here, and whatever it hands in from now on."""
@@ -386,7 +449,7 @@ class Registrar:
         with self._changed:
             lane.sent = []
             lane.waiting.clear()
-            self._changed.notify_all()
+            lane.moved.notify_all()
 
     def _isolate(self, lanes: Sequence[_Lane], error: Exception) -> None:
         """The database refused a call as a whole, by an error: find the receiver that it is about."""
@@ -429,7 +492,7 @@ class Registrar:
                 if left <= 0:
                     self._next_heartbeat = self._clock.monotonic() + self._interval
                     return list(self._lanes)
-                self._clock.wait_on(self._changed, left)
+                self._clock.wait_on(self._heart_changed, left)
             return None
 
     def _beat(self, receiver_ids: Sequence[int]) -> None:

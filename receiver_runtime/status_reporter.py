@@ -46,7 +46,7 @@ class _Repeated:
     untold: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Queue:
     """One receiver's reports, under the reporter's lock."""
 
@@ -56,6 +56,9 @@ class _Queue:
     process_id: int
     events: deque[_Event] = field(default_factory=deque)
     repeated: dict[tuple[ReceiverEventKind, str], _Repeated] = field(default_factory=dict)
+    detached: bool = False
+    # Of the reporter's lock: nothing of this receiver waits any more.
+    written: threading.Condition = field(default_factory=threading.Condition)
     state: tuple[ReceiverState, str] | None = None
     last_state: tuple[ReceiverState, str] | None = None
 
@@ -85,23 +88,23 @@ class ReceiverReporter:
         set_state: Callable[[_Queue, ReceiverState, str], None],
         add_event: Callable[[_Queue, _Event], None],
     ) -> None:
-        self._queue = queue
+        self.queue = queue
         self._set_state = set_state
         self._add_event = add_event
 
     def state(self, state: ReceiverState, reason: str) -> None:
         """The receiver is in this state now, for this reason."""
-        self._set_state(self._queue, state, reason)
+        self._set_state(self.queue, state, reason)
 
     def reason(self, reason: str) -> None:
         """The state stays, its reason is now this."""
-        state = self._queue.last_state
+        state = self.queue.last_state
         if state is not None:
             self.state(state[0], reason)
 
     def event(self, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
         """Something happened. ``message`` names the kind of thing (it is what repeats), ``detail`` this one time."""
-        self._add_event(self._queue, _Event(kind, message, detail))
+        self._add_event(self.queue, _Event(kind, message, detail))
 
 
 class StatusReporter:
@@ -110,17 +113,35 @@ class StatusReporter:
     def __init__(self, driver_log: DriverLog, *, clock: Clock | None = None) -> None:
         self._driver_log = driver_log
         self._clock = clock or SystemClock()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queues: list[_Queue] = []
         self._stop_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="status reporter", daemon=True)
 
     def for_receiver(self, *, receiver_id: int, assignment: int, epoch: int, process_id: int) -> ReceiverReporter:
         """The reports of one receiver under one claim."""
-        queue = _Queue(receiver_id, assignment, epoch, process_id)
+        queue = _Queue(receiver_id, assignment, epoch, process_id, written=threading.Condition(self._lock))
         with self._changed:
             self._queues.append(queue)
         return ReceiverReporter(queue, self._set_state, self._add_event)
+
+    def detach(self, reporter: ReceiverReporter, timeout: float = 5.0) -> None:
+        """Write what waits of one receiver, for at most ``timeout`` seconds, and take no more of it."""
+        queue = reporter.queue
+        deadline = self._clock.monotonic() + timeout
+        with self._changed:
+            queue.detached = True
+            self._tell_untold(queue, due=False)
+            self._changed.notify_all()
+            while (
+                (queue.state is not None or queue.events)
+                and self._thread.is_alive()
+                and (left := deadline - self._clock.monotonic()) > 0
+            ):
+                self._clock.wait_on(queue.written, left)
+            if queue in self._queues:
+                self._queues.remove(queue)
 
     def start(self) -> None:
         """Start the thread."""
@@ -138,7 +159,7 @@ class StatusReporter:
 
     def _set_state(self, queue: _Queue, state: ReceiverState, reason: str) -> None:
         with self._changed:
-            if queue.last_state == (state, reason):
+            if queue.detached or queue.last_state == (state, reason):
                 return
             queue.state = queue.last_state = (state, reason)
             self._changed.notify_all()
@@ -147,6 +168,8 @@ class StatusReporter:
     def _add_event(self, queue: _Queue, event: _Event) -> None:
         now = self._clock.monotonic()
         with self._changed:
+            if queue.detached:
+                return
             key = (event.kind, event.message)
             repeated = queue.repeated.get(key)
             if repeated is not None and now - repeated.told_at < REPEAT_SECONDS:
@@ -216,6 +239,12 @@ class StatusReporter:
                 queue.state = None
             elif queue.events and queue.events[0] is what:
                 queue.events.popleft()
+            if queue in self._queues:
+                # To the end: one receiver that has always something to say does not silence the others.
+                self._queues.remove(queue)
+                self._queues.append(queue)
+            if queue.state is None and not queue.events:
+                queue.written.notify_all()
 
     def _pause(self) -> None:
         deadline = self._clock.monotonic() + _RETRY_SECONDS

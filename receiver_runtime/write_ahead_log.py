@@ -5,6 +5,9 @@ and size, one sync per write, the final length when a segment is closed. After a
 ended and the frame is written again to a new one; nothing is ever appended behind a failure, and no segment of another
 epoch is touched.
 
+A segment is sealed only once every block in it is registered and every dead letter recorded: what lies in one that is
+not sealed is what the next epoch salvages (``salvage``), so that this process may be killed, or fenced, in between.
+
 What may be trusted: a handle that ``write`` returned points at bytes that survive a loss of power (unless the log is
 ephemeral). A write that raised may have left bytes behind, which no handle points at.
 """
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from receiver_runtime.block_store.errors import SegmentWriteError
+from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.clock import Clock, SystemClock
 from tracker_store.blocks import BlockHandle
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from receiver_runtime.block_store.frame import EncodedFrame
-    from receiver_runtime.block_store.segment import SegmentWriter
+    from receiver_runtime.block_store.interface import Segment
 
 _log = structlog.get_logger(__name__)
 
@@ -53,8 +56,8 @@ class SegmentRows(Protocol):
 class SegmentStore(Protocol):
     """Where segments are made."""
 
-    def create_segment(self, path: str) -> SegmentWriter:
-        """Make a new segment file; raises OSError where the system refuses."""
+    def create_segment(self, path: str) -> Segment:
+        """Make a new segment; raises OSError or BlockStoreError where that can't be."""
         ...
 
 
@@ -100,21 +103,42 @@ class WriteAheadLog:
 
         self._lock = threading.Lock()
         self._number = 0
-        self._segment: SegmentWriter | None = None
+        self._segment: Segment | None = None
         self._segment_id = 0
         self._segment_since = 0.0
-        # Closed and not yet sealed in the driver log, as (segment id, length); a few at most, sealing is cheap.
-        self._to_seal: list[tuple[int, int]] = []
+        # The newest block in the open segment, and the newest one that is registered.
+        self._segment_sequence = 0
+        self._registered_through = 0
+        # By segment: dead letters that have no row yet.
+        self._unrecorded: dict[int, int] = {}
+        # Closed and not yet sealed in the driver log, as (segment id, length, newest block); a few at most.
+        self._to_seal: list[tuple[int, int, int]] = []
         self._closed = False
 
-    def write(self, frames: Sequence[EncodedFrame]) -> list[BlockHandle]:
+    def write(
+        self,
+        frames: Sequence[EncodedFrame],
+        *,
+        sequence: int = 0,
+        registered_through: int = 0,
+        until_recorded: bool = False,
+    ) -> list[BlockHandle]:
         """Store frames, next to each other, by one sync; returns their handles, in order.
+
+        Args:
+            frames: blocks, or dead letters.
+            sequence: the newest block among them.
+            registered_through: the newest block that is registered; segments that wait for it are sealed.
+            until_recorded: the segment is not to be sealed before ``recorded`` is called for each of the frames.
 
         Raises:
             WriteAheadLogError: ``max_failures`` attempts failed; the frames may be offered again.
             WriteAheadLogClosedError: after ``close``.
         """
         with self._lock:
+            self._registered_through = max(self._registered_through, registered_through)
+            if self._to_seal and self._to_seal[0][2] <= registered_through:
+                self._seal_waiting()
             failures: list[str] = []
             while len(failures) < self._max_failures:
                 if self._closed:
@@ -126,29 +150,45 @@ class WriteAheadLog:
                         segment.sync()
                     else:
                         segment.skip_sync()
-                except (OSError, SegmentWriteError) as error:
+                except (OSError, BlockStoreError) as error:
                     failures.append(str(error))
                     _log.warning("a write to the block store failed, using a new segment", error=str(error))
                     self._end_segment()
                     self._seal_waiting()
                 else:
                     segment_id = self._segment_id
+                    self._segment_sequence = max(self._segment_sequence, sequence)
+                    if until_recorded:
+                        self._unrecorded[segment_id] = self._unrecorded.get(segment_id, 0) + len(frames)
                     return [
                         BlockHandle(segment_id, offset, frame.length, frame.crc32c)
                         for offset, frame in zip(offsets, frames, strict=True)
                     ]
             raise WriteAheadLogError(f"{'; '.join(failures)}. {WriteAheadLogError.__doc__}")
 
-    def roll_if_due(self) -> None:
+    def recorded(self, handles: Sequence[BlockHandle]) -> None:
+        """Dead letters that were written have their rows."""
+        with self._lock:
+            for handle in handles:
+                self._unrecorded[handle.segment_id] -= 1
+                if not self._unrecorded[handle.segment_id]:
+                    del self._unrecorded[handle.segment_id]
+
+    def roll_if_due(self, registered_through: int = 0) -> None:
         """Close a segment that has reached its age, also when nothing is written; seals what waits for it."""
         with self._lock:
+            self._registered_through = max(self._registered_through, registered_through)
             if self._segment is not None and self._is_old():
                 self._end_segment()
             self._seal_waiting()
 
-    def close(self) -> None:
-        """Close and seal the open segment; safe to call twice. A seal that fails is the successor's to make."""
+    def close(self, registered_through: int = 0) -> None:
+        """Close and seal the open segment; safe to call twice.
+
+        A seal that fails, and that of a segment with blocks that are not registered, is the successor's to make.
+        """
         with self._lock:
+            self._registered_through = max(self._registered_through, registered_through)
             self._closed = True
             self._end_segment()
             self._seal_waiting()
@@ -156,7 +196,7 @@ class WriteAheadLog:
     def _is_old(self) -> bool:
         return self._clock.monotonic() - self._segment_since >= self._interval
 
-    def _segment_for(self, nbytes: int) -> SegmentWriter:
+    def _segment_for(self, nbytes: int) -> Segment:
         """With the lock held: the segment that the next ``nbytes`` go to."""
         segment = self._segment
         if segment is not None and (
@@ -171,11 +211,12 @@ class WriteAheadLog:
             segment_id = self._rows.open_segment(path, self._source_rule)
             try:
                 segment = self._store.create_segment(path)
-            except OSError:
+            except (OSError, BlockStoreError):
                 # The row stands without a file: a segment of length 0.
-                self._to_seal.append((segment_id, 0))
+                self._to_seal.append((segment_id, 0, 0))
                 raise
             self._segment, self._segment_id = segment, segment_id
+            self._segment_sequence = 0
             self._segment_since = self._clock.monotonic()
         return segment
 
@@ -184,12 +225,14 @@ class WriteAheadLog:
         segment, self._segment = self._segment, None
         if segment is None:
             return
-        self._to_seal.append((self._segment_id, segment.synced_length))
+        self._to_seal.append((self._segment_id, segment.synced_length, self._segment_sequence))
         _quietly("close a segment", segment.close)
 
     def _seal_waiting(self) -> None:
         while self._to_seal:
-            segment_id, length = self._to_seal[0]
+            segment_id, length, sequence = self._to_seal[0]
+            if sequence > self._registered_through or segment_id in self._unrecorded:
+                return
             if not _quietly("seal a segment", partial(self._rows.seal_segment, segment_id, length)):
                 return
             del self._to_seal[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -133,6 +133,9 @@ class Claim:
     sequence: int
 
 
+_ANSWER = "outcome, detail, rate_limit, desired_state, assignment"
+_ONE_TYPES = ("bigint",) * 9
+_LINK_TYPES = ("text", "text", "integer", "bigint", "bigint", "text")
 _BLOCK_TYPES = ("bigint[]",) * 9
 _EXTRA_TYPES = (
     *("integer[]", "text[]", "text[]", "integer[]", "bigint[]", "bigint[]", "text[]"),
@@ -140,19 +143,20 @@ _EXTRA_TYPES = (
 )
 
 
-def _prepared(name: str, types: tuple[str, ...]) -> Prepared:
+def _prepared(name: str, function: str, answer: str, types: tuple[str, ...]) -> Prepared:
     arguments = ", ".join(f"${n}" for n in range(1, len(types) + 1))
-    return Prepared(
-        name=name,
-        types=", ".join(types),
-        query="SELECT receiver_id, outcome, detail, rate_limit, desired_state, assignment "  # noqa: S608  constants
-        f"FROM forebay.add_block({arguments})",
-        values=", ".join(f"%s::{kind}" if kind == "text[]" else "%s" for kind in types),
-    )
+    query = f"SELECT {answer} FROM forebay.{function}({arguments})"  # noqa: S608  constants
+    return Prepared(name, ", ".join(types), query)
 
 
-_ADD_BLOCKS = _prepared("forebay_add_block", _BLOCK_TYPES)
-_ADD_BLOCKS_WITH_EXTRAS = _prepared("forebay_add_block_with_extras", _BLOCK_TYPES + _EXTRA_TYPES)
+_ADD_ONE = _prepared("forebay_add_block", "add_one_block", _ANSWER, _ONE_TYPES)
+_ADD_ONE_LINKED = _prepared("forebay_add_block_linked", "add_one_block", _ANSWER, _ONE_TYPES + _LINK_TYPES)
+_ADD_MANY = _prepared("forebay_add_blocks", "add_block", f"receiver_id, {_ANSWER}", _BLOCK_TYPES)
+_ADD_MANY_WITH_EXTRAS = _prepared(
+    "forebay_add_blocks_with_extras", "add_block", f"receiver_id, {_ANSWER}", _BLOCK_TYPES + _EXTRA_TYPES
+)
+_ARRAY_MARKS = ", ".join(["%s"] * len(_BLOCK_TYPES))
+_EXTRA_MARKS = ", ".join(f"%s::{kind}" if kind == "text[]" else "%s" for kind in _EXTRA_TYPES)
 
 
 def _integers(values: Iterable[int]) -> str:
@@ -199,23 +203,45 @@ def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[Ad
     """
     if not blocks:
         return []
-    ordered = sorted(blocks, key=lambda block: (block.receiver_id, block.sequence))
-    statement = _ADD_BLOCKS
-    arrays = _arrays(ordered)
+    if len(blocks) == 1 and len(blocks[0].links) <= 1 and not blocks[0].keys:
+        return [_add_one(connection, blocks[0])]
+    ordered = sorted(blocks, key=attrgetter("receiver_id", "sequence"))
+    statement, marks, values = _ADD_MANY, _ARRAY_MARKS, _arrays(ordered)
     if any(block.links or block.keys for block in ordered):
-        statement = _ADD_BLOCKS_WITH_EXTRAS
-        arrays += _extras(ordered)
+        statement, marks = _ADD_MANY_WITH_EXTRAS, f"{_ARRAY_MARKS}, {_EXTRA_MARKS}"
+        values += _extras(ordered)
     with named_failures():
-        rows = fetch_prepared(connection, statement, arrays)
-    return [
-        AddResult(
-            receiver_id=receiver_id,
-            outcome=AddOutcome(outcome),
-            detail=detail,
-            steering=Steering(receiver_id, rate_limit, DesiredState(desired_state), assignment),
-        )
-        for receiver_id, outcome, detail, rate_limit, desired_state, assignment in sorted(rows, key=itemgetter(0))
-    ]
+        rows = fetch_prepared(connection, statement, marks, values)
+    return [_result(*row) for row in sorted(rows, key=itemgetter(0))]
+
+
+def _add_one(connection: sa.Connection, block: NewBlock) -> AddResult:
+    handle = block.handle
+    # Integers alone: there is nothing to quote.
+    arguments = (
+        f"{block.receiver_id:d}, {block.epoch:d}, {block.sequence:d}, {block.records:d}, {block.bytes:d}, "
+        f"{handle.segment_id:d}, {handle.offset:d}, {handle.length:d}, {handle.crc32c:d}"
+    )
+    with named_failures():
+        if not block.links:
+            [row] = fetch_prepared(connection, _ADD_ONE, arguments)
+        else:
+            [link] = block.links
+            arguments += f", %s, %s, {link.generation:d}, {link.from_offset:d}, {link.to_offset:d}, %s"
+            values = (link.source, link.partition, link.kind.value)
+            [row] = fetch_prepared(connection, _ADD_ONE_LINKED, arguments, values)
+    return _result(block.receiver_id, *row)
+
+
+def _result(
+    receiver_id: int, outcome: str, detail: str | None, rate_limit: float | None, desired_state: str, assignment: int
+) -> AddResult:
+    return AddResult(
+        receiver_id,
+        AddOutcome(outcome),
+        detail,
+        Steering(receiver_id, rate_limit, DesiredState(desired_state), assignment),
+    )
 
 
 def raise_for_outcome(result: AddResult) -> None:

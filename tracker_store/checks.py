@@ -466,6 +466,7 @@ def _differing(source: str, installed: sa.Row[Any]) -> list[str]:
         for name, kind in (
             re.sub(r"\s+DEFAULT\b.*", "", argument.strip(), flags=re.DOTALL).split(None, 1)
             for argument in re.split(r",(?![^']*'(?:[^']*'[^']*')*[^']*$)", plain)
+            if not argument.strip().startswith("OUT ")
         )
     ]
     head = re.sub(r"--[^\n]*", "", match["head"])

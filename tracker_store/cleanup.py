@@ -93,22 +93,24 @@ def clean_up_keys(connection: sa.Connection, *, stream_id: int, window: timedelt
 
 
 def segments_to_delete(
-    connection: sa.Connection, *, receiver_id: int, restore_window: timedelta, limit: int
+    connection: sa.Connection, *, receiver_id: int, restore_window: timedelta, limit: int, after: int = 0
 ) -> list[DeletableSegment]:
     """Mark, and return, sealed segments of a receiver that no row needs any more. Locks: their rows.
 
     A receiver's segments are in the order of their ids, and so are its blocks: all before the segment of the first
     block that is left are done with, unless a kept block or a dead letter lies in them. Where markers alone are left
-    (it was restarted and is idle), that is so of older epochs' segments. `restore_window` keeps files
-    for a database that is restored from an older backup, which would know their blocks again. What an earlier call
-    marked, and a crash left, comes out again.
+    (it was restarted and is idle), that is so of older epochs' segments. Salvage breaks that order: a segment of a
+    process that was paused may be salvaged after younger ones, so that the newest block that came from it is asked for
+    by its number. `restore_window` keeps files for a database that is restored from an older backup, which would know
+    their blocks again. What an earlier call marked, and a crash left, comes out again. Those up to the id
+    `after` are left out.
     """
     with named_failures():
         rows = connection.execute(
             sa.text(
                 "UPDATE forebay.log_segments SET state = 'DELETING' WHERE id IN ("
                 "  SELECT g.id FROM forebay.log_segments g "
-                "  WHERE g.receiver_id = :receiver AND (g.state = 'DELETING' OR g.state = 'SEALED' "
+                "  WHERE g.receiver_id = :receiver AND g.id > :after AND (g.state = 'DELETING' OR g.state = 'SEALED' "
                 "    AND g.sealed_at < clock_timestamp() - CAST(:window AS interval) "
                 "    AND CASE WHEN EXISTS (SELECT 1 FROM forebay.blocks b "
                 "                          WHERE b.receiver_id = :receiver AND b.segment_id IS NOT NULL) "
@@ -117,12 +119,14 @@ def segments_to_delete(
                 "                     ORDER BY b.sequence LIMIT 1) "
                 "        ELSE g.epoch < (SELECT b.epoch FROM forebay.blocks b WHERE b.receiver_id = :receiver "
                 "                        ORDER BY b.sequence DESC LIMIT 1) END "
+                "    AND (g.salvaged_sequence IS NULL OR g.salvaged_sequence <= ("
+                "        SELECT r.low_mark FROM forebay.receivers r WHERE r.id = :receiver)) "
                 "    AND NOT EXISTS (SELECT 1 FROM forebay.kept_blocks k WHERE k.segment_id = g.id) "
                 "    AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id)) "
                 "  ORDER BY g.id LIMIT :limit FOR UPDATE SKIP LOCKED) "
                 "RETURNING id, path"
             ),
-            {"receiver": receiver_id, "window": restore_window, "limit": limit},
+            {"receiver": receiver_id, "window": restore_window, "limit": limit, "after": after},
         ).all()
     return [DeletableSegment(row.id, row.path) for row in sorted(rows)]
 

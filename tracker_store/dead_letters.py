@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -9,7 +10,19 @@ import sqlalchemy as sa
 from tracker_store.engine import named_failures
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracker_store.blocks import BlockHandle
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDeadLetter:
+    """A dead letter that lies in a segment; `bytes` is the size of this part as received."""
+
+    reason: str
+    part: int
+    bytes: int
+    handle: BlockHandle
 
 
 def add_dead_letter(
@@ -46,3 +59,31 @@ def add_dead_letter(
                 "crc32c": handle.crc32c,
             },
         )
+
+
+def add_dead_letters(
+    connection: sa.Connection, letters: Sequence[StoredDeadLetter], *, receiver_id: int, epoch: int
+) -> int:
+    """Record those of `letters` that have no row yet; returns how many that were. Locks: the new rows."""
+    with named_failures():
+        return connection.execute(
+            sa.text(
+                "INSERT INTO forebay.dead_letters "
+                '(receiver_id, epoch, reason, part, bytes, segment_id, "offset", length, crc32c) '
+                "SELECT :receiver, :epoch, l.* FROM unnest(CAST(:reasons AS text[]), CAST(:parts AS integer[]), "
+                "CAST(:bytes AS bigint[]), CAST(:segments AS bigint[]), CAST(:offsets AS bigint[]), "
+                "CAST(:lengths AS bigint[]), CAST(:checksums AS bigint[])) AS l "
+                'ON CONFLICT (segment_id, "offset") DO NOTHING'
+            ),
+            {
+                "receiver": receiver_id,
+                "epoch": epoch,
+                "reasons": [letter.reason for letter in letters],
+                "parts": [letter.part for letter in letters],
+                "bytes": [letter.bytes for letter in letters],
+                "segments": [letter.handle.segment_id for letter in letters],
+                "offsets": [letter.handle.offset for letter in letters],
+                "lengths": [letter.handle.length for letter in letters],
+                "checksums": [letter.handle.crc32c for letter in letters],
+            },
+        ).rowcount

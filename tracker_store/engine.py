@@ -6,7 +6,7 @@ lock that stops a take-over, and an answer that does not come is an outcome, not
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -113,29 +113,45 @@ def named_failures() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A statement that a session plans once: `query` has $1, $2, … of `types`; `values` are psycopg2's marks."""
+    """A statement that a session plans once: `query` has $1, $2, … of `types`."""
 
     name: str
     types: str
     query: str
-    values: str
 
 
-def fetch_prepared(connection: sa.Connection, statement: Prepared, values: Sequence[object]) -> list[tuple[Any, ...]]:
+# A plan that is cached while a table is near empty would scan it until the next ANALYZE, whatever it has grown to.
+_PREPARED_SESSION = "SET enable_seqscan = off"
+_CURSOR = "forebay_cursor"
+
+
+def fetch_prepared(
+    connection: sa.Connection, statement: Prepared, arguments: str, values: Sequence[object] = ()
+) -> list[tuple[Any, ...]]:
     """All rows of a prepared statement, on psycopg2's own cursor; the session's first call prepares it.
 
     For what runs for each block: SQLAlchemy's way costs the client half of what the server does, and to parse and plan
     costs the server a quarter. It fails as that way does, with SQLAlchemy's errors and a lost connection invalidated.
+
+    Args:
+        connection: needs a session of its own: a pooler that hands out transactions has none.
+        statement: what to run.
+        arguments: the call's, as SQL has them, with psycopg2's marks for `values`.
+        values: for the marks.
     """
     held = connection.connection
+    # What is noted here goes with the session.
+    noted = held.info
     try:
-        with closing(held.cursor()) as cursor:
-            # What is noted here goes with the session.
-            if statement.name not in held.info:
-                cursor.execute(f"PREPARE {statement.name} ({statement.types}) AS {statement.query}")
-                held.info[statement.name] = True
-            cursor.execute(f"EXECUTE {statement.name}({statement.values})", values)
-            return list(cursor.fetchall())
+        cursor = noted.get(_CURSOR)
+        if cursor is None:
+            cursor = noted[_CURSOR] = held.cursor()
+            cursor.execute(_PREPARED_SESSION)
+        if statement.name not in noted:
+            cursor.execute(f"PREPARE {statement.name} ({statement.types}) AS {statement.query}")
+            noted[statement.name] = True
+        cursor.execute(f"EXECUTE {statement.name}({arguments})", values or None)
+        rows: list[tuple[Any, ...]] = list(cursor.fetchall())
     except psycopg2.Error as error:
         is_lost = connection.dialect.is_disconnect(error, held.dbapi_connection, None)
         if is_lost:
@@ -148,6 +164,7 @@ def fetch_prepared(connection: sa.Connection, statement: Prepared, values: Seque
             connection_invalidated=is_lost,
             dialect=connection.dialect,
         ) from error
+    return rows
 
 
 @contextmanager

@@ -69,6 +69,10 @@ class AllocationError(DriverLogError):
     """The batch can't be allocated at this time: ask for a boundary after the last one that has passed."""
 
 
+class SchemaConflictError(DriverLogError):
+    """A column keeps its type while the stream lives: give the column another name, or declare another stream."""
+
+
 class NotAppliedError(DriverLogError):
     """The driver log does not know this declaration: run `forebay apply`."""
 

@@ -101,14 +101,15 @@ def apply_stream(
     *,
     name: str,
     declaration: dict[str, Any],
-    receivers: int,
+    receivers: int | None,
     retention: timedelta = timedelta(days=7),
 ) -> int:
     """Write a stream and its receivers; returns the stream's id. Locks: the stream's row, then its receivers'.
 
     A changed declaration takes each of its receivers from where it runs (a new assignment), so that the tracker
     starts it again by the new one; what the old process has stored is registered before it stops. Receivers beyond
-    the new number are removed in the same way: their blocks are allocated like any others.
+    the new number are removed in the same way: their blocks are allocated like any others. Without a number there is
+    one per host, which the tracker adds as agents come; a number again takes any host, but from those who listen.
     """
     with named_failures():
         row = connection.execute(
@@ -141,19 +142,21 @@ def apply_stream(
             sa.text(
                 "INSERT INTO forebay.receivers (stream_id, ordinal) "
                 "SELECT :stream, n FROM generate_series(1, :receivers) AS n "
-                "ON CONFLICT (stream_id, ordinal) DO UPDATE SET removed_at = NULL "
-                "WHERE receivers.removed_at IS NOT NULL"
+                "ON CONFLICT (stream_id, ordinal) DO UPDATE SET removed_at = NULL, "
+                "  host = CASE WHEN :listens THEN receivers.host END "
+                "WHERE receivers.removed_at IS NOT NULL OR receivers.host IS NOT NULL AND NOT :listens"
             ),
-            {"stream": stream_id, "receivers": receivers},
+            {"stream": stream_id, "receivers": receivers or 0, "listens": bool(declaration.get("listens"))},
         )
         connection.execute(
             sa.text(
                 "UPDATE forebay.receivers SET removed_at = clock_timestamp(), state = 'INACTIVE', "
                 "reason = 'removed from the declaration', since = clock_timestamp(), assignment = assignment + 1, "
                 "agent_id = NULL, process_id = NULL "
-                "WHERE stream_id = :stream AND ordinal > :receivers AND removed_at IS NULL"
+                "WHERE stream_id = :stream AND removed_at IS NULL "
+                "AND CASE WHEN :per_host THEN host IS NULL ELSE ordinal > :receivers END"
             ),
-            {"stream": stream_id, "receivers": receivers},
+            {"stream": stream_id, "receivers": receivers or 0, "per_host": receivers is None},
         )
     return stream_id
 

@@ -30,17 +30,23 @@ class LiveProcess:
     host: str
     slots: int
     heartbeat: int
+    draining: bool
 
 
 def register_process(
     connection: sa.Connection, *, kind: ProcessKind, name: str, host: str, pid: int, slots: int = 0
 ) -> int:
-    """Insert a process that is starting; returns its id. Locks: the new row."""
+    """Insert a process that is starting; returns its id. Locks: the new row.
+
+    An agent is draining if the last one of its name was: a host that is to stay empty may be started anew.
+    """
     with named_failures():
         process_id: int = connection.execute(
             sa.text(
-                "INSERT INTO forebay.processes (kind, name, host, pid, slots) "
-                "VALUES (:kind, :name, :host, :pid, :slots) RETURNING id"
+                "INSERT INTO forebay.processes (kind, name, host, pid, slots, draining) "
+                "VALUES (:kind, :name, :host, :pid, :slots, :kind = 'agent' AND coalesce("
+                "  (SELECT p.draining FROM forebay.processes p WHERE p.kind = 'agent' AND p.name = :name "
+                "   ORDER BY p.id DESC LIMIT 1), false)) RETURNING id"
             ),
             {"kind": kind.value, "name": name, "host": host, "pid": pid, "slots": slots},
         ).scalar_one()
@@ -84,11 +90,14 @@ def live_processes(connection: sa.Connection) -> list[LiveProcess]:
     with named_failures():
         rows = connection.execute(
             sa.text(
-                "SELECT id, kind, name, host, slots, heartbeat FROM forebay.processes "
+                "SELECT id, kind, name, host, slots, heartbeat, draining FROM forebay.processes "
                 "WHERE ended_at IS NULL ORDER BY id"
             )
         ).all()
-    return [LiveProcess(row.id, ProcessKind(row.kind), row.name, row.host, row.slots, row.heartbeat) for row in rows]
+    return [
+        LiveProcess(row.id, ProcessKind(row.kind), row.name, row.host, row.slots, row.heartbeat, row.draining)
+        for row in rows
+    ]
 
 
 def expire_process(connection: sa.Connection, *, term: int, process_id: int, heartbeat: int, why: str) -> str:

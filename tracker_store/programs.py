@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 FUNCTIONS = (
     "add_block",
+    "add_host_receiver",
+    "add_one_block",
     "allocate_blocks_to_batch",
     "claim",
     "claim_attempt",
@@ -25,10 +27,16 @@ FUNCTIONS = (
     "complete_batch",
     "driver_log_between",
     "expire_process",
+    "expire_stream_rates",
     "fail_attempt",
     "heartbeat",
     "open_partition",
+    "register_schema",
+    "record_stream_rate",
+    "release_receivers",
+    "salvage_blocks",
     "schedule_receiver",
+    "set_rate_limits",
     "start_at_latest",
 )
 

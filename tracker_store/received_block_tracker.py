@@ -27,7 +27,10 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedBlock:
-    """A block of a batch: `path` is its segment's, relative to the block store's root."""
+    """A block of a batch: `path` is its segment's, relative to the block store's root.
+
+    An `ephemeral` one was never synced: a crash may have taken it.
+    """
 
     receiver_id: int
     sequence: int
@@ -35,6 +38,7 @@ class AllocatedBlock:
     path: str
     handle: BlockHandle
     added_at: datetime
+    ephemeral: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ class ReceivedBlockTracker:
             rows = self._connection.execute(
                 sa.text(
                     "SELECT b.receiver_id, b.sequence, b.records, g.path, b.segment_id, "
-                    '  b."offset", b.length, b.crc32c, b.added_at '
+                    """  b."offset", b.length, b.crc32c, b.added_at, g.durability = 'ephemeral' AS ephemeral """
                     "FROM forebay.batch_allocations a "
                     "JOIN forebay.receivers r ON r.id = a.receiver_id "
                     "JOIN forebay.blocks b ON b.receiver_id = a.receiver_id "
@@ -159,7 +163,7 @@ class ReceivedBlockTracker:
                     "  AND (CAST(:stream AS bigint) IS NULL OR r.stream_id = :stream) "
                     "UNION "
                     "SELECT k.receiver_id, k.sequence, k.records, g.path, k.segment_id, "
-                    '  k."offset", k.length, k.crc32c, k.added_at '
+                    """  k."offset", k.length, k.crc32c, k.added_at, g.durability = 'ephemeral' """
                     "FROM forebay.kept_blocks k "
                     "JOIN forebay.receivers r ON r.id = k.receiver_id "
                     "JOIN forebay.log_segments g ON g.id = k.segment_id "
@@ -177,6 +181,7 @@ class ReceivedBlockTracker:
                 path=row.path,
                 handle=BlockHandle(row.segment_id, row.offset, row.length, row.crc32c),
                 added_at=row.added_at,
+                ephemeral=row.ephemeral,
             )
             for row in rows
         ]

@@ -34,19 +34,33 @@ class ReceiverSpec:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a receiver stands, for the tracker and the agents."""
+    """Where a receiver stands, for the tracker and the agents.
+
+    `host` is the one where it may run, `preferred_host` the one that it asked for; `listens`: at an address of its
+    own. `handing_over`: it is placed nowhere, and the process that had it has not signed off.
+    """
 
     receiver_id: int
+    stream_id: int
     stream_name: str
     ordinal: int
     state: ReceiverState
     desired_state: DesiredState
     assignment: int
     agent_id: int | None
+    reason: str
+    host: str | None
+    preferred_host: str | None
+    listens: bool
+    handing_over: bool
 
 
 _PLACEMENT_COLUMNS = (
-    "r.id, s.name AS stream_name, r.ordinal, r.state, r.desired_state, r.assignment, r.agent_id "
+    "r.id, r.stream_id, s.name AS stream_name, r.ordinal, r.state, r.desired_state, r.assignment, r.agent_id, "
+    "r.reason, r.host, r.preferred_location, "
+    "coalesce(CAST(s.declaration ->> 'listens' AS boolean), false) AS listens, "
+    "r.agent_id IS NULL AND EXISTS (SELECT FROM forebay.processes p WHERE p.id = r.process_id AND p.ended_at IS NULL) "
+    "AS handing_over "
     "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id"
 )
 
@@ -54,12 +68,18 @@ _PLACEMENT_COLUMNS = (
 def _placement(row: sa.Row[Any]) -> Placement:
     return Placement(
         receiver_id=row.id,
+        stream_id=row.stream_id,
         stream_name=row.stream_name,
         ordinal=row.ordinal,
         state=ReceiverState(row.state),
         desired_state=DesiredState(row.desired_state),
         assignment=row.assignment,
         agent_id=row.agent_id,
+        reason=row.reason,
+        host=row.host,
+        preferred_host=row.preferred_location,
+        listens=row.listens,
+        handing_over=row.handing_over,
     )
 
 
@@ -109,17 +129,59 @@ def placements_on_agent(connection: sa.Connection, agent_id: int) -> list[Placem
     return [_placement(row) for row in rows]
 
 
-def schedule_receiver(connection: sa.Connection, *, term: int, receiver_id: int, agent_id: int, why: str) -> str:
-    """Place an INACTIVE receiver on an agent under a new assignment.
+def schedule_receiver(
+    connection: sa.Connection, *, term: int, receiver_id: int, agent_id: int, why: str, only_host: str | None = None
+) -> str:
+    """Place an INACTIVE receiver on an agent under a new assignment; with `only_host` it is bound to that host.
 
     Locks: leadership FOR SHARE, the receiver's row. Returns 'scheduled', 'not inactive' or 'deposed'.
     """
     with named_failures():
         outcome: str = connection.execute(
-            sa.text("SELECT outcome FROM forebay.schedule_receiver(:term, :receiver, :agent, :why)"),
-            {"term": term, "receiver": receiver_id, "agent": agent_id, "why": why},
+            sa.text(
+                "SELECT outcome FROM forebay.schedule_receiver(:term, :receiver, :agent, :why, CAST(:host AS text))"
+            ),
+            {"term": term, "receiver": receiver_id, "agent": agent_id, "why": why, "host": only_host},
         ).scalar_one()
     return outcome
+
+
+def release_receivers(connection: sa.Connection, *, term: int, agent_id: int, why: str) -> str:
+    """Take all receivers from an agent, for a new placement; their processes may go on until they have drained.
+
+    Locks: leadership FOR SHARE, those receivers' rows. Returns 'released', 'nothing' or 'deposed'.
+    """
+    with named_failures():
+        outcome: str = connection.execute(
+            sa.text("SELECT outcome FROM forebay.release_receivers(:term, :agent, :why)"),
+            {"term": term, "agent": agent_id, "why": why},
+        ).scalar_one()
+    return outcome
+
+
+def add_host_receiver(connection: sa.Connection, *, term: int, stream_id: int, host: str) -> str:
+    """Give a stream its receiver on a host, or the one back that it had. Returns 'added', 'there' or 'deposed'.
+
+    Locks: leadership FOR SHARE, the receiver's row.
+    """
+    with named_failures():
+        outcome: str = connection.execute(
+            sa.text("SELECT outcome FROM forebay.add_host_receiver(:term, :stream, :host)"),
+            {"term": term, "stream": stream_id, "host": host},
+        ).scalar_one()
+    return outcome
+
+
+def note_waiting(connection: sa.Connection, *, receiver_id: int, assignment: int, reason: str) -> None:
+    """Say why a receiver is placed nowhere. Locks: its row, where that is new and `assignment` is still the newest."""
+    with named_failures():
+        connection.execute(
+            sa.text(
+                "UPDATE forebay.receivers SET reason = :reason WHERE id = :id AND assignment = :assignment "
+                "AND state = 'INACTIVE' AND reason <> :reason"
+            ),
+            {"id": receiver_id, "assignment": assignment, "reason": reason},
+        )
 
 
 def set_receiver_state(
@@ -157,6 +219,18 @@ def set_receiver_state(
             },
         ).scalar()
     return row is not None
+
+
+def set_preferred_location(connection: sa.Connection, *, receiver_id: int, host: str | None) -> None:
+    """Note the host that a receiver asks for. Locks: the receiver's row, where that is new."""
+    with named_failures():
+        connection.execute(
+            sa.text(
+                "UPDATE forebay.receivers SET preferred_location = CAST(:host AS text) "
+                "WHERE id = :id AND preferred_location IS DISTINCT FROM CAST(:host AS text)"
+            ),
+            {"id": receiver_id, "host": host},
+        )
 
 
 def report_event(

@@ -40,8 +40,8 @@ _EVERYTHING = (*(table.name for table in metadata.sorted_tables), *VIEWS, "alemb
 
 ROLES: Mapping[str, Role] = {
     "forebay_receiver": Role(
-        "what an agent and its receiver processes do: blocks only by add_block and claim",
-        ("add_block", "claim", "heartbeat", "open_partition"),
+        "what an agent and its receiver processes do: blocks only by add_block and its like, and claim",
+        ("add_block", "add_one_block", "claim", "heartbeat", "open_partition", "register_schema", "salvage_blocks"),
         {
             **_read("blocks", "streams", "alembic_version"),
             # Each row by its own process: which is not more than any of them could spoil for itself.
@@ -49,13 +49,18 @@ ROLES: Mapping[str, Role] = {
             "log_segments": ("SELECT", "INSERT", "UPDATE (path, state, length, sealed_at)"),
             "processes": ("SELECT", "INSERT", "UPDATE (ended_at, end_reason)"),
             "receiver_events": ("SELECT", "INSERT"),
-            # States, and the new assignment when an agent that stops gives its receivers back.
-            "receivers": ("SELECT", "UPDATE (state, reason, since, assignment, agent_id, process_id)"),
+            # States, the new assignment when an agent that stops gives its receivers back, and a receiver's wish.
+            "receivers": (
+                "SELECT",
+                "UPDATE (state, reason, since, assignment, agent_id, process_id)",
+                "UPDATE (preferred_location)",
+            ),
         },
     ),
     "forebay_driver": Role(
         "what the tracker, the cleaner, Dagster's sensors and batch runs, and `forebay apply` do",
         (
+            "add_host_receiver",
             "allocate_blocks_to_batch",
             "claim_attempt",
             "clean_up_offsets",
@@ -64,9 +69,13 @@ ROLES: Mapping[str, Role] = {
             "complete_batch",
             "driver_log_between",
             "expire_process",
+            "expire_stream_rates",
             "fail_attempt",
             "heartbeat",
+            "record_stream_rate",
+            "release_receivers",
             "schedule_receiver",
+            "set_rate_limits",
             "start_at_latest",
         ),
         {
@@ -74,13 +83,13 @@ ROLES: Mapping[str, Role] = {
             "leadership": ("SELECT", "UPDATE"),
             "log_segments": ("SELECT", "UPDATE (state)", "DELETE"),
             "pipelines": ("SELECT", "INSERT", "UPDATE"),
-            "processes": ("SELECT", "INSERT", "UPDATE (ended_at, end_reason)"),
+            "processes": ("SELECT", "INSERT", "UPDATE (ended_at, end_reason, draining)"),
             "receiver_events": ("SELECT", "INSERT"),
             "receivers": (
                 "SELECT",
                 "INSERT",
                 "UPDATE (state, desired_state, reason, since, assignment, agent_id, process_id)",
-                "UPDATE (rate_limit, removed_at)",
+                "UPDATE (removed_at, host)",
             ),
             "record_keys": ("SELECT", "DELETE"),
             "streams": ("SELECT", "INSERT", "UPDATE"),

@@ -120,6 +120,7 @@ class ReceiverEventKind(StrEnum):
     FAILED = "FAILED"
     LEASE_EXPIRED = "LEASE_EXPIRED"
     BAD_RECORD = "BAD_RECORD"
+    SALVAGED = "SALVAGED"
 
 
 class SegmentState(StrEnum):
@@ -269,8 +270,17 @@ processes = Table(
     _now("started_at", "When it registered"),
     Column("ended_at", DateTime(timezone=True), comment="When it signed off or was declared dead; null while it lives"),
     Column("end_reason", Text, comment="Its own word, or the tracker's"),
+    Column(
+        "draining",
+        Boolean,
+        nullable=False,
+        server_default="false",
+        comment="An agent that gets no receivers and loses those that it has; the next agent of its name inherits it",
+    ),
     CheckConstraint(_one_of("kind", ProcessKind), name="processes_kind"),
     CheckConstraint("slots >= 0", name="processes_slots"),
+    # An agent that starts asks what was wanted of its forerunner; batch runs are many, and not in it.
+    Index("processes_agents", "name", "id", postgresql_where=text("kind = 'agent'")),
     Index("processes_live", "kind", postgresql_where=text("ended_at IS NULL")),
     comment="Which processes live (a heartbeat counter that moves), where, with how many slots?",
     postgresql_with=HOT,
@@ -350,6 +360,16 @@ receivers = Table(
         "removed_at",
         DateTime(timezone=True),
         comment="When the declaration was left with fewer receivers; null while it is declared",
+    ),
+    Column(
+        "host",
+        Text,
+        comment="The one host where it may run: a listener's address, or one of each host; null: any host will do",
+    ),
+    Column(
+        "preferred_location",
+        Text,
+        comment="The host that the receiver itself asked for at its newest start; a wish; null: none",
     ),
     UniqueConstraint("stream_id", "ordinal", name="receivers_stream_ordinal"),
     CheckConstraint(_one_of("state", ReceiverState), name="receivers_state"),
@@ -484,9 +504,33 @@ log_segments = Table(
     Column("length", BigInteger, comment="Its length in bytes once sealed; null while open"),
     _now("opened_at", "When the row was made, just before the file"),
     Column("sealed_at", DateTime(timezone=True), comment="When its length became final; null while open"),
+    Column(
+        "store",
+        Text,
+        comment="Where its file was made, HOST:DIRECTORY or a URL: one missing elsewhere proves nothing; null: unknown",
+    ),
+    Column(
+        "durability",
+        Text,
+        nullable=False,
+        server_default="durable",
+        comment="durable, or ephemeral: not synced, so that a block of it that a crash took is counted, not waited for",
+    ),
+    Column(
+        "salvaged_to",
+        BigInteger,
+        comment="Frames before this offset are salvaged, by blocks of later epochs; null where there are none",
+    ),
+    Column(
+        "salvaged_sequence",
+        BigInteger,
+        comment="The newest block that salvage registered from it: the file stays until that is cleaned; null: none",
+    ),
     UniqueConstraint("path", name="log_segments_path"),
     CheckConstraint(_one_of("state", SegmentState), name="log_segments_state"),
     CheckConstraint("(state = 'OPEN') = (length IS NULL)", name="log_segments_length"),
+    CheckConstraint("num_nulls(salvaged_to, salvaged_sequence) IN (0, 2)", name="log_segments_salvage_whole"),
+    CheckConstraint("durability IN ('durable', 'ephemeral')", name="log_segments_durability"),
     Index("log_segments_open", "receiver_id", "id", postgresql_where=text("state = 'OPEN'")),
     comment="Which files of the block store are ours? (A row comes before its file.)",
 )
@@ -514,6 +558,66 @@ dead_letters = Table(
     CheckConstraint("part >= 0 AND bytes >= 0", name="dead_letters_counts"),
     Index("dead_letters_receiver", "receiver_id", "id"),
     comment="Which records could not be processed, why, and where are they kept?",
+)
+
+# Insert-only, by register_schema alone.
+stream_schemas = Table(
+    "stream_schemas",
+    metadata,
+    Column("stream_id", BigInteger, nullable=False, comment="The stream"),
+    Column("version", Integer, nullable=False, comment="From 1, in the order in which they were registered"),
+    Column("fingerprint", Text, nullable=False, comment="Of names and types in order; each block carries its own"),
+    Column(
+        "columns",
+        JSONB,
+        nullable=False,
+        comment="An array of [name, Arrow type]; a name has one type in all of a stream's versions",
+    ),
+    Column("receiver_id", BigInteger, nullable=False, comment="The receiver that came with it first"),
+    _now("registered_at", "When that was"),
+    PrimaryKeyConstraint("stream_id", "version"),
+    UniqueConstraint("stream_id", "fingerprint", name="stream_schemas_fingerprint"),
+    CheckConstraint("version > 0", name="stream_schemas_version_positive"),
+    CheckConstraint("jsonb_typeof(columns) = 'array'", name="stream_schemas_columns_array"),
+    comment="Which columns have a stream's blocks, in the versions of its receivers' schemas?",
+)
+
+stream_rates = Table(
+    "stream_rates",
+    metadata,
+    Column("pipeline_id", BigInteger, nullable=False, comment="The pipeline that has back pressure on"),
+    Column("stream_id", BigInteger, nullable=False, comment="The stream that it reads"),
+    Column(
+        "batch_time",
+        DateTime(timezone=True),
+        nullable=False,
+        comment="The newest batch that was reckoned in; older ones, and replays, change nothing",
+    ),
+    Column(
+        "latest_at",
+        DateTime(timezone=True),
+        comment="The estimator's latest time: the end of the newest batch that counted; null before the first",
+    ),
+    Column("latest_rate", Double, comment="The estimator's latest rate, in records per second; null before the first"),
+    Column(
+        "latest_error", Double, comment="The estimator's latest error, in records per second; null before the first"
+    ),
+    Column(
+        "rate_limit",
+        Double,
+        comment="Records per second that the stream may take in, for this pipeline; null before the second batch",
+    ),
+    Column(
+        "expired_at",
+        DateTime(timezone=True),
+        comment="Since when the pipeline stands still, so that its rate holds nobody up; null while it goes on",
+    ),
+    _now("decided_at", "When this was decided"),
+    PrimaryKeyConstraint("pipeline_id", "stream_id"),
+    CheckConstraint("num_nulls(latest_at, latest_rate, latest_error) IN (0, 3)", name="stream_rates_state_whole"),
+    CheckConstraint("rate_limit IS NULL OR rate_limit > 0", name="stream_rates_rate_limit"),
+    comment="How fast may a stream come in for a pipeline's batches to keep up, and from what was that reckoned?",
+    postgresql_with=HOT,
 )
 
 cursors = Table(

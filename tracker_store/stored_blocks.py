@@ -19,12 +19,13 @@ PAGE = 5_000
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """A segment as the driver log has it."""
+    """A segment as the driver log has it; `length` is None while it is open."""
 
     segment_id: int
     receiver_id: int
     path: str
     state: SegmentState
+    length: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def segments(connection: sa.Connection) -> Iterator[SegmentRow]:
         with named_failures():
             rows = connection.execute(
                 sa.text(
-                    "SELECT id, receiver_id, path, state FROM forebay.log_segments "
+                    "SELECT id, receiver_id, path, state, length FROM forebay.log_segments "
                     "WHERE id > :after ORDER BY id LIMIT :page"
                 ),
                 {"after": after, "page": PAGE},
@@ -52,7 +53,7 @@ def segments(connection: sa.Connection) -> Iterator[SegmentRow]:
         if not rows:
             return
         for row in rows:
-            yield SegmentRow(row.id, row.receiver_id, row.path, SegmentState(row.state))
+            yield SegmentRow(row.id, row.receiver_id, row.path, SegmentState(row.state), row.length)
         after = rows[-1].id
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +13,12 @@ from forebay.cli.parent_pipe import stop_event
 from orchestration.settings import Settings
 from tracker_store.engine import create_engine
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 ROLES = ("receivers", "tracker")
 DEFAULT_SLOTS = 16
+DEFAULT_RECEIVERS_PER_PROCESS = 1
 
 
 def _roles(value: str) -> list[str]:
@@ -30,6 +34,15 @@ def agent(
     host: Annotated[str | None, typer.Option(help="The name of this host; its own unless given.")] = None,
     slots: Annotated[int, typer.Option(min=0, help="How many receivers may run here.")] = DEFAULT_SLOTS,
     roles: Annotated[str, typer.Option(help="What runs here: receivers, tracker, or both.")] = ",".join(ROLES),
+    receivers_per_process: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            envvar="FOREBAY_RECEIVERS_PER_PROCESS",
+            help="How many receivers may share a process. 1 isolates each; up to a few hundred suit many small ones, "
+            "which then stop for a moment together when one of them crashes their process.",
+        ),
+    ] = DEFAULT_RECEIVERS_PER_PROCESS,
     parent_pipe: Annotated[  # noqa: FBT002
         bool, typer.Option("--parent-pipe", hidden=True, help="Stop at the end of standard input.")
     ] = False,
@@ -48,8 +61,9 @@ def agent(
     host = host or socket.gethostname()
     command = [sys.executable, "-m", "forebay.cli"]
 
-    def receiver_command(receiver_id: int, assignment: int) -> list[str]:
-        return [*command, "receiver", "--receiver-id", str(receiver_id), "--assignment", str(assignment)]
+    def receiver_command(receivers: Sequence[tuple[int, int]]) -> list[str]:
+        pairs = [word for pair in receivers for word in ("--receiver", "{}:{}".format(*pair))]
+        return [*command, "receiver", *pairs]
 
     Agent(
         engine,
@@ -59,6 +73,7 @@ def agent(
         receiver_command=receiver_command,
         role_commands={"tracker": [*command, "tracker"]} if "tracker" in wanted else {},
         log_directory=Path(settings.home) / "logs",
+        receivers_per_process=receivers_per_process,
     ).run(stop)
     engine.dispose()
 
@@ -75,6 +90,6 @@ def tracker() -> None:
     Tracker(
         engine,
         heartbeat_limit_seconds=settings.heartbeat_limit_seconds,
-        cleaner=Cleaner(open_block_store(str(settings.block_store_root))),
+        cleaner=Cleaner(open_block_store(settings.block_store_roots)),
     ).run(stop)
     engine.dispose()

@@ -27,7 +27,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 
 
 def _verify(connection: sa.Connection, console: Console) -> BlockReport:
-    store = open_block_store(str(Settings().block_store_root))
+    store = open_block_store(Settings().block_store_roots)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("Reading blocks", total=count_stored_blocks(connection))
@@ -47,6 +47,20 @@ def _show(console: Console, report: BlockReport) -> None:
                 console.print(f"  {name}", markup=False)
             if len(names) > _SHOWN:
                 console.print(f"  … and {len(names) - _SHOWN:,} more (--json shows all)")
+    for replica in report.replicas:
+        if replica.unreachable:
+            console.print(
+                f"replica {replica.name} can't be reached: {replica.unreachable}", style="bold red", markup=False
+            )
+        elif replica.lacking:
+            blocks, segments = sum(replica.lacking.values()), len(replica.lacking)
+            console.print(
+                f"replica {replica.name} lacks {blocks:,} blocks in {segments:,} segments that another has",
+                style="bold red",
+                markup=False,
+            )
+        else:
+            console.print(f"replica {replica.name} has everything that the others have", markup=False)
 
 
 def _as_json(report: BlockReport) -> dict[str, object]:
@@ -60,6 +74,10 @@ def _as_json(report: BlockReport) -> dict[str, object]:
         ],
         "orphans": report.orphans,
         "missing": report.missing,
+        "replicas": [
+            {"name": replica.name, "lacking": replica.lacking, "unreachable": replica.unreachable}
+            for replica in report.replicas
+        ],
     }
 
 
@@ -67,7 +85,7 @@ def _as_json(report: BlockReport) -> dict[str, object]:
 def verify(as_json: AsJson = False) -> None:  # noqa: FBT002
     """Read every registered block and compare its checksum; find files that no row names. Changes nothing.
 
-    Exit 1 where a block can't be read, a segment's file is missing, or a file is nobody's.
+    Exit 1 where a block can't be read, a segment's file is missing, a file is nobody's, or a replica lacks a block.
     """
     console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
@@ -83,23 +101,29 @@ def verify(as_json: AsJson = False) -> None:  # noqa: FBT002
 
 @app.command()
 def repair(as_json: AsJson = False) -> None:  # noqa: FBT002
-    """Verify, then move files that no row names aside and forget empty segments. Deletes nothing.
+    """Verify, then copy to replicas what they lack, move files that no row names aside, forget empty segments.
 
-    A registered block that can't be read is not repaired: it is named, and its batch fails until the file is put
-    back from a copy. Exit 1 while there is such a block.
+    Deletes nothing. A registered block that no replica has is not repaired: it is named, and its batch fails until the
+    file is put back from a copy. Exit 1 while there is such a block, or a replica that could not be repaired.
     """
     console = Console(highlight=False, stderr=as_json)
-    store = open_block_store(str(Settings().block_store_root))
+    store = open_block_store(Settings().block_store_roots)
     with driver_log(console, application_name=APPLICATION) as connection:
         report = _verify(connection, console)
         done = repair_blocks(connection, store, report)
     if as_json:
         found = _as_json(report)
-        typer.echo(json.dumps({"found": found, "moved": done.moved, "forgotten": done.forgotten}))
+        did = {"moved": done.moved, "forgotten": done.forgotten, "copied": done.copied, "not_copied": done.not_copied}
+        typer.echo(json.dumps({"found": found, **did}))
     else:
         _show(console, report)
         for path, aside in done.moved:
             console.print(f"moved aside: {path} -> {aside}", markup=False)
         for path in done.forgotten:
             console.print(f"forgotten: {path}", markup=False)
-    raise typer.Exit(1 if report.lost else 0)
+        for replica, path in done.copied:
+            console.print(f"copied to {replica}: {path}", markup=False)
+        for replica, path, why in done.not_copied:
+            console.print(f"not copied to {replica}: {path}: {why}", style="bold red", markup=False)
+    away = any(replica.unreachable for replica in report.replicas)
+    raise typer.Exit(1 if report.lost or done.not_copied or away else 0)

@@ -41,6 +41,7 @@ OLDEST_POSTGRES = 15
 UI_PORT = 3000
 
 _GIB = 1 << 30
+_STORE_SECONDS = 10.0
 _LEAST_FREE_BYTES = 1 * _GIB
 _LITTLE_FREE_BYTES = 10 * _GIB
 
@@ -185,22 +186,43 @@ def _server(url: str, way_out: str) -> Iterator[Finding]:
 
 
 def _block_store(settings: Settings) -> Iterator[Finding]:
-    root = settings.block_store_root
+    from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415  loads pyarrow
+    from receiver_runtime.block_store.local import LocalBlockStore  # noqa: PLC0415
+    from receiver_runtime.block_store.stores import open_block_store, replicas_of  # noqa: PLC0415
+
+    way_out = "Correct what it says, or FOREBAY_BLOCK_STORE."
+    try:
+        stores = replicas_of(open_block_store(settings.block_store_roots, timeout=_STORE_SECONDS))
+    except BlockStoreError as error:
+        yield Finding("block store", Health.FAILED, str(error), way_out)
+        return
+    for store in stores:
+        if isinstance(store, LocalBlockStore):
+            yield _block_directory(store.root)
+            continue
+        try:
+            # Looks for a segment of this name, and makes nothing.
+            store.create_segment("forebay-doctor").close()
+        except (OSError, BlockStoreError) as error:
+            yield Finding("block store", Health.FAILED, str(error), way_out)
+        else:
+            yield Finding("block store", Health.OK, f"{store.name}: answers")
+
+
+def _block_directory(root: Path) -> Finding:
     there = _nearest(root)
     way_out = "Make the folder writable for this user, or name another in FOREBAY_BLOCK_STORE."
     try:
         _write_and_sync(there)
     except OSError as error:
-        yield Finding("block store", Health.FAILED, f"{there} can't be written: {error}", way_out)
-        return
+        return Finding("block store", Health.FAILED, f"{there} can't be written: {error}", way_out)
     free = shutil.disk_usage(there).free
     found = f"{root}: writes and syncs, {free / _GIB:.1f} GiB free"
     if free < _LEAST_FREE_BYTES:
-        yield Finding("block store", Health.FAILED, found, "Make room, or name another in FOREBAY_BLOCK_STORE.")
-    elif free < _LITTLE_FREE_BYTES:
-        yield Finding("block store", Health.WARNING, found, "Watch it: a full disk stops the receivers.")
-    else:
-        yield Finding("block store", Health.OK, found)
+        return Finding("block store", Health.FAILED, found, "Make room, or name another in FOREBAY_BLOCK_STORE.")
+    if free < _LITTLE_FREE_BYTES:
+        return Finding("block store", Health.WARNING, found, "Watch it: a full disk stops the receivers.")
+    return Finding("block store", Health.OK, found)
 
 
 def _home(settings: Settings) -> Iterator[Finding]:

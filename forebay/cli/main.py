@@ -9,11 +9,12 @@ from typing import Annotated
 import structlog
 import typer
 
-from forebay.cli import agent, blocks, db
+from forebay.cli import agent, agents, blocks, db
 from forebay.cli.apply import apply
 from forebay.cli.demo import demo
 from forebay.cli.doctor import doctor
 from forebay.cli.receiver import receiver
+from forebay.cli.sources import sources
 from forebay.cli.status import status
 from forebay.cli.up import up
 
@@ -54,8 +55,10 @@ app.command()(demo)
 app.command()(up)
 app.command()(apply)
 app.command()(status)
+app.command()(sources)
 app.command()(doctor)
 app.command()(agent.agent)
+app.add_typer(agents.app, name="agents")
 app.add_typer(blocks.app, name="blocks")
 app.add_typer(db.app, name="db")
 app.command(hidden=True)(receiver)

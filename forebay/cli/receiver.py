@@ -10,17 +10,19 @@ from orchestration.settings import Settings
 
 
 def receiver(
-    receiver_id: Annotated[int, typer.Option(help="Which receiver.")],
-    assignment: Annotated[int, typer.Option(help="The placement for which this process was started.")],
+    receiver: Annotated[
+        list[str],
+        typer.Option(help="RECEIVER_ID:ASSIGNMENT: which, and the placement it is started for; may be repeated."),
+    ],
 ) -> None:
-    """Run one receiver until it is told to stop, is fenced, or fails; the exit code says which."""
-    from receiver_runtime.receiver_process import run  # noqa: PLC0415  other commands need none of it
+    """Run receivers until each was told to stop, was fenced, or failed; the exit code says which."""
+    from receiver_runtime.process_control import parse_receiver  # noqa: PLC0415  other commands need none of it
+    from receiver_runtime.receiver_process import run  # noqa: PLC0415
 
+    try:
+        receivers = [parse_receiver(value) for value in receiver]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     settings = Settings()
-    code = run(
-        receiver_id=receiver_id,
-        assignment=assignment,
-        database_url=settings.require_database_url(),
-        block_store=str(settings.block_store_root),
-    )
+    code = run(receivers, database_url=settings.require_database_url(), block_store=settings.block_store_roots)
     raise typer.Exit(int(code))

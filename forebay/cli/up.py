@@ -225,7 +225,7 @@ class Services:
         return {
             "DAGSTER_HOME": str(dagster_home),
             DATABASE_VARIABLE: dagster_database_url(self.database_url),
-            "FOREBAY_BLOCK_STORE": str(self._settings.block_store_root),
+            "FOREBAY_BLOCK_STORE": self._settings.block_store_roots,
             "FOREBAY_DATABASE_URL": self.database_url,
             "FOREBAY_HOME": str(self._settings.home.absolute()),
             "FOREBAY_MODULE": self._settings.module,

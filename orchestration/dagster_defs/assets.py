@@ -78,6 +78,11 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                     "attempt": result.attempt,
                     "location": dg.MetadataValue.path(result.location),
                     **({} if result.rows is None else {"dagster/row_count": result.rows}),
+                    **(
+                        {"lost_blocks": result.lost_blocks, "lost_records": result.lost_records}
+                        if result.lost_blocks
+                        else {}
+                    ),
                 },
             )
 

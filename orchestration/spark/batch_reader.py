@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestration.settings import Settings
+from receiver_runtime.block_store.columns import arrow_schema, columns_of, union
+from receiver_runtime.sources.base import SourceError
+from receiver_runtime.sources.custom import CustomSource
 from receiver_runtime.sources.source_registry import parse_source
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import NotAppliedError
 from tracker_store.pipelines import StreamRow, get_pipeline, list_streams
 from tracker_store.received_block_tracker import AllocatedBlock, ReceivedBlockTracker
+from tracker_store.stream_schemas import schemas_of_stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,10 +55,34 @@ def blocks_of_input(
 
 
 def columns_of_stream(database_url: str | None, stream: str) -> Sequence[tuple[str, str]]:
-    """A stream's columns as (name, Arrow type). Raises NotAppliedError."""
+    """A stream's columns as (name, Arrow type): of all versions that its receivers registered, together.
+
+    Before the first one has begun: as the kind of source has them, or the receiver's class where it can be imported.
+
+    Raises:
+        NotAppliedError: there is no such stream.
+        SourceError: no receiver has begun, and its class is not installed here.
+    """
     engine = _engine(database_url)
     try:
         with connect(engine) as connection:
-            return parse_source(_stream(connection, stream).declaration["source"]).columns
+            row = _stream(connection, stream)
+            registered = [schema.columns for schema in schemas_of_stream(connection, row.stream_id)]
     finally:
         engine.dispose()
+    source = parse_source(row.declaration["source"])
+    if not registered and isinstance(source, CustomSource):
+        return _declared_columns(source, stream)
+    return union(*registered, source.columns)
+
+
+def _declared_columns(source: CustomSource, stream: str) -> Sequence[tuple[str, str]]:
+    try:
+        receiver_class = source.load()
+    except SourceError as error:
+        raise SourceError(
+            f"stream {stream!r}: no receiver of it has begun yet, so that its columns are not known: "
+            f"start it (`forebay status`), or install its package here too ({error})"
+        ) from error
+    schema = getattr(receiver_class, "schema", None)
+    return columns_of(arrow_schema(getattr(receiver_class, "columns", ())) if schema is None else schema)

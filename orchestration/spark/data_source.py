@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from receiver_runtime.block_store.columns import arrow_schema, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from tracker_store.received_block_tracker import AllocatedBlock
@@ -27,7 +30,24 @@ FORMAT = "forebay"
 # Several small blocks make one task: starting a task costs more than reading a few MiB.
 PARTITION_BYTES = 32 * 1024 * 1024
 
-_SPARK_TYPES = {"string": "STRING", "large_string": "STRING", "binary": "BINARY", "int64": "BIGINT"}
+_SPARK_TYPES = {
+    "bool": "BOOLEAN",
+    "int8": "TINYINT",
+    "int16": "SMALLINT",
+    "int32": "INT",
+    "int64": "BIGINT",
+    # The next larger, since Spark's are signed.
+    "uint8": "SMALLINT",
+    "uint16": "INT",
+    "uint32": "BIGINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "date32[day]": "DATE",
+    "string": "STRING",
+    "large_string": "STRING",
+    "binary": "BINARY",
+    "large_binary": "BINARY",
+}
 
 
 class ReadOptionError(ValueError):
@@ -36,16 +56,34 @@ class ReadOptionError(ValueError):
 
 def spark_schema(columns: Sequence[tuple[str, str]]) -> str:
     """Columns of (name, Arrow type) as Spark's DDL."""
-    return ", ".join(f"`{name}` {_SPARK_TYPES[arrow_type]}" for name, arrow_type in columns)
+    return ", ".join(f"{_quoted(field.name)} {_spark_type(field.type)}" for field in arrow_schema(columns))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _spark_type(kind: pa.DataType) -> str:
+    if pa.types.is_timestamp(kind):
+        return "TIMESTAMP" if kind.tz else "TIMESTAMP_NTZ"
+    if pa.types.is_decimal(kind):
+        return f"DECIMAL({kind.precision}, {kind.scale})"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"ARRAY<{_spark_type(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"MAP<{_spark_type(kind.key_type)}, {_spark_type(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {_spark_type(field.type)}' for field in kind)}>"
+    return _SPARK_TYPES[str(kind)]
 
 
 @dataclass
 class BlockPartition(InputPartition):
-    """The blocks of one task, as (path, offset, length, crc32c)."""
+    """The blocks of one task, as (path, offset, length, crc32c, ephemeral)."""
 
-    blocks: list[tuple[str, int, int, int]]
+    blocks: list[tuple[str, int, int, int, bool]]
 
-    def __init__(self, blocks: list[tuple[str, int, int, int]]) -> None:
+    def __init__(self, blocks: list[tuple[str, int, int, int, bool]]) -> None:
         super().__init__(0)
         self.blocks = blocks
 
@@ -59,7 +97,7 @@ def partitions_of(blocks: Sequence[AllocatedBlock], target_bytes: int = PARTITIO
         if not partitions or size + handle.length > target_bytes:
             partitions.append(BlockPartition([]))
             size = 0
-        partitions[-1].blocks.append((block.path, handle.offset, handle.length, handle.crc32c))
+        partitions[-1].blocks.append((block.path, handle.offset, handle.length, handle.crc32c, block.ephemeral))
         size += handle.length
     return partitions
 
@@ -67,13 +105,15 @@ def partitions_of(blocks: Sequence[AllocatedBlock], target_bytes: int = PARTITIO
 class ForebayReader(DataSourceReader):
     """Plans on the driver log, reads from the block store."""
 
-    def __init__(self, options: dict[str, str]) -> None:
-        """`options` are the format's, checked."""
+    def __init__(self, options: dict[str, str], schema: pa.Schema | None = None) -> None:
+        """`options` are the format's, checked; blocks of any version are made to fit `schema`, None: as they are."""
         self._options = options
+        self._schema = schema
 
-    def __getstate__(self) -> dict[str, dict[str, str]]:
+    def __getstate__(self) -> dict[str, object]:
         """What travels to the tasks: they read files, so the driver log's password stays with the planner."""
-        return {"_options": {name: value for name, value in self._options.items() if name != "database_url"}}
+        options = {name: value for name, value in self._options.items() if name != "database_url"}
+        return {"_options": options, "_schema": self._schema}
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition per group of blocks; a stream with nothing in the batch has one that is empty."""
@@ -90,15 +130,25 @@ class ForebayReader(DataSourceReader):
         return partitions_of(blocks) or [BlockPartition([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The record batches of the partition's blocks, in order."""
+        """The record batches of the partition's blocks, in order.
+
+        A block that was never synced and is lost is passed over: the batch's run counts it (``lost_blocks``).
+        """
+        from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError  # noqa: PLC0415
         from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
 
         if not isinstance(partition, BlockPartition):
             message = f"a partition of another reader: {type(partition).__name__}"
             raise TypeError(message)
         store = open_block_store(self._options["block_store"])
-        for path, offset, length, crc32c in partition.blocks:
-            yield from store.read_batches(path, offset, length, crc32c)
+        for path, offset, length, crc32c, ephemeral in partition.blocks:
+            try:
+                batches = store.read_batches(path, offset, length, crc32c)
+            except (BlockMissingError, BlockCorruptError):
+                if not ephemeral:
+                    raise
+                continue
+            yield from batches if self._schema is None else map(fitted(self._schema), batches)
 
 
 class ForebayDataSource(DataSource):
@@ -118,7 +168,7 @@ class ForebayDataSource(DataSource):
         if "block_store" not in options:
             from orchestration.settings import Settings  # noqa: PLC0415
 
-            options["block_store"] = str(Settings().block_store_root)
+            options["block_store"] = Settings().block_store_roots
         return options
 
     def schema(self) -> str:
@@ -128,6 +178,7 @@ class ForebayDataSource(DataSource):
         options = self._checked_options()
         return spark_schema(columns_of_stream(options.get("database_url"), options["stream"]))
 
-    def reader(self, schema: StructType) -> ForebayReader:  # noqa: ARG002  Spark's signature
+    def reader(self, schema: StructType) -> ForebayReader:
         """A reader of the batch's blocks."""
-        return ForebayReader(self._checked_options())
+        # As Spark's own worker has it, which compares.
+        return ForebayReader(self._checked_options(), to_arrow_schema(schema, timezone="UTC"))

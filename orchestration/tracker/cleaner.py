@@ -6,12 +6,14 @@ bounded pieces, and unlinks files. It may be killed anywhere: the next run finds
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
 
+from receiver_runtime.block_store.errors import BlockStoreError
 from tracker_store.cleanup import (
     clean_up_keys,
     clean_up_offsets,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from receiver_runtime.block_store.local import LocalBlockStore
+    from receiver_runtime.block_store.interface import BlockStore
 
 # A statement's worth of rows: some tens of milliseconds.
 ROWS_PER_STATEMENT = 5_000
@@ -35,6 +37,8 @@ STATEMENTS_PER_CALL = 20
 SEGMENTS_PER_CALL = 200
 # A database that is restored from a backup of the last hour still finds its files.
 RESTORE_WINDOW = timedelta(hours=1)
+# A store that is away holds a call up for so long.
+FAILING_SECONDS = 5.0
 KEY_WINDOW = timedelta(days=7)
 
 log = structlog.get_logger(__name__)
@@ -58,7 +62,7 @@ class Cleaner:
 
     def __init__(
         self,
-        store: LocalBlockStore,
+        store: BlockStore,
         *,
         restore_window: timedelta = RESTORE_WINDOW,
         rows_per_statement: int = ROWS_PER_STATEMENT,
@@ -67,6 +71,8 @@ class Cleaner:
         self._store = store
         self._restore_window = restore_window
         self._rows = rows_per_statement
+        # By receiver: the last segment that could not be deleted, where there may be others behind it.
+        self._tried: dict[int, int] = {}
 
     def cleanup_old_batches(self, connection: sa.Connection, threshold: datetime) -> CleanupReport:
         """Take away what is older than `threshold` and what no pipeline, window, replay or kept batch can ask for."""
@@ -101,8 +107,21 @@ class Cleaner:
             receiver_id=receiver_id,
             restore_window=self._restore_window,
             limit=SEGMENTS_PER_CALL,
+            after=self._tried.pop(receiver_id, 0),
         )
+        deleted = 0
+        give_up_at = time.monotonic() + FAILING_SECONDS
         for segment in found:
-            self._store.delete_segment(segment.path)
-            forget_segment(connection, segment_id=segment.segment_id)
-        return len(found)
+            try:
+                self._store.delete_segment(segment.path)
+            except (OSError, BlockStoreError) as error:
+                # A replica that is away, say. The row stays, and so the file is asked for again; the next call goes on
+                # behind it, since what can't be deleted must not hide what can.
+                log.warning("a segment could not be deleted yet", path=segment.path, error=str(error))
+                self._tried[receiver_id] = segment.segment_id
+                if time.monotonic() > give_up_at:
+                    break
+            else:
+                forget_segment(connection, segment_id=segment.segment_id)
+                deleted += 1
+        return deleted

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.tracker.liveness import CounterWatch
-from orchestration.tracker.scheduling_policy import AgentCapacity, schedule_receivers
+from orchestration.tracker.rate_controller import RateController
+from orchestration.tracker.receiver_placement import ReceiverPlacement
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.leadership import raise_counter, read_leadership, resign, take_leadership
 from tracker_store.outage import SURVIVED, Outage
 from tracker_store.pipelines import list_pipelines
 from tracker_store.processes import expire_process, live_processes
-from tracker_store.receivers import placements, schedule_receiver
 from tracker_store.retry import retry_delay
-from tracker_store.schema import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +72,8 @@ class Tracker:
         self._term: int | None = None
         self._leader_watch: CounterWatch[int] = CounterWatch(LEADERSHIP_LIMIT_SECONDS, clock)
         self._process_watch: CounterWatch[int] = CounterWatch(heartbeat_limit_seconds, clock)
+        self._rate_controller = RateController(clock)
+        self._placement = ReceiverPlacement(clock)
 
     @property
     def term(self) -> int | None:
@@ -122,7 +123,9 @@ class Tracker:
             return
         self._expire_processes(connection)
         self._fail_lost_attempts(connection)
-        self._place_receivers(connection)
+        # Before placement, so that a receiver starts with its rate.
+        self._rate_controller.tick(connection, term=self._require_term())
+        self._placement.tick(connection, term=self._require_term())
 
     def _lead(self, connection: sa.Connection) -> bool:
         if self._term is not None:
@@ -141,6 +144,8 @@ class Tracker:
             return False
         # What an earlier term saw says nothing about now: everyone gets the whole limit again.
         self._process_watch = CounterWatch(self._heartbeat_limit, self._clock)
+        self._rate_controller = RateController(self._clock)
+        self._placement = ReceiverPlacement(self._clock)
         log.info("leading", term=self._term, after=seen.holder)
         return True
 
@@ -172,36 +177,6 @@ class Tracker:
                 retry_after=retry_delay(attempt.attempt),
             )
             log.warning("attempt lost", run_id=attempt.run_id, attempt=attempt.attempt)
-
-    def _place_receivers(self, connection: sa.Connection) -> None:
-        everything = placements(connection)
-        waiting = [
-            placement.receiver_id
-            for placement in everything
-            if placement.state is ReceiverState.INACTIVE and placement.desired_state is not DesiredState.STOPPED
-        ]
-        if not waiting:
-            return
-        agents = [
-            AgentCapacity(
-                agent.process_id,
-                agent.host,
-                agent.slots,
-                sum(placement.agent_id == agent.process_id for placement in everything),
-            )
-            for agent in live_processes(connection)
-            if agent.kind is ProcessKind.AGENT
-        ]
-        hosts = {agent.agent_id: agent.host for agent in agents}
-        for receiver_id, agent_id in schedule_receivers(waiting, agents).items():
-            outcome = schedule_receiver(
-                connection,
-                term=self._require_term(),
-                receiver_id=receiver_id,
-                agent_id=agent_id,
-                why=f"placed on {hosts[agent_id]}",
-            )
-            log.info("receiver scheduled", receiver_id=receiver_id, host=hosts[agent_id], outcome=outcome)
 
     def _require_term(self) -> int:
         if self._term is None:

@@ -66,6 +66,44 @@ class BlockCorruptError(BlockStoreError):
         )
 
 
+class StoreUnavailableError(BlockStoreError):
+    """A block store can't be reached: nothing is known about the blocks in it.
+
+    Attributes: ``store`` (as people name it), ``detail``.
+    """
+
+    def __init__(self, store: str, detail: str) -> None:
+        super().__init__(store, detail)
+        self.store = store
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"the block store {self.store} can't be reached ({self.detail}): "
+            "check that it is mounted or running, its address in FOREBAY_BLOCK_STORE, and its credentials"
+        )
+
+
+class TooFewReplicasError(BlockStoreError):
+    """Fewer replicas than the setting min_replicas could be written.
+
+    Attributes: ``path`` (of the segment), ``held`` and ``wanted`` (how many replicas), ``detail`` (what each said).
+    """
+
+    def __init__(self, path: str, held: int, wanted: int, detail: str) -> None:
+        super().__init__(path, held, wanted, detail)
+        self.path = path
+        self.held = held
+        self.wanted = wanted
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return (
+            f"{self.held} of the {self.wanted} replicas that min_replicas asks for took {self.path} ({self.detail}): "
+            "bring the others back, or lower min_replicas; the block is written again in a new segment"
+        )
+
+
 class SegmentEndedError(BlockStoreError):
     """A write or a sync of this segment failed before: nothing is ever appended to it again. Open a new segment."""
 

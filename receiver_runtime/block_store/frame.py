@@ -74,6 +74,7 @@ class DeadLetterReason(IntEnum):
     INVALID_ENCODING = 1
     RECORD_TOO_LARGE = 2
     TRUNCATED = 3
+    INVALID_LENGTH = 4
 
     @property
     def label(self) -> str:

@@ -9,49 +9,22 @@ google_crc32c, and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from receiver_runtime.block_store.errors import (
-    BlockCorruptError,
-    BlockMissingError,
-    InvalidFrameError,
-    InvalidPathError,
-)
+from receiver_runtime.block_store.errors import BlockMissingError, InvalidPathError, StoreUnavailableError
 from receiver_runtime.block_store.files import Files
-from receiver_runtime.block_store.frame import (
-    HEADER_LENGTH,
-    FrameHeader,
-    FrameKind,
-    decode_header,
-    frame_checksum,
-)
-from receiver_runtime.block_store.payload import decode_batches
-from receiver_runtime.block_store.segment import (
-    DamagedFrame,
-    IntactFrame,
-    SegmentWriter,
-    TornTail,
-    scan_segment,
-)
+from receiver_runtime.block_store.reading import StoredFrame, batches_of, checked_frame
+from receiver_runtime.block_store.segment import ScannedItem, SegmentWriter, scan_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
 
 
 #: Where files go that no row of the driver log names.
 ASIDE = "_aside"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFrame:
-    """A frame that was read and whose checksum is right."""
-
-    header: FrameHeader
-    payload: pa.Buffer
 
 
 class LocalBlockStore:
@@ -64,6 +37,8 @@ class LocalBlockStore:
 
     def __init__(self, root: str | Path, *, files: Files | None = None) -> None:
         self.root = Path(root).absolute()
+        #: As people name it.
+        self.name = str(self.root)
         self._files = files or Files()
         # Directories whose own entries this instance has synced; a set that only grows, by one per receiver.
         self._durable: set[Path] = set()
@@ -97,43 +72,22 @@ class LocalBlockStore:
 
         Raises:
             BlockMissingError: the file is not there, or ends before the frame does.
+            StoreUnavailableError: the root is not there.
             BlockCorruptError: the bytes are not the frame that was registered.
         """
         target = self._resolve(path)
         try:
             fd = self._files.open(target)
         except FileNotFoundError as error:
+            if not self.root.is_dir():
+                # Not mounted, say: that says nothing about what is in it.
+                raise StoreUnavailableError(self.name, "there is no such directory") from error
             raise BlockMissingError(str(target), offset, length, "no such file") from error
         try:
             data = self._files.read(fd, length, offset)
         finally:
             self._files.close(fd)
-        if len(data) < length:
-            raise BlockMissingError(str(target), offset, length, f"the file ends after {len(data)} of them")
-        raw = data[:HEADER_LENGTH]
-        try:
-            header, carried = decode_header(raw)
-        except InvalidFrameError as error:
-            raise BlockCorruptError(str(target), offset, "a frame", "none", str(error)) from error
-        if header.frame_length != length:
-            raise BlockCorruptError(
-                str(target),
-                offset,
-                f"{length} bytes",
-                f"{header.frame_length} bytes",
-                "another frame's length",
-            )
-        payload = pa.py_buffer(data).slice(HEADER_LENGTH)
-        found = frame_checksum(raw, payload)
-        if found != crc32c or carried != crc32c:
-            raise BlockCorruptError(
-                str(target),
-                offset,
-                f"crc32c {crc32c:08x}",
-                f"crc32c {found:08x}",
-                f"the frame carries {carried:08x}",
-            )
-        return StoredFrame(header, payload)
+        return checked_frame(data, str(target), offset, length, crc32c)
 
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
         """The record batches of one block by its handle, decompressed one at a time.
@@ -141,10 +95,7 @@ class LocalBlockStore:
         Memory: the stored block and one decompressed batch. Arguments and errors as for ``read_frame``; the checksum
         is compared before the first batch comes out.
         """
-        frame = self.read_frame(path, offset, length, crc32c)
-        if frame.header.kind is not FrameKind.BLOCK:
-            raise BlockCorruptError(str(self._resolve(path)), offset, "a block", frame.header.kind.name, "frame kind")
-        return decode_batches(frame.payload)
+        return batches_of(self.read_frame(path, offset, length, crc32c), str(self._resolve(path)), offset)
 
     def delete_segment(self, path: str) -> None:
         """Delete a segment's file; one that is gone already is a success. Only the clean-up calls this.
@@ -174,16 +125,44 @@ class LocalBlockStore:
             OSError: the system refused.
         """
         source = self._resolve(path)
-        target = self.root / ASIDE / path
+        target = _free_name(self.root / ASIDE / path)
         target.parent.mkdir(parents=True, exist_ok=True)
         source.rename(target)
         self._files.sync_directory(source.parent)
         self._files.sync_directory(target.parent)
         return target.relative_to(self.root).as_posix()
 
-    def scan(self, path: str) -> Iterator[IntactFrame | DamagedFrame | TornTail]:
+    def scan(self, path: str) -> Iterator[ScannedItem]:
         """Everything in one segment; see ``segment.scan_segment``."""
         return scan_segment(self._files, self._resolve(path))
+
+    def restore_segment(self, path: str, frames: Iterable[tuple[int, bytes]]) -> None:
+        """Put a whole segment in the place of one that is missing or damaged, which is set aside before.
+
+        A crash anywhere leaves the old segment, or the new one, or neither under this path; it is then done again.
+
+        Args:
+            path: of the segment, relative to the root.
+            frames: (offset, the whole frame's bytes), in order; what is between them stays a hole.
+
+        Raises:
+            InvalidPathError: the path leads out of the store.
+            OSError: the system refused.
+        """
+        target = self._resolve(path)
+        self._make_directories(target.parent)
+        unfinished = target.with_name(f"{target.name}.restoring")
+        self._files.delete(unfinished)
+        with unfinished.open("xb") as file:
+            for offset, data in frames:
+                file.seek(offset)
+                file.write(data)
+            file.flush()
+            self._files.sync(file.fileno())
+        if target.exists():
+            self.set_aside(path)
+        unfinished.rename(target)
+        self._files.sync_directory(target.parent)
 
     def _resolve(self, path: str) -> Path:
         pure = PurePosixPath(path)
@@ -211,3 +190,13 @@ class LocalBlockStore:
     def _below_root(self, directory: Path) -> list[Path]:
         parts = directory.relative_to(self.root).parts
         return [self.root.joinpath(*parts[: n + 1]) for n in range(len(parts))]
+
+
+def _free_name(path: Path) -> Path:
+    """The path, or the first of path.1, path.2 … that is free."""
+    number = 0
+    free = path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}.{number}")
+    return free

@@ -1,25 +1,35 @@
-"""A block's payload: record batches as one self-contained Arrow IPC stream, compressed with lz4.
+"""A block's payload: record batches as one self-contained Arrow IPC stream, its buffers compressed or not.
 
-lz4, because it costs a fraction of what the disk saves: text shrinks to a quarter, and a synced write is the slow
-part. The stream carries its schema, so that a block can be read knowing nothing else.
+The stream carries its schema and says how each batch is compressed, so that a block can be read knowing nothing else:
+a reader has no setting for it, and blocks of every kind may lie in one segment.
+
+lz4 is what is taken unless a stream says otherwise: it costs a fraction of what the disk saves, where a synced write is
+the slow part. docs/reference/benchmarks.md has the figures of all three.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+#: How the buffers of a payload are compressed; the same names as the setting ``compression``.
+Compression = Literal["lz4", "zstd", "none"]
+
+DEFAULT_COMPRESSION: Compression = "lz4"
 
 
-def encode_batches(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
+def encode_batches(
+    schema: pa.Schema, batches: Sequence[pa.RecordBatch], *, compression: Compression = DEFAULT_COMPRESSION
+) -> pa.Buffer:
     """Record batches of one schema to a payload."""
+    # Without threads: a batch has one buffer that is worth compressing, so that they would only wait for each other.
+    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression, use_threads=False)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=_OPTIONS) as writer:
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
         for batch in batches:
             writer.write_batch(batch)
     return sink.getvalue()

@@ -15,7 +15,7 @@ length up to which the file is good (``synced_length``): that is what gets seale
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import google_crc32c
 
@@ -143,7 +143,31 @@ class TornTail:
     detail: str
 
 
-def scan_segment(files: Files, path: Path) -> Iterator[IntactFrame | DamagedFrame | TornTail]:
+#: What a scan yields, in the order of the offsets.
+ScannedItem = IntactFrame | DamagedFrame | TornTail
+
+
+class ByteSource(Protocol):
+    """Bytes of which a part can be read: a segment file, or one object of a segment that lies in several."""
+
+    size: int
+
+    def read(self, length: int, offset: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``; fewer only at the end."""
+        ...
+
+
+class _OpenFile:
+    def __init__(self, files: Files, fd: int) -> None:
+        self._files = files
+        self._fd = fd
+        self.size = files.size(fd)
+
+    def read(self, length: int, offset: int) -> bytes:
+        return self._files.read(self._fd, length, offset)
+
+
+def scan_segment(files: Files, path: Path) -> Iterator[ScannedItem]:
     """Everything in a segment file, in order; a ``TornTail`` is the last if there is one.
 
     Memory is bounded by one window of 1 MiB, whatever the frames' size; payloads are checked, not returned.
@@ -153,21 +177,22 @@ def scan_segment(files: Files, path: Path) -> Iterator[IntactFrame | DamagedFram
     """
     fd = files.open(path)
     try:
-        yield from _scan(files, fd)
+        yield from scan_source(_OpenFile(files, fd))
     finally:
         files.close(fd)
 
 
-def _scan(files: Files, fd: int) -> Iterator[IntactFrame | DamagedFrame | TornTail]:
-    size = files.size(fd)
+def scan_source(source: ByteSource) -> Iterator[ScannedItem]:
+    """As ``scan_segment``, for bytes from anywhere."""
+    size = source.size
     offset = 0
     owner: tuple[int, int] | None = None
     while offset < size:
-        raw = files.read(fd, min(HEADER_LENGTH, size - offset), offset)
+        raw = source.read(min(HEADER_LENGTH, size - offset), offset)
         try:
             header, carried = decode_header(raw)
         except InvalidFrameError as error:
-            following = _next_header(files, fd, offset + 1, size, owner)
+            following = _next_header(source, offset + 1, owner)
             if following is None:
                 yield TornTail(offset, size - offset, str(error))
                 return
@@ -179,7 +204,7 @@ def _scan(files: Files, fd: int) -> Iterator[IntactFrame | DamagedFrame | TornTa
         if offset + length > size:
             yield TornTail(offset, size - offset, f"{size - offset} of the last frame's {length} bytes are there")
             return
-        found = _checksum(files, fd, raw, offset + HEADER_LENGTH, header.payload_length)
+        found = _checksum(source, raw, offset + HEADER_LENGTH, header.payload_length)
         if found == carried:
             yield IntactFrame(offset, length, carried, header)
         else:
@@ -187,11 +212,11 @@ def _scan(files: Files, fd: int) -> Iterator[IntactFrame | DamagedFrame | TornTa
         offset += length
 
 
-def _checksum(files: Files, fd: int, header: bytes, offset: int, length: int) -> int:
+def _checksum(source: ByteSource, header: bytes, offset: int, length: int) -> int:
     crc = header_checksum_seed(header)
     done = 0
     while done < length:
-        piece = files.read(fd, min(_WINDOW, length - done), offset + done)
+        piece = source.read(min(_WINDOW, length - done), offset + done)
         if not piece:
             break
         crc = google_crc32c.extend(crc, piece)
@@ -199,16 +224,17 @@ def _checksum(files: Files, fd: int, header: bytes, offset: int, length: int) ->
     return crc
 
 
-def _next_header(files: Files, fd: int, start: int, size: int, owner: tuple[int, int] | None) -> int | None:
+def _next_header(source: ByteSource, start: int, owner: tuple[int, int] | None) -> int | None:
     """The offset of the next readable header that the same process wrote, or None."""
+    size = source.size
     base = start
     while size - base >= HEADER_LENGTH:
-        window = files.read(fd, min(_WINDOW, size - base), base)
+        window = source.read(min(_WINDOW, size - base), base)
         at = window.find(MAGIC)
         while at >= 0:
             candidate = window[at : at + HEADER_LENGTH]
             if len(candidate) < HEADER_LENGTH:
-                candidate = files.read(fd, HEADER_LENGTH, base + at)
+                candidate = source.read(HEADER_LENGTH, base + at)
             try:
                 header, _ = decode_header(candidate)
             except InvalidFrameError:

@@ -2,26 +2,83 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote, urlsplit
 
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.roots import OBJECT_SCHEMES, split_roots, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from receiver_runtime.block_store.interface import BlockStore, Replica
+    from receiver_runtime.block_store.replicated import ReplicaListener
+
+DEFAULT_TIMEOUT = 30.0
 
 
 class UnknownBlockStoreError(BlockStoreError):
-    """Only a directory (a path, or a file:// URL) can be a block store. Set FOREBAY_BLOCK_STORE to one."""
+    """It must be a directory (or file:// URL), an s3://, gs:// or abfs:// URL, or several: set FOREBAY_BLOCK_STORE."""
 
 
-def open_block_store(url: str) -> LocalBlockStore:
-    """The block store at a path or ``file://`` URL; nothing is made or read before it is used.
+class MinReplicasError(BlockStoreError):
+    """The setting min_replicas asks for more replicas than FOREBAY_BLOCK_STORE names. Lower it, or name more."""
+
+
+def open_block_store(
+    block_store: str,
+    *,
+    min_replicas: int = 1,
+    timeout: float = DEFAULT_TIMEOUT,
+    listener: ReplicaListener | None = None,
+) -> BlockStore:
+    """The block store of a setting; nothing is made, read or connected to before it is used.
+
+    Args:
+        block_store: one root, or several with commas between them.
+        min_replicas: so many must have a write.
+        timeout: seconds for one call on an object store, and for one write where there are replicas.
+        listener: told of replicas that are lost and that are back.
 
     Raises:
-        UnknownBlockStoreError: another scheme, or a host in the file URL.
+        UnknownBlockStoreError: another scheme, a host in a file URL, a root that is named twice, or none.
+        ObjectStoreUrlError: the URL of an object store is not complete, or has an option that is not known.
+        MinReplicasError: there are fewer roots than ``min_replicas``.
     """
-    parts = urlsplit(url)
+    roots = split_roots(block_store)
+    if not roots or len(set(roots)) < len(roots):
+        raise UnknownBlockStoreError(f"block store {block_store!r} can't be used: {UnknownBlockStoreError.__doc__}")
+    if min_replicas > len(roots):
+        raise MinReplicasError(
+            f"min_replicas is {min_replicas}, and the block store has {len(roots)}: {MinReplicasError.__doc__}"
+        )
+    replicas = [_open_root(root, timeout) for root in roots]
+    if len(replicas) == 1:
+        return replicas[0]
+    from receiver_runtime.block_store.replicated import ReplicatedBlockStore  # noqa: PLC0415  most have one root
+
+    return ReplicatedBlockStore(replicas, min_replicas=min_replicas, timeout=timeout, listener=listener)
+
+
+def replicas_of(store: BlockStore) -> Sequence[Replica]:
+    """The stores in one place that a store which ``open_block_store`` made consists of: itself, or its replicas."""
+    found: Sequence[Replica] = getattr(store, "replicas", None) or [cast("Replica", store)]
+    return found
+
+
+def _open_root(root: str, timeout: float) -> Replica:
     # A path may have a colon in it; only scheme:// is a URL.
-    if "://" not in url:
-        return LocalBlockStore(url)
+    if "://" not in root:
+        return LocalBlockStore(root)
+    parts = urlsplit(root)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return LocalBlockStore(unquote(parts.path))
-    raise UnknownBlockStoreError(f"block store {url!r} can't be used: {UnknownBlockStoreError.__doc__}")
+    if parts.scheme in OBJECT_SCHEMES:
+        from receiver_runtime.block_store.object_store import ObjectBlockStore  # noqa: PLC0415  most are directories
+        from receiver_runtime.block_store.objects import open_objects  # noqa: PLC0415
+
+        return ObjectBlockStore(open_objects(root), without_secrets(root), timeout=timeout)
+    raise UnknownBlockStoreError(
+        f"block store {without_secrets(root)!r} can't be used: {UnknownBlockStoreError.__doc__}"
+    )

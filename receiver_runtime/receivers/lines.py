@@ -1,239 +1,323 @@
-"""Cuts a stream of bytes into lines by vector code: no Python object per line.
+"""Cuts streams of bytes into text records at a delimiter, by vector code: no Python object per record.
 
-``LineCutter`` owns the buffer that a socket reads into. What comes out does not depend on how the stream was cut up on
-its way: the same bytes give the same records and the same dead letters. Memory is bounded by the buffer, whatever the
-length of a line.
-
-The rules for bad input are in ``docs/reference/bad-input.md``; they are implemented here and nowhere else.
+The rules for bad input are in ``docs/reference/bad-input.md``; those for text are implemented here and nowhere else.
+Memory per connection is bounded by ``max_record_bytes`` and a part, whatever the length of a record.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from receiver_runtime.block_handler import DeadLetter
 from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.receivers.framing import PART_BYTES, Cut, Piece, Taken, aside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
-#: A record that is put aside is kept in parts of this size.
-PART_BYTES = 2**20
-_MIN_READ = 2**16
-_BUFFER_BYTES = 2**20
-_CR = 0x0D
+_SCHEMA = pa.schema([("value", pa.string())])
+
+_LONGER_FROM = (0x80, 0x800, 0x10000)
 
 _Positions = npt.NDArray[np.intp]
 
 
-@dataclass(slots=True)
-class Cut:
-    """What a piece of the stream gave: whole lines in order (None when there are none), and what went aside."""
+class LineFraming:
+    r"""Text records that each end with a delimiter.
 
-    lines: pa.Array | None = None
-    dead_letters: list[DeadLetter] = field(default_factory=list)
-
-
-class LineCutter:
-    r"""Cuts one connection's stream. One thread.
+    The stream is cut at the delimiter's bytes, from left to right, and then decoded: no byte of the delimiter may be a
+    part of a longer character of the encoding, unless the encoding is UTF-8 or has one byte a character.
 
     Args:
-        delimiter: one ASCII character.
-        encoding: of the stream, in which that character's byte means nothing else; lines come out as UTF-8.
-        max_record_bytes: a longer line, without its delimiter (and the ``\\r`` before a ``\\n``), goes aside.
-        buffer_bytes: the least size of the buffer.
+        delimiter: any bytes.
+        encoding: of the stream; records come out as UTF-8.
+        one_byte: whether each byte of the encoding is a character.
+        max_record_bytes: a longer record, without its delimiter (and the ``\\r`` before a ``\\n``), goes aside.
     """
+
+    schema = _SCHEMA
 
     def __init__(
         self,
         *,
-        delimiter: str = "\n",
+        delimiter: bytes = b"\n",
         encoding: str = "utf-8",
+        one_byte: bool = False,
         max_record_bytes: int = 2**20,
         part_bytes: int = PART_BYTES,
-        buffer_bytes: int = _BUFFER_BYTES,
     ) -> None:
-        self._delimiter = delimiter.encode("ascii")
-        self._byte = self._delimiter[0]
-        self._strips_cr = delimiter == "\n"
+        self._delimiter = delimiter
+        self._size = len(delimiter)
+        self._overlaps = any(delimiter.startswith(delimiter[n:]) for n in range(1, len(delimiter)))
+        self._strips_cr = delimiter == b"\n"
         self._encoding = encoding
+        self._one_byte = one_byte
         self._max = max_record_bytes
         self._part_bytes = part_bytes
-        # A line's start is kept until it is known to be too long (a \r more than the limit), or, when it is, until
-        # there is a whole part.
-        keep = max(max_record_bytes + 1, part_bytes)
-        self._buffer = bytearray(max(buffer_bytes, keep + _MIN_READ))
-        self._view = memoryview(self._buffer)
-        #: Bytes at the buffer's start that belong to a line whose end has not come.
-        self._held = 0
-        #: The next part's number within a line that is too large; None outside of one.
-        self._part: int | None = None
 
-    def writable(self) -> memoryview:
-        """Where the next bytes of the stream go; never empty. Say how many by ``written``."""
-        return self._view[self._held :]
+    def open(self, *, max_parts: int | None = None) -> LineSplitter:
+        """A new connection's splitter."""
+        return LineSplitter(
+            self,
+            self._delimiter,
+            overlaps=self._overlaps,
+            strips_cr=self._strips_cr,
+            max_record_bytes=self._max,
+            part_bytes=self._part_bytes,
+            max_parts=max_parts,
+        )
 
-    def written(self, count: int) -> Cut:
-        """``count`` bytes were put into ``writable()``: what do they give?"""
+    def cut(self, pieces: Sequence[Piece]) -> Cut:
+        """The records of these pieces, in order but for what the end of a stream ended: that comes last."""
         cut = Cut()
-        end = self._held + count
-        start = 0
-        if self._part is not None:
-            found = self._buffer.find(self._delimiter, self._held, end)
-            if found < 0:
-                start = self._take_parts(cut, end)
-                self._keep(start, end)
-                return cut
-            start = self._end_large_line(cut, found)
-        last = self._buffer.rfind(self._delimiter, max(start, self._held), end)
-        if last >= 0:
-            self._cut_lines(cut, bytes(self._view[start : last + 1]), strip_cr=self._strips_cr)
-            start = last + 1
-        if self._too_large(end - start, start):
-            self._part = 0
-            start = self._take_parts(cut, end, start)
-        self._keep(start, end)
+        arrays = []
+        whole = [piece.data for piece in pieces if not piece.is_last]
+        if whole:
+            lines = self._cut_lines(cut, whole[0] if len(whole) == 1 else b"".join(whole))
+            if lines is not None:
+                arrays.append(lines)
+        last = [self._cut_last(cut, piece.data) for piece in pieces if piece.is_last]
+        texts = [text for text in last if text is not None]
+        if texts:
+            arrays.append(pa.array(texts, pa.string()))
+        if arrays:
+            cut.records = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
         return cut
 
-    def feed(self, data: bytes) -> Iterator[Cut]:
-        """Hand in bytes that lie elsewhere, in as many steps as the buffer needs."""
-        done = 0
-        while done < len(data):
-            room = self.writable()
-            count = min(len(room), len(data) - done)
-            room[:count] = data[done : done + count]
-            done += count
-            yield self.written(count)
+    def ends(self, data: bytes | memoryview) -> _Positions:
+        """Where the delimiters begin, in bytes that begin with a record."""
+        octets = np.frombuffer(data, dtype=np.uint8)
+        if self._size == 1:
+            return np.flatnonzero(octets == self._delimiter[0])
+        if self._overlaps:
+            # Two matches may overlap, and the left one counts.
+            parts = pc.split_pattern(pa.array([bytes(data)], pa.large_binary()), self._delimiter).values
+            lengths = pc.binary_length(parts).to_numpy()[:-1].astype(np.intp)
+            return np.asarray(np.cumsum(lengths) + np.arange(lengths.size) * self._size, dtype=np.intp)
+        found = np.flatnonzero(octets[: max(0, octets.size - self._size + 1)] == self._delimiter[0])
+        for place in range(1, self._size):
+            found = found[octets[found + place] == self._delimiter[place]]
+        return found
 
-    def finish(self, *, clean: bool) -> Cut:
-        """The stream is over; the cutter may be used for another afterwards.
-
-        Args:
-            clean: the sender ended it, so that what is left is a record; else it is a part of one.
-        """
-        cut = Cut()
-        held, self._held = self._held, 0
-        if self._part is not None:
-            start = self._take_parts(cut, held)
-            if held > start:
-                cut.dead_letters.append(
-                    DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, bytes(self._view[start:held]), self._part)
-                )
-            self._part = None
-        elif held and not clean:
-            cut.dead_letters.extend(self._aside(DeadLetterReason.TRUNCATED, bytes(self._view[:held])))
-        elif held:
-            # A \r at the very end is not right before a newline: it stays.
-            self._cut_lines(cut, bytes(self._view[:held]) + self._delimiter, strip_cr=False)
-        return cut
-
-    # -- a line that is too large ------------------------------------------------------------------------------------
-
-    def _too_large(self, held: int, start: int) -> bool:
-        """Is the line that begins at ``start`` too large whatever comes next?"""
-        if held <= self._max:
-            return False
-        return held > self._max + 1 or not (self._strips_cr and self._buffer[start + self._max] == _CR)
-
-    def _take_parts(self, cut: Cut, end: int, start: int = 0) -> int:
-        """Put aside the whole parts of the large line's bytes from ``start`` to ``end``; returns what follows them."""
-        part = self._part or 0
-        while end - start >= self._part_bytes:
-            piece = bytes(self._view[start : start + self._part_bytes])
-            cut.dead_letters.append(DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, piece, part))
-            start += self._part_bytes
-            part += 1
-        self._part = part
-        return start
-
-    def _end_large_line(self, cut: Cut, found: int) -> int:
-        """The large line's delimiter is at ``found``: put the rest of it aside; returns the next line's start."""
-        start = self._take_parts(cut, found)
-        if found > start:
-            cut.dead_letters.append(
-                DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, bytes(self._view[start:found]), self._part or 0)
-            )
-        self._part = None
-        return found + 1
-
-    def _aside(self, reason: DeadLetterReason, data: bytes) -> Iterator[DeadLetter]:
-        for part, start in enumerate(range(0, len(data), self._part_bytes)):
-            yield DeadLetter(reason, data[start : start + self._part_bytes], part)
-
-    def _keep(self, start: int, end: int) -> None:
-        if start:
-            self._buffer[: end - start] = self._buffer[start:end]
-        self._held = end - start
-
-    # -- whole lines -------------------------------------------------------------------------------------------------
-
-    def _cut_lines(self, cut: Cut, data: bytes, *, strip_cr: bool) -> None:
-        """Whole lines, the last delimiter included."""
-        raw_ends = self._ends(data)
+    def _cut_lines(self, cut: Cut, data: bytes) -> pa.Array | None:
+        """Whole records, the last delimiter included."""
+        raw_ends = self.ends(data)
         lines, ends = data, raw_ends
-        if strip_cr and b"\r" in data:
+        if self._strips_cr and b"\r" in data:
             lines = data.replace(b"\r\n", b"\n")
-            ends = self._ends(lines)
+            ends = self.ends(lines)
         bad = self._bad_lines(lines, ends)
         if bad:
             indexes = sorted(bad)
             for index in indexes:
                 # Raw bytes go aside: the \r is a part of them.
-                first = int(raw_ends[index - 1]) + 1 if index else 0
-                cut.dead_letters.extend(self._aside(bad[index], data[first : int(raw_ends[index])]))
-            lines = _without(lines, ends, indexes)
-            ends = self._ends(lines)
-        if ends.size:
-            cut.lines = self._array(lines, ends)
+                first = int(raw_ends[index - 1]) + self._size if index else 0
+                cut.dead_letters.extend(aside(bad[index], data[first : int(raw_ends[index])], self._part_bytes))
+            lines = self._without(lines, ends, indexes)
+            ends = self.ends(lines)
+        return self._array(lines, ends) if ends.size else None
 
-    def _ends(self, data: bytes) -> _Positions:
-        """Where the delimiters are."""
-        return np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == self._byte)
+    def _cut_last(self, cut: Cut, data: bytes) -> str | None:
+        r"""One record without a delimiter. A ``\\r`` at the very end is not right before a newline: it stays."""
+        if len(data) > self._max:
+            reason = DeadLetterReason.RECORD_TOO_LARGE
+        else:
+            try:
+                return data.decode(self._encoding)
+            except UnicodeDecodeError:
+                reason = DeadLetterReason.INVALID_ENCODING
+        cut.dead_letters.extend(aside(reason, data, self._part_bytes))
+        return None
 
     def _bad_lines(self, data: bytes, ends: _Positions) -> dict[int, DeadLetterReason]:
-        """Which lines can't be stored, by index."""
-        lengths = np.diff(ends, prepend=-1) - 1
+        """Which records can't be stored, by index."""
+        lengths = np.diff(ends, prepend=-self._size) - self._size
         bad = dict.fromkeys(np.flatnonzero(lengths > self._max).tolist(), DeadLetterReason.RECORD_TOO_LARGE)
         if data.isascii():
             return bad
+        size = self._size
+        if not self._delimiter.isascii():
+            # Stand-ins that are valid between any two records.
+            data, ends, size = data.replace(self._delimiter, b"\n"), ends - np.arange(ends.size) * (size - 1), 1
         view = memoryview(data)
         position = 0
         while position < len(data):
             try:
                 str(view[position:], self._encoding)
             except UnicodeDecodeError as error:
-                # A delimiter is never part of a longer sequence, so the first bad byte is in the bad line.
+                # A delimiter is never part of a longer sequence, so the first bad byte is in the bad record.
                 index = int(np.searchsorted(ends, position + error.start))
                 bad.setdefault(index, DeadLetterReason.INVALID_ENCODING)
-                position = int(ends[index]) + 1
+                position = int(ends[index]) + size
             else:
                 break
         return bad
 
+    def _without(self, data: bytes, ends: _Positions, bad: list[int]) -> bytes:
+        """The records of ``data`` but for the bad ones: one slice per run of good ones."""
+        runs = []
+        start = 0
+        for index in bad:
+            runs.append(data[start : int(ends[index - 1]) + self._size if index else 0])
+            start = int(ends[index]) + self._size
+        runs.append(data[start:])
+        return b"".join(runs)
+
     def _array(self, lines: bytes, ends: _Positions) -> pa.Array:
-        """Good lines as an array, from two buffers: the text without delimiters, and where each line ends in it."""
-        if self._encoding != "utf-8" and not lines.isascii():
+        """Good records as an array, from two buffers: the text without delimiters, and where each ends in it."""
+        if self._encoding != "utf-8" and not self._one_byte and not lines.isascii():
             lines = lines.decode(self._encoding).encode("utf-8")
-            ends = self._ends(lines)
+            ends = self.ends(lines)
+        text = lines.replace(self._delimiter, b"")
+        ends = ends - np.arange(ends.size) * self._size
+        if self._encoding != "utf-8" and self._one_byte and not text.isascii():
+            decoded = text.decode(self._encoding)
+            text = decoded.encode("utf-8")
+            ends = _utf8_places(decoded)[ends]
         count = ends.size
         offsets = np.empty(count + 1, dtype=np.int32)
         offsets[0] = 0
-        offsets[1:] = ends - np.arange(count)
-        text = lines.replace(self._delimiter, b"")
+        offsets[1:] = ends
         return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))
 
 
-def _without(data: bytes, ends: _Positions, bad: list[int]) -> bytes:
-    """The lines of ``data`` but for the bad ones: one slice per run of good lines."""
-    runs = []
-    start = 0
-    for index in bad:
-        runs.append(data[start : int(ends[index - 1]) + 1 if index else 0])
-        start = int(ends[index]) + 1
-    runs.append(data[start:])
-    return b"".join(runs)
+class LineSplitter:
+    """One connection's. See ``framing.Splitter``; made by ``LineFraming.open``."""
+
+    def __init__(
+        self,
+        framing: LineFraming,
+        delimiter: bytes,
+        *,
+        overlaps: bool,
+        strips_cr: bool,
+        max_record_bytes: int,
+        part_bytes: int,
+        max_parts: int | None,
+    ) -> None:
+        self._framing = framing
+        self._delimiter = delimiter
+        # What may have come of a delimiter, and not be one yet.
+        self._edge = len(delimiter) - 1
+        self._overlaps = overlaps
+        #: The longest that may end a record and belongs to no record.
+        self._ending = b"\r\n" if strips_cr else delimiter
+        self._max = max_record_bytes
+        self._part_bytes = part_bytes
+        self._max_parts = max_parts
+        #: Of the record whose end has not come: all of it, or what follows the parts that are put aside.
+        self._held = bytearray()
+        #: The next part's number within a record that is too large; None outside of one.
+        self._part: int | None = None
+
+    def take(self, buffer: bytearray, count: int) -> Taken:
+        """See ``framing.Splitter``."""
+        taken = Taken()
+        view = memoryview(buffer)
+        start = 0
+        if self._part is not None:
+            found = self._find(buffer, count)
+            if found is None:
+                self._held += view[:count]
+                self._take_parts(taken.before, self._edge)
+                return taken
+            if found < 0:
+                del self._held[found:]
+            else:
+                self._held += view[:found]
+            self._end_large_record(taken.before)
+            start = found + self._edge + 1
+        last = self._last_end(buffer, start, count)
+        if last is not None:
+            taken.piece = Piece(b"".join((self._held, view[start:last])))
+            self._held.clear()
+            start = last
+        self._held += view[start:count]
+        if self._part is None and self._is_too_large():
+            self._part = 0
+            self._take_parts(taken.after, self._edge)
+        return taken
+
+    def finish(self, *, clean: bool) -> Taken:
+        """See ``framing.Splitter``; it may be used for another stream afterwards."""
+        taken = Taken()
+        if self._part is not None:
+            self._end_large_record(taken.before)
+        elif self._held and not clean:
+            taken.before.extend(aside(DeadLetterReason.TRUNCATED, bytes(self._held), self._part_bytes))
+        elif self._held:
+            taken.piece = Piece(bytes(self._held), is_last=True)
+        self._held.clear()
+        return taken
+
+    def _find(self, buffer: bytearray, count: int) -> int | None:
+        """Where the first delimiter begins; below 0 it began in what is held."""
+        if self._edge and self._held:
+            tail = bytes(self._held[-self._edge :])
+            found = (tail + buffer[: min(count, self._edge)]).find(self._delimiter)
+            if found >= 0:
+                return found - len(tail)
+        found = buffer.find(self._delimiter, 0, count)
+        return found if found >= 0 else None
+
+    def _last_end(self, buffer: bytearray, start: int, count: int) -> int | None:
+        """What follows the last delimiter; ``start`` is where a record begins or, being 0, goes on."""
+        size = self._edge + 1
+        if self._overlaps:
+            end = None
+            if start == 0:
+                first = self._find(buffer, count)
+                if first is None:
+                    return None
+                end = start = first + size
+            ends = self._framing.ends(memoryview(buffer)[start:count])
+            return start + int(ends[-1]) + size if ends.size else end
+        found = buffer.rfind(self._delimiter, start, count)
+        if found >= 0:
+            return found + size
+        first = self._find(buffer, count) if self._edge and start == 0 else None
+        return None if first is None else first + size
+
+    def _is_too_large(self) -> bool:
+        """Is the record that is held too large whatever comes next?"""
+        over = len(self._held) - self._max
+        if over <= 0:
+            return False
+        return not any(self._held.endswith(self._ending[:size]) for size in range(over, len(self._ending)))
+
+    def _take_parts(self, letters: list[DeadLetter], keep: int) -> None:
+        """Put aside the whole parts of what is held, but for the last ``keep`` bytes: a delimiter may begin there."""
+        part = self._part or 0
+        whole = max(0, len(self._held) - keep) // self._part_bytes
+        for number in range(whole):
+            if self._max_parts is None or part < self._max_parts:
+                piece = bytes(self._held[number * self._part_bytes : (number + 1) * self._part_bytes])
+                letters.append(DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, piece, part))
+            part += 1
+        del self._held[: whole * self._part_bytes]
+        self._part = part
+
+    def _end_large_record(self, letters: list[DeadLetter]) -> None:
+        """What is held is the rest of a record that is too large."""
+        self._take_parts(letters, 0)
+        part = self._part or 0
+        if self._held and (self._max_parts is None or part < self._max_parts):
+            letters.append(DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, bytes(self._held), part))
+        self._held.clear()
+        self._part = None
+
+
+def _utf8_places(text: str) -> _Positions:
+    """Where each character begins in UTF-8, and at last where the text ends."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    places = np.empty(points.size + 1, dtype=np.intp)
+    places[0] = 0
+    # A byte more from each of these code points on.
+    sizes = 1 + sum(points >= first for first in _LONGER_FROM)
+    np.cumsum(sizes, out=places[1:])
+    return places

@@ -39,3 +39,8 @@ class Source(BaseModel):
     def address(self) -> str:
         """Where the records come from, for people; never a secret."""
         return self.kind
+
+    @property
+    def is_listener(self) -> bool:
+        """Whether it waits for senders at an address of its own; such a receiver is never moved unasked (design §5)."""
+        return getattr(self, "listen", None) is not None

@@ -18,7 +18,8 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 class ReceiverSettings(BaseModel):
     """A receiver's settings with their defaults; durations in seconds, sizes in bytes.
 
-    Memory of one receiver is bounded by about ``(block_queue_size + 3) * max_block_bytes``, whatever the source sends.
+    Memory of one receiver is bounded by about ``(block_queue_size + 5) * max_block_bytes``, whatever the source sends:
+    the queue, and at most five copies of a block on its way into it (filled, cut) and out of it (compressed, written).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,7 +31,15 @@ class ReceiverSettings(BaseModel):
     #: A block is cut early at this size, before compression.
     max_block_bytes: Annotated[Bytes, Field(ge=1024, le=2**30)] = 16 * 2**20
     #: Records per second (spark.streaming.receiver.maxRate); 0 means unlimited.
-    receiver_max_rate: Annotated[float, Field(ge=0)] = 0
+    receiver_max_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    #: Bytes per second, of the records' data before compression; 0 means unlimited. Holds together with the rate.
+    receiver_max_bytes_rate: Annotated[Bytes, Field(ge=0)] = 0
+    #: Records per second while back pressure has set no rate (spark.streaming.backpressure.initialRate); 0: unlimited.
+    backpressure_initial_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    #: So long ``on_start`` may take; one that takes longer is reported and left to run on.
+    receiver_start_timeout: Annotated[Seconds, Field(gt=0)] = 5.0
+    #: So long ``on_stop`` may take, but for the time in which the receiver waits until its records are taken.
+    receiver_stop_timeout: Annotated[Seconds, Field(gt=0)] = 5.0
     #: The pause before the first restart (spark.streaming.receiverRestartDelay); it doubles with each further one.
     receiver_restart_delay: Seconds = 2.0
     #: The longest such pause.
@@ -47,6 +56,13 @@ class ReceiverSettings(BaseModel):
     write_ahead_log_max_failures: Annotated[int, Field(ge=1)] = 3
     #: ``durable`` syncs each block before it is registered, ``ephemeral`` does not.
     durability: Literal["durable", "ephemeral"] = "durable"
+    #: So many of the block store's replicas must have a block before it is registered.
+    min_replicas: Annotated[int, Field(ge=1)] = 1
+    #: A write that an object store or a replica has not answered by then has failed
+    #: (spark.streaming.receiver.blockStoreTimeout).
+    block_store_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
+    #: How blocks are compressed: ``lz4`` is fast, ``zstd`` smaller, ``none`` for data that is compressed already.
+    compression: Literal["lz4", "zstd", "none"] = "lz4"
 
     @classmethod
     def of_row(cls, settings: Mapping[str, Any]) -> Self:

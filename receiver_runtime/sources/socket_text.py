@@ -1,64 +1,71 @@
-"""Lines of text from a TCP server (the original's ``socketTextStream``, X01)."""
+"""Lines of text on a TCP connection (the original's ``socketTextStream``, X01)."""
 
 from __future__ import annotations
 
 import codecs
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, field_validator, model_validator
 
-from receiver_runtime.sources.base import Source, SourceRule
-from receiver_runtime.sources.units import parse_bytes, parse_duration
+from receiver_runtime.sources.tcp import TcpSource
 
-# Encodings in which a delimiter's byte can stand for nothing but the delimiter.
-_ENCODINGS = re.compile(r"utf-8|ascii|iso8859-\d+|cp125\d|koi8-[ru]")
+_MAX_DELIMITER_BYTES = 64
+#: How bytes that are no ASCII text are written in JSON.
+_HEX = "hex:"
+# Encodings in which each byte is a character, …
+_ONE_BYTE = re.compile(r"ascii|iso8859-\d+|cp125\d|cp437|cp85[0258]|cp866|koi8-[rtu]|mac-(roman|cyrillic|greek|latin2)")
+# … and those of several bytes a character, in which bytes below 0x30 stand for nothing but themselves.
+_SEVERAL_BYTES = re.compile(r"big5|cp932|cp949|cp950|euc_jp|euc_kr|gb18030|gb2312|gbk|shift_jis")
+_LEAST_TRAIL_BYTE = 0x30
 
 
-class SocketText(Source):
-    r"""Connects to a TCP server and reads text records that end with a delimiter; one column, ``value: string``.
+def _parse_delimiter(value: object) -> object:
+    if isinstance(value, str) and value.startswith(_HEX):
+        return bytes.fromhex(value.removeprefix(_HEX))
+    return value
 
-    What happens to input that is no good is in ``docs/reference/bad-input.md``. A socket's sender sends nothing
-    again, so what is in flight when the connection breaks is lost, as in the original.
+
+def _write_delimiter(delimiter: str | bytes) -> str:
+    """ASCII text as it is, else in hexadecimal: a declaration is JSON, and Postgres takes no NUL in it."""
+    data = delimiter if isinstance(delimiter, bytes) else delimiter.encode("ascii")
+    if data.isascii() and b"\0" not in data and not data.startswith(_HEX.encode()):
+        return data.decode("ascii")
+    return _HEX + data.hex()
+
+
+class SocketText(TcpSource):
+    r"""Reads text records that each end with a delimiter; one column, ``value: string``.
+
+    What happens to input that is no good is in ``docs/reference/bad-input.md``. The other arguments, and what is
+    guaranteed (at most once), are ``TcpSource``'s.
 
     Args:
-        host: name or address of the server.
-        port: 1 to 65535.
-        delimiter: one ASCII character; a ``\\r`` before a ``\\n`` goes with it.
-        encoding: utf-8, ascii, or a one-byte encoding such as latin-1 or cp1252. Stored as UTF-8.
-        max_record_bytes: a longer record becomes a dead letter. Without the delimiter; ``"1MiB"`` or a number.
-        connect_timeout: how long one attempt to connect may take; ``"10s"`` or seconds.
+        encoding: utf-8, ascii, a one-byte encoding such as latin-1 or cp1252, or shift_jis, euc_jp, euc_kr, cp949,
+            big5, gbk, gb18030 and the like. Stored as UTF-8.
+        delimiter: text, or any bytes; the stream is cut at it before it is decoded. A ``\\r`` before ``"\\n"`` goes
+            with it. ``max_record_bytes`` counts a record without it.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (("value", "string"),)
-    source_rule: ClassVar[SourceRule] = SourceRule.NOT_SENT_AGAIN
 
     kind: Literal["socket_text"] = "socket_text"
-    host: str
-    port: Annotated[int, Field(ge=1, le=65535)]
-    delimiter: str = "\n"
     encoding: str = "utf-8"
-    max_record_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)] = 2**20
-    connect_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 10.0
+    delimiter: Annotated[
+        str | bytes,
+        BeforeValidator(_parse_delimiter),
+        PlainSerializer(_write_delimiter, when_used="json"),
+    ] = "\n"
 
     @property
-    def address(self) -> str:
-        """``host:port``, an IPv6 address in brackets."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+    def delimiter_bytes(self) -> bytes:
+        """The delimiter as it is sent."""
+        return self.delimiter if isinstance(self.delimiter, bytes) else self.delimiter.encode("ascii")
 
-    @field_validator("host")
-    @classmethod
-    def _check_host(cls, host: str) -> str:
-        if not host or "/" in host or any(c.isspace() for c in host):
-            raise ValueError(f"{host!r} is no host: give a name or an address alone, as '127.0.0.1' (the port apart)")
-        return host
-
-    @field_validator("delimiter")
-    @classmethod
-    def _check_delimiter(cls, delimiter: str) -> str:
-        if len(delimiter) != 1 or not delimiter.isascii():
-            raise ValueError(f"{delimiter!r} is no delimiter: give one ASCII character, as '\\n'")
-        return delimiter
+    @property
+    def one_byte(self) -> bool:
+        """Is each byte of the encoding a character?"""
+        return _ONE_BYTE.fullmatch(self.encoding) is not None
 
     @field_validator("encoding")
     @classmethod
@@ -67,9 +74,33 @@ class SocketText(Source):
             name = codecs.lookup(encoding).name
         except LookupError:
             name = ""
-        if not _ENCODINGS.fullmatch(name):
+        if name != "utf-8" and not _ONE_BYTE.fullmatch(name) and not _SEVERAL_BYTES.fullmatch(name):
             raise ValueError(
-                f"{encoding!r} can't be cut at single bytes: use utf-8, ascii, or a one-byte encoding "
-                "(iso8859-*, cp125*, koi8-r, koi8-u), or convert at the sender"
+                f"{encoding!r} can't be cut at bytes: use utf-8, ascii, a one-byte encoding (iso8859-*, cp125*, "
+                "koi8-r, …), or shift_jis, cp932, euc_jp, euc_kr, cp949, big5, gb2312, gbk, gb18030, or convert at "
+                "the sender"
             )
         return name
+
+    @field_validator("delimiter", mode="after")
+    @classmethod
+    def _check_delimiter(cls, delimiter: str | bytes, info: ValidationInfo) -> str | bytes:
+        """Bytes, but for ASCII text; so that what is equal compares so."""
+        data = delimiter
+        if isinstance(data, str):
+            try:
+                data = data.encode(info.data.get("encoding", "utf-8"))
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{delimiter!r} is no delimiter in this encoding: give bytes, as b'\\x1e'") from error
+        if not 1 <= len(data) <= _MAX_DELIMITER_BYTES:
+            raise ValueError(f"{delimiter!r} is no delimiter: give 1 to {_MAX_DELIMITER_BYTES} bytes, as '\\n'")
+        return data.decode("ascii") if data.isascii() else data
+
+    @model_validator(mode="after")
+    def _check_delimiter_in_encoding(self) -> Self:
+        if _SEVERAL_BYTES.fullmatch(self.encoding) and max(self.delimiter_bytes) >= _LEAST_TRAIL_BYTE:
+            raise ValueError(
+                f"delimiter: {self.delimiter!r} can be a part of a character in {self.encoding}: use control "
+                "characters, as '\\n', a space, or one of !\"#$%&'()*+,-./"
+            )
+        return self

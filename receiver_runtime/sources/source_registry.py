@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from receiver_runtime.sources.base import Source, SourceError
+from receiver_runtime.sources.custom import CustomSource
+from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.socket_text import SocketText
 
 if TYPE_CHECKING:
@@ -14,7 +16,12 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-_KINDS: Mapping[str, type[Source]] = {"socket_text": SocketText}
+#: Every kind of source that Forebay has, by the name in its declaration.
+KINDS: Mapping[str, type[Source]] = {
+    "custom": CustomSource,
+    "raw_socket": RawSocket,
+    "socket_text": SocketText,
+}
 
 
 def parse_source(declaration: Mapping[str, Any]) -> Source:
@@ -24,10 +31,10 @@ def parse_source(declaration: Mapping[str, Any]) -> Source:
         SourceError: no kind, an unknown one, or a field that is wrong; names field, value and way out.
     """
     kind = declaration.get("kind")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise SourceError(f"kind: {kind!r} is no kind of source: use one of {', '.join(sorted(_KINDS))}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise SourceError(f"kind: {kind!r} is no kind of source: use one of {', '.join(sorted(KINDS))}")
     try:
-        return _KINDS[kind].model_validate(dict(declaration))
+        return KINDS[kind].model_validate(dict(declaration))
     except ValidationError as error:
         raise SourceError("; ".join(_sentence(kind, detail) for detail in error.errors())) from error
 
@@ -37,7 +44,7 @@ def _sentence(kind: str, detail: ErrorDetails) -> str:
     message = detail["msg"].removeprefix("Value error, ")
     match detail["type"]:
         case "extra_forbidden":
-            fields = ", ".join(_KINDS[kind].model_fields)
+            fields = ", ".join(KINDS[kind].model_fields)
             return f"{field}: {kind} has no such field (found {detail['input']!r}): use {fields}"
         case "missing":
             return f"{field}: {kind} needs it and it is missing: give it"

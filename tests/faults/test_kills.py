@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 def test_the_receiver_process(system: RunningSystem) -> None:
     before = system.epoch()
-    receiver = system.process("forebay.cli", "receiver", "--receiver-id")
+    receiver = system.process("forebay.cli", "receiver", "--receiver")
     assert receiver is not None
     system.kill(receiver)
     system.until("a new process has claimed the receiver", lambda: system.epoch() > before)

@@ -9,9 +9,9 @@
 -- a mismatch inserts nothing; where another receiver was faster between the two, the primary key of block_offsets or
 -- record_keys raises, the whole call is undone, and the caller sends each receiver's blocks alone: then the comparison
 -- names the outcome.
--- One block alone, and a group without links and keys, are tried by statements of their own first, for speed (the
--- loop over receivers costs three times as much): they add under the same conditions, and name no refusal. The
--- loop adds nothing for whom they were tried, and names what became of it.
+-- A group without links and keys is tried by statements of its own first, for speed (the loop over receivers costs
+-- three times as much): they add under the same conditions, and name no refusal. The loop adds nothing for whom they
+-- were tried, and names what became of it. One block alone has add_one_block, which comes here with what it can't add.
 -- The outcome is named by later statements, whose snapshots are fresh: the INSERT's own is from before any wait.
 -- Locks: the inserted rows' keys alone, in the order of (receiver, sequence), then block_offsets, then record_keys.
 -- No row of `receivers` is locked.
@@ -45,49 +45,8 @@ DECLARE
     broken_link text;
     known_keys text;
     grouped bigint[] := '{}';
-    fits boolean;
     tried boolean := false;
-    newest_link block_offsets;
 BEGIN
-    IF cardinality(receiver_ids) = 1 AND cardinality(link_blocks) <= 1 AND cardinality(key_blocks) = 0 THEN
-        -- One block that fits, with one link that fits or none: what is sent most, with the least work.
-        receiver_id := receiver_ids[1];
-        SELECT r.rate_limit, r.desired_state, r.assignment, r.stream_id
-        INTO rate_limit, desired_state, assignment, stream
-        FROM receivers r WHERE r.id = receiver_ids[1];
-        fits := true;
-        IF cardinality(link_blocks) = 1 THEN
-            SELECT o.* INTO newest_link FROM block_offsets o
-            WHERE o.stream_id = stream AND o.source = link_sources[1] AND o.partition = link_partitions[1]
-            ORDER BY o.generation DESC, o.from_offset DESC LIMIT 1;
-            fits := link_kinds[1] <> 'origin' AND link_generations[1] = newest_link.generation
-                    AND link_froms[1] = newest_link.to_offset;
-        END IF;
-        IF fits THEN
-            tried := true;
-            INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes,
-                                segment_id, "offset", length, crc32c)
-            SELECT p.receiver_id, p.sequence + 1, p.epoch, greatest(p.added_at, clock_timestamp()),
-                   record_counts[1], byte_counts[1],
-                   p.total_records + record_counts[1], p.total_bytes + byte_counts[1],
-                   segment_ids[1], offsets[1], lengths[1], checksums[1]
-            FROM (SELECT * FROM blocks b WHERE b.receiver_id = receiver_ids[1] ORDER BY b.sequence DESC LIMIT 1) AS p
-            WHERE p.sequence = sequences[1] - 1 AND p.epoch = epochs[1]
-            ON CONFLICT (receiver_id, sequence) DO NOTHING;
-            IF FOUND THEN
-                IF cardinality(link_blocks) = 1 THEN
-                    INSERT INTO block_offsets (stream_id, source, partition, generation, from_offset, to_offset, kind,
-                                               receiver_id, sequence)
-                    VALUES (stream, link_sources[1], link_partitions[1], link_generations[1], link_froms[1],
-                            link_tos[1], link_kinds[1], receiver_ids[1], sequences[1]);
-                END IF;
-                outcome := 'added';
-                RETURN NEXT;
-                RETURN;
-            END IF;
-        END IF;
-    END IF;
-
     IF cardinality(receiver_ids) > 1 AND cardinality(link_blocks) = 0 AND cardinality(key_blocks) = 0 THEN
         -- A group: each receiver's first block in one statement, the rest of those that went in by the next.
         tried := true;
@@ -240,6 +199,8 @@ BEGIN
             IF identical = sent.blocks THEN
                 -- First of all: a block whose answer was lost before a take-over is in, and must be acknowledged.
                 outcome := 'already added';
+                -- The commit of what only reads waits for no synchronous standby; the source is acknowledged by this.
+                PERFORM pg_logical_emit_message(true, 'forebay', outcome);
             ELSIF newest.epoch > epochs[sent.lo] THEN
                 outcome := 'fenced';
                 detail := format('epoch %s holds receiver %s since sequence %s, this process has %s',

@@ -89,12 +89,14 @@ BEGIN
             FROM blocks b
             WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m) AS probe
         WHERE s.inside < s.outside
+    ), found AS MATERIALIZED (
+        -- Each receiver's end of the search, once: to look it up among all its steps would cost as much as they did.
+        SELECT s.receiver_id, s.inside FROM search s WHERE s.inside >= s.outside
     ), cut AS MATERIALIZED (
         SELECT h.*, CASE
                    WHEN h.whole THEN h.head
                    ELSE greatest(
-                       (SELECT s.inside FROM search s
-                        WHERE s.receiver_id = h.receiver_id AND s.inside >= s.outside LIMIT 1),
+                       (SELECT f.inside FROM found f WHERE f.receiver_id = h.receiver_id),
                        -- At least one block with records, however small the limit (a marker is none).
                        CASE WHEN h.records_limit IS NOT NULL OR h.bytes_limit IS NOT NULL THEN (
                            SELECT b.sequence FROM (

@@ -1,7 +1,9 @@
 -- schedule_receiver: the leader places a receiver on an agent, under a new assignment.
 --
+-- With a host it is bound to that host from now on: who listens there is not moved to another address unasked.
 -- Locks: the leader's row FOR SHARE first, then the receiver's row.
-CREATE FUNCTION forebay.schedule_receiver(of_term bigint, receiver bigint, agent bigint, why text)
+CREATE FUNCTION forebay.schedule_receiver(
+    of_term bigint, receiver bigint, agent bigint, why text, only_host text DEFAULT NULL)
 RETURNS TABLE (outcome text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
@@ -15,7 +17,7 @@ BEGIN
         RETURN;
     END IF;
     UPDATE receivers SET state = 'SCHEDULED', reason = why, since = clock_timestamp(), agent_id = agent,
-                         process_id = NULL, assignment = assignment + 1
+                         process_id = NULL, assignment = assignment + 1, host = coalesce(host, only_host)
     WHERE id = receiver AND state = 'INACTIVE' AND removed_at IS NULL;
     IF NOT FOUND THEN
         outcome := 'not inactive';

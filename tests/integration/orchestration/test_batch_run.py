@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,9 +14,10 @@ import sqlalchemy as sa
 from forebay import Batch, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply
-from orchestration.batch_run import run_batch
+from orchestration.batch_run import OutputResult, run_batch
 from orchestration.settings import Settings
 from orchestration.spark.session import spark_session
+from receiver_runtime.block_store.errors import StoreUnavailableError
 from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.payload import encode_batches
 from receiver_runtime.block_store.stores import open_block_store
@@ -27,14 +29,13 @@ from tracker_store.errors import AttemptSupersededError, BatchHeldError
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
 from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.receivers import placements
-from tracker_store.schema import BatchState
+from tracker_store.receivers import placements, receiver_events
+from tracker_store.schema import BatchState, ReceiverEventKind
 from tracker_store.segments import open_segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -54,13 +55,21 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 class System:
     """A driver log and block store with blocks in them, and a pipeline to run on them."""
 
-    def __init__(self, connection: sa.Connection, url: str, directory: Path, session: SparkSession) -> None:
+    def __init__(
+        self,
+        connection: sa.Connection,
+        url: str,
+        directory: Path,
+        session: SparkSession,
+        *,
+        block_store: str | None = None,
+    ) -> None:
         self.connection = connection
-        self.settings = Settings(home=directory, database_url=url)
+        self.settings = Settings(home=directory, database_url=url, block_store=block_store)
         self.output = directory / "output"
         self.session = session
         self._begin: datetime | None = None
-        self._store = open_block_store(str(self.settings.block_store_root))
+        self._store = open_block_store(self.settings.block_store_roots)
 
     def declare(self, function: Callable[..., Any], sink: ParquetSink | None = None) -> Pipeline:
         lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
@@ -69,7 +78,7 @@ class System:
         apply(self.connection, [pipeline])
         return pipeline
 
-    def receive(self, *blocks: Sequence[str]) -> None:
+    def receive(self, *blocks: Sequence[str], durability: str = "durable") -> None:
         """Store and register blocks of lines, all in one segment."""
         [placement] = placements(self.connection)
         claimed = claim_anew(self.connection, placement.receiver_id)
@@ -80,6 +89,7 @@ class System:
             epoch=claimed.epoch,
             path=path,
             source_rule="not_sent_again",
+            durability=durability,
         )
         writer = self._store.create_segment(path)
         offset = 0
@@ -123,8 +133,8 @@ class System:
         ReceivedBlockTracker(self.connection, pipeline.pipeline_id).allocate_blocks_to_batch(time)
         return time
 
-    def run(self, pipeline: Pipeline, time: datetime, attempt: int) -> None:
-        run_batch(
+    def run(self, pipeline: Pipeline, time: datetime, attempt: int) -> list[OutputResult]:
+        return run_batch(
             pipeline,
             batch_time=time,
             attempt=attempt,
@@ -300,7 +310,7 @@ def test_a_damaged_block_fails_the_batch_by_name_and_is_never_half_read(system: 
     pipeline = system.declare(same)
     system.receive(["a" * 100])
     time = system.allocate(1)
-    [segment] = system.settings.block_store_root.rglob("*.segment")
+    [segment] = Path(system.settings.block_store_roots).rglob("*.segment")
     content = bytearray(segment.read_bytes())
     content[-1] ^= 1
     segment.write_bytes(content)
@@ -314,3 +324,56 @@ def test_a_damaged_block_fails_the_batch_by_name_and_is_never_half_read(system: 
 def test_the_format_says_which_option_it_lacks(session: SparkSession) -> None:
     with pytest.raises(Exception, match=r"needs the option\(s\) batch_time, stream"):
         session.read.format("forebay").option("pipeline", "p").load().collect()
+
+
+def test_h01_of_blocks_that_were_never_synced_the_lost_are_counted_and_told(system: System) -> None:
+    """As after a crash of the machine: the file has what had reached the disk."""
+    seen: list[Batch] = []
+
+    def output(lines: DataFrame, batch: Batch) -> DataFrame:
+        seen.append(batch)
+        return lines
+
+    pipeline = system.declare(output)
+    system.receive(["a"], ["b", "c"], ["d", "e", "f"], durability="ephemeral")
+    [segment] = Path(system.settings.block_store_roots).rglob("*.segment")
+    data = segment.read_bytes()
+    segment.write_bytes(data[: len(data) // 2] + bytes(len(data) // 4))
+    time = system.allocate(1)
+    [result] = system.run(pipeline, time, 1)
+    assert system.state(time) == (BatchState.COMPLETED, 1)
+    assert system.published() == ["a"]
+    assert (result.lost_blocks, result.lost_records, result.rows) == (2, 5, 1)
+    assert (seen[0].lost_blocks, seen[0].lost_records, seen[0].records) == (2, 5, 6)
+    [placement] = placements(system.connection)
+    [event] = [
+        event for event in receiver_events(system.connection, placement.receiver_id) if "never synced" in event[1]
+    ]
+    assert event[0] is ReceiverEventKind.ERROR
+    assert "2 blocks, 5 records, passed over by 'words'" in event[2]
+
+
+def test_h01_a_durable_block_that_is_missing_fails_the_batch(system: System) -> None:
+    pipeline = system.declare(same)
+    system.receive(["kept"], durability="ephemeral")
+    system.receive(["lost"])
+    time = system.allocate(1)
+    segments = sorted(Path(system.settings.block_store_roots).rglob("*.segment"), key=lambda path: int(path.stem))
+    segments[-1].unlink()
+    with pytest.raises(Exception, match="is missing"):
+        system.run(pipeline, time, 1)
+    assert system.state(time)[0] is BatchState.FAILED
+    assert system.published() == []
+
+
+def test_h01_a_store_that_is_not_there_is_no_loss(system: System) -> None:
+    pipeline = system.declare(same)
+    system.receive(["a"], durability="ephemeral")
+    time = system.allocate(1)
+    root = Path(system.settings.block_store_roots)
+    away = root.rename(root.with_name("unmounted"))
+    with pytest.raises(StoreUnavailableError, match="can't be reached"):
+        system.run(pipeline, time, 1)
+    away.rename(root)
+    [result] = system.run(pipeline, time, 2)
+    assert (system.published(), result.lost_blocks) == (["a"], 0)

@@ -107,7 +107,7 @@ def test_a_segment_that_nothing_needs_and_that_has_no_file_is_forgotten(
     with connect(engine) as connection:
         segment_id = open_segment(connection, receiver_id=1, epoch=1, path="gone", source_rule="not_sent_again")
         assert run("verify")[0] == 0, "an open segment's row comes before its file"
-        seal_segment(connection, segment_id=segment_id, length=0)
+        seal_segment(connection, segment_id=segment_id, length=9)
         assert run("verify")[1]["missing"] == ["gone"]
         code, repaired = run("repair")
         assert (code, repaired["forgotten"]) == (0, ["gone"])
@@ -121,3 +121,75 @@ def test_for_people_it_says_what_and_where(store: LocalBlockStore) -> None:
     assert result.exit_code == 1
     assert "3 blocks read" in result.stdout
     assert "1 files that no row names" in result.stdout
+
+
+@pytest.fixture
+def other(store: LocalBlockStore, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of a second replica with nothing in it."""
+    root = tmp_path_factory.mktemp("other")
+    monkeypatch.setenv("FOREBAY_BLOCK_STORE", f"{store.root},{root}")
+    return root
+
+
+def test_what_a_replica_lacks_is_said_and_copied_to_it(store: LocalBlockStore, other: Path) -> None:
+    code, report = run("verify")
+    assert (code, report["intact"], report["lost"], report["missing"]) == (1, False, [], [])
+    assert report["replicas"] == [
+        {"name": str(store.root), "lacking": {}, "unreachable": ""},
+        {"name": str(other), "lacking": {PATH: 3}, "unreachable": ""},
+    ]
+    code, repaired = run("repair")
+    assert (code, repaired["copied"], repaired["not_copied"]) == (0, [[str(other), PATH]], [])
+    assert (other / PATH).read_bytes() == (store.root / PATH).read_bytes()
+    assert run("verify")[0] == 0
+
+
+def test_two_replicas_that_are_damaged_in_different_places_mend_each_other(store: LocalBlockStore, other: Path) -> None:
+    whole = (store.root / PATH).read_bytes()
+    (other / PATH).parent.mkdir()
+    frame = len(whole) // 3
+    for root, at in ((store.root, frame - 1), (other, len(whole) - 1)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        (root / PATH).write_bytes(damaged)
+    code, report = run("verify")
+    assert (code, report["lost"]) == (1, [])
+    assert [replica["lacking"] for replica in report["replicas"]] == [{PATH: 1}, {PATH: 1}]
+    code, repaired = run("repair")
+    assert (code, len(repaired["copied"])) == (0, 2)
+    assert [(root / PATH).read_bytes() for root in (store.root, other)] == [whole, whole]
+    # Nothing is deleted: what was damaged is aside.
+    assert (other / ASIDE / PATH).read_bytes()[-1] != whole[-1]
+    assert run("verify")[0] == 0
+
+
+def test_a_block_that_no_replica_has_is_lost_and_says_what_each_said(store: LocalBlockStore, other: Path) -> None:
+    (store.root / PATH).unlink()
+    code, report = run("verify")
+    assert (code, len(report["lost"]), report["missing"]) == (1, 3, [PATH])
+    assert str(store.root) in report["lost"][0]["problem"]
+    assert str(other) in report["lost"][0]["problem"]
+    assert run("repair")[0] == 1
+
+
+def test_a_replica_that_can_not_be_reached_is_named(store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "FOREBAY_BLOCK_STORE", f"{store.root},s3://a:b@bucket/x?endpoint_override=127.0.0.1:9&scheme=http&region=x"
+    )
+    code, report = run("verify")
+    assert (code, report["lost"], report["intact"]) == (1, [], False)
+    assert "can't be reached" in report["replicas"][1]["unreachable"]
+    result = CliRunner().invoke(app, ["blocks", "repair"])
+    assert result.exit_code == 1
+    assert "replica s3://bucket/x can't be reached" in result.stdout
+
+
+def test_a_segment_that_is_being_written_is_not_copied_yet(
+    store: LocalBlockStore, other: Path, engine: sa.Engine
+) -> None:
+    with connect(engine) as connection:
+        connection.execute(sa.text("UPDATE forebay.log_segments SET state = 'OPEN', length = NULL, sealed_at = NULL"))
+    code, repaired = run("repair")
+    assert (code, repaired["copied"]) == (1, [])
+    assert repaired["not_copied"] == [[str(other), PATH, "it is being written, or being deleted: repair again later"]]
+    assert not (other / PATH).exists()

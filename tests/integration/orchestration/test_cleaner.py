@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from orchestration.tracker import cleaner as cleaner_module
 from orchestration.tracker.cleaner import Cleaner
+from receiver_runtime.block_store.errors import StoreUnavailableError
 from receiver_runtime.block_store.local import LocalBlockStore
 from tests.driver_log import NOON, Log, make_log
 from tracker_store.engine import connect
@@ -32,6 +34,10 @@ def store(tmp_path: Path) -> LocalBlockStore:
     return LocalBlockStore(tmp_path / "blocks")
 
 
+class Died(BaseException):
+    """The process is killed here."""
+
+
 class DyingStore(LocalBlockStore):
     """Dies before it deletes a file, or after."""
 
@@ -42,7 +48,7 @@ class DyingStore(LocalBlockStore):
     def delete_segment(self, path: str) -> None:
         if self._after:
             super().delete_segment(path)
-        raise OSError("died here")
+        raise Died
 
 
 def receive(log: Log, store: LocalBlockStore, epochs: int) -> list[str]:
@@ -120,7 +126,7 @@ def test_a_crash_around_the_deletion_of_a_file_is_made_good_by_the_next_run(
 ) -> None:
     paths = receive(log, store, 2)
     finish(log, NOON + 10 * SECOND)
-    with pytest.raises(OSError, match="died here"):
+    with pytest.raises(Died):
         cleaner(DyingStore(store.root, after=after)).cleanup_old_batches(log.connection, datetime.now(UTC))
     report = cleaner(store).cleanup_old_batches(log.connection, datetime.now(UTC))
     assert report.segments == 1
@@ -153,3 +159,34 @@ def test_a_segment_with_a_dead_letter_stays(log: Log, store: LocalBlockStore) ->
     finish(log, NOON + 10 * SECOND)
     cleaner(store).cleanup_old_batches(log.connection, datetime.now(UTC))
     assert files(store) == set(paths)
+
+
+class AwayStore(LocalBlockStore):
+    """Some segments can't be deleted, as while a replica is away."""
+
+    def __init__(self, root: Path, away: set[str]) -> None:
+        super().__init__(root)
+        self.away = away
+
+    def delete_segment(self, path: str) -> None:
+        if path in self.away:
+            raise StoreUnavailableError(self.name, "away")
+        super().delete_segment(path)
+
+
+def test_a_segment_that_can_not_be_deleted_holds_up_no_other_and_goes_later(
+    log: Log, store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleaner_module, "SEGMENTS_PER_CALL", 1)
+    paths = receive(log, store, 4)
+    finish(log, NOON + 20 * SECOND)
+    away = AwayStore(store.root, {paths[0]})
+    cleaning = Cleaner(away, restore_window=timedelta(0))
+    for _ in range(3):
+        cleaning.cleanup_old_batches(log.connection, datetime.now(UTC))
+    assert paths[0] in files(store)
+    assert paths[1] not in files(store)
+    away.away = set()
+    for _ in range(3):
+        cleaning.cleanup_old_batches(log.connection, datetime.now(UTC))
+    assert files(store) == {paths[-1]}

@@ -34,8 +34,7 @@ from receiver_runtime.receiver_process import run
 receiver_id, assignment, database_url, block_store = sys.argv[1:]
 sys.exit(
     run(
-        receiver_id=int(receiver_id),
-        assignment=int(assignment),
+        [(int(receiver_id), int(assignment))],
         database_url=database_url,
         block_store=block_store,
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
 
 from tests.driver_log import Log, add, block, claim_anew, make_log
+from tests.polling import eventually
 from tracker_store.blocks import AddOutcome, Claim, add_blocks, claim, raise_for_outcome
 from tracker_store.engine import connect
 from tracker_store.errors import (
@@ -254,3 +256,67 @@ def _wait_until_blocked(connection: sa.Connection) -> None:
             return
         connection.execute(sa.text("SELECT pg_sleep(0.01)"))
     pytest.fail("no session waits for a lock")
+
+
+def test_point_34_already_added_waits_for_a_synchronous_standby_as_added_does(
+    engine: sa.Engine, log: Log, claimed: Claim
+) -> None:
+    blocks = [block(claimed, 2)]
+    add(log.connection, *blocks)
+    # The standby that is named never comes: what waits for it waits until it is not asked for any more.
+    set_standby = "ALTER SYSTEM SET synchronous_standby_names = 'nobody'"
+    with connect(engine) as sender, ThreadPoolExecutor(1) as pool:
+        # The tests' server does without by default.
+        sender.execute(sa.text("SET synchronous_commit = on"))
+        sender_pid = sender.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+        try:
+            log.connection.execute(sa.text(set_standby))
+            log.connection.execute(sa.text("SELECT pg_reload_conf()"))
+            eventually(lambda: _setting(log, "synchronous_standby_names") == "nobody", "the setting to be read")
+            again = pool.submit(add, sender, *blocks)
+            eventually(lambda: _waits_for(log, sender_pid) == "SyncRep", "the sender to wait for the standby")
+            assert not again.done()
+        finally:
+            log.connection.execute(sa.text("ALTER SYSTEM RESET synchronous_standby_names"))
+            log.connection.execute(sa.text("SELECT pg_reload_conf()"))
+        assert again.result(10).outcome is AddOutcome.ALREADY_ADDED
+
+
+def _setting(log: Log, name: str) -> str:
+    value: str = log.connection.execute(sa.text("SELECT current_setting(:name)"), {"name": name}).scalar_one()
+    return value
+
+
+def _waits_for(log: Log, pid: int) -> str | None:
+    value: str | None = log.connection.execute(
+        sa.text("SELECT wait_event FROM pg_stat_activity WHERE pid = :pid"), {"pid": pid}
+    ).scalar()
+    return value
+
+
+def test_point_13_a_plan_of_a_near_empty_table_does_not_scan_what_it_has_grown_to(
+    engine: sa.Engine, log: Log, claimed: Claim
+) -> None:
+    log.connection.execute(sa.text("ALTER TABLE forebay.blocks SET (autovacuum_enabled = false)"))
+    log.connection.execute(sa.text("VACUUM ANALYZE forebay.blocks"))
+    with connect(engine) as sender:
+        # More calls than a session makes before it keeps a plan.
+        for sequence in range(2, 10):
+            assert add(sender, block(claimed, sequence)).outcome is AddOutcome.ADDED
+        before = _scans(log, sender)
+        for sequence in range(10, 20):
+            assert add(sender, block(claimed, sequence)).outcome is AddOutcome.ADDED
+        assert _scans(log, sender) == before
+        plain = sender.execute(sa.text("SELECT current_setting('enable_seqscan')")).scalar_one()
+        assert plain == "off"
+
+
+def _scans(log: Log, sender: sa.Connection) -> int:
+    """Sequential scans of blocks so far."""
+    for connection in (sender, log.connection):
+        connection.execute(sa.text("SELECT pg_stat_force_next_flush()"))
+        connection.execute(sa.text("SELECT 1"))
+    scans: int = log.connection.execute(
+        sa.text("SELECT seq_scan FROM pg_stat_user_tables WHERE schemaname = 'forebay' AND relname = 'blocks'")
+    ).scalar_one()
+    return scans

@@ -14,6 +14,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log
 from tracker_store import migrate, roles, status
+from tracker_store.agents import forget_host, set_draining
 from tracker_store.batches import (
     attempts_of_ended_processes,
     claim_attempt,
@@ -29,24 +30,35 @@ from tracker_store.cleanup import (
     forget_segment,
     segments_to_delete,
 )
-from tracker_store.dead_letters import add_dead_letter
+from tracker_store.dead_letters import StoredDeadLetter, add_dead_letter, add_dead_letters
 from tracker_store.engine import connect, create_engine
 from tracker_store.leadership import Leadership, raise_counter, read_leadership, resign, take_leadership
 from tracker_store.outputs import commit_output, commits_of_batch
 from tracker_store.pipelines import apply_pipeline, apply_stream, get_pipeline, list_streams, start_at_latest
 from tracker_store.processes import deregister_process, expire_process, heartbeat, live_processes, register_process
 from tracker_store.programs import FUNCTIONS
+from tracker_store.rates import StreamRate, expire_stream_rates, record_stream_rate, set_rate_limits
 from tracker_store.receivers import (
+    add_host_receiver,
     get_receiver,
     placements,
     placements_on_agent,
+    release_receivers,
     release_receivers_of_agent,
     report_event,
     schedule_receiver,
     set_receiver_state,
 )
 from tracker_store.schema import ProcessKind, ReceiverEventKind, ReceiverState
-from tracker_store.segments import open_segment, open_segments_before, seal_segment
+from tracker_store.segments import (
+    count_blocks_of_segment,
+    end_of_epoch,
+    open_segment,
+    open_segments_before,
+    salvage_blocks,
+    seal_salvaged,
+    seal_segment,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,11 +143,25 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
             connection, receiver_id=receiver, epoch=claimed.epoch, kind=ReceiverEventKind.ERROR, message="a test"
         )
         assert [steering.receiver_id for steering in heartbeat(connection, process_id=process, receiver_ids=[receiver])]
+        # Its successor salvages a second segment of the first.
+        left = open_segment(
+            connection, receiver_id=receiver, epoch=claimed.epoch, path="a/c", source_rule="not_sent_again"
+        )
         seal_segment(connection, segment_id=segment, length=2000)
+        successor = claim_anew(connection, receiver, placed.assignment)
+        [found] = open_segments_before(connection, receiver_id=receiver, epoch=successor.epoch)
+        assert (found.segment_id, end_of_epoch(connection, receiver_id=receiver, epoch=claimed.epoch)) == (left, 2)
+        salvaged = block(successor, successor.sequence + 1, segment_id=left)
+        assert salvage_blocks(connection, [salvaged], salvaged_to=500) == (AddOutcome.ADDED, None)
+        assert salvage_blocks(connection, [salvaged], salvaged_to=500) == (AddOutcome.ALREADY_ADDED, None)
+        assert count_blocks_of_segment(connection, receiver_id=receiver, segment_id=left) == (1, 10)
+        letter = StoredDeadLetter("not UTF-8", 0, 3, block(claimed, 9, segment_id=left).handle)
+        assert [add_dead_letters(connection, [letter], receiver_id=receiver, epoch=1) for _ in range(2)] == [1, 0]
+        seal_salvaged(connection, {left: 1000})
         deregister_process(connection, process)
         release_receivers_of_agent(connection, agent_id=agent, why="stopped")
     assert [row.state for row in placements(owner)] == [ReceiverState.INACTIVE]
-    assert owner.execute(sa.text("SELECT state FROM forebay.log_segments")).scalars().all() == ["SEALED"]
+    assert owner.execute(sa.text("SELECT state FROM forebay.log_segments")).scalars().all() == ["SEALED", "SEALED"]
 
 
 def test_tracker_sensors_runs_cleaner_and_apply_do_their_job(engine: sa.Engine, owner: sa.Connection) -> None:
@@ -161,8 +187,17 @@ def test_tracker_sensors_runs_cleaner_and_apply_do_their_job(engine: sa.Engine, 
             expire_process(connection, term=term, process_id=agent, heartbeat=live.heartbeat, why="silent") == "expired"
         )
         assert attempts_of_ended_processes(connection) == []
+        decision = StreamRate(log.pipeline_id, log.stream_id, NOON, NOON, 100.0, 0.0, 100.0, expired=False)
+        assert record_stream_rate(connection, term=term, decision=decision) == "recorded"
+        assert expire_stream_rates(connection, term=term, pipeline_id=log.pipeline_id, still=True) == "expired"
+        assert set_rate_limits(connection, term=term, rates={receiver: 100.0}) == "set"
+        assert add_host_receiver(connection, term=term, stream_id=stream, host="there") == "added"
+        assert release_receivers(connection, term=term, agent_id=agent, why="draining") == "nothing"
+        # `forebay agents`
+        assert set_draining(connection, name="here", draining=True) == 0
+        assert forget_host(connection, "there") == (0, 1)
         resign(connection, term=term)
-        connection.execute(sa.text("UPDATE forebay.receivers SET rate_limit = 100, desired_state = 'paused'"))
+        connection.execute(sa.text("UPDATE forebay.receivers SET desired_state = 'paused'"))
         # the batch sensor
         assert get_pipeline(connection, "words").pipeline_id == log.pipeline_id
         assert {row.name for row in list_streams(connection)} == {"lines", "other"}
@@ -273,6 +308,8 @@ FORBIDDEN = {
         "DELETE FROM forebay.output_commits",
         "DELETE FROM forebay.cleanup_events",
         "UPDATE forebay.receivers SET low_mark = 1",
+        "UPDATE forebay.receivers SET rate_limit = 1",
+        "UPDATE forebay.stream_rates SET rate_limit = 1",
         "UPDATE forebay.processes SET heartbeat = 1",
         ADD,
         CLAIM,

@@ -458,12 +458,12 @@ def test_point_3_a_predecessor_that_committed_after_the_inserts_snapshot_is_agai
     log.connection.execute(sa.text("SELECT pg_advisory_lock(1)"))
     with connect(engine) as held, ThreadPoolExecutor(1) as pool:
         held.execute(sa.text("SET application_name = 'held'"))
-        waiting = pool.submit(add, held, block(first, 3))
+        waiting = pool.submit(add, held, block(first, 3), block(first, 4))
         wait_until_blocked(log)
         assert add(log.connection, block(first, 2)).outcome is AddOutcome.ADDED
         log.connection.execute(sa.text("SELECT pg_advisory_unlock(1)"))
         assert waiting.result(10).outcome is AddOutcome.AGAIN
-        assert add(held, block(first, 3)).outcome is AddOutcome.ADDED
+        assert add(held, block(first, 3), block(first, 4)).outcome is AddOutcome.ADDED
         held.invalidate()
 
 

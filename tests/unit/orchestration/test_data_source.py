@@ -23,8 +23,10 @@ def block(number: int, length: int) -> AllocatedBlock:
 def test_every_block_is_in_one_task_in_order_and_tasks_are_as_large_as_asked(lengths: list[int], target: int) -> None:
     blocks = [block(number, length) for number, length in enumerate(lengths)]
     partitions = partitions_of(blocks, target)
-    assert [checksum for partition in partitions for _, _, _, checksum in partition.blocks] == list(range(len(blocks)))
-    sizes = [sum(length for _, _, length, _ in partition.blocks) for partition in partitions]
+    assert [checksum for partition in partitions for _, _, _, checksum, _ in partition.blocks] == list(
+        range(len(blocks))
+    )
+    sizes = [sum(length for _, _, length, _, _ in partition.blocks) for partition in partitions]
     assert all(size <= target or len(p.blocks) == 1 for size, p in zip(sizes, partitions, strict=True))
     # No two neighbours would have fitted into one.
     firsts = [partition.blocks[0][2] for partition in partitions]

@@ -1,35 +1,8 @@
-"""Placement and liveness: pure decisions (P01; notes, point 30)."""
+"""Liveness: pure decisions (notes, point 30)."""
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from orchestration.tracker.liveness import CounterWatch
-from orchestration.tracker.scheduling_policy import AgentCapacity, schedule_receivers
-
-agents = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=6).map(
-    lambda pairs: [AgentCapacity(n, f"h{n}", slots, running) for n, (slots, running) in enumerate(pairs)]
-)
-
-
-@given(receivers=st.lists(st.integers(1, 99), unique=True, max_size=20), fleet=agents)
-def test_p01_never_over_slots_never_an_unknown_agent_and_nobody_waits_beside_a_free_slot(
-    receivers: list[int], fleet: list[AgentCapacity]
-) -> None:
-    plan = schedule_receivers(receivers, fleet)
-    placed = {agent.agent_id: agent.running + list(plan.values()).count(agent.agent_id) for agent in fleet}
-    assert set(plan) <= set(receivers)
-    assert all(placed[agent.agent_id] <= max(agent.slots, agent.running) for agent in fleet)
-    if len(plan) < len(receivers):
-        assert all(placed[agent.agent_id] >= agent.slots for agent in fleet)
-
-
-@given(receivers=st.integers(0, 30), hosts=st.integers(1, 6))
-def test_p01_balance_within_one(receivers: int, hosts: int) -> None:
-    plan = schedule_receivers(range(receivers), [AgentCapacity(n, "h", 100, 0) for n in range(hosts)])
-    loads = [list(plan.values()).count(n) for n in range(hosts)]
-    assert max(loads) - min(loads) <= 1
 
 
 class Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -14,7 +14,6 @@ from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.receiver import Receiver
 from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor
-from receiver_runtime.records import schema_of
 from receiver_runtime.registrar import Registrar
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.write_ahead_log import WriteAheadLog
@@ -22,7 +21,7 @@ from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, Memory
 from tracker_store.blocks import Claim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tracker_store.schema import ReceiverEventKind, ReceiverState
@@ -58,7 +57,7 @@ class RecordingReporter:
 class HandReceiver(Receiver):
     """A receiver that a test moves by hand."""
 
-    columns = (("value", "string"),)
+    columns: ClassVar[Sequence[tuple[str, str]]] = (("value", "string"),)
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +134,7 @@ def rig(
     wanted = ReceiverSettings.model_validate(FAST | settings)
     handler = BlockHandler(
         WriteAheadLog(store, rows, receiver_id=1, epoch=5, source_rule="not_sent_again", clock=clock),
-        schema_of(receiver.columns),
+        receiver.record_schema,
         receiver_id=1,
         epoch=5,
         source_rule=SourceRule.NOT_SENT_AGAIN,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from receiver_runtime.block_generator import (
 )
 from receiver_runtime.rate_limiter import RateLimiter
 from receiver_runtime.records import RecordTypeError
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually, reaches
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Listener:
         self.generated: list[int] = []
         self.added: list[object] = []
         self.errors: list[str] = []
+        self.deaths: list[BaseException] = []
         self.failures = 0
         self.gate = threading.Event()
         self.gate.set()
@@ -59,6 +62,9 @@ class Listener:
 
     def on_error(self, message: str, error: Exception) -> None:
         self.errors.append(f"{message}: {error}")
+
+    def on_thread_death(self, error: BaseException) -> None:
+        self.deaths.append(error)
 
     @property
     def values(self) -> list[list[str]]:
@@ -164,6 +170,24 @@ def test_b01_any_order_of_calls_keeps_the_states_legal(commands: list[str]) -> N
 def test_b02_an_interval_must_be_more_than_0() -> None:
     with pytest.raises(ValueError, match="200ms"):
         BlockGenerator(Listener(), SCHEMA, limiter=RateLimiter(), block_interval=0)
+
+
+def test_b02_two_threads_200_ms_and_a_queue_of_ten_blocks() -> None:
+    wanted = ReceiverSettings()
+    assert (wanted.block_interval, wanted.block_queue_size) == (0.2, 10)
+    before = set(threading.enumerate())
+    listener, clock = Listener(), ManualClock()
+    listener.gate.clear()
+    with generator(listener, clock) as made:
+        assert len(set(threading.enumerate()) - before) == 2
+        for n in range(12):
+            made.add_data(str(n))
+            eventually(reaches(lambda: len(listener.generated), n))
+            clock.advance(0.2)
+            eventually(reaches(lambda: len(listener.generated), n + 1))
+        # One is being pushed, ten wait, and one waits for the queue.
+        eventually(lambda: made.waiting_blocks == 10)
+        assert listener.pushed == []
 
 
 def test_b03_a_batch_is_wholly_in_one_block() -> None:
@@ -403,12 +427,9 @@ def test_the_limiter_is_asked_for_every_record() -> None:
         limiter.acquire(1)
         adder = threading.Thread(target=made.add_multiple_data, args=(batch(*"abcde"),))
         adder.start()
-        for _ in range(4):
-            clock.advance(0.1)
+        # The permits of all five, before the first of them is added.
+        assert advance_until(clock, lambda: not adder.is_alive(), step=0.02) >= 0.49
         assert not listener.pushed
-        clock.advance(0.2)
-        adder.join(20)
-        assert not adder.is_alive()
         made.stop()
     assert listener.values == [["a", "b", "c", "d", "e"]]
 
@@ -440,6 +461,56 @@ def test_a_cut_that_fails_keeps_the_buffer(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.undo()
         made.stop()
     assert listener.values == [["x"]]
+
+
+def test_b03_a_callback_that_fails_is_reported_and_the_data_is_in() -> None:
+    """Who added it must not add it again."""
+
+    class Failing(Listener):
+        def on_add_data(self, data: object, metadata: object) -> None:
+            raise RuntimeError("no")
+
+    listener = Failing()
+    with generator(listener, ManualClock()) as made:
+        made.add_data("x", metadata=1)
+        made.stop()
+    assert listener.values == [["x"]]
+    assert listener.errors == ["a listener failed when data was added: no"]
+
+
+@pytest.mark.parametrize("name", ["on_push_block", "on_generate_block"])
+def test_b07_w05_a_thread_that_dies_is_told_and_nobody_adds_to_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener()
+    monkeypatch.setattr(listener, name, _die)
+    with generator(listener, interval=0.001) as made:
+        made.add_data("x")
+        eventually(lambda: listener.deaths)
+        assert made.state is GeneratorState.STOPPED_ALL
+        with pytest.raises(GeneratorStateError):
+            made.add_data("y")
+        made.stop()
+
+
+def _die(_: object) -> None:
+    raise SystemExit
+
+
+def test_w16_small_single_records_take_no_more_room_than_their_data() -> None:
+    """As Python objects they would take ten times as much."""
+    listener, clock = Listener(), ManualClock()
+    with generator(listener, clock, max_block_bytes=2**20) as made:
+        tracemalloc.start()
+        try:
+            for n in range(100_000):
+                made.add_data(f"{n:05d}")
+            held, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert made._buffer.records == 100_000
+        assert held < 2**18
+        assert peak < 2**19
+        made.stop()
+    assert [value for values in listener.values for value in values] == [f"{n:05d}" for n in range(100_000)]
 
 
 def _out_of_memory(*_: object) -> pa.RecordBatch:

@@ -31,11 +31,36 @@ def acquire(limiter: RateLimiter, permits: int, passed: threading.Event) -> None
     passed.set()
 
 
+def total_within(passed: list[tuple[float, int]], first: int, last: int) -> int:
+    return sum(permits for _, permits in passed[first : last + 1])
+
+
+@given(
+    rate=st.floats(0.5, 1e6),
+    steps=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 2)), min_size=1, max_size=40),
+)
+def test_no_window_lets_more_through_than_rate_and_a_tenth_of_a_second(
+    rate: float, steps: list[tuple[float, float]]
+) -> None:
+    clock = SelfWinding()
+    limiter = RateLimiter(rate, clock=clock)
+    passed: list[tuple[float, int]] = []
+    for share, pause in steps:
+        permits = max(1, int(limiter.piece(10**9, 0) * share))
+        limiter.acquire(permits)
+        passed.append((clock.now, permits))
+        clock.now += pause
+    for first in range(len(passed)):
+        for last in range(first, len(passed)):
+            seconds = passed[last][0] - passed[first][0]
+            assert total_within(passed, first, last) <= rate * (seconds + 0.1) + 1 + 1e-6 * rate
+
+
 @given(
     rate=st.floats(0.5, 1e6),
     steps=st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 2)), min_size=1, max_size=40),
 )
-def test_no_span_lets_more_through_than_rate_and_burst(rate: float, steps: list[tuple[int, float]]) -> None:
+def test_who_takes_more_at_once_has_waited_for_it_before(rate: float, steps: list[tuple[int, float]]) -> None:
     clock = SelfWinding()
     limiter = RateLimiter(rate, clock=clock)
     passed: list[tuple[float, int]] = []
@@ -43,36 +68,137 @@ def test_no_span_lets_more_through_than_rate_and_burst(rate: float, steps: list[
         limiter.acquire(permits)
         passed.append((clock.now, permits))
         clock.now += pause
-    burst = max(1.0, rate * 0.1)
     for first in range(len(passed)):
-        total = 0
-        for at, permits in passed[first:]:
-            total += permits
-            # The first of a span may have been paid for before it.
-            span = at - passed[first][0]
-            assert total - passed[first][1] <= rate * span + burst + 1e-6 * rate + 1e-6
+        for last in range(first, len(passed)):
+            # The first of a window was paid for before it.
+            seconds = passed[last][0] - passed[first][0]
+            later = total_within(passed, first, last) - passed[first][1]
+            assert later <= rate * (seconds + 0.1) + 1 + 1e-6 * rate
 
 
-@given(rate=st.floats(100, 1e6), share=st.floats(0.005, 0.1))
-@settings(max_examples=50, deadline=None)
-def test_the_mean_rate_over_ten_seconds_is_the_rate_set(rate: float, share: float) -> None:
-    permits = max(1, int(rate * share))
+@given(
+    rate=st.floats(10, 1e6),
+    bytes_rate=st.floats(1000, 1e9),
+    steps=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 3000), st.floats(0, 0.5)), min_size=1, max_size=40),
+)
+def test_both_limits_hold_together(rate: float, bytes_rate: float, steps: list[tuple[int, int, float]]) -> None:
+    clock = SelfWinding()
+    limiter = RateLimiter(rate, max_bytes_rate=bytes_rate, clock=clock)
+    start = clock.now
+    records = nbytes = 0
+    for permits, size, pause in steps:
+        limiter.acquire(permits, permits * size)
+        records += permits
+        nbytes += permits * size
+        seconds = clock.now - start
+        assert records <= rate * (seconds + 0.1) + 1 + 1e-6 * rate
+        assert nbytes <= bytes_rate * (seconds + 0.1) + 1 + 1e-6 * bytes_rate
+        clock.now += pause
+
+
+def test_each_limit_alone_decides_where_it_is_the_lower() -> None:
+    clock = SelfWinding()
+    limiter = RateLimiter(1000, max_bytes_rate=10_000, clock=clock)
+    for _ in range(1000):
+        limiter.acquire(1, 100)
+    assert clock.now == pytest.approx(10, rel=0.03)
+    before = clock.now
+    for _ in range(10_000):
+        limiter.acquire(1, 1)
+    assert clock.now - before == pytest.approx(10, rel=0.03)
+
+
+RATES = [100, 1000, 10_000, 100_000, 1_000_000]
+
+
+def mean_rate(rate: float, permits: int, seconds: float) -> float:
+    """What passes in so long a time, per second, from a full bucket."""
     clock = SelfWinding()
     limiter = RateLimiter(rate, clock=clock)
     total = 0
-    while clock.now < 10:
+    while clock.now < seconds:
         limiter.acquire(permits)
         total += permits
-    assert total == pytest.approx(rate * clock.now, rel=0.03)
+    return total / clock.now
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.25])
+def test_c01_within_3_percent_of_the_rate_over_ten_seconds_in_bulk(rate: float, share: float) -> None:
+    assert mean_rate(rate, max(1, int(rate * share)), 10) == pytest.approx(rate, rel=0.03)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_c01_within_3_percent_of_the_rate_one_by_one(rate: float) -> None:
+    # The fewer seconds, the more the full bucket at the start counts: a tenth of a second's worth.
+    seconds = min(10.0, 200_000 / rate)
+    assert mean_rate(rate, 1, seconds) * seconds - rate * 0.1 == pytest.approx(rate * seconds, rel=0.005, abs=2)
+    assert seconds < 10 or mean_rate(rate, 1, seconds) == pytest.approx(rate, rel=0.03)
+
+
+@given(rate=st.floats(100, 1e6), share=st.floats(0.005, 0.25))
+@settings(max_examples=50, deadline=None)
+def test_c01_within_3_percent_of_any_rate_over_ten_seconds(rate: float, share: float) -> None:
+    assert mean_rate(rate, max(1, int(rate * share)), 10) == pytest.approx(rate, rel=0.03)
+
+
+@given(
+    rates=st.lists(st.tuples(st.floats(100, 1e6), st.floats(0.5, 3)), min_size=2, max_size=10),
+    share=st.floats(0.005, 0.1),
+)
+@settings(max_examples=50, deadline=None)
+def test_c01_within_3_percent_of_rates_that_change(rates: list[tuple[float, float]], share: float) -> None:
+    clock = SelfWinding()
+    limiter = RateLimiter(rates[0][0], clock=clock)
+    limiter.acquire(limiter.piece(10**9, 0))
+    for rate, seconds in rates:
+        limiter.update_rate(rate)
+        began, total, tokens = clock.now, 0, max(1.0, 0.1 * rate)
+        permits = max(1, int(rate * share))
+        while clock.now - began < seconds:
+            limiter.acquire(permits)
+            total += permits
+        expected = rate * (clock.now - began)
+        # What had collected under the last rate is at most a tenth of a second of this one.
+        assert expected * 0.97 - permits <= total <= expected * 1.03 + tokens
+
+
+@pytest.mark.parametrize("rate", [1001, 2000, 1_000_000])
+def test_w17_rates_above_1000_work(rate: float) -> None:
+    assert mean_rate(rate, 1, 0.2) > rate
+
+
+def test_c01_none_is_the_initial_rate_and_0_is_no_limit_below_the_ceiling() -> None:
+    limiter = RateLimiter(initial_rate=50, max_rate=100)
+    assert limiter.rate == 50
+    limiter.update_rate(0)
+    assert limiter.rate == 100
+    limiter.update_rate(None)
+    assert limiter.rate == 50
+    assert RateLimiter(initial_rate=500, max_rate=100).rate == 100
+    assert RateLimiter(initial_rate=0).rate is None
+
+
+def test_the_limit_in_bytes_is_lifted_at_a_stop_and_counts_again_afterwards() -> None:
+    clock = SelfWinding()
+    limiter = RateLimiter(max_bytes_rate=100, clock=clock)
+    limiter.close()
+    limiter.acquire(1, 10**6)
+    assert (clock.now, limiter.piece(7, 10**6)) == (0, 7)
+    limiter.reopen()
+    limiter.acquire(1, 100)
+    assert clock.now == pytest.approx(1, rel=0.01)
+    with pytest.raises(ValueError, match="ask for 0 or more"):
+        limiter.acquire(1, -1)
 
 
 @pytest.mark.parametrize("rate", [None, 0, 0.0])
 def test_c02_none_and_0_are_unlimited(rate: float | None) -> None:
     clock = SelfWinding()
     limiter = RateLimiter(rate, clock=clock)
-    limiter.acquire(10**9)
+    limiter.acquire(10**9, 10**12)
     assert clock.now == 0
-    assert (limiter.rate, limiter.largest_piece) == (None, None)
+    assert (limiter.rate, limiter.piece(10**9, 10**12)) == (None, 10**9)
 
 
 @pytest.mark.parametrize("rate", [-1, math.nan])
@@ -160,6 +286,10 @@ def test_two_takers_share_the_rate() -> None:
         thread.join()
 
 
-def test_a_piece_is_a_tenth_of_a_second() -> None:
-    assert RateLimiter(10_000).largest_piece == 1000
-    assert RateLimiter(3).largest_piece == 1
+def test_a_piece_is_a_tenth_of_a_second_of_either_limit() -> None:
+    assert RateLimiter(10_000).piece(10**6, 10**8) == 1000
+    assert RateLimiter(3).piece(10, 1000) == 1
+    assert RateLimiter(10_000).piece(10, 1000) == 10
+    assert RateLimiter(max_bytes_rate=1000).piece(10, 200) == 5
+    assert RateLimiter(20, max_bytes_rate=1000).piece(10, 200) == 2
+    assert RateLimiter(20, max_bytes_rate=1).piece(10, 200) == 1

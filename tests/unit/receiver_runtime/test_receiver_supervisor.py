@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 
 from receiver_runtime.block_generator import GeneratorState, GeneratorStateError
 from receiver_runtime.block_handler import DeadLetter
+from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.receiver import Receiver, ReceiverAttachedError, ReceiverNotAttachedError
-from receiver_runtime.receiver_supervisor import TRANSITIONS, SupervisorState
+from receiver_runtime.receiver_supervisor import TRANSITIONS, Ending, SupervisorState
+from receiver_runtime.write_ahead_log import WriteAheadLogClosedError
 from tests.unit.receiver_runtime.rig import HandReceiver, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, block, eventually, reaches
 from tracker_store.errors import (
@@ -169,6 +173,169 @@ def test_s04_a_stop_while_the_driver_log_is_away_waits_for_it(receiver: HandRece
         assert made.values() == ["x"]
 
 
+def test_s04_a_receiver_that_hangs_in_on_stop_holds_no_end_up(receiver: HandReceiver, tmp_path: Path) -> None:
+    let_go = threading.Event()
+    receiver.on_stopping = partial(_hang, let_go)
+    with rig(tmp_path, receiver, block_interval="3s", receiver_stop_timeout="100ms") as made:
+        eventually(receiver.is_started)
+        for n in range(1000):
+            receiver.store(str(n))
+        ending = made.stop()
+        assert (ending.exit_code, ending.drained) == (ExitCode.STOPPED, True)
+        assert made.values() == [str(n) for n in range(1000)]
+        [error] = [message for kind, message, _ in made.reporter.events if kind is ReceiverEventKind.ERROR]
+        assert error.startswith("on_stop has not returned after 0.1 s")
+        assert made.reporter.events[-1][1] == "stopped, everything handed over is registered"
+        # What it brings from now on is refused, and so is not taken for stored.
+        with pytest.raises(GeneratorStateError):
+            receiver.store("too late")
+        with pytest.raises(WriteAheadLogClosedError):
+            receiver.store(["too late"])
+        let_go.set()
+
+
+def test_s04_a_receiver_that_waits_for_the_driver_log_does_not_hang(receiver: HandReceiver, tmp_path: Path) -> None:
+    """The last records of a source are handed on however long the driver log is away, by the same on_stop."""
+
+    def read() -> None:
+        for n in range(12):
+            receiver.store_buffered(batch(*[f"{n:04d}" * 30] * 10))
+
+    with rig(tmp_path, receiver, block_queue_size=1, max_block_bytes=2000, receiver_stop_timeout="500ms") as made:
+        eventually(receiver.is_started)
+        made.log.away = True
+        reader, errors = in_thread(read)
+        receiver.on_stopping = reader.join
+        eventually(lambda: made.supervisor.generator.waiting_blocks == 1)
+        made.supervisor.stop("now")
+        # Three times as long as an on_stop may take.
+        assert made.supervisor.await_termination(1.5) is None
+        assert receiver.stops == 0
+        made.log.away = False
+        assert made.end() == Ending(ExitCode.STOPPED, "now", drained=True)
+        assert not errors
+        assert not [message for _, message, _ in made.reporter.events if "on_stop" in message]
+        assert made.values() == [f"{n:04d}" * 30 for n in range(12) for _ in range(10)]
+
+
+def _hang(let_go: threading.Event) -> None:
+    let_go.wait(60)
+
+
+@pytest.mark.parametrize("wish", ["restart", "pause"])
+def test_s05_a_receiver_that_hangs_in_on_stop_is_started_by_another_process(
+    receiver: HandReceiver, tmp_path: Path, wish: str
+) -> None:
+    let_go = threading.Event()
+    receiver.on_stopping = partial(_hang, let_go)
+    with rig(tmp_path, receiver, block_interval="3s", receiver_stop_timeout="50ms") as made:
+        eventually(receiver.is_started)
+        receiver.store("kept")
+        if wish == "restart":
+            receiver.restart("the source went away")
+        else:
+            made.log.desired[1] = DesiredState.PAUSED
+        ending = made.end()
+        assert (ending.exit_code, ending.drained, ending.again) == (ExitCode.FAILED, True, True)
+        assert "on_stop hangs" in ending.reason
+        assert made.values() == ["kept"]
+        assert receiver.starts == 1
+        # The agent starts another: nothing that a person has to heal.
+        assert made.reporter.states == []
+        let_go.set()
+
+
+def test_s02_an_on_start_that_blocks_is_reported_and_works(receiver: HandReceiver, tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def loop() -> None:
+        while not ended.wait(0.001):
+            receiver.store("x")
+
+    receiver.on_starting = loop
+    receiver.on_stopping = ended.set
+    with rig(tmp_path, receiver, receiver_start_timeout="20ms") as made:
+        eventually(lambda: len(made.values()) > 3 and made.reporter.events)
+        assert [message for _, message, _ in made.reporter.events] == [
+            "on_start has not returned after 0.02 s and is left to run on: it must not block, start a thread in it"
+        ]
+        assert made.stop() == Ending(ExitCode.STOPPED, "the test is over", drained=True)
+        assert receiver.stops == 1
+
+
+def test_s02_an_on_start_that_fails_late_is_started_again(receiver: HandReceiver, tmp_path: Path) -> None:
+    fails = threading.Event()
+
+    def connect() -> None:
+        if receiver.starts == 1:
+            fails.wait(60)
+            raise OSError("no route")
+
+    receiver.on_starting = connect
+    with rig(tmp_path, receiver, receiver_start_timeout="10ms") as made:
+        eventually(lambda: made.reporter.events)
+        fails.set()
+        eventually(lambda: receiver.starts == 2 and receiver.stops == 1)
+        assert (ReceiverEventKind.RESTARTED, "Error starting receiver", "OSError: no route") in made.reporter.events
+
+
+def test_s02_an_on_start_that_never_ends_can_not_be_started_twice(receiver: HandReceiver, tmp_path: Path) -> None:
+    let_go = threading.Event()
+    receiver.on_starting = partial(_hang, let_go)
+    with rig(tmp_path, receiver, receiver_start_timeout="10ms", receiver_stop_timeout="50ms") as made:
+        eventually(lambda: made.reporter.events)
+        receiver.restart("again")
+        assert made.end().again
+        assert receiver.starts == 1
+        let_go.set()
+
+
+def test_w05_a_block_generator_that_dies_ends_the_process_for_another(
+    receiver: HandReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        monkeypatch.setattr(made.supervisor, "on_push_block", _exit)
+        receiver.store("x")
+        ending = made.end()
+        assert (ending.exit_code, ending.drained, ending.again) == (ExitCode.FAILED, False, True)
+        assert "the block generator failed: SystemExit" in ending.reason
+        with pytest.raises(GeneratorStateError):
+            receiver.store("nobody would store it")
+
+
+def _exit(_: object) -> None:
+    raise SystemExit
+
+
+def test_w05_a_supervisor_that_fails_in_its_own_code_still_ends(
+    receiver: HandReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.store("x")
+        monkeypatch.setattr(made.supervisor, "_pause", _fail)
+        made.log.desired[1] = DesiredState.PAUSED
+        ending = made.end()
+        assert (ending.exit_code, ending.drained, ending.again) == (ExitCode.FAILED, True, True)
+        assert made.values() == ["x"]
+
+
+def test_w05_an_end_that_fails_is_an_end(
+    receiver: HandReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        monkeypatch.setattr(made.supervisor._handler, "close", _fail)
+        ending = made.stop()
+        assert (ending.exit_code, ending.drained, ending.again) == (ExitCode.FAILED, False, True)
+        assert "the test is over; then the end itself failed: ValueError" in ending.reason
+
+
+def _fail(*_: object) -> None:
+    raise ValueError
+
+
 def test_s05_a_restart_stops_waits_and_starts(receiver: HandReceiver, tmp_path: Path) -> None:
     clock = ManualClock()
     with rig(tmp_path, receiver, clock=clock, receiver_restart_delay="2s", receiver_max_restart_delay="30s") as made:
@@ -206,6 +373,82 @@ def test_restarts_wait_longer_each_time_until_something_is_received(receiver: Ha
     for pause, least in zip(pauses, (1, 2, 4, 4, 1), strict=True):
         assert least * 0.9 <= pause
     assert pauses[-1] < 4 * 0.9
+
+
+def test_s05_s06_a_restart_keeps_claim_and_buffer_and_asks_nobody(receiver: HandReceiver, tmp_path: Path) -> None:
+    """The original registered anew, and its driver might move the receiver or refuse it: an endless loop (W15)."""
+    with rig(tmp_path, receiver, block_interval="60s") as made:
+        eventually(receiver.is_started)
+        receiver.store("before")
+        receiver.restart("again", delay=0.5)
+        eventually(lambda: receiver.stops == 1)
+        receiver.store("stray")
+        eventually(lambda: receiver.starts == 2)
+        receiver.store("after")
+        made.stop()
+        assert made.values() == ["before", "stray", "after"]
+        assert {item.epoch for item in made.log.chain(1)} == {5}
+        assert made.supervisor.generator.state is GeneratorState.STOPPED_ALL
+
+
+def test_s07_a_block_that_is_refused_raises_and_its_data_is_in_no_block(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.store(["a"])
+        made.log.refuse_call = lambda blocks: ValueError("no") if blocks[0].sequence == 3 else None
+        with pytest.raises(ValueError, match="no"):
+            receiver.store(["b"])
+        assert made.end().again
+        assert made.values() == ["a"]
+
+
+def test_b08_blocks_of_the_generator_and_of_store_share_one_sequence(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver, block_interval="1ms") as made:
+        eventually(receiver.is_started)
+        threads = [in_thread(partial(_store_by_twos, receiver, name)) for name in "abc"]
+        for n in range(200):
+            receiver.store(f"single {n}")
+        for thread, errors in threads:
+            thread.join(20)
+            assert not errors
+        made.stop()
+        chain = made.log.chain(1)
+        assert [item.sequence for item in chain] == list(range(2, 2 + len(chain)))
+        assert len({(item.handle.segment_id, item.handle.offset) for item in chain}) == len(chain)
+        expected = [f"single {n}" for n in range(200)] + [f"{name}{n}" for name in "abc" for n in range(100)]
+        assert sorted(made.values()) == sorted(expected)
+
+
+def _store_by_twos(receiver: Receiver, name: str) -> None:
+    for n in range(0, 100, 2):
+        receiver.store([f"{name}{n}", f"{name}{n + 1}"])
+
+
+def test_s10_a_push_that_fails_is_an_error_event_and_the_block_is_kept(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        made.files.write_faults = ["error"] * 3
+        receiver.store("x", metadata="offset 17")
+        eventually(lambda: made.values() == ["x"])
+        assert made.reporter.kinds() == [ReceiverEventKind.ERROR]
+        assert receiver.is_started()
+
+
+def test_s11_there_is_no_receiver_without_a_place_for_its_log() -> None:
+    """A declared place that can't be is an error that names it, before anything is received."""
+    with pytest.raises(BlockStoreError, match="gopher://store"):
+        open_block_store("gopher://store")
+
+
+def test_w12_a_record_is_written_once_and_synced_once_with_its_block(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver, block_interval="60s") as made:
+        eventually(receiver.is_started)
+        for n in range(10):
+            receiver.store([f"{n:04d}" * 250] * 100)
+        assert made.files.syncs == len(made.log.chain(1)) == 10
+        made.stop()
+        written = sum(path.stat().st_size for path in tmp_path.rglob("*.segment"))
+        assert written == sum(item.bytes for item in made.log.chain(1))
 
 
 def test_only_the_first_of_many_wishes_to_restart_counts(receiver: HandReceiver, tmp_path: Path) -> None:
@@ -285,7 +528,7 @@ def test_an_operator_pauses_and_resumes(receiver: HandReceiver, tmp_path: Path) 
         assert made.reporter.kinds() == [ReceiverEventKind.PAUSED, ReceiverEventKind.RESUMED]
 
 
-def test_an_operator_stops_for_good(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_s08_an_operator_stops_for_good(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver, block_interval="60s") as made:
         eventually(receiver.is_started)
         receiver.store("x")
@@ -317,10 +560,56 @@ def test_a_newer_assignment_ends_it_drained(receiver: HandReceiver, tmp_path: Pa
         assert made.values() == ["x"]
 
 
-def test_the_rate_limit_is_taken_from_every_answer(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_s08_the_rate_limit_is_taken_from_every_answer(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver) as made:
         made.log.rates[1] = 123.0
         eventually(lambda: made.supervisor.limiter.rate == 123.0)
+
+
+def test_c01_the_initial_rate_counts_until_back_pressure_sets_one(receiver: HandReceiver, tmp_path: Path) -> None:
+    with rig(tmp_path, receiver, backpressure_initial_rate=50, receiver_max_rate=200) as made:
+        assert made.supervisor.limiter.rate == 50
+        heartbeats = made.log.heartbeats
+        eventually(lambda: made.log.heartbeats > heartbeats + 2)
+        assert made.supervisor.limiter.rate == 50
+        made.log.rates[1] = 500.0
+        eventually(lambda: made.supervisor.limiter.rate == 200)
+        made.log.rates[1] = 20.0
+        eventually(lambda: made.supervisor.limiter.rate == 20)
+        # Back pressure has ended: nobody knows any more than at the start.
+        del made.log.rates[1]
+        eventually(lambda: made.supervisor.limiter.rate == 50)
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_c01_the_limit_in_bytes_holds_for_every_way_in(receiver: HandReceiver, tmp_path: Path, *, single: bool) -> None:
+    clock = ManualClock()
+
+    def send() -> None:
+        for _ in range(10):
+            if single:
+                receiver.store("x" * 2000)
+            else:
+                receiver.store_buffered(batch("x" * 1000, "y" * 1000))
+
+    with rig(tmp_path, receiver, clock=clock, receiver_max_bytes_rate="10KB") as made:
+        eventually(receiver.is_started)
+        thread, errors = in_thread(send)
+        passed = advance_until(clock, lambda: not thread.is_alive(), step=0.02)
+        assert 1.8 <= passed <= 2.3
+        assert not errors
+        assert made.supervisor.limiter.rate is None
+
+
+def test_c02_store_of_many_records_is_limited_too(receiver: HandReceiver, tmp_path: Path) -> None:
+    """In the original it went past the limit."""
+    clock = ManualClock()
+    with rig(tmp_path, receiver, clock=clock, receiver_max_rate=100) as made:
+        eventually(receiver.is_started)
+        thread, errors = in_thread(partial(_store_fifty, receiver, 4))
+        assert 1.8 <= advance_until(clock, lambda: not thread.is_alive(), step=0.02) <= 2.5
+        assert not errors
+        assert len(made.values()) == 200
 
 
 def test_with_a_rate_limit_a_chunk_flows_in_even_pieces(receiver: HandReceiver, tmp_path: Path) -> None:
@@ -490,6 +779,11 @@ def carry_out(command: str, n: int, receiver: Receiver, log: MemoryBlockLog) -> 
         case desired:
             log.desired[1] = DesiredState(desired)
     return []
+
+
+def _store_fifty(receiver: Receiver, times: int) -> None:
+    for _ in range(times):
+        receiver.store(["x"] * 50)
 
 
 @given(commands=COMMANDS)

@@ -351,3 +351,70 @@ def test_a_process_whose_blocks_wait_for_a_lock_goes_on_showing_that_it_lives(cl
     log.lock_is_free.set()
     future.result(20)
     registrar.stop()
+
+
+def test_a_receiver_that_is_detached_is_gone_and_may_come_again(registrar: Registrar, log: MemoryBlockLog) -> None:
+    leaving, other = attach(registrar, 1), attach(registrar, 2)
+    submit(leaving, block(1)).result(20)
+    registrar.detach(1)
+    with pytest.raises(RegistrarStoppedError):
+        leaving.reserve()
+    leaving.wait_until_settled()
+    submit(other, block(1, receiver_id=2)).result(20)
+    again = registrar.attach(1, registered_through=1, limit=10)
+    assert submit(again, block(2)).result(20) == block(2)
+    assert [item.sequence for item in log.chain(1)] == [1, 2]
+    registrar.detach(3)
+
+
+def test_what_a_detached_receiver_had_here_fails_and_is_not_sent_again(
+    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
+) -> None:
+    leaving, other = attach(registrar, 1), attach(registrar, 2)
+    log.away = True
+    futures = [submit(leaving, block(1)), submit(other, block(1, receiver_id=2))]
+    eventually(lambda: log.calls)
+    # While the driver log is away, too.
+    registrar.detach(1)
+    with pytest.raises(RegistrarStoppedError):
+        futures[0].result(20)
+    log.away = False
+    advance_until(clock, futures[1].done)
+    assert futures[1].result() == block(1, receiver_id=2)
+    assert log.chain(1) == []
+
+
+def test_a_detached_receiver_is_in_no_later_heartbeat(log: MemoryBlockLog, clock: ManualClock) -> None:
+    told: list[Steering] = []
+    registrar = Registrar(log, clock=clock)
+    registrar.attach(5, registered_through=0, limit=1, on_steering=told.append)
+    registrar.start()
+    eventually(lambda: told)
+    registrar.detach(5)
+    before = (len(told), log.heartbeats)
+    advance_until(clock, lambda: log.heartbeats >= before[1] + 2)
+    assert len(told) == before[0]
+    registrar.stop()
+
+
+def test_a_receiver_that_stops_being_attached_before_the_start_is_no_matter(log: MemoryBlockLog) -> None:
+    registrar = Registrar(log)
+    attach(registrar)
+    registrar.detach(1)
+    attach(registrar)
+    registrar.start()
+    registrar.stop()
+    registrar.detach(1)
+
+
+def test_many_small_receivers_share_calls(log: MemoryBlockLog, clock: ManualClock) -> None:
+    registrar = Registrar(log, clock=clock)
+    lanes = {receiver_id: attach(registrar, receiver_id) for receiver_id in range(1, 51)}
+    registrar.start()
+    submit(lanes[1], block(1)).result(20)
+    # A call was just made: what comes now is gathered for the next.
+    futures = [submit(lanes[n], block(1, receiver_id=n)) for n in range(2, 51)]
+    assert len(log.calls) == 1
+    assert advance_until(clock, lambda: all(future.done() for future in futures), step=0.005) <= 0.1
+    assert len(log.calls) == 2
+    registrar.stop()

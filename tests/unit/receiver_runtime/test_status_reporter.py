@@ -113,7 +113,7 @@ def test_what_repeats_is_told_once_and_then_counted(receiver: ReceiverReporter, 
     assert rows.events() == [("RESTARTED", "refused", "try 0"), ("RESTARTED", "another reason", "")]
     advance_until(clock, lambda: len(rows.events()) == 3, step=REPEAT_SECONDS / 3)
     assert rows.events()[2] == ("RESTARTED", "refused", "try 999 (999 more since the last report)")
-    advance_until(clock, lambda: not receiver._queue.repeated, step=REPEAT_SECONDS / 3)
+    advance_until(clock, lambda: not receiver.queue.repeated, step=REPEAT_SECONDS / 3)
     receiver.event(ReceiverEventKind.RESTARTED, "refused", "anew")
     eventually(lambda: len(rows.events()) == 4)
     assert rows.events()[3] == ("RESTARTED", "refused", "anew")
@@ -154,5 +154,48 @@ def test_events_that_wait_are_bounded(reporter: StatusReporter, receiver: Receiv
     rows.away = True
     for n in range(5000):
         receiver.event(ReceiverEventKind.ERROR, f"message {n}")
-    assert len(receiver._queue.events) <= 500
+    assert len(receiver.queue.events) <= 500
     rows.away = False
+
+
+def test_a_receiver_that_is_detached_has_told_everything_and_tells_no_more(
+    reporter: StatusReporter, receiver: ReceiverReporter, rows: Rows
+) -> None:
+    other = reporter.for_receiver(receiver_id=5, assignment=1, epoch=1, process_id=7)
+    for _ in range(3):
+        receiver.event(ReceiverEventKind.BAD_RECORD, "aside", "x")
+    receiver.state(ReceiverState.INACTIVE, "over")
+    reporter.detach(receiver)
+    assert rows.states() == [("INACTIVE", "over")]
+    assert rows.events() == [("BAD_RECORD", "aside", "x"), ("BAD_RECORD", "aside", "x (2 more since the last report)")]
+    receiver.state(ReceiverState.ACTIVE, "late")
+    receiver.event(ReceiverEventKind.ERROR, "late")
+    other.state(ReceiverState.ACTIVE, "here")
+    eventually(lambda: rows.states() == [("INACTIVE", "over"), ("ACTIVE", "here")])
+    assert len(rows.events()) == 2
+
+
+def test_a_detach_does_not_wait_for_ever(
+    reporter: StatusReporter, receiver: ReceiverReporter, rows: Rows, clock: ManualClock
+) -> None:
+    rows.away = True
+    receiver.state(ReceiverState.INACTIVE, "over")
+    detaching = threading.Thread(target=reporter.detach, args=(receiver,))
+    detaching.start()
+    advance_until(clock, lambda: not detaching.is_alive(), step=0.5)
+    rows.away = False
+    reporter.for_receiver(receiver_id=5, assignment=1, epoch=1, process_id=7).state(ReceiverState.ACTIVE, "here")
+    advance_until(clock, rows.states)
+    assert rows.states() == [("ACTIVE", "here")]
+
+
+def test_one_that_has_always_something_to_say_does_not_silence_the_others(rows: Rows) -> None:
+    reporter = StatusReporter(rows)  # type: ignore[arg-type]
+    loud = reporter.for_receiver(receiver_id=1, assignment=1, epoch=1, process_id=1)
+    quiet = reporter.for_receiver(receiver_id=2, assignment=1, epoch=1, process_id=1)
+    for n in range(20):
+        loud.event(ReceiverEventKind.ERROR, f"message {n}")
+    quiet.state(ReceiverState.ACTIVE, "here")
+    reporter.start()
+    reporter.stop()
+    assert "state" in rows.written[1]

@@ -17,7 +17,6 @@ from receiver_runtime.block_store.errors import (
 from receiver_runtime.block_store.frame import EncodedFrame, FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.payload import encode_batches, payload_schema
-from receiver_runtime.block_store.stores import UnknownBlockStoreError, open_block_store
 from tests.unit.receiver_runtime.support import FaultyFiles, dead_letter_frame, frame
 
 if TYPE_CHECKING:
@@ -146,14 +145,6 @@ def test_a_scan_by_path_sees_what_a_short_write_left(tmp_path: Path) -> None:
         segment.append(frame(b"y" * 100, sequence=2))
     segment.close()
     assert [type(item).__name__ for item in store.scan("r/1.segment")] == ["IntactFrame", "TornTail"]
-
-
-def test_a_store_is_named_by_a_path_or_a_file_url(tmp_path: Path) -> None:
-    assert open_block_store(str(tmp_path)).root == tmp_path
-    assert open_block_store(f"file://{tmp_path}/a%20b").root == tmp_path / "a b"
-    for url in ("s3://bucket/x", "file://host/x"):
-        with pytest.raises(UnknownBlockStoreError, match="FOREBAY_BLOCK_STORE"):
-            open_block_store(url)
 
 
 def test_a_spark_worker_loads_pyarrow_and_google_crc32c_and_nothing_else_of_others() -> None:

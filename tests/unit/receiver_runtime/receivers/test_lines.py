@@ -1,14 +1,22 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from receiver_runtime.block_handler import DeadLetter
 from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.receivers.lines import Cut, LineCutter
+from receiver_runtime.receivers.lines import LineFraming
+from receiver_runtime.sources.socket_text import SocketText
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from receiver_runtime.receivers.framing import Taken
+    from receiver_runtime.receivers.lines import LineSplitter
 
 ENCODING = DeadLetterReason.INVALID_ENCODING
 TOO_LARGE = DeadLetterReason.RECORD_TOO_LARGE
@@ -18,34 +26,54 @@ LIMIT = 10
 PART = 7
 
 
-def run(
-    pieces: list[bytes],
-    *,
-    clean: bool = True,
-    delimiter: str = "\n",
-    encoding: str = "utf-8",
-    limit: int = LIMIT,
-    part: int = PART,
-) -> tuple[list[str], list[DeadLetter]]:
-    cutter = LineCutter(
-        delimiter=delimiter, encoding=encoding, max_record_bytes=limit, part_bytes=part, buffer_bytes=32
-    )
-    # A buffer as small as it gets, so that every boundary is met.
-    cutter._buffer = bytearray(max(limit + 1, part) + 5)
-    cutter._view = memoryview(cutter._buffer)
-    cuts: list[Cut] = []
-    for piece in pieces:
-        cuts.extend(cutter.feed(piece))
-    cuts.append(cutter.finish(clean=clean))
+# A buffer as small as it gets, so that every boundary is met.
+READ = 5
+
+
+def feed(splitter: LineSplitter, data: bytes, *, read: int = 2**20) -> Iterator[Taken]:
+    buffer = bytearray(read)
+    for start in range(0, len(data), read):
+        piece = data[start : start + read]
+        buffer[: len(piece)] = piece
+        yield splitter.take(buffer, len(piece))
+
+
+def records(framing: LineFraming, takens: Iterable[Taken]) -> tuple[list[str], list[DeadLetter]]:
     lines: list[str] = []
     letters: list[DeadLetter] = []
-    for cut in cuts:
-        if cut.lines is not None:
-            cut.lines.validate(full=True)
-            assert len(cut.lines) > 0
-            lines.extend(cut.lines.to_pylist())
-        letters.extend(cut.dead_letters)
+    for taken in takens:
+        letters.extend(taken.before)
+        if taken.piece is not None:
+            cut = framing.cut([taken.piece])
+            if cut.records is not None:
+                cut.records.validate(full=True)
+                assert len(cut.records) > 0
+                lines.extend(cut.records.to_pylist())
+            letters.extend(cut.dead_letters)
+        letters.extend(taken.after)
     return lines, letters
+
+
+def framing_of(
+    *, delimiter: str | bytes = "\n", encoding: str = "utf-8", limit: int = LIMIT, part: int = PART
+) -> LineFraming:
+    source = SocketText(host="a", port=1, delimiter=delimiter, encoding=encoding)
+    return LineFraming(
+        delimiter=source.delimiter_bytes,
+        encoding=source.encoding,
+        one_byte=source.one_byte,
+        max_record_bytes=limit,
+        part_bytes=part,
+    )
+
+
+def run(
+    pieces: list[bytes], *, clean: bool = True, delimiter: str | bytes = "\n", encoding: str = "utf-8"
+) -> tuple[list[str], list[DeadLetter]]:
+    framing = framing_of(delimiter=delimiter, encoding=encoding)
+    splitter = framing.open()
+    takens = [taken for piece in pieces for taken in feed(splitter, piece, read=READ)]
+    return records(framing, [*takens, splitter.finish(clean=clean)])
 
 
 def model(stream: bytes, *, clean: bool, delimiter: bytes, encoding: str) -> tuple[list[str], list[DeadLetter]]:
@@ -60,9 +88,10 @@ def model(stream: bytes, *, clean: bool, delimiter: bytes, encoding: str) -> tup
     ended = [(raw, True) for raw in whole] + ([(rest, False)] if rest else [])
     for raw, has_end in ended:
         text = raw.removesuffix(b"\r") if has_end and delimiter == b"\n" else raw
-        # Of a line that breaks off, a \r may yet turn out to be its end.
-        pending_cr = not has_end and not clean and delimiter == b"\n" and text.endswith(b"\r")
-        if len(text) > LIMIT and not (pending_cr and len(text) == LIMIT + 1):
+        # Of a record that breaks off, the last bytes may yet turn out to be its end, and not count.
+        ending = b"\r\n" if delimiter == b"\n" else delimiter
+        least = min((len(text) - n for n in range(len(ending)) if text.endswith(ending[:n])), default=len(text))
+        if (len(text) if has_end or clean else least) > LIMIT:
             aside(TOO_LARGE, raw)
         elif not has_end and not clean:
             aside(TRUNCATED, raw)
@@ -75,32 +104,75 @@ def model(stream: bytes, *, clean: bool, delimiter: bytes, encoding: str) -> tup
 
 
 PLAIN = (b"\n", b"\n\n", b"\r\n", b"\r", b"\r\r\n", b"a", b"abc", b"\x00", b";", "ü".encode(), "€".encode())
+OTHER = (b"|", b"||", b"aba", b"ab", b"\xa7", "§".encode(), "日".encode(), "日".encode("cp932"), b"\x8e\xb1")
 BROKEN = (b"\xff", b"\xc3", b"\xa9", b"\xe2\x82", b"\xed\xa0\x80")
 LONG = (b"x" * 9, b"x" * 10, b"x" * 11, b"y" * 25)
-FRAGMENTS = st.sampled_from((*PLAIN, *BROKEN, *LONG))
+FRAGMENTS = st.sampled_from((*PLAIN, *OTHER, *BROKEN, *LONG))
 STREAMS = st.lists(FRAGMENTS, max_size=25).map(b"".join)
 
 
+# Of one byte and of several, in which a match may or may not overlap the next, and which are no text.
+DELIMITERS = (b"\n", b";", b"\0", b"\r\n", b"||", b"aba", b"aab", b"\xff", "§".encode(), b"\r\n\r\n", b"a;b;a;b;a")
+ENCODINGS = ("utf-8", "ascii", "iso8859-1", "cp1252", "cp866", "koi8-r", "cp932", "gb18030", "euc_jp", "big5")
+
+
+# The first call into Arrow takes longer than the rest.
+@settings(deadline=None)
 @given(
     stream=STREAMS,
     cuts=st.lists(st.integers(0, 300), max_size=30),
     clean=st.booleans(),
-    delimiter=st.sampled_from(["\n", ";"]),
-    encoding=st.sampled_from(["utf-8", "ascii", "iso8859-1", "cp1252"]),
+    delimiter=st.sampled_from(DELIMITERS),
+    encoding=st.sampled_from(ENCODINGS),
 )
-@example(stream=b"x" * 10 + b"\r\n", cuts=[11], clean=True, delimiter="\n", encoding="utf-8")
-@example(stream=b"x" * 10 + b"\r", cuts=[], clean=True, delimiter="\n", encoding="utf-8")
-@example(stream=b"y" * 14 + b"\n" + b"ok\n", cuts=[7, 14], clean=True, delimiter="\n", encoding="utf-8")
+@example(stream=b"x" * 10 + b"\r\n", cuts=[11], clean=True, delimiter=b"\n", encoding="utf-8")
+@example(stream=b"x" * 10 + b"\r", cuts=[], clean=True, delimiter=b"\n", encoding="utf-8")
+@example(stream=b"y" * 14 + b"\n" + b"ok\n", cuts=[7, 14], clean=True, delimiter=b"\n", encoding="utf-8")
+@example(stream=b"|||a||||", cuts=[1, 2], clean=True, delimiter=b"||", encoding="utf-8")
+@example(stream=b"ababa", cuts=[3], clean=False, delimiter=b"aba", encoding="utf-8")
+@example(stream=b"x" * 10 + b"ab", cuts=[11], clean=False, delimiter=b"aba", encoding="utf-8")
+@example(stream=b"y" * 25 + b"ab" + b"aok", cuts=[26], clean=True, delimiter=b"aba", encoding="utf-8")
 def test_a_stream_cut_in_any_way_gives_the_same(
-    stream: bytes, cuts: list[int], clean: bool, delimiter: str, encoding: str
+    stream: bytes, cuts: list[int], clean: bool, delimiter: bytes, encoding: str
 ) -> None:
+    assume(encoding not in ("cp932", "gb18030", "euc_jp", "big5") or max(delimiter) < 0x30)
     places = sorted({0, len(stream), *(place for place in cuts if place < len(stream))})
     pieces = [stream[start:end] for start, end in pairwise(places)]
     lines, letters = run(pieces, clean=clean, delimiter=delimiter, encoding=encoding)
-    expected_lines, expected_letters = model(stream, clean=clean, delimiter=delimiter.encode(), encoding=encoding)
+    expected_lines, expected_letters = model(stream, clean=clean, delimiter=delimiter, encoding=encoding)
     assert lines == expected_lines
     # A line aside is put aside when it is cut, all of its parts in a row; the order between lines holds too.
     assert _by_line(letters) == _by_line(expected_letters)
+
+
+# The first call into Arrow takes longer than the rest.
+@settings(deadline=None)
+@given(
+    streams=st.lists(STREAMS, min_size=1, max_size=5),
+    turns=st.lists(st.tuples(st.integers(0, 4), st.integers(1, READ)), max_size=60),
+    delimiter=st.sampled_from(DELIMITERS),
+)
+def test_connections_that_are_cut_together_give_what_each_would_alone(
+    streams: list[bytes], turns: list[tuple[int, int]], delimiter: bytes
+) -> None:
+    framing = framing_of(delimiter=delimiter)
+    splitters = [framing.open() for _ in streams]
+    left = list(streams)
+    takens: list[Taken] = []
+    rest = [(n % len(streams), READ) for n in range(len(streams) * 60)]
+    for number, count in [*((n % len(streams), count) for n, count in turns), *rest]:
+        piece, left[number] = left[number][:count], left[number][count:]
+        buffer = bytearray(piece.ljust(READ, b"?"))
+        takens.append(splitters[number].take(buffer, len(piece)))
+    takens += [splitter.finish(clean=True) for splitter in splitters]
+    cut = framing.cut([taken.piece for taken in takens if taken.piece is not None])
+    got = [] if cut.records is None else cut.records.to_pylist()
+    alone = [run([stream], delimiter=delimiter) for stream in streams]
+    assert sorted(got) == sorted(line for lines, _ in alone for line in lines)
+    letters = [*cut.dead_letters, *(letter for taken in takens for letter in (*taken.before, *taken.after))]
+    assert sorted((letter.reason, letter.part, letter.data) for letter in letters) == sorted(
+        (letter.reason, letter.part, letter.data) for _, letters in alone for letter in letters
+    )
 
 
 def _by_line(letters: list[DeadLetter]) -> list[tuple[DeadLetterReason, bytes]]:
@@ -153,11 +225,10 @@ def test_a_character_split_between_two_reads_is_whole() -> None:
 
 def test_many_bad_lines_in_one_chunk() -> None:
     stream = b"".join(b"%d\n\xff%d\n" % (n, n) for n in range(1000))
-    cutter = LineCutter()
-    (cut,) = cutter.feed(stream)
-    assert cut.lines is not None
-    assert cut.lines.to_pylist() == [str(n) for n in range(1000)]
-    assert [letter.data for letter in cut.dead_letters] == [b"\xff%d" % n for n in range(1000)]
+    framing = LineFraming()
+    lines, letters = records(framing, feed(framing.open(), stream))
+    assert lines == [str(n) for n in range(1000)]
+    assert [letter.data for letter in letters] == [b"\xff%d" % n for n in range(1000)]
 
 
 def test_a_line_at_the_limit_is_a_record_and_one_byte_more_is_not() -> None:
@@ -167,22 +238,31 @@ def test_a_line_at_the_limit_is_a_record_and_one_byte_more_is_not() -> None:
 
 
 def test_a_line_without_end_goes_aside_in_parts_with_bounded_memory() -> None:
-    cutter = LineCutter(max_record_bytes=1000, part_bytes=4096, buffer_bytes=1000)
-    size = len(cutter.writable())
+    framing = LineFraming(max_record_bytes=1000, part_bytes=4096)
+    splitter = framing.open()
     parts: list[DeadLetter] = []
     for _ in range(300):
-        for cut in cutter.feed(b"0123456789" * 100):
-            assert cut.lines is None
-            parts.extend(cut.dead_letters)
-    assert len(cutter._buffer) == size
-    for cut in cutter.feed(b"tail\r\nnext\n"):
-        parts.extend(cut.dead_letters)
-        lines = cut.lines
-    assert lines is not None
-    assert lines.to_pylist() == ["next"]
+        lines, letters = records(framing, feed(splitter, b"0123456789" * 100))
+        assert lines == []
+        parts.extend(letters)
+        assert len(splitter._held) <= 4096 + 1000
+    lines, letters = records(framing, feed(splitter, b"tail\r\nnext\n"))
+    parts.extend(letters)
+    assert lines == ["next"]
     assert [letter.part for letter in parts] == list(range(len(parts)))
     assert {len(letter.data) for letter in parts[:-1]} == {4096}
     assert b"".join(letter.data for letter in parts) == b"0123456789" * 30_000 + b"tail\r"
+
+
+def test_of_a_record_that_is_too_large_no_more_parts_are_kept_than_asked_for() -> None:
+    framing = framing_of()
+    splitter = framing.open(max_parts=1)
+    lines, letters = records(framing, feed(splitter, b"y" * 40 + b"\nnext\n" + b"z" * 11 + b"\n"))
+    assert lines == ["next"]
+    assert letters[0] == DeadLetter(TOO_LARGE, b"y" * PART, 0)
+    splitter = framing.open(max_parts=1)
+    lines, letters = records(framing, feed(splitter, b"y" * 40 + b"\nnext\n", read=READ))
+    assert (lines, letters) == (["next"], [DeadLetter(TOO_LARGE, b"y" * PART, 0)])
 
 
 def test_a_last_line_without_newline_is_a_record_when_the_sender_ended() -> None:
@@ -208,12 +288,11 @@ def test_a_line_that_breaks_off_and_was_too_large_stays_that() -> None:
 
 
 def test_a_cutter_serves_the_next_connection_after_a_break() -> None:
-    cutter = LineCutter(max_record_bytes=LIMIT, part_bytes=PART)
-    list(cutter.feed(b"y" * 30))
-    cutter.finish(clean=False)
-    (cut,) = cutter.feed(b"a\n")
-    assert cut.lines is not None
-    assert (cut.lines.to_pylist(), cut.dead_letters) == (["a"], [])
+    framing = framing_of()
+    splitter = framing.open()
+    list(feed(splitter, b"y" * 30))
+    splitter.finish(clean=False)
+    assert records(framing, feed(splitter, b"a\n")) == (["a"], [])
 
 
 @pytest.mark.parametrize("encoding", ["iso8859-1", "cp1252"])
@@ -223,3 +302,36 @@ def test_other_encodings_become_utf8(encoding: str) -> None:
 
 def test_ascii_puts_everything_else_aside() -> None:
     assert run([b"a\n\xc3\xbc\n"], encoding="ascii") == (["a"], [DeadLetter(ENCODING, b"\xc3\xbc")])
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    ["big5", "cp932", "cp949", "cp950", "euc_jp", "euc_kr", "gb18030", "gb2312", "gbk", "shift_jis"],
+)
+def test_no_byte_below_0x30_is_a_part_of_a_longer_character(encoding: str) -> None:
+    SocketText(host="a", port=1, encoding=encoding)
+    for last in range(0x30):
+        assert bytes([last]).decode(encoding) == chr(last)
+        for first in range(0x80, 0x100):
+            for start in (bytes([first]), bytes([first, 0xA1]), bytes([first, 0x30, 0x81])):
+                assert _is_cut_rightly(start, last, encoding), (start, last)
+
+
+def _is_cut_rightly(start: bytes, last: int, encoding: str) -> bool:
+    """Does the byte stand for itself, or the decoder find what is wrong before it?"""
+    try:
+        text = (start + bytes([last]) + b"AA").decode(encoding)
+    except UnicodeDecodeError as error:
+        return error.start < len(start)
+    return text.endswith(chr(last) + "AA")
+
+
+def test_a_delimiter_that_is_no_text_takes_no_part_in_the_decoding() -> None:
+    assert run(["fünf".encode() + b"\xffd\xc3\xa7\xff\xc3\xff"], delimiter=b"\xff") == (
+        ["fünf", "dç"],
+        [DeadLetter(ENCODING, b"\xc3")],
+    )
+
+
+def test_text_in_japanese_becomes_utf8() -> None:
+    assert run(["日本\nソ表\n".encode("shift_jis")], encoding="shift_jis") == (["日本", "ソ表"], [])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.receiver_registry import make_receiver
-from receiver_runtime.receivers.socket_text import NO_MORE_DATA, SocketTextReceiver
+from receiver_runtime.receivers.socket_client import NO_MORE_DATA
+from receiver_runtime.receivers.socket_text import SocketTextReceiver
 from receiver_runtime.sources.base import Source, SourceError
 from receiver_runtime.sources.socket_text import SocketText
 from tests.unit.receiver_runtime.rig import rig

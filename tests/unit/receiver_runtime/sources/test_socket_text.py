@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -7,9 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from receiver_runtime.sources.base import SourceError, SourceRule
+from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.socket_text import SocketText
 from receiver_runtime.sources.source_registry import parse_source
+from receiver_runtime.sources.tcp import Tls
 
 
 def test_a_declaration_comes_back_from_its_json() -> None:
@@ -35,13 +38,23 @@ def test_the_defaults_are_those_of_the_reference() -> None:
         ("host", "tcp://a", "host: .*'tcp://a'"),
         ("port", 0, "port: .*greater than or equal to 1 .*found 0"),
         ("port", 70000, "port: .*65535 .*found 70000"),
-        ("delimiter", "\r\n", "delimiter: .*one ASCII character"),
-        ("delimiter", "é", "delimiter: "),
+        ("delimiter", "", "delimiter: '' is no delimiter: give 1 to 64 bytes"),
+        ("delimiter", "x" * 65, "delimiter: .*give 1 to 64 bytes"),
+        ("delimiter", "hex:0", "delimiter: .*hex"),
         ("encoding", "utf-16", "encoding: 'utf-16' can't be cut"),
+        ("encoding", "iso2022_jp", "encoding: 'iso2022_jp' can't be cut"),
         ("encoding", "nonsense", "encoding: "),
         ("max_record_bytes", "1 potato", "max_record_bytes: '1 potato' is no size"),
         ("max_record_bytes", 0, "max_record_bytes: "),
         ("connect_timeout", "soon", "connect_timeout: 'soon' is no duration"),
+        ("listen", "0.0.0.0:9999", "give host and port, or listen='0.0.0.0:9999', and not both"),
+        ("listen", "9999", "listen: '9999' is no address to listen on: give host:port"),
+        ("listen", "0.0.0.0:65536", "listen: .* is no address"),
+        ("max_connections", 0, "max_connections: "),
+        ("tls", {"ca_file": "ca.pem"}, "tls.ca_file: 'ca.pem' is no whole path"),
+        ("tls", {"key_file": "/key.pem"}, "tls: .*give certificate_file too"),
+        ("tls", {"verify": False, "ca_file": "/ca.pem"}, "tls: verify=False checks nothing"),
+        ("tls", {"ca": "/ca.pem"}, "tls.ca: .*"),
         ("prot", 1, "prot: socket_text has no such field .*port"),
     ],
 )
@@ -55,12 +68,59 @@ def test_a_wrong_field_is_named_with_its_value_and_the_way_out(field: str, value
 
 
 def test_a_missing_field_and_an_unknown_kind_are_named() -> None:
-    with pytest.raises(SourceError, match="port: socket_text needs it"):
+    with pytest.raises(SourceError, match="give port too"):
         parse_source({"kind": "socket_text", "host": "a"})
+    with pytest.raises(SourceError, match="give host too"):
+        parse_source({"kind": "socket_text", "port": 1})
+    with pytest.raises(SourceError, match="give host and port, or listen="):
+        parse_source({"kind": "raw_socket"})
+    with pytest.raises(SourceError, match="give certificate_file and key_file"):
+        parse_source({"kind": "raw_socket", "listen": "[::]:9999", "tls": True})
     with pytest.raises(SourceError, match=r"kind: 'carrier_pigeon'.*socket_text"):
         parse_source({"kind": "carrier_pigeon"})
     with pytest.raises(SourceError, match="kind: None"):
         parse_source({})
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "encoding", "stored", "sent"),
+    [
+        ("\n", "utf-8", "\n", b"\n"),
+        (b"\r\n", "utf-8", "\r\n", b"\r\n"),
+        ("\0", "utf-8", "hex:00", b"\0"),
+        (b"\x1e\xff", "utf-8", "hex:1eff", b"\x1e\xff"),
+        ("§", "utf-8", "hex:c2a7", b"\xc2\xa7"),
+        ("§", "latin-1", "hex:a7", b"\xa7"),
+        (b"hex:", "utf-8", "hex:6865783a", b"hex:"),
+        ("hex:0d0a", "utf-8", "\r\n", b"\r\n"),
+    ],
+)
+def test_a_delimiter_is_stored_as_text_or_in_hexadecimal(
+    delimiter: str | bytes, encoding: str, stored: str, sent: bytes
+) -> None:
+    source = SocketText(host="a", port=1, delimiter=delimiter, encoding=encoding)
+    declaration = source.model_dump(mode="json")
+    assert declaration["delimiter"] == stored
+    assert source.delimiter_bytes == sent
+    assert parse_source(json.loads(json.dumps(declaration))) == source
+
+
+def test_a_delimiter_that_may_be_a_part_of_a_character_is_refused() -> None:
+    with pytest.raises(ValidationError, match="can be a part of a character in shift_jis"):
+        SocketText(host="a", port=1, encoding="shift_jis", delimiter="||")
+    SocketText(host="a", port=1, encoding="shift_jis", delimiter="\r\n")
+
+
+def test_a_listening_source_comes_back_from_its_json() -> None:
+    tls = Tls(certificate_file="/etc/tls/a.pem", key_file="/etc/tls/a.key", ca_file="/etc/tls/ca.pem")
+    source = RawSocket(listen="[::]:0", tls=tls, max_connections=3)
+    assert parse_source(source.model_dump(mode="json")) == source
+    assert source.address == "[::]:0"
+    assert source.listen_address == ("::", 0)
+    assert RawSocket(listen="0.0.0.0:9999").listen_address == ("0.0.0.0", 9999)
+    assert RawSocket(host="a", port=1, tls=True).tls == Tls()
+    assert RawSocket(host="a", port=1, tls=False).tls is None
+    assert RawSocket.columns == (("value", "binary"),)
 
 
 def test_settings_take_units_and_pass_over_keys_of_others() -> None:

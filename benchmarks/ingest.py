@@ -1,0 +1,222 @@
+"""How fast the data plane is: a socket to registered blocks, beside Spark's receiver and beside the disk; and back.
+
+Run as ``python -m benchmarks.ingest [--json] [--quick]``; docs/reference/benchmarks.md says what each figure means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.ingest_disk import synced_write_rate
+from benchmarks.ingest_read_back import read_back
+from benchmarks.ingest_receiver import Ingested, Receiver
+from benchmarks.ingest_sender import LINE_BYTES, sender, write_corpus
+from benchmarks.ingest_spark import SparkIngested, spark_receiver
+from benchmarks.report import Figure, Report, machine, rate_figure, time_figure
+from benchmarks.server import running_server
+from receiver_runtime.block_store.payload import DEFAULT_COMPRESSION, Compression
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from benchmarks.server import Server
+
+_COMPRESSIONS: Sequence[Compression] = ("lz4", "zstd", "none")
+_SPARK_AIM = 8.0
+_DISK_AIM = 0.8
+_READ_BACK_AIM = 0.9
+_BLOCK_BYTES = 16 * 2**20
+_MIB = 2**20
+_PARTS = ("receive", "read")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured; seconds are of one measurement in one round."""
+
+    rounds: int
+    warm_up: float
+    seconds: float
+    spark_warm_up: float
+    spark_seconds: float
+    disk_seconds: float
+    read_records: int
+    read_rounds: int
+
+
+_FULL = Sizes(
+    rounds=4,
+    warm_up=1.0,
+    seconds=4.0,
+    spark_warm_up=4.0,
+    spark_seconds=10.0,
+    disk_seconds=2.0,
+    read_records=5_000_000,
+    read_rounds=5,
+)
+_QUICK = Sizes(
+    rounds=1,
+    warm_up=0.5,
+    seconds=2.0,
+    spark_warm_up=2.0,
+    spark_seconds=5.0,
+    disk_seconds=0.5,
+    read_records=1_000_000,
+    read_rounds=2,
+)
+
+
+def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port: int) -> None:
+    """Rounds in turn: the disk, Forebay by each compression, Spark."""
+    report.section(f"From a socket to registered blocks, lines of {LINE_BYTES} bytes, one receiver")
+    disk: list[float] = []
+    ours: dict[Compression, list[Ingested]] = {compression: [] for compression in _COMPRESSIONS}
+    peer: list[SparkIngested] = []
+    with spark_receiver(directory) as spark:
+        for number in range(sizes.rounds):
+            disk.append(synced_write_rate(directory, _BLOCK_BYTES, sizes.disk_seconds))
+            for compression in _COMPRESSIONS:
+                receiver = Receiver(server, directory, port, f"{compression}{number}", compression=compression)
+                ours[compression].append(receiver.measure(warm_up=sizes.warm_up, seconds=sizes.seconds))
+                shutil.rmtree(receiver.block_store)
+                # What nobody synced is not to be written out during somebody else's turn.
+                os.sync()
+            checkpoint = directory / f"checkpoint{number}"
+            peer.append(
+                spark.measure(port, checkpoint, warm_up=sizes.spark_warm_up, seconds=sizes.spark_seconds),
+            )
+            shutil.rmtree(checkpoint)
+            os.sync()
+            told = ", ".join(f"{name} {ours[name][-1].records_per_second:,.0f}" for name in _COMPRESSIONS)
+            report.console.print(
+                f"  round {number + 1} of {sizes.rounds}, records/s: {told}, Spark {peer[-1].records_per_second:,.0f}; "
+                f"disk {disk[-1] / 1e6:,.0f} MB/s"
+            )
+    for compression in _COMPRESSIONS:
+        default = compression == DEFAULT_COMPRESSION
+        _figures(report, compression, ours[compression], peer, disk, default=default)
+
+
+def _figures(
+    report: Report,
+    compression: Compression,
+    ours: Sequence[Ingested],
+    peer: Sequence[SparkIngested],
+    disk: Sequence[float],
+    *,
+    default: bool,
+) -> None:
+    rates = [one.records_per_second for one in ours]
+    stored = statistics.median(one.stored_bytes_per_record for one in ours)
+    report.add(
+        rate_figure(
+            f"received, {compression}",
+            rates,
+            [one.records_per_second for one in peer],
+            peer_name="Spark's socketTextStream with its log",
+            unit="records/s",
+            aim=_SPARK_AIM if default else None,
+        ),
+        time_figure(
+            f"CPU, {compression}",
+            statistics.median(one.cpu_per_million for one in ours),
+            statistics.median(one.cpu_per_million for one in peer),
+            peer_name="Spark's JVM",
+            unit="s/million records",
+        ),
+        rate_figure(
+            f"received bytes, {compression}",
+            [rate * LINE_BYTES / 1e6 for rate in rates],
+            [rate / 1e6 for rate in disk],
+            peer_name=f"the disk, {_BLOCK_BYTES // _MIB} MiB appended and synced",
+            unit="MB/s",
+            aim=_DISK_AIM if default else None,
+        ),
+        rate_figure(
+            f"stored bytes, {compression}",
+            [one.records_per_second * one.stored_bytes_per_record / 1e6 for one in ours],
+            [rate / 1e6 for rate in disk],
+            peer_name="the disk, the same",
+            unit="MB/s",
+        ),
+        Figure(
+            f"memory grown at most, {compression}",
+            max(one.grown for one in ours) / _MIB,
+            ours[0].bound / _MIB,
+            "block_queue_size x max_block_bytes",
+            ours[0].bound / max(one.grown for one in ours),
+            1.0,
+            "MiB",
+        ),
+    )
+    report.note(
+        f"{compression}: a line of {LINE_BYTES} bytes is stored in {stored:.0f} ({LINE_BYTES / stored:.2f} to 1), "
+        f"{statistics.median(one.block_records for one in ours):,.0f} records a block"
+    )
+
+
+def _read(server: Server, report: Report, sizes: Sizes, directory: Path, port: int) -> None:
+    report.section("Reading a batch in Spark, warm")
+    receiver = Receiver(server, directory, port, "read")
+    receiver.receive(sizes.read_records)
+    found = read_back(server, receiver, directory, rounds=sizes.read_rounds)
+    report.add(
+        rate_figure(
+            f'read.format("forebay"), {DEFAULT_COMPRESSION}',
+            found.ours.rates,
+            found.text.rates,
+            peer_name="read.text of the same lines",
+            unit="rows/s",
+            aim=_READ_BACK_AIM,
+        ),
+        time_figure(
+            f'CPU, read.format("forebay"), {DEFAULT_COMPRESSION}',
+            statistics.median(found.ours.cpu),
+            statistics.median(found.text.cpu),
+            peer_name="read.text of the same lines",
+            unit="s/million rows",
+        ),
+    )
+    report.note(f"read back: {found.rows:,} rows of one batch into Spark's noop sink, {sizes.read_rounds} rounds")
+
+
+def measure(report: Report, server: Server, sizes: Sizes, directory: Path, *, parts: Collection[str]) -> None:
+    """The parts that are asked for."""
+    corpus = directory / "corpus"
+    write_corpus(corpus)
+    with sender(corpus) as port:
+        if "receive" in parts:
+            _receive(server, report, sizes, directory, port)
+        if "read" in parts:
+            _read(server, report, sizes, directory, port)
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ingest", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--quick", action="store_true", help="one short round: to see that it works, no aim is met")
+    parser.add_argument("--only", choices=_PARTS, action="append", help="measure this part alone; may be repeated")
+    parser.add_argument("--directory", type=Path, help="where data goes: the disk to measure (default: temporary)")
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    with (
+        tempfile.TemporaryDirectory(prefix="forebay-benchmark-", dir=arguments.directory) as name,
+        running_server(Path(name)) as server,
+    ):
+        report = Report("ingest", machine(postgres=server.version()))
+        measure(report, server, _QUICK if arguments.quick else _FULL, Path(name), parts=arguments.only or _PARTS)
+    report.note(f"the whole took {time.perf_counter() - began:.0f} s")
+    report.print(as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Reading a batch's blocks in Spark, beside Spark's own reading of the same lines from text files."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import psutil
+import pyarrow.compute as pc
+
+from orchestration.settings import Settings
+from orchestration.spark.session import spark_session
+from receiver_runtime.block_store.stores import open_block_store
+from tracker_store.engine import connect
+from tracker_store.pipelines import apply_pipeline
+from tracker_store.received_block_tracker import AllocatedBlock, ReceivedBlockTracker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from benchmarks.ingest_receiver import Receiver
+    from benchmarks.server import Server
+
+_PIPELINE = "read_back"
+_TEXT_FILE_BYTES = 128 * 2**20
+_WARM_UPS = 2
+
+
+@dataclass
+class Reads:
+    """Each round's rows per second, and CPU seconds per million rows of the JVM and its Python workers."""
+
+    rates: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def read(self, frame: DataFrame, rows: int) -> None:
+        """All columns of all rows into Spark's `noop` sink."""
+        cpu, began = _spark_cpu(), time.perf_counter()
+        frame.write.format("noop").mode("overwrite").save()
+        self.rates.append(rows / (time.perf_counter() - began))
+        self.cpu.append((_spark_cpu() - cpu) / rows * 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """What was read in how much time."""
+
+    rows: int
+    ours: Reads
+    text: Reads
+
+
+def read_back(server: Server, receiver: Receiver, directory: Path, *, rounds: int) -> ReadBack:
+    """Put all that a receiver registered into one batch, write the same as text, and read both in turn."""
+    batch_time, blocks = _allocate(server, receiver)
+    rows = _write_text(receiver, blocks, directory / "text")
+    settings = Settings(home=directory, database_url=server.url, block_store=str(receiver.block_store))
+    session = spark_session(settings, application="benchmark")
+    try:
+        session.sparkContext.setLogLevel("ERROR")
+        options = {
+            "pipeline": _PIPELINE,
+            "batch_time": batch_time.isoformat(),
+            "stream": receiver.stream,
+            "database_url": server.url,
+            "block_store": str(receiver.block_store),
+        }
+        result = ReadBack(rows, Reads(), Reads())
+        for number in range(-_WARM_UPS, rounds):
+            if number == 0:
+                result = ReadBack(rows, Reads(), Reads())
+            result.ours.read(_blocks(session, options), rows)
+            result.text.read(session.read.text(str(directory / "text")), rows)
+        if (found := _blocks(session, options).count()) != rows:
+            raise RuntimeError(f"Spark found {found} rows of {rows}")
+        return result
+    finally:
+        session.stop()
+
+
+def _blocks(session: SparkSession, options: dict[str, str]) -> DataFrame:
+    return session.read.format("forebay").options(**options).load()
+
+
+def _spark_cpu() -> float:
+    """Of all processes of Spark; those that have ended count with their parents."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.name().startswith(("java", "python")):
+                total += sum(process.cpu_times()[:4])
+    return total
+
+
+def _allocate(server: Server, receiver: Receiver) -> tuple[datetime, Sequence[AllocatedBlock]]:
+    with connect(server.engine) as connection:
+        pipeline_id = apply_pipeline(
+            connection,
+            name=_PIPELINE,
+            declaration={"max_attempts": 3, "streams": [receiver.stream]},
+            stream_ids=[receiver.stream_id],
+            interval=timedelta(seconds=1),
+        )
+        tracker = ReceivedBlockTracker(connection, pipeline_id)
+        [[now]] = server.execute(
+            "UPDATE forebay.pipelines SET last_batch_time = last_batch_time - interval '1 hour' "
+            "RETURNING date_trunc('second', clock_timestamp())"
+        )
+        assert isinstance(now, datetime)
+        time.sleep(1)
+        batch_time = now + timedelta(seconds=1)
+        tracker.allocate_blocks_to_batch(batch_time)
+        return batch_time, tracker.get_blocks_of_batch_and_stream(batch_time, receiver.stream_id)
+
+
+def _write_text(receiver: Receiver, blocks: Sequence[AllocatedBlock], directory: Path) -> int:
+    """The blocks' lines as text files of about a segment's size; returns how many lines there are."""
+    directory.mkdir()
+    store = open_block_store(str(receiver.block_store))
+    rows = files = size = 0
+    file = (directory / "0.txt").open("wb")
+    for block in blocks:
+        handle = block.handle
+        for batch in store.read_batches(block.path, handle.offset, handle.length, handle.crc32c):
+            lines = pc.binary_join_element_wise(batch.column(0), "", "\n")
+            text = memoryview(lines.buffers()[2])
+            file.write(text)
+            rows += batch.num_rows
+            size += len(text)
+        if size >= _TEXT_FILE_BYTES:
+            file.close()
+            files, size = files + 1, 0
+            file = (directory / f"{files}.txt").open("wb")
+    file.close()
+    return rows

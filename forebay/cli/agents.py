@@ -1,0 +1,98 @@
+"""`forebay agents`: who runs receivers, which of them is to be empty, and which host will not come back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from forebay.cli.database import driver_log
+from tracker_store import agents as store
+
+APPLICATION = "forebay agents"
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Name = Annotated[str, typer.Argument(help="The agent's name, as `forebay agents` shows it.")]
+
+app = typer.Typer(help="Agents and their hosts: list, drain, undrain, forget.", invoke_without_command=True)
+
+
+@app.callback()
+def agents(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FBT002
+    """List agents, and hosts without one to which receivers belong.
+
+    "receivers" are placed on the agent; "waiting" belong to its host and are placed nowhere.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    console = Console(highlight=False, stderr=as_json)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        rows = store.list_agents(connection)
+    if as_json:
+        listed = [
+            {**asdict(row), "started_at": None if row.started_at is None else row.started_at.isoformat()}
+            for row in rows
+        ]
+        typer.echo(json.dumps({"agents": listed}))
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("agent", "host", "receivers", "slots", "waiting", "state"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        state = "gone" if row.agent_id is None else "draining" if row.draining else "running"
+        figures = ("-", "-") if row.agent_id is None else (str(row.receivers), str(row.slots))
+        table.add_row(row.name or "-", row.host, *figures, str(row.waiting), state)
+    if not rows:
+        table.add_row("none", *[""] * 5)
+    console.print(table)
+
+
+@app.command()
+def drain(name: Name) -> None:
+    """Take all receivers from an agent, and place none on it, until `forebay agents undrain`.
+
+    Each stops reading, registers what it holds, and starts again on another agent that has a slot for it. What belongs
+    to the agent's host (a listener's address, one receiver per host) stops and waits. An agent of this name that is
+    started anew is draining too.
+    """
+    console = Console(highlight=False)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        placed = store.set_draining(connection, name=name, draining=True)
+        others = [row for row in store.list_agents(connection) if row.name != name and not row.draining]
+    console.print(f"{name} is draining; {placed} receiver(s) leave it.", markup=False)
+    free = sum(max(0, row.slots - row.receivers) for row in others)
+    if placed > free:
+        console.print(
+            f"Other agents have {free} free slot(s): the rest waits for one, or for `forebay agents undrain {name}`.",
+            style="bold red",
+        )
+
+
+@app.command()
+def undrain(name: Name) -> None:
+    """Let receivers be placed on an agent again; what moved away meanwhile stays where it is."""
+    console = Console(highlight=False)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        store.set_draining(connection, name=name, draining=False)
+    console.print(f"{name} may have receivers again.", markup=False)
+
+
+@app.command()
+def forget(
+    host: Annotated[str, typer.Argument(help="A host that will not come back, as `forebay agents` shows it.")],
+) -> None:
+    """Give a host up: its own receivers are removed, its listeners may listen at another address.
+
+    What they have stored is processed like any other. A host that comes back all the same has its receivers again.
+    """
+    console = Console(highlight=False)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        removed, freed = store.forget_host(connection, host)
+    console.print(
+        f"{host} is given up: {removed} receiver(s) of its own removed, {freed} listener(s) free to go.", markup=False
+    )

@@ -1,0 +1,237 @@
+"""Back pressure: after each completed batch, the rate of each receiver of the pipeline's streams (C03).
+
+Owns what follows from batches: an estimator per pipeline and stream, the slowest pipeline of a stream, each receiver's
+part. What it decides is a row (`stream_rates`, `receivers.rate_limit`), written under the leader's term in
+transactions of its own, after the batch's; so a new leader goes on with the very numbers. In memory is only since when
+a pipeline stands still, which a new leader watches anew. It must never touch a batch.
+
+What is different from the original: its rates lived in the driver's memory and were lost with it; one that was sent
+before its receiver had registered was lost (K10); a batch that a limit had cut short hid what it left behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestration.pipeline_settings import PipelineSettings
+from orchestration.tracker.liveness import CounterWatch
+from orchestration.tracker.pid_rate_estimator import EstimatorState, PIDRateEstimator
+from tracker_store import rates as store
+from tracker_store.pipelines import list_pipelines
+from tracker_store.rates import CompletedBatch, StreamRate
+from tracker_store.schema import DesiredState, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import sqlalchemy as sa
+
+    from tracker_store.pipelines import PipelineRow
+    from tracker_store.rates import RatedReceiver
+
+# A leader that was long away finds many; the rest waits for the next tick.
+BATCHES_PER_TICK = 200
+# A pipeline of which nothing moved for so many intervals, and so many seconds, stands still.
+STILL_AFTER_INTERVALS = 5
+STILL_AFTER_SECONDS = 60.0
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReckonedBatch:
+    """A completed batch with the records that its limit left to later ones (0 where it has no limit)."""
+
+    batch: CompletedBatch
+    left_behind: int = 0
+
+
+def reckon(
+    settings: PipelineSettings, interval: timedelta, before: StreamRate, batches: Iterable[ReckonedBatch]
+) -> StreamRate:
+    """What is decided for a pipeline and stream after `batches`, in their order."""
+    estimator = PIDRateEstimator(
+        interval // _MILLISECOND,
+        settings.backpressure_pid_proportional,
+        settings.backpressure_pid_integral,
+        settings.backpressure_pid_derived,
+        settings.backpressure_pid_min_rate,
+        state=_state(before),
+    )
+    decided = before
+    for reckoned in batches:
+        batch = reckoned.batch
+        if batch.batch_time <= decided.batch_time:
+            continue
+        decided = replace(decided, batch_time=batch.batch_time, expired=False)
+        if batch.started_at is None:
+            continue
+        known = estimator.state
+        processing_ms = (batch.completed_at - batch.started_at) // _MILLISECOND
+        scheduling_ms = max(0, (batch.started_at - batch.oldest_time) // _MILLISECOND)
+        if batch.records > 0:
+            # What it left behind waits as long as it takes to process: to the estimator that is delay.
+            scheduling_ms += reckoned.left_behind * processing_ms // batch.records
+        rate = estimator.compute(
+            (batch.completed_at - _EPOCH) // _MILLISECOND, batch.records, processing_ms, scheduling_ms
+        )
+        state = estimator.state
+        if state is not None and state != known:
+            decided = replace(
+                decided,
+                latest_at=batch.completed_at,
+                latest_rate=state.latest_rate,
+                latest_error=state.latest_error,
+                rate_limit=rate if rate is not None else decided.rate_limit,
+            )
+    return decided
+
+
+def _state(decided: StreamRate) -> EstimatorState | None:
+    if decided.latest_at is None or decided.latest_rate is None or decided.latest_error is None:
+        return None
+    return EstimatorState((decided.latest_at - _EPOCH) // _MILLISECOND, decided.latest_rate, decided.latest_error)
+
+
+def receiver_rates(
+    limits: Mapping[int, Sequence[float]], receivers: Iterable[RatedReceiver]
+) -> dict[int, float | None]:
+    """Each receiver's rate: its part of the least of the rates that pipelines have decided for its stream.
+
+    Parts are equal, and for those that may receive: who is not wanted to run, or is FAILED, keeps no part from others.
+    """
+    receivers = list(receivers)
+    sharing: dict[int, int] = {}
+    for receiver in receivers:
+        receives = receiver.desired_state is DesiredState.RUNNING and receiver.state is not ReceiverState.FAILED
+        sharing[receiver.stream_id] = sharing.get(receiver.stream_id, 0) + receives
+    return {
+        receiver.receiver_id: min(limits[receiver.stream_id]) / max(1, sharing[receiver.stream_id])
+        if limits.get(receiver.stream_id)
+        else None
+        for receiver in receivers
+    }
+
+
+class RateController:
+    """The leading tracker's; `tick` every second or so. One thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` is monotonic, in seconds."""
+        self._clock = clock
+        self._watches: dict[tuple[int, timedelta], CounterWatch[int]] = {}
+        self._counters: dict[int, int] = {}
+
+    def tick(self, connection: sa.Connection, *, term: int) -> None:
+        """Reckon in what has completed, see who stands still, and give receivers the rates that follow."""
+        pipelines = {
+            row.pipeline_id: row
+            for row in list_pipelines(connection)
+            if PipelineSettings.of_row(row.declaration).backpressure_enabled
+        }
+        decided = {(rate.pipeline_id, rate.stream_id): rate for rate in store.stream_rates(connection)}
+        for row in pipelines.values():
+            for stream_id in row.stream_ids:
+                self._reckon(connection, term, row, stream_id, decided.get((row.pipeline_id, stream_id)))
+        self._see_who_stands_still(connection, term, pipelines, decided.values())
+        self._set_rates(connection, term, pipelines)
+
+    def _reckon(
+        self, connection: sa.Connection, term: int, row: PipelineRow, stream_id: int, before: StreamRate | None
+    ) -> None:
+        batches = store.completed_batches(
+            connection,
+            pipeline_id=row.pipeline_id,
+            stream_id=stream_id,
+            after=None if before is None else before.batch_time,
+            limit=BATCHES_PER_TICK,
+        )
+        if not batches:
+            return
+        limited = any(
+            row.declaration.get(limit) is not None for limit in ("max_records_per_batch", "max_bytes_per_batch")
+        )
+        reckoned = [
+            ReckonedBatch(
+                batch,
+                store.records_left_behind(
+                    connection, pipeline_id=row.pipeline_id, stream_id=stream_id, batch_time=batch.batch_time
+                )
+                if limited and batch.records
+                else 0,
+            )
+            for batch in batches
+        ]
+        if before is None:
+            before = StreamRate(row.pipeline_id, stream_id, _EPOCH, None, None, None, None, expired=False)
+        decision = reckon(PipelineSettings.of_row(row.declaration), row.interval, before, reckoned)
+        outcome = store.record_stream_rate(connection, term=term, decision=decision)
+        if decision.rate_limit != before.rate_limit:
+            log.info(
+                "rate decided",
+                pipeline=row.name,
+                stream_id=stream_id,
+                batch_time=decision.batch_time.isoformat(),
+                rate=decision.rate_limit,
+                outcome=outcome,
+            )
+
+    def _see_who_stands_still(
+        self,
+        connection: sa.Connection,
+        term: int,
+        pipelines: Mapping[int, PipelineRow],
+        decided: Iterable[StreamRate],
+    ) -> None:
+        expired = {rate.pipeline_id: rate.expired for rate in decided}
+        if not expired:
+            return
+        counters: dict[int, int] = {}
+        watches: dict[tuple[int, timedelta], CounterWatch[int]] = {}
+        for progress in store.pipeline_progress(connection):
+            row = pipelines.get(progress.pipeline_id)
+            if row is None or row.pipeline_id not in expired:
+                continue
+            key = (row.pipeline_id, row.interval)
+            limit = max(STILL_AFTER_SECONDS, STILL_AFTER_INTERVALS * row.interval.total_seconds())
+            watch = watches[key] = self._watches.get(key) or CounterWatch(limit, self._clock)
+            counters[row.pipeline_id] = progress.counter
+            moved = self._counters.get(row.pipeline_id, progress.counter) != progress.counter
+            # A long batch is no standstill: its process is watched by its heartbeat.
+            still = watch.unmoved([] if progress.running else [(row.pipeline_id, progress.counter)])
+            if still and not expired[row.pipeline_id]:
+                outcome = store.expire_stream_rates(connection, term=term, pipeline_id=row.pipeline_id, still=True)
+                log.warning("pipeline stands still: its rate holds nobody up", pipeline=row.name, outcome=outcome)
+            elif expired[row.pipeline_id] and (moved or progress.running):
+                outcome = store.expire_stream_rates(connection, term=term, pipeline_id=row.pipeline_id, still=False)
+                log.info("pipeline goes on: its rate counts again", pipeline=row.name, outcome=outcome)
+        self._counters, self._watches = counters, watches
+
+    def _set_rates(self, connection: sa.Connection, term: int, pipelines: Mapping[int, PipelineRow]) -> None:
+        limits: dict[int, list[float]] = {}
+        for rate in store.stream_rates(connection):
+            # A removed pipeline, one that no longer reads the stream, one that has back pressure off: its rate is gone.
+            row = pipelines.get(rate.pipeline_id)
+            if (
+                row is not None
+                and rate.stream_id in row.stream_ids
+                and rate.rate_limit is not None
+                and not rate.expired
+            ):
+                limits.setdefault(rate.stream_id, []).append(rate.rate_limit)
+        receivers = store.rated_receivers(connection)
+        wanted = receiver_rates(limits, receivers)
+        changed = {
+            receiver.receiver_id: wanted[receiver.receiver_id]
+            for receiver in receivers
+            if wanted[receiver.receiver_id] != receiver.rate_limit
+        }
+        if changed:
+            store.set_rate_limits(connection, term=term, rates=changed)

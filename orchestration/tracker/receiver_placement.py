@@ -1,0 +1,222 @@
+"""Which receiver runs on which agent: the leader's decisions, made of what the driver log says (P01-P03, K03-K06).
+
+Owns when receivers are placed and taken away; where, `scheduling_policy` says. Each decision is a statement under the
+leader's term. A receiver that is placed stays where it is, unless its agent drains or is gone: an agent that comes new
+gets what waits, and moves nothing.
+
+Two kinds belong to one host: those of a stream with `receivers="per_host"`, one for each host that ever had an agent,
+and those that listen, from their first placement on. When that host has no agent they wait, and say so: an address that
+senders know is not moved unasked. `forebay agents forget HOST` is how it is asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestration.pipeline import PER_HOST
+from orchestration.tracker.scheduling_policy import (
+    AgentCapacity,
+    PlacedReceiver,
+    WaitingReceiver,
+    reschedule_receiver,
+    schedule_receivers,
+)
+from tracker_store.pipelines import list_streams
+from tracker_store.processes import live_processes
+from tracker_store.receivers import (
+    add_host_receiver,
+    note_waiting,
+    placements,
+    release_receivers,
+    schedule_receiver,
+)
+from tracker_store.schema import DesiredState, ProcessKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import sqlalchemy as sa
+
+    from tracker_store.processes import LiveProcess
+    from tracker_store.receivers import Placement
+
+# So long a receiver that was taken from a draining agent may take to drain and sign off, before it is placed anyway:
+# its successor's claim then fences it. An agent gives it 15 s.
+HAND_OVER_SECONDS = 20.0
+
+_PLACED = frozenset({ReceiverState.SCHEDULED, ReceiverState.ACTIVE, ReceiverState.PAUSED})
+
+log = structlog.get_logger(__name__)
+
+
+class ReceiverPlacement:
+    """The leading tracker's; `tick` every second or so. One thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` is monotonic, in seconds."""
+        self._clock = clock
+        self._handing_over_since: dict[int, float] = {}
+
+    def tick(self, connection: sa.Connection, *, term: int) -> None:
+        """Take receivers from agents that drain or are gone; then place those that wait."""
+        # Agents are read after placements: whom a receiver is placed on was there before, so if absent it is gone.
+        everything = placements(connection)
+        agents = [process for process in live_processes(connection) if process.kind is ProcessKind.AGENT]
+        usable = [agent for agent in agents if agent.slots > 0 and not agent.draining]
+        if self._release(connection, term, everything, agents) | self._add_host_receivers(connection, term, usable):
+            everything = placements(connection)
+        waiting = self._waiting(everything)
+        if waiting:
+            self._place(connection, term, everything, waiting, usable)
+            self._say_why(connection, agents)
+
+    def _release(
+        self, connection: sa.Connection, term: int, everything: Sequence[Placement], agents: Sequence[LiveProcess]
+    ) -> bool:
+        live = {agent.process_id: agent for agent in agents}
+        whys: dict[int, str] = {}
+        for placement in everything:
+            if placement.agent_id is None or placement.state not in _PLACED:
+                continue
+            agent = live.get(placement.agent_id)
+            if agent is None:
+                # It signed off between our look at it and our decision.
+                whys[placement.agent_id] = "its agent has ended"
+            elif agent.draining:
+                whys[placement.agent_id] = f"agent {agent.name} is draining"
+        for agent_id, why in whys.items():
+            outcome = release_receivers(connection, term=term, agent_id=agent_id, why=why)
+            log.info("receivers taken from an agent", agent_id=agent_id, why=why, outcome=outcome)
+        return bool(whys)
+
+    def _add_host_receivers(self, connection: sa.Connection, term: int, usable: Sequence[LiveProcess]) -> bool:
+        streams = [stream for stream in list_streams(connection) if stream.declaration.get("receivers") == PER_HOST]
+        if not streams:
+            return False
+        there = {(placement.stream_id, placement.host) for placement in placements(connection)}
+        missing = [
+            (stream, host)
+            for stream in streams
+            for host in sorted({agent.host for agent in usable})
+            if (stream.stream_id, host) not in there
+        ]
+        for stream, host in missing:
+            outcome = add_host_receiver(connection, term=term, stream_id=stream.stream_id, host=host)
+            log.info("receiver of a host", stream=stream.name, host=host, outcome=outcome)
+        return bool(missing)
+
+    def _waiting(self, everything: Sequence[Placement]) -> list[Placement]:
+        """Those to be placed now; who is being handed over is not, until its process has signed off or time is up."""
+        now = self._clock()
+        wanted = [
+            placement
+            for placement in everything
+            if placement.state is ReceiverState.INACTIVE and placement.desired_state is not DesiredState.STOPPED
+        ]
+        self._handing_over_since = {
+            placement.receiver_id: self._handing_over_since.get(placement.receiver_id, now)
+            for placement in wanted
+            if placement.handing_over
+        }
+        return [
+            placement
+            for placement in wanted
+            if now - self._handing_over_since.get(placement.receiver_id, now - HAND_OVER_SECONDS) >= HAND_OVER_SECONDS
+        ]
+
+    def _place(
+        self,
+        connection: sa.Connection,
+        term: int,
+        everything: Sequence[Placement],
+        waiting: Sequence[Placement],
+        usable: Sequence[LiveProcess],
+    ) -> None:
+        hosts = {agent.process_id: agent.host for agent in usable}
+        placed = [
+            PlacedReceiver(placement.receiver_id, placement.stream_id, placement.state, (placement.agent_id,))
+            for placement in everything
+            if placement.agent_id is not None and placement.state in _PLACED
+        ]
+        # Those that come for the first time together (K03), then one by one those that had a place (K05).
+        new = [placement for placement in waiting if placement.assignment == 0]
+        plan = schedule_receivers([_demand(placement) for placement in new], _capacities(usable, placed), placed)
+        for placement in new:
+            self._schedule(connection, term, placement, plan[placement.receiver_id], hosts, placed)
+        for placement in waiting:
+            if placement.assignment > 0:
+                candidates = reschedule_receiver(_demand(placement), _capacities(usable, placed), placed)
+                self._schedule(connection, term, placement, candidates, hosts, placed)
+
+    def _schedule(
+        self,
+        connection: sa.Connection,
+        term: int,
+        placement: Placement,
+        candidates: Sequence[int],
+        hosts: dict[int, str],
+        placed: list[PlacedReceiver],
+    ) -> None:
+        """Place a receiver on the first of `candidates`, and note that in `placed`."""
+        if not candidates:
+            return
+        agent_id = candidates[0]
+        outcome = schedule_receiver(
+            connection,
+            term=term,
+            receiver_id=placement.receiver_id,
+            agent_id=agent_id,
+            why=f"placed on {hosts[agent_id]}",
+            only_host=hosts[agent_id] if placement.listens else None,
+        )
+        placed.append(PlacedReceiver(placement.receiver_id, placement.stream_id, ReceiverState.SCHEDULED, (agent_id,)))
+        log.info("receiver scheduled", receiver_id=placement.receiver_id, host=hosts[agent_id], outcome=outcome)
+
+    def _say_why(self, connection: sa.Connection, agents: Sequence[LiveProcess]) -> None:
+        for placement in self._waiting(placements(connection)):
+            note_waiting(
+                connection,
+                receiver_id=placement.receiver_id,
+                assignment=placement.assignment,
+                reason=_why_waiting(placement.host, agents),
+            )
+
+
+def _demand(placement: Placement) -> WaitingReceiver:
+    # Who listens where it asked to listen is bound to that from the first.
+    wished = placement.preferred_host
+    return WaitingReceiver(
+        receiver_id=placement.receiver_id,
+        stream_id=placement.stream_id,
+        preferred_host=wished,
+        only_host=placement.host or (wished if placement.listens else None),
+    )
+
+
+def _capacities(usable: Sequence[LiveProcess], placed: Sequence[PlacedReceiver]) -> list[AgentCapacity]:
+    return [
+        AgentCapacity(
+            agent.process_id,
+            agent.host,
+            agent.slots,
+            sum(receiver.candidates[0] == agent.process_id for receiver in placed),
+        )
+        for agent in usable
+    ]
+
+
+def _why_waiting(host: str | None, agents: Sequence[LiveProcess]) -> str:
+    where = "" if host is None else f" on {host}"
+    there = [agent for agent in agents if agent.slots > 0 and host in (None, agent.host)]
+    if not there:
+        return (
+            "waits for an agent: start one with forebay agent"
+            if host is None
+            else f"waits for an agent on {host}; if that host won't come back: forebay agents forget {host}"
+        )
+    if all(agent.draining for agent in there):
+        names = ", ".join(sorted(agent.name for agent in there))
+        return f"waits: draining is {names}; to let it back in: forebay agents undrain {there[0].name}"
+    return f"waits for a free slot{where}: raise --slots of an agent, or start another"

@@ -1,0 +1,289 @@
+"""The block store on an object store: a block is an object, since nothing can be appended to.
+
+Owns the layout. A segment is a prefix; each write of the write-ahead log is ONE object below it, named by the offset
+at which its first frame would lie in a file, with 20 digits: so a handle means the same as everywhere, a segment
+rolls, is sealed, scanned and deleted as a file is, and a listing is in the order of the offsets. An object is written
+as a whole and never changed; a PUT whose outcome is not known is repeated with the identical bytes. A segment's name
+has the epoch in it, so no two processes write below one prefix.
+
+A write that failed may leave its object behind, as a file would leave bytes behind its sealed length.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from functools import partial
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, TypeVar
+
+from receiver_runtime.block_store.call_pool import CallPool, CallsHangError
+from receiver_runtime.block_store.errors import (
+    BlockMissingError,
+    InvalidPathError,
+    SegmentEndedError,
+    SegmentWriteError,
+    StoreUnavailableError,
+)
+from receiver_runtime.block_store.reading import StoredFrame, batches_of, checked_frame
+from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, ScannedItem, TornTail, scan_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow as pa
+
+    from receiver_runtime.block_store.frame import EncodedFrame
+    from receiver_runtime.block_store.objects import Objects
+
+T = TypeVar("T")
+
+ASIDE = "_aside"
+_NAME = re.compile(r"\d{20}")
+_THREADS = 16
+_FIRST_DELAY = 0.1
+_LONGEST_DELAY = 5.0
+# Not there, or not allowed: asking again changes nothing.
+_FINAL = (FileNotFoundError, FileExistsError, PermissionError, CallsHangError)
+
+
+class ObjectBlockStore:
+    """Segments below one prefix of an object store.
+
+    Args:
+        objects: the store's calls.
+        name: the URL, without secrets.
+        timeout: seconds for one call with all its attempts.
+        max_attempts: at one call.
+    """
+
+    def __init__(self, objects: Objects, name: str, *, timeout: float = 30.0, max_attempts: int = 5) -> None:
+        self.name = name
+        self._objects = objects
+        self._timeout = timeout
+        self._max_attempts = max_attempts
+        self._pool = CallPool(f"block store {name}", limit=_THREADS)
+
+    def create_segment(self, path: str) -> ObjectSegment:
+        """Begin a segment; nothing is stored before its first frame.
+
+        Raises:
+            InvalidPathError: the path leads out of the store.
+            FileExistsError: there are objects below it; they are another epoch's or another attempt's.
+            StoreUnavailableError: the store does not answer.
+        """
+        path = _checked(path)
+        if self._call("list", lambda: self._objects.sizes(path)):
+            raise FileExistsError(f"{self._where(path)} has objects already: they belong to another process")
+        return ObjectSegment(self._where(path), lambda offset, frames: self._put(path, offset, frames))
+
+    def read_frame(self, path: str, offset: int, length: int, crc32c: int) -> StoredFrame:
+        """One frame by its handle; see ``BlockStore``."""
+        path = _checked(path)
+        try:
+            data = self._get(f"{path}/{offset:020d}", 0, length)
+        except FileNotFoundError:
+            data = self._read_within(path, offset, length)
+        return checked_frame(data, self._where(path), offset, length, crc32c)
+
+    def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
+        """The record batches of one block by its handle; see ``BlockStore``."""
+        return batches_of(self.read_frame(path, offset, length, crc32c), self._where(path), offset)
+
+    def scan(self, path: str) -> Iterator[ScannedItem]:
+        """Everything in one segment, in order; an object that is missing between others is damage.
+
+        Raises:
+            FileNotFoundError: there is no object.
+            StoreUnavailableError: the store does not answer.
+        """
+        path = _checked(path)
+        found = self._of_segment(path)
+        if not found:
+            raise FileNotFoundError(f"{self._where(path)} has no objects")
+        end = 0
+        for number, (key, begin, size) in enumerate(found):
+            if begin > end:
+                yield DamagedFrame(end, begin - end, None, "the object that held these bytes is missing")
+            last = number == len(found) - 1
+            for item in scan_source(_OneObject(self._get, key, size)):
+                yield _moved(item, begin, may_be_torn=last)
+            end = begin + size
+
+    def segment_paths(self) -> Iterator[str]:
+        """The path of every segment (and of any other object) but those set aside, in no order."""
+        keys = [PurePosixPath(key) for key, _ in self._call("list", lambda: self._objects.sizes(""))]
+        yield from {
+            (key.parent if _NAME.fullmatch(key.name) else key).as_posix() for key in keys if key.parts[0] != ASIDE
+        }
+
+    def delete_segment(self, path: str) -> None:
+        """Delete a segment's objects; see ``BlockStore``."""
+        path = _checked(path)
+        self._call("delete", lambda: self._objects.delete(path))
+
+    def set_aside(self, path: str) -> str:
+        """Move a segment's objects below `_aside/`; returns their new prefix. Done again, it goes on."""
+        path = _checked(path)
+        target = self._free_aside(path)
+        below = self._call("list", lambda: self._objects.sizes(path))
+        if not below:
+            self._move(path, target)
+        for key, _ in below:
+            self._move(key, target + key.removeprefix(path))
+        return target
+
+    def restore_segment(self, path: str, frames: Iterable[tuple[int, bytes]]) -> None:
+        """Put frames, one object each, in the place of a segment that is missing or damaged and is set aside then.
+
+        The frames may come from the old segment itself, so that it goes last. A crash leaves a part; it is done again.
+        """
+        path = _checked(path)
+        unfinished = f"{path}.restoring"
+        self.delete_segment(unfinished)
+        names = []
+        for offset, data in frames:
+            names.append(f"{offset:020d}")
+            self._call("put", partial(self._objects.put, f"{unfinished}/{names[-1]}", [data]))
+        if self._of_segment(path):
+            self.set_aside(path)
+        for name in names:
+            self._move(f"{unfinished}/{name}", f"{path}/{name}")
+
+    def _put(self, path: str, offset: int, frames: list[EncodedFrame]) -> None:
+        buffers = [buffer for frame in frames for buffer in (frame.header, frame.payload)]
+        self._call("put", lambda: self._objects.put(f"{path}/{offset:020d}", buffers))
+
+    def _get(self, key: str, offset: int, length: int) -> bytes:
+        return self._call("get", lambda: self._objects.get(key, offset, length))
+
+    def _move(self, key: str, to: str) -> None:
+        self._call("move", lambda: self._objects.move(key, to))
+
+    def _of_segment(self, path: str) -> list[tuple[str, int, int]]:
+        """A segment's objects as (key, the offset of its first frame, size), in order."""
+        found = self._call("list", lambda: self._objects.sizes(path))
+        return [(key, int(name), size) for key, size in found if _NAME.fullmatch(name := key.removeprefix(f"{path}/"))]
+
+    def _read_within(self, path: str, offset: int, length: int) -> bytes:
+        """A frame that shares its object with those before it (dead letters of one write)."""
+        before = [item for item in self._of_segment(path) if item[1] <= offset]
+        if not before or offset >= before[-1][1] + before[-1][2]:
+            raise BlockMissingError(self._where(path), offset, length, "no such object")
+        key, begin, _ = before[-1]
+        return self._get(key, offset - begin, length)
+
+    def _free_aside(self, path: str) -> str:
+        target = f"{ASIDE}/{path}"
+        number = 0
+        while self._call("list", partial(self._objects.sizes, target)):
+            number += 1
+            target = f"{ASIDE}/{path}.{number}"
+        return target
+
+    def _where(self, path: str) -> str:
+        return f"{self.name.rstrip('/')}/{path}"
+
+    def _call(self, what: str, call: Callable[[], T]) -> T:
+        """Make a call that may be repeated: again while it fails, for at most the time-out.
+
+        Raises:
+            FileNotFoundError, FileExistsError, PermissionError: as the store says.
+            StoreUnavailableError: it fails, or does not answer.
+        """
+        deadline = time.monotonic() + self._timeout
+        attempt = 1
+        while True:
+            try:
+                return self._pool.call(call, deadline - time.monotonic())
+            except (FileNotFoundError, FileExistsError):
+                raise
+            except OSError as error:
+                delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2**attempt) * random.uniform(0.5, 1.0)  # noqa: S311
+                final = isinstance(error, _FINAL) or attempt >= self._max_attempts
+                if final or time.monotonic() + delay >= deadline:
+                    raise StoreUnavailableError(
+                        self.name, f"{what}: {error}; {attempt} attempts in at most {self._timeout:g} s"
+                    ) from error
+                attempt += 1
+                time.sleep(delay)
+
+
+class ObjectSegment:
+    """A segment that is being written. One thread at a time; the write-ahead log holds the lock."""
+
+    def __init__(self, where: str, put: Callable[[int, list[EncodedFrame]], None]) -> None:
+        self.path = where
+        #: Frames up to here are objects in the store.
+        self.synced_length = 0
+        self._put = put
+        self._frames: list[EncodedFrame] = []
+        self._taken = 0
+        self._ended = False
+
+    def append(self, frame: EncodedFrame) -> int:
+        """Take one frame into the next object; returns its offset. Raises SegmentEndedError."""
+        self._check()
+        offset = self._taken
+        self._frames.append(frame)
+        self._taken += frame.length
+        return offset
+
+    def sync(self) -> None:
+        """Store what was taken as one object. Raises SegmentEndedError, SegmentWriteError (which ends the segment)."""
+        self._check()
+        frames, self._frames = self._frames, []
+        try:
+            if frames:
+                self._put(self.synced_length, frames)
+        except (OSError, StoreUnavailableError) as error:
+            self._ended = True
+            raise SegmentWriteError(self.path, self.synced_length, str(error)) from error
+        self.synced_length = self._taken
+
+    def skip_sync(self) -> None:
+        """As ``sync``: there is nothing in between with an object store."""
+        self.sync()
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self._ended = True
+        self._frames.clear()
+
+    def _check(self) -> None:
+        if self._ended:
+            raise SegmentEndedError(f"{self.path} takes no more frames: {SegmentEndedError.__doc__}")
+
+
+class _OneObject:
+    """One object as a scan reads it."""
+
+    def __init__(self, get: Callable[[str, int, int], bytes], key: str, size: int) -> None:
+        self._get = get
+        self._key = key
+        self.size = size
+
+    def read(self, length: int, offset: int) -> bytes:
+        return self._get(self._key, offset, length)
+
+
+def _moved(item: ScannedItem, begin: int, *, may_be_torn: bool) -> ScannedItem:
+    """An item of one object, at its place in the segment."""
+    offset = begin + item.offset
+    match item:
+        case IntactFrame():
+            return IntactFrame(offset, item.length, item.crc32c, item.header)
+        case DamagedFrame():
+            return DamagedFrame(offset, item.length, item.header, item.detail, item.expected, item.found)
+        case TornTail() if may_be_torn:
+            return TornTail(offset, item.length, item.detail)
+        case TornTail():
+            return DamagedFrame(offset, item.length, None, item.detail)
+
+
+def _checked(path: str) -> str:
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts:
+        raise InvalidPathError(path)
+    return pure.as_posix()

@@ -1,0 +1,125 @@
+"""The calls on an object store, in one place, by ``pyarrow.fs``; the counterpart of ``files`` and a test's seam.
+
+Nothing here retries or waits with a bound: ``object_store`` does. pyarrow's file systems are loaded when a store is
+opened, since most programs have none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.roots import without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_CONNECT_SECONDS = 5.0
+_REQUEST_SECONDS = 20.0
+_S3_OPTIONS: dict[str, Callable[[str], object]] = {
+    "endpoint_override": str,
+    "force_virtual_addressing": lambda value: value.lower() == "true",
+    "region": str,
+    "scheme": str,
+    "tls_ca_file_path": str,
+}
+
+
+class ObjectStoreUrlError(BlockStoreError):
+    """This URL can't be opened as an object store. Correct FOREBAY_BLOCK_STORE."""
+
+
+class Objects:
+    """Objects below one prefix. Every method raises ``OSError`` as pyarrow does; keys are relative to the prefix."""
+
+    def __init__(self, filesystem: Any, prefix: str) -> None:  # noqa: ANN401  pyarrow has no types
+        self._filesystem = filesystem
+        self._prefix = prefix.strip("/")
+
+    def put(self, key: str, buffers: Sequence[Any]) -> None:
+        """Store an object as a whole; on return the store has it."""
+        stream = self._filesystem.open_output_stream(self._at(key))
+        for buffer in buffers:
+            stream.write(buffer)
+        # Not by `with`: after a failed write a close would complete the object with what it has.
+        stream.close()
+
+    def get(self, key: str, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes of an object; fewer only at its end."""
+        with self._filesystem.open_input_file(self._at(key)) as file:
+            data: bytes = file.read_at(min(length, max(0, file.size() - offset)), offset)
+        return data
+
+    def sizes(self, prefix: str) -> list[tuple[str, int]]:
+        """Every object below a prefix as (key, size), in the order of the keys."""
+        from pyarrow.fs import FileSelector, FileType  # noqa: PLC0415
+
+        selector = FileSelector(self._at(prefix), allow_not_found=True, recursive=True)
+        below = len(self._prefix) + 1
+        return sorted(
+            (info.path[below:], info.size)
+            for info in self._filesystem.get_file_info(selector)
+            if info.type == FileType.File
+        )
+
+    def delete(self, prefix: str) -> None:
+        """Delete every object below a prefix; that there is none is no error."""
+        try:
+            self._filesystem.delete_dir(self._at(prefix))
+        except FileNotFoundError:
+            return
+
+    def move(self, key: str, to: str) -> None:
+        """Give an object another key."""
+        self._filesystem.move(self._at(key), self._at(to))
+
+    def _at(self, key: str) -> str:
+        return f"{self._prefix}/{key}" if key else self._prefix
+
+
+def open_objects(url: str) -> Objects:
+    """The objects below a URL; connects to nothing yet.
+
+    Raises:
+        ObjectStoreUrlError: no bucket, an option that is not known, or what pyarrow says of it.
+    """
+    parts = urlsplit(url)
+    if not parts.netloc:
+        raise ObjectStoreUrlError(f"{without_secrets(url)!r} names no bucket: write {parts.scheme}://BUCKET/PREFIX")
+    try:
+        if parts.scheme == "s3":
+            return _open_s3(url)
+        from pyarrow.fs import FileSystem  # noqa: PLC0415
+
+        return Objects(*FileSystem.from_uri(url))
+    except (ValueError, OSError, ImportError, NotImplementedError) as error:
+        raise ObjectStoreUrlError(f"{without_secrets(url)!r}: {error}. {ObjectStoreUrlError.__doc__}") from error
+
+
+def _open_s3(url: str) -> Objects:
+    # Not by FileSystem.from_uri: it takes no time-outs and no retries.
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem  # noqa: PLC0415
+
+    parts = urlsplit(url)
+    options: dict[str, Any] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in _S3_OPTIONS:
+            raise ObjectStoreUrlError(
+                f"the option {name!r} of {without_secrets(url)!r} is not known: known are {', '.join(_S3_OPTIONS)}"
+            )
+        options[name] = _S3_OPTIONS[name](value)
+    user, _, host = parts.netloc.rpartition("@")
+    if user:
+        access_key, _, secret_key = user.partition(":")
+        options["access_key"], options["secret_key"] = unquote(access_key), unquote(secret_key)
+    filesystem = S3FileSystem(
+        **options,
+        connect_timeout=_CONNECT_SECONDS,
+        request_timeout=_REQUEST_SECONDS,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=2),
+        # A block is one PUT: nothing is asked for before it, and it is through when the call returns.
+        allow_delayed_open=True,
+        background_writes=False,
+    )
+    return Objects(filesystem, f"{host}/{unquote(parts.path).strip('/')}")

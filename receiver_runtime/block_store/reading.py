@@ -1,0 +1,61 @@
+"""From a frame's stored bytes to a frame that can be trusted, for every kind of store.
+
+Owns the comparison with the handle in the driver log: length, both checksums, the kind. It reads nothing itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError, InvalidFrameError
+from receiver_runtime.block_store.frame import HEADER_LENGTH, FrameHeader, FrameKind, decode_header, frame_checksum
+from receiver_runtime.block_store.payload import decode_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFrame:
+    """A frame that was read and whose checksum is right; ``data`` is all of it, as it lies in the segment."""
+
+    header: FrameHeader
+    payload: pa.Buffer
+    data: bytes
+
+
+def checked_frame(data: bytes, where: str, offset: int, length: int, crc32c: int) -> StoredFrame:
+    """The frame in ``data``, compared with its handle.
+
+    Raises:
+        BlockMissingError: there are fewer bytes than the handle says.
+        BlockCorruptError: the bytes are not the frame that was registered.
+    """
+    if len(data) < length:
+        raise BlockMissingError(where, offset, length, f"the file ends after {len(data)} of them")
+    raw = data[:HEADER_LENGTH]
+    try:
+        header, carried = decode_header(raw)
+    except InvalidFrameError as error:
+        raise BlockCorruptError(where, offset, "a frame", "none", str(error)) from error
+    if header.frame_length != length:
+        raise BlockCorruptError(
+            where, offset, f"{length} bytes", f"{header.frame_length} bytes", "another frame's length"
+        )
+    payload = pa.py_buffer(data).slice(HEADER_LENGTH)
+    found = frame_checksum(raw, payload)
+    if found != crc32c or carried != crc32c:
+        raise BlockCorruptError(
+            where, offset, f"crc32c {crc32c:08x}", f"crc32c {found:08x}", f"the frame carries {carried:08x}"
+        )
+    return StoredFrame(header, payload, data)
+
+
+def batches_of(frame: StoredFrame, where: str, offset: int) -> Iterator[pa.RecordBatch]:
+    """The record batches of a block's frame, decompressed one at a time. Raises BlockCorruptError for no block."""
+    if frame.header.kind is not FrameKind.BLOCK:
+        raise BlockCorruptError(where, offset, "a block", frame.header.kind.name, "frame kind")
+    return decode_batches(frame.payload)

@@ -1,0 +1,37 @@
+"""The syntax of the setting ``block_store``: one root, or several with commas between them, each a replica.
+
+A root is a directory (a path or a ``file://`` URL), or a URL of an object store. A comma that belongs to a root is
+written ``%2C`` in a URL. Loads nothing: every process reads its settings.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+#: Schemes of stores without append, where a block is an object.
+OBJECT_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
+
+
+def split_roots(block_store: str) -> list[str]:
+    """The roots that a setting names, in its order; empty ones are left out."""
+    return [root for part in block_store.split(",") if (root := part.strip())]
+
+
+def absolute_roots(block_store: str) -> str:
+    """The same setting with absolute paths, for a process that runs elsewhere."""
+    return ",".join(root if "://" in root else str(Path(root).absolute()) for root in split_roots(block_store))
+
+
+def one_root(directory: Path) -> str:
+    """The setting that names one directory, whatever characters are in its path."""
+    path = directory.absolute()
+    return path.as_uri().replace(",", "%2C") if "," in str(path) else str(path)
+
+
+def without_secrets(root: str) -> str:
+    """A root as it may be shown: without a user and a password, and without its query."""
+    if "://" not in root:
+        return root
+    parts = urlsplit(root)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

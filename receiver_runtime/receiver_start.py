@@ -1,0 +1,59 @@
+"""From a declaration to a receiver that may begin: made, its columns registered, its wish for a host noted.
+
+Asked once per start, before the claim: what fails here fails the receiver with the reason, and nothing was taken over.
+It reads nothing from the source.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from receiver_runtime.block_store.columns import ColumnsError, columns_of, fingerprint_of
+from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.sources.base import SourceError
+from tracker_store.errors import SchemaConflictError
+from tracker_store.receivers import set_preferred_location
+from tracker_store.stream_schemas import register_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import sqlalchemy as sa
+
+    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.sources.base import Source
+
+T = TypeVar("T")
+
+
+class Ask(Protocol):
+    """Asks the driver log until it is answered; ``what`` is for people."""
+
+    def __call__(self, what: str, statement: Callable[[sa.Connection], T]) -> T: ...
+
+
+def prepare_receiver(source: Source, *, receiver_id: int, ask: Ask) -> Receiver:
+    """The receiver of a source, whose columns are a version of its stream's from here on.
+
+    Raises:
+        SourceError: it can't be made here, or its columns can't be stored beside those of the stream's blocks; no
+            restart heals that.
+    """
+    receiver = make_receiver(source)
+    try:
+        columns = columns_of(receiver.record_schema)
+    except ColumnsError as error:
+        raise SourceError(f"receiver {source.address}: {error}") from error
+    try:
+        ask(
+            "register the receiver's columns",
+            lambda c: register_schema(c, receiver_id=receiver_id, fingerprint=fingerprint_of(columns), columns=columns),
+        )
+    except SchemaConflictError as error:
+        raise SourceError(str(error)) from error
+    wish = receiver.preferred_location
+    ask(
+        "note the host that the receiver asks for",
+        lambda c: set_preferred_location(c, receiver_id=receiver_id, host=wish),
+    )
+    return receiver

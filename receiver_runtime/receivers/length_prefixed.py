@@ -1,0 +1,154 @@
+"""Cuts streams into records that are each preceded by their length in 4 bytes, big-endian (X02).
+
+A length can't be found without the one before it, so the lengths are walked one by one: a number per record, and no
+other Python object. The records themselves are then copied out from between the lengths by Arrow, all at once.
+
+A length that can't be one says that the connection speaks something else: there is no next record to go on at.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from receiver_runtime.block_handler import DeadLetter
+from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.receivers.framing import PART_BYTES, Cut, Piece, Taken, aside
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SCHEMA = pa.schema([("value", pa.binary())])
+_LENGTH = struct.Struct(">i")
+_PREFIX = _LENGTH.size
+
+
+class LengthPrefixedFraming:
+    """Records of bytes.
+
+    Args:
+        max_record_bytes: a longer record, without its length, ends its connection.
+    """
+
+    schema = _SCHEMA
+
+    def __init__(self, *, max_record_bytes: int = 2**20, part_bytes: int = PART_BYTES) -> None:
+        self._max = max_record_bytes
+        self._part_bytes = part_bytes
+
+    def open(self, *, max_parts: int | None = None) -> LengthPrefixedSplitter:
+        """A new connection's splitter. No record of it goes aside before its end, so that parts are no question."""
+        del max_parts
+        return LengthPrefixedSplitter(max_record_bytes=self._max, part_bytes=self._part_bytes)
+
+    def cut(self, pieces: Sequence[Piece]) -> Cut:
+        """The records of these pieces, in order."""
+        if not pieces:
+            return Cut()
+        data = pieces[0].data if len(pieces) == 1 else b"".join(piece.data for piece in pieces)
+        moved = []
+        base = 0
+        for piece in pieces:
+            assert piece.ends is not None
+            moved.append(piece.ends + base)
+            base += len(piece.data)
+        ends = np.concatenate(moved)
+        count = ends.size
+        # length, record, length, record, …: the odd ones are ours.
+        offsets = np.empty(2 * count + 1, dtype=np.int32)
+        offsets[0] = 0
+        offsets[2::2] = ends
+        offsets[1::2] = offsets[:-1:2] + _PREFIX
+        both = pa.BinaryArray.from_buffers(
+            pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(data)], null_count=0
+        )
+        return Cut(both.take(pa.array(np.arange(1, 2 * count, 2, dtype=np.int32))))
+
+
+class LengthPrefixedSplitter:
+    """One connection's. See ``framing.Splitter``; made by ``LengthPrefixedFraming.open``."""
+
+    def __init__(self, *, max_record_bytes: int, part_bytes: int) -> None:
+        self._max = max_record_bytes
+        self._part_bytes = part_bytes
+        #: Of the record whose end has not come, from its length on.
+        self._held = bytearray()
+        self._refused = False
+
+    def take(self, buffer: bytearray, count: int) -> Taken:
+        """See ``framing.Splitter``. After a refusal whatever comes gives nothing."""
+        taken = Taken()
+        if self._refused:
+            return taken
+        view = memoryview(buffer)
+        held = len(self._held)
+        start = self._rest_of_held(view, count)
+        if start is None:
+            self._held += view[:count]
+            return taken
+        if start < 0:
+            self._held += view[:count]
+            self._refuse(taken)
+            return taken
+        # Ends are counted from the start of what is held.
+        ends, stop, is_bad = self._walk(buffer, start, count)
+        if held:
+            ends.insert(0, start)
+        if ends:
+            taken.piece = Piece(b"".join((self._held, view[:stop])), np.array(ends, dtype=np.int32) + held)
+            self._held.clear()
+        self._held += view[stop:count]
+        if is_bad:
+            self._refuse(taken)
+        return taken
+
+    def finish(self, *, clean: bool) -> Taken:
+        """See ``framing.Splitter``: a part of a record is no record, whoever ended the stream."""
+        del clean
+        taken = Taken()
+        taken.before.extend(aside(DeadLetterReason.TRUNCATED, bytes(self._held), self._part_bytes))
+        self._held.clear()
+        self._refused = False
+        return taken
+
+    def _rest_of_held(self, view: memoryview, count: int) -> int | None:
+        """How many bytes end the record that is held; None when they have not come, -1 when it can't be one."""
+        if not self._held:
+            return 0
+        prefix = bytes(self._held[:_PREFIX]) + bytes(view[: max(0, min(count, _PREFIX - len(self._held)))])
+        if len(prefix) < _PREFIX:
+            return None
+        length: int = _LENGTH.unpack(prefix)[0]
+        if not 0 <= length <= self._max:
+            return -1
+        rest = _PREFIX + length - len(self._held)
+        return rest if rest <= count else None
+
+    def _walk(self, buffer: bytearray, start: int, count: int) -> tuple[list[int], int, bool]:
+        """The ends of the whole records from ``start``, what follows them, and whether that can't be a record."""
+        unpack = _LENGTH.unpack_from
+        largest = self._max
+        ends: list[int] = []
+        add = ends.append
+        last = count - _PREFIX
+        while start <= last:
+            length = unpack(buffer, start)[0]
+            if not 0 <= length <= largest:
+                return ends, start, True
+            end = start + _PREFIX + length
+            if end > count:
+                break
+            add(end)
+            start = end
+        return ends, start, False
+
+    def _refuse(self, taken: Taken) -> None:
+        """What is held begins with a length that can't be one; of what follows, what had been read is kept."""
+        self._refused = True
+        length = _LENGTH.unpack_from(self._held)[0]
+        taken.refusal = f"{bytes(self._held[:_PREFIX])!r} is no length of a record: {length}, not 0 to {self._max}"
+        taken.after.append(DeadLetter(DeadLetterReason.INVALID_LENGTH, bytes(self._held[: self._part_bytes])))
+        self._held.clear()

@@ -1,0 +1,87 @@
+"""What clients and listeners on TCP share: options of a connection, and TLS contexts from a declaration."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from receiver_runtime.sources.tcp import Tls
+
+#: How much is read at once, at most.
+READ_BYTES = 2**20
+# A peer that vanished without a word is noticed in about two minutes, not never.
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+
+
+class TlsFileError(OSError):
+    """A file of the source's TLS settings can't be used. Correct the file, or its path in the declaration."""
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel ask an idle peer whether it is still there."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in _KEEP_ALIVE:
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+
+
+def shut_down(connection: socket.socket) -> None:
+    """Wake whoever reads from it, in another thread too."""
+    try:
+        # Not SSLSocket's own: after that one, a read would give the bytes undeciphered.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+    except OSError:
+        # The other side was faster.
+        return
+
+
+def client_context(tls: Tls) -> ssl.SSLContext:
+    """To connect with. Raises TlsFileError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif tls.ca_file is None:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    else:
+        _load_authorities(context, tls.ca_file)
+    if tls.certificate_file is not None:
+        _load_certificate(context, tls.certificate_file, tls.key_file)
+    return context
+
+
+def server_context(tls: Tls) -> ssl.SSLContext:
+    """To listen with. Raises TlsFileError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load_certificate(context, tls.certificate_file or "", tls.key_file)
+    if tls.ca_file is not None:
+        _load_authorities(context, tls.ca_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _load_authorities(context: ssl.SSLContext, path: str) -> None:
+    try:
+        context.load_verify_locations(path)
+    except OSError as error:
+        raise TlsFileError(f"ca_file {path} can't be used: {error}. Give a file of certificates, PEM.") from error
+
+
+def _load_certificate(context: ssl.SSLContext, path: str, key_path: str | None) -> None:
+    try:
+        context.load_cert_chain(path, key_path, password=_no_passphrase)
+    except OSError as error:
+        files = path if key_path is None else f"{path} with key_file {key_path}"
+        raise TlsFileError(
+            f"certificate_file {files} can't be used: {error}. Give a certificate and its own key, PEM, without a "
+            "passphrase, readable by the receiver."
+        ) from error
+
+
+def _no_passphrase() -> NoReturn:
+    """OpenSSL would ask for it at the terminal, and wait."""
+    raise TlsFileError("the key has a passphrase, and nobody is there to type it")

@@ -1,0 +1,36 @@
+"""What becomes of the block store's replicas, for operators: an event and a line in the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tracker_store.schema import ReceiverEventKind
+
+if TYPE_CHECKING:
+    from receiver_runtime.status_reporter import Reporter
+
+_log = structlog.get_logger(__name__)
+
+
+class ReplicaReports:
+    """The listener of one receiver's block store. Both methods return at once."""
+
+    def __init__(self, reporter: Reporter, *, receiver_id: int) -> None:
+        self._reporter = reporter
+        self._receiver_id = receiver_id
+
+    def on_replica_lost(self, name: str, detail: str) -> None:
+        """Blocks go on to the other replicas, and to this one with the next segment if it answers then."""
+        _log.warning("a replica of the block store is lost", receiver_id=self._receiver_id, replica=name, detail=detail)
+        self._reporter.event(ReceiverEventKind.ERROR, f"the block store's replica {name} is lost", detail)
+
+    def on_replica_back(self, name: str) -> None:
+        """What it missed is for `forebay blocks repair`."""
+        _log.info("a replica of the block store is back", receiver_id=self._receiver_id, replica=name)
+        self._reporter.event(
+            ReceiverEventKind.CONNECTED,
+            f"the block store's replica {name} is back",
+            "what it lacks is copied to it by: forebay blocks repair",
+        )

@@ -1,0 +1,431 @@
+"""Salvage: what earlier processes of a receiver stored and did not register is registered by the one that follows.
+
+A process that ends without a drain (it was killed, fenced, its host went away) leaves frames that no row names. Before
+its successor reads anything it goes through every segment of earlier epochs that is not sealed, by epoch and then in
+the order in which they were made, and brings each to its end.
+
+Who decides, and what may be trusted:
+
+- **Which frames are registered** is decided by the successor's marker. No add of an older epoch succeeds behind it, a
+  receiver's sequence has no gaps, and markers are never cleaned: an epoch registered exactly its numbers up to the next
+  marker, whether their rows are still there or clean-up has taken them. So the frame's own number answers, for ever,
+  and one probe of the index per epoch is all that is asked. Salvage begins after the claim was *answered*, not before.
+- **Which unsealed segments there are** is decided by their rows, which come before the files. A segment that its own
+  process has sealed holds nothing that is not registered (``write_ahead_log``).
+- **Which frame is the block**: of several with one number the last one that is intact. Those before it are writes that
+  failed and were made again; nobody was told that they are stored.
+- **Whether the sender sends it again** is written into each frame. What it does not send again is registered. What
+  comes again at its acknowledgement's lack is not, unless a later frame says that it was registered
+  (``registered_through``): then it was acknowledged, and it is the driver log that forgot, by a restore. What is read
+  anew from a position in the driver log is never registered here: the position is as old as the log.
+- **Who may register**: the newest epoch alone. Blocks go in as its own next ones, under the fence of ``add_block``; who
+  is taken over in the midst of it is refused, and its successor goes on.
+- **What was salvaged before**, by a successor that died in the midst of it, is noted in the segment's row in the very
+  transaction that adds the blocks (``functions/salvage_blocks.sql``). Nothing depends on rows that clean-up may take.
+- **A segment's end**: all of an epoch's segments are sealed by one statement, after the last block and the event that
+  tells of it. Until then everything is done again, and comes out the same. A file is never cut, and never appended to.
+
+A process that is not dead but paused may wake up and append to a file that was scanned. It is fenced: it registers
+nothing, acknowledges nothing, and says in its FENCED event how much it held. What it appends behind the sealed length
+is lost where the sender sends nothing again. What it stores in a segment that it opens then is salvaged by the next
+epoch.
+
+**A file that is not there** is one that was never made (a crash between row and file), or that an ephemeral store has
+lost: its row is sealed as empty, with an event. Unless this is another store than the one that it was made in (another
+host's directory), or a durable store and blocks of the file are registered (a disk that is not mounted): then nothing
+is known. So it is with a file that can't be read. Such an epoch's segments stay open, with an event at every start;
+docs/runbooks/receiver-killed.md says how to give them up.
+
+Damage is counted: numbers that are missing before the newest one were stored whole, and are lost; an ERROR says so. An
+incomplete last frame is none: its sync had not returned.
+
+Memory: the handles of what one epoch left unregistered, never a payload. The process's heartbeats are another
+thread's, so that a long salvage loses no lease.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.frame import FrameKind, SourceRule
+from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
+from receiver_runtime.block_store.stores import replicas_of
+from receiver_runtime.clock import Clock, SystemClock
+from tracker_store.blocks import AddOutcome, BlockHandle, Claim, NewBlock
+from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
+from tracker_store.errors import BlockConflictError, ReceiverFencedError, SequenceGapError
+from tracker_store.receivers import report_event
+from tracker_store.schema import ReceiverEventKind
+from tracker_store.segments import (
+    OpenSegment,
+    count_blocks_of_segment,
+    end_of_epoch,
+    open_segments_before,
+    salvage_blocks,
+    seal_salvaged,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from receiver_runtime.block_store.interface import BlockStore
+    from receiver_runtime.driver_log import DriverLog
+
+_log = structlog.get_logger(__name__)
+
+Item = TypeVar("Item")
+
+# One statement's worth of blocks, or of dead letters.
+GROUP = 500
+# A store that can't be read is asked so often; what it does not say then waits for the next start.
+_READ_ATTEMPTS = 3
+_READ_DELAY = 0.2
+_RUNBOOK = "docs/runbooks/receiver-killed.md"
+
+
+class _OutOfReachError(Exception):
+    """A segment's content can't be known here and now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredBlock:
+    sequence: int
+    records: int
+    source_rule: SourceRule
+    handle: BlockHandle
+
+
+@dataclass(slots=True)
+class _Found:
+    """What one epoch's unsealed segments hold."""
+
+    epoch: int
+    #: The epoch registered its numbers up to here.
+    registered: int
+    lengths: dict[int, int] = field(default_factory=dict)
+    #: By sequence, in the order of the files: intact, not registered, not salvaged before.
+    blocks: dict[int, _StoredBlock] = field(default_factory=dict)
+    #: Numbers behind ``registered`` of which there is an intact frame.
+    intact: set[int] = field(default_factory=set)
+    #: Behind ``registered``, damaged: the records that the header tells of.
+    damaged: dict[int, int] = field(default_factory=dict)
+    #: The newest number that any header behind ``registered`` has.
+    newest: int = 0
+    #: The newest number that a later frame says was registered.
+    acknowledged: int = 0
+    damaged_registered: int = 0
+    damaged_letters: int = 0
+    unreadable_bytes: int = 0
+    letters: list[StoredDeadLetter] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    #: Registered blocks and records whose ephemeral file is gone.
+    gone_blocks: int = 0
+    gone_records: int = 0
+
+    def comes_again(self, rule: SourceRule, sequence: int) -> bool:
+        """Will the source deliver this unregistered block's records again?"""
+        if rule is SourceRule.SENT_AGAIN:
+            return sequence > self.acknowledged
+        return rule is SourceRule.OFFSETS
+
+
+def salvage(
+    driver_log: DriverLog,
+    store: BlockStore,
+    *,
+    claimed: Claim,
+    location: str,
+    clock: Clock | None = None,
+) -> Claim:
+    """Bring every unsealed segment of the receiver's earlier epochs to its end; returns the claim as it stands then.
+
+    Args:
+        driver_log: waits while it is away.
+        store: of the segments.
+        claimed: answered, and nothing is added under it yet.
+        location: of the store, as ``store_location`` gives it.
+
+    Raises:
+        ReceiverFencedError: the receiver was taken over meanwhile.
+        GivenUpError: the process is ending. What was done stays done, and the next salvage goes on.
+    """
+    work = _Salvage(driver_log, store, claimed, location, clock or SystemClock())
+    segments = driver_log.until_answered(
+        "look for segments to salvage",
+        lambda c: open_segments_before(c, receiver_id=claimed.receiver_id, epoch=claimed.epoch),
+    )
+    for epoch, of_epoch in groupby(segments, key=lambda segment: segment.epoch):
+        work.do(epoch, list(of_epoch))
+    return replace(claimed, sequence=work.newest_sequence)
+
+
+def store_location(host: str, store: BlockStore) -> str:
+    """Where a process's files lie: equal for two processes only if a file that one made is there for the other."""
+    names = (replica.name for replica in replicas_of(store))
+    return ",".join(name if "://" in name else f"{host}:{name}" for name in names)
+
+
+class _Salvage:
+    def __init__(
+        self,
+        driver_log: DriverLog,
+        store: BlockStore,
+        claimed: Claim,
+        location: str,
+        clock: Clock,
+    ) -> None:
+        self._driver_log = driver_log
+        self._store = store
+        self._receiver_id = claimed.receiver_id
+        self._claim = claimed
+        self._location = location
+        self._clock = clock
+        self.newest_sequence = claimed.sequence
+
+    def do(self, epoch: int, segments: Sequence[OpenSegment]) -> None:
+        """All of one epoch: look at everything, register, tell, seal."""
+        try:
+            found = self._look(epoch, segments)
+        except _OutOfReachError as error:
+            self._tell(
+                ReceiverEventKind.ERROR,
+                "segments of an earlier process can't be reached, they stay open",
+                f"epoch {epoch}, {len(segments)} segments: {error}; see {_RUNBOOK}",
+            )
+            return
+        first = self.newest_sequence + 1
+        left = [b for b in found.blocks.values() if found.comes_again(b.source_rule, b.sequence)]
+        taken = [b for b in found.blocks.values() if not found.comes_again(b.source_rule, b.sequence)]
+        self._register(taken)
+        recorded = self._record(epoch, found.letters)
+        self._tell_salvaged(found, taken, left, recorded, first)
+        self._tell_lost(found, segments)
+        self._driver_log.until_answered("seal salvaged segments", lambda c: seal_salvaged(c, found.lengths))
+
+    # -- look --------------------------------------------------------------------------------------------------------
+
+    def _look(self, epoch: int, segments: Sequence[OpenSegment]) -> _Found:
+        registered = self._driver_log.until_answered(
+            "read where an epoch ended", lambda c: end_of_epoch(c, receiver_id=self._receiver_id, epoch=epoch)
+        )
+        found = _Found(epoch, registered, newest=registered)
+        for segment in segments:
+            try:
+                self._patiently(segment, found)
+            except FileNotFoundError:
+                self._look_at_missing(segment, found)
+        return found
+
+    def _patiently(self, segment: OpenSegment, found: _Found) -> None:
+        for attempt in range(1, _READ_ATTEMPTS + 1):
+            try:
+                items = list(self._wanted(segment, found))
+            except FileNotFoundError:
+                raise
+            except (OSError, BlockStoreError) as error:
+                if attempt == _READ_ATTEMPTS:
+                    raise _OutOfReachError(f"{segment.path} can't be read: {error}") from error
+                self._wait(_READ_DELAY * attempt)
+            else:
+                for item in items:
+                    _take(segment, item, found)
+                return
+
+    def _wanted(self, segment: OpenSegment, found: _Found) -> Iterator[IntactFrame | DamagedFrame]:
+        """What of a segment is to be looked at: blocks that are registered, and intact, are not."""
+        length = 0
+        for item in self._store.scan(segment.path):
+            if isinstance(item, TornTail):
+                break
+            length = item.offset + item.length
+            header = item.header
+            if (
+                isinstance(item, IntactFrame)
+                and header is not None
+                and self._is_ours(segment, item)
+                and header.kind is FrameKind.BLOCK
+                and header.sequence <= found.registered
+            ):
+                continue
+            yield item if isinstance(item, DamagedFrame) or self._is_ours(segment, item) else _unreadable(item)
+        found.lengths[segment.segment_id] = length
+
+    def _is_ours(self, segment: OpenSegment, frame: IntactFrame) -> bool:
+        return frame.header.receiver_id == self._receiver_id and frame.header.epoch == segment.epoch
+
+    def _look_at_missing(self, segment: OpenSegment, found: _Found) -> None:
+        if segment.store != self._location:
+            raise _OutOfReachError(
+                f"{segment.path} was made in {segment.store or 'a store that is not known'}, "
+                f"and is not in {self._location}"
+            )
+        blocks, records = self._driver_log.until_answered(
+            "count what a missing segment held",
+            lambda c: count_blocks_of_segment(c, receiver_id=self._receiver_id, segment_id=segment.segment_id),
+        )
+        if blocks and segment.durability != "ephemeral":
+            raise _OutOfReachError(
+                f"{segment.path} is missing in {self._location}, though {blocks} registered blocks lie in it"
+            )
+        found.lengths[segment.segment_id] = 0
+        found.missing.append(segment.path)
+        found.gone_blocks += blocks
+        found.gone_records += records
+
+    def _wait(self, seconds: float) -> None:
+        condition = threading.Condition()
+        deadline = self._clock.monotonic() + seconds
+        with condition:
+            while (left := deadline - self._clock.monotonic()) > 0:
+                self._clock.wait_on(condition, left)
+
+    # -- register ----------------------------------------------------------------------------------------------------
+
+    def _register(self, stored: Sequence[_StoredBlock]) -> None:
+        for _, of_segment in groupby(stored, key=lambda block: block.handle.segment_id):
+            for group in _groups(of_segment):
+                self._register_group(group)
+
+    def _register_group(self, group: Sequence[_StoredBlock]) -> None:
+        first = self.newest_sequence + 1
+        blocks = [
+            NewBlock(self._receiver_id, self._claim.epoch, sequence, block.records, block.handle.length, block.handle)
+            for sequence, block in enumerate(group, start=first)
+        ]
+        last = blocks[-1].handle
+        while True:
+            outcome, detail = self._driver_log.until_answered(
+                "register salvaged blocks", lambda c: salvage_blocks(c, blocks, salvaged_to=last.offset + last.length)
+            )
+            if outcome is not AddOutcome.AGAIN:
+                break
+        if outcome not in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED):
+            errors = {AddOutcome.FENCED: ReceiverFencedError, AddOutcome.GAP: SequenceGapError}
+            raise errors.get(outcome, BlockConflictError)(detail)
+        self.newest_sequence = blocks[-1].sequence
+
+    def _record(self, epoch: int, letters: Sequence[StoredDeadLetter]) -> int:
+        recorded = 0
+        for group in _groups(letters):
+            recorded += self._driver_log.until_answered(
+                "record salvaged dead letters",
+                lambda c, group=group: add_dead_letters(c, group, receiver_id=self._receiver_id, epoch=epoch),  # type: ignore[misc]
+            )
+        return recorded
+
+    # -- tell --------------------------------------------------------------------------------------------------------
+
+    def _tell_salvaged(
+        self, found: _Found, taken: Sequence[_StoredBlock], left: Sequence[_StoredBlock], recorded: int, first: int
+    ) -> None:
+        said = []
+        if taken:
+            said.append(f"{_counted(taken)} registered as {first}..{self.newest_sequence}")
+        if left:
+            said.append(f"{_counted(left)} left to the sender, who sends them again")
+        if recorded:
+            said.append(f"{recorded} dead letters recorded")
+        said += [f"{path} was never made, or is gone, and is sealed as empty" for path in found.missing]
+        if said:
+            self._tell(
+                ReceiverEventKind.SALVAGED,
+                "segments of an earlier process were salvaged",
+                f"epoch {found.epoch}, {len(found.lengths)} segments: {'; '.join(said)}",
+            )
+        else:
+            _log.info("nothing to salvage", receiver_id=self._receiver_id, epoch=found.epoch)
+
+    def _tell_lost(self, found: _Found, segments: Sequence[OpenSegment]) -> None:
+        rule = SourceRule[segments[0].source_rule.upper()]
+        lost = [
+            sequence
+            for sequence in range(found.registered + 1, found.newest + 1)
+            if sequence not in found.intact and not found.comes_again(rule, sequence)
+        ]
+        records = sum(found.damaged.get(sequence, 0) for sequence in lost)
+        said = []
+        if lost:
+            unknown = sum(sequence not in found.damaged for sequence in lost)
+            more = f", and those of {unknown} blocks that can't be counted" if unknown else ""
+            said.append(f"{len(lost)} blocks that were not registered are damaged: {records} records lost{more}")
+        if found.gone_blocks:
+            said.append(f"{found.gone_blocks} registered blocks, {found.gone_records} records, went with their file")
+        if found.damaged_registered:
+            said.append(f"{found.damaged_registered} frames of registered blocks are damaged, their batches may fail")
+        if found.damaged_letters:
+            said.append(f"{found.damaged_letters} dead letters are damaged")
+        if found.unreadable_bytes:
+            said.append(f"{found.unreadable_bytes} bytes hold no frame that can be read")
+        if said:
+            paths = ", ".join(segment.path for segment in segments[:3]) + (" …" if len(segments) > 3 else "")  # noqa: PLR2004
+            self._tell(
+                ReceiverEventKind.ERROR,
+                "segments of an earlier process are damaged",
+                f"epoch {found.epoch}: {'; '.join(said)}; in {paths}; see {_RUNBOOK}",
+            )
+
+    def _tell(self, kind: ReceiverEventKind, message: str, detail: str) -> None:
+        """To the driver log at once, not by the reporter: a loss that was told stays told if this process dies now."""
+        _log.warning(message, receiver_id=self._receiver_id, detail=detail)
+        self._driver_log.until_answered(
+            "tell of salvage",
+            lambda c: report_event(
+                c, receiver_id=self._receiver_id, epoch=self._claim.epoch, kind=kind, message=message, detail=detail
+            ),
+        )
+
+
+def _take(segment: OpenSegment, item: IntactFrame | DamagedFrame, found: _Found) -> None:
+    """Sort one frame in."""
+    header = item.header
+    if header is None:
+        found.unreadable_bytes += item.length
+        return
+    found.acknowledged = max(found.acknowledged, header.registered_through)
+    if header.kind is FrameKind.DEAD_LETTER:
+        if isinstance(item, DamagedFrame):
+            found.damaged_letters += 1
+        else:
+            reason = header.reason.label if header.reason is not None else ""
+            handle = BlockHandle(segment.segment_id, item.offset, item.length, item.crc32c)
+            found.letters.append(StoredDeadLetter(reason, header.part, header.payload_length, handle))
+        return
+    sequence = header.sequence
+    if sequence <= found.registered:
+        found.damaged_registered += isinstance(item, DamagedFrame)
+        return
+    found.newest = max(found.newest, sequence)
+    if isinstance(item, DamagedFrame):
+        found.damaged[sequence] = header.records
+        return
+    # A write that failed and was made again: the later one counts, also where that was salvaged before.
+    found.blocks.pop(sequence, None)
+    found.intact.add(sequence)
+    if item.offset >= segment.salvaged_to:
+        handle = BlockHandle(segment.segment_id, item.offset, item.length, item.crc32c)
+        found.blocks[sequence] = _StoredBlock(sequence, header.records, header.source_rule, handle)
+
+
+def _unreadable(frame: IntactFrame) -> DamagedFrame:
+    return DamagedFrame(frame.offset, frame.length, None, "a frame of another receiver or epoch")
+
+
+def _counted(blocks: Sequence[_StoredBlock]) -> str:
+    return f"{len(blocks)} blocks, {sum(block.records for block in blocks)} records"
+
+
+def _groups(items: Iterable[Item]) -> Iterator[list[Item]]:
+    group: list[Item] = []
+    for item in items:
+        group.append(item)
+        if len(group) == GROUP:
+            yield group
+            group = []
+    if group:
+        yield group

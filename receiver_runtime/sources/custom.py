@@ -1,0 +1,148 @@
+"""A receiver of the user's own: a class in the user's package, by its path or by its entry point.
+
+The declaration names the class and holds its options, nothing else, so that it can be read where the class is not
+installed; it must be importable where the receiver runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from receiver_runtime.sources.base import Source, SourceError, SourceRule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Where a package says which receivers it has: ``NAME = "package.module:Class"``.
+ENTRY_POINT_GROUP = "forebay.receivers"
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class CustomSource(Source):
+    """Reads with a ``Receiver`` class of your own; see ``docs/how-to/custom-receiver.md``.
+
+    Args:
+        receiver: the class itself, ``"package.module:Class"``, or the name of an entry point of the group
+            ``forebay.receivers``.
+        options: the keyword arguments that the class is made with; they are stored as JSON, so no secret goes here.
+    """
+
+    #: The class declares them, and each start of its receivers registers them (``forebay.stream_schemas``).
+    columns: ClassVar[tuple[tuple[str, str], ...]] = ()
+    #: The class's ``source_rule`` counts.
+    source_rule: ClassVar[SourceRule] = SourceRule.NOT_SENT_AGAIN
+
+    kind: Literal["custom"] = "custom"
+    receiver: str
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, receiver: str | type, options: Mapping[str, Any] = ...) -> None:
+            """As the checkers are to see it: the class is taken too, and becomes its path."""
+
+    @property
+    def address(self) -> str:
+        """The receiver's name."""
+        return self.receiver
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_options(cls, values: Any) -> Any:  # noqa: ANN401  whatever was given
+        """Where the class is at hand, its options are checked at the line that declares them."""
+        if isinstance(values, dict) and isinstance(values.get("receiver"), type):
+            options = values.get("options", {})
+            try:
+                inspect.signature(values["receiver"]).bind(**options)
+            except TypeError as error:
+                raise ValueError(f"options={options!r} do not fit {values['receiver'].__name__}: {error}") from error
+        return values
+
+    @field_validator("receiver", mode="before")
+    @classmethod
+    def _name_class(cls, receiver: object) -> object:
+        if not isinstance(receiver, type):
+            return receiver
+        path = f"{receiver.__module__}:{receiver.__qualname__}"
+        if receiver.__module__ == "__main__" or not _PATH.fullmatch(path):
+            raise ValueError(
+                f"the class {path} can't be imported by another process: define it at the top of a module of its own"
+            )
+        return path
+
+    @field_validator("receiver")
+    @classmethod
+    def _check_name(cls, receiver: str) -> str:
+        if not (_PATH.fullmatch(receiver) or _NAME.fullmatch(receiver)):
+            raise ValueError(
+                f"{receiver!r} names no receiver: give 'package.module:Class', or the name of an entry point of the "
+                f"group {ENTRY_POINT_GROUP}"
+            )
+        return receiver
+
+    def load(self) -> type:
+        """The class, imported here. The working directory is importable, as it is for ``python -m``.
+
+        Raises:
+            SourceError: it is not installed here, or can't be imported; names the package and the way out.
+        """
+        path = self.receiver
+        if ":" not in path:
+            found = named_receivers().get(path)
+            if found is None:
+                known = ", ".join(sorted(named_receivers())) or "none"
+                raise SourceError(
+                    f"receiver: no package that is installed here has {path!r} in the entry point group "
+                    f"{ENTRY_POINT_GROUP} (found: {known}): install that package where the agent runs, into the "
+                    "environment of `forebay agent`, or name the class as 'package.module:Class'"
+                )
+            path = found.value
+        return _import(path)
+
+
+def named_receivers() -> dict[str, EntryPoint]:
+    """The receivers that installed packages have by entry point, by name; nothing of theirs is imported."""
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _import(path: str) -> type:
+    module_name, _, class_name = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        found: object = importlib.import_module(module_name.strip())
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        of_it = missing == module_name or module_name.startswith(f"{missing}.")
+        package = missing.partition(".")[0]
+        raise SourceError(
+            f"receiver: {path!r} "
+            + (f"is in the package {package!r}, which" if of_it else f"needs the package {package!r}, which")
+            + " is not installed here: install it where the agent runs, into the environment of `forebay agent`"
+        ) from error
+    except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
+        raise SourceError(
+            f"receiver: importing {module_name!r} fails by {type(error).__name__}: {error}: correct the module"
+        ) from error
+    try:
+        for name in class_name.strip().split("."):
+            found = getattr(found, name)
+    except AttributeError as error:
+        raise SourceError(
+            f"receiver: the module {module_name!r} has no {class_name!r}: correct the name, or install the version "
+            "of its package that has it where the agent runs"
+        ) from error
+    if not isinstance(found, type):
+        raise SourceError(f"receiver: {path!r} is no class: name a child of forebay.receiver.Receiver")
+    return found

@@ -1,0 +1,148 @@
+"""What the sources on TCP connections share: whom to connect to, or where to listen, and TLS.
+
+A declaration and its checks; ``receiver_runtime.receivers`` opens the connections.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Annotated, ClassVar, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from receiver_runtime.sources.base import Source, SourceRule
+from receiver_runtime.sources.units import parse_bytes, parse_duration
+
+_LISTEN = re.compile(r"(?:\[(?P<ipv6>[^\]\s/]+)\]|(?P<host>[^:\[\]\s/]+)):(?P<port>\d{1,5})")
+_MAX_PORT = 65535
+
+
+def _parse_tls(value: object) -> object:
+    """``True`` and ``False`` for short: TLS with its defaults, or none."""
+    if isinstance(value, bool):
+        return {} if value else None
+    return value
+
+
+class Tls(BaseModel):
+    """TLS on a source's connections, 1.2 or newer. Files are named by whole paths, and read by the receiver.
+
+    A client checks the server's certificate and name. A listening source needs ``certificate_file`` and ``key_file``;
+    with ``ca_file`` it lets in only senders with a certificate that is signed by it.
+
+    Args:
+        ca_file: certificates of the authorities to trust, PEM. A client's default is the system's.
+        server_hostname: the name that the server's certificate must have, where it is not ``host``.
+        certificate_file: our own certificate, followed by those between it and the authority, PEM.
+        key_file: its key, PEM, without a passphrase. Where it is missing, it is in ``certificate_file``.
+        verify: False trusts any server: for trying out, never for data that matters.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ca_file: str | None = None
+    server_hostname: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    verify: bool = True
+
+    @field_validator("ca_file", "certificate_file", "key_file")
+    @classmethod
+    def _check_path(cls, path: str | None) -> str | None:
+        if path is not None and not PurePath(path).is_absolute():
+            raise ValueError(
+                f"{path!r} is no whole path: give one from the root, for the receiver may run in another directory"
+            )
+        return path
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        if self.key_file is not None and self.certificate_file is None:
+            raise ValueError("key_file is of no use without its certificate: give certificate_file too")
+        if not self.verify and (self.ca_file is not None or self.server_hostname is not None):
+            raise ValueError("verify=False checks nothing: leave out ca_file and server_hostname, or verify=False")
+        return self
+
+
+class TcpSource(Source):
+    """Records from a TCP server that it connects to, or from the senders that connect to it.
+
+    **At most once.** A sender on a plain socket is not told what has arrived and sends nothing again: what is under
+    way when a connection or a receiver breaks is lost, as in the original.
+
+    Give ``host`` and ``port``, or ``listen``.
+
+    Args:
+        host: name or address of the server to connect to.
+        port: 1 to 65535.
+        listen: the address to listen on, as ``"0.0.0.0:9999"`` or ``"[::]:9999"``; port 0 takes any that is free.
+        tls: ``True``, or a ``Tls``; none by default.
+        max_record_bytes: a longer record becomes a dead letter; ``"1MiB"`` or a number.
+        connect_timeout: how long one attempt to connect, and a TLS handshake, may take; ``"10s"`` or seconds.
+        max_connections: when listening, how many at once; the next one is refused, and reported.
+    """
+
+    source_rule: ClassVar[SourceRule] = SourceRule.NOT_SENT_AGAIN
+
+    host: str | None = None
+    port: Annotated[int | None, Field(ge=1, le=_MAX_PORT)] = None
+    listen: str | None = None
+    tls: Annotated[Tls | None, BeforeValidator(_parse_tls)] = None
+    max_record_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)] = 2**20
+    connect_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 10.0
+    max_connections: Annotated[int, Field(ge=1, le=100_000)] = 500
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the server, or where it listens; an IPv6 address in brackets."""
+        return self.listen if self.listen is not None else address_of(self.host or "", self.port or 0)
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """Where it listens, as (host, port). Raises ValueError for a source that connects."""
+        match = _LISTEN.fullmatch(self.listen or "")
+        if match is None:
+            raise ValueError(f"{self.address} is connected to, not listened on: give listen")
+        return match["ipv6"] or match["host"], int(match["port"])
+
+    @field_validator("host")
+    @classmethod
+    def _check_host(cls, host: str | None) -> str | None:
+        if host is not None and (not host or "/" in host or any(c.isspace() for c in host)):
+            raise ValueError(f"{host!r} is no host: give a name or an address alone, as '127.0.0.1' (the port apart)")
+        return host
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, listen: str | None) -> str | None:
+        if listen is not None:
+            match = _LISTEN.fullmatch(listen)
+            if match is None or int(match["port"]) > _MAX_PORT:
+                raise ValueError(
+                    f"{listen!r} is no address to listen on: give host:port, as '0.0.0.0:9999' or '[::]:9999'"
+                )
+        return listen
+
+    @model_validator(mode="after")
+    def _check_side(self) -> Self:
+        connects = self.host is not None or self.port is not None
+        if connects == (self.listen is not None):
+            raise ValueError(
+                "connects to host and port, or listens: give host and port, or listen='0.0.0.0:9999', and not both"
+            )
+        if connects and self.host is None:
+            raise ValueError("a port without its host: give host too, or listen='0.0.0.0:9999' to listen")
+        if connects and self.port is None:
+            raise ValueError("a host without its port: give port too")
+        if self.listen is not None and self.tls is not None:
+            if self.tls.certificate_file is None:
+                raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
+            if self.tls.server_hostname is not None or not self.tls.verify:
+                raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
+        return self
+
+
+def address_of(host: str, port: int) -> str:
+    """``host:port``, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

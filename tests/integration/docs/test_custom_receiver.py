@@ -1,0 +1,224 @@
+"""docs/how-to/custom-receiver.md: its class in a real receiver process, named by its path and by an entry point."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forebay import Stream
+from forebay.sources import CustomSource
+from orchestration.modules import load_pipelines
+from receiver_runtime.block_store.columns import FINGERPRINT_KEY, fingerprint_of
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.exit_codes import ExitCode
+from tests.driver_log import make_log
+from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, eventually, exit_code
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    import sqlalchemy as sa
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "custom-receiver.md"
+COLUMNS = (("file", "string"), ("line", "string"))
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The page's files in a working directory of their own."""
+    receiver, pipeline = blocks("python")
+    (tmp_path / "my_spool.py").write_text(receiver, encoding="utf-8")
+    (tmp_path / "my_pipeline.py").write_text(pipeline, encoding="utf-8")
+    (tmp_path / "incoming").mkdir()
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    yield tmp_path
+    sys.path[:] = before
+    for name in ("my_spool", "my_pipeline"):
+        sys.modules.pop(name, None)
+
+
+def install(directory: Path) -> None:
+    """What an installer makes of the page's pyproject.toml: the module and its metadata in site-packages."""
+    [text] = blocks("toml")
+    project = tomllib.loads(text)["project"]
+    information = directory / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n", encoding="utf-8"
+    )
+    (information / "entry_points.txt").write_text(
+        "".join(
+            f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
+            for group, entries in project["entry-points"].items()
+        ),
+        encoding="utf-8",
+    )
+    (directory / "my_spool.py").write_text(blocks("python")[0], encoding="utf-8")
+
+
+def stored(rig: ReceiverRig) -> list[pa.RecordBatch]:
+    """Of every registered block, in order."""
+    store = LocalBlockStore(rig.root / "blocks")
+    return [
+        batch
+        for row in rig.execute(
+            'SELECT s.path, b."offset", b.length, b.crc32c FROM forebay.blocks b '
+            "JOIN forebay.log_segments s ON s.id = b.segment_id ORDER BY b.sequence"
+        )
+        for batch in store.read_batches(row.path, row.offset, row.length, row.crc32c)
+    ]
+
+
+def put(path: Path, text: str) -> None:
+    """A file that is there only as a whole."""
+    path.with_suffix(".new").write_text(text, encoding="utf-8")
+    path.with_suffix(".new").rename(path)
+
+
+def assert_it_empties_the_directory(rig: ReceiverRig, incoming: Path) -> None:
+    """The page's promise: each file becomes one registered block and goes; a stop drains."""
+    put(incoming / "one.txt", "to be\nor not\n")
+    process = rig.start()
+    eventually(lambda: not any(incoming.iterdir()), f"an empty directory ({rig.state()})")
+    # It was deleted after its block was registered: nothing to wait for.
+    assert rig.records() == 2
+    put(incoming / "two.txt", "to be")
+    eventually(lambda: not any(incoming.iterdir()), "an empty directory again")
+    assert rig.state() == ("ACTIVE", "connected to incoming")
+    process.terminate()
+    assert exit_code(process) == ExitCode.STOPPED, rig.logs()
+    batches = stored(rig)
+    assert [batch.to_pylist() for batch in batches] == [
+        [{"file": "one.txt", "line": "to be"}, {"file": "one.txt", "line": "or not"}],
+        [{"file": "two.txt", "line": "to be"}],
+    ]
+    assert {batch.schema.metadata[FINGERPRINT_KEY].decode() for batch in batches} == {fingerprint_of(COLUMNS)}
+    assert rig.execute("SELECT source_rule FROM forebay.log_segments") == [("sent_again",)]
+    assert rig.execute("SELECT version, columns FROM forebay.stream_schemas") == [(1, [list(c) for c in COLUMNS])]
+
+
+def test_the_class_is_short() -> None:
+    text = blocks("python")[0]
+    assert len(text[text.index("class ") :].splitlines()) < 30
+
+
+def test_r05_a_receiver_that_the_pipeline_names_stores_and_then_acknowledges(
+    database_url: str, tmp_path: Path, package: Path
+) -> None:
+    [pipeline] = load_pipelines("my_pipeline")
+    # The declaration is read without the class: nothing imported it so far.
+    assert "my_spool" not in sys.modules
+    declaration = pipeline.streams[0].declaration()
+    rig = ReceiverRig.make(database_url, tmp_path / "receiver", declaration["source"])
+    try:
+        assert_it_empties_the_directory(rig, package / "incoming")
+    finally:
+        rig.close()
+
+
+def test_a_receiver_of_an_installed_package_by_its_entry_point(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, work = tmp_path / "site", tmp_path / "work"
+    install(site)
+    (work / "incoming").mkdir(parents=True)
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    source = CustomSource(receiver="spool", options={"directory": "incoming", "every": 0.05})
+    rig = ReceiverRig.make(database_url, tmp_path / "receiver", source.model_dump(mode="json"))
+    try:
+        assert_it_empties_the_directory(rig, work / "incoming")
+    finally:
+        rig.close()
+
+
+def test_forebay_sources_lists_what_installed_packages_bring(tmp_path: Path) -> None:
+    install(tmp_path)
+    done = run("forebay sources --json", tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    listed: list[dict[str, Any]] = json.loads(done.stdout)["sources"]
+    [spool] = [kind for kind in listed if kind["receiver"] == "spool"]
+    assert spool == {
+        "kind": "custom",
+        "receiver": "spool",
+        "declaration": 'CustomSource(receiver="spool")',
+        "fields": {"directory": None, "every": "0.5"},
+        "guarantee": "at least once",
+        "package": "my-spool 1.0",
+        "error": None,
+    }
+    [text] = [kind for kind in listed if kind["kind"] == "socket_text"]
+    assert text["declaration"] == "SocketText"
+    assert text["guarantee"] == "at most once"
+    assert "encoding" in text["fields"]
+    # For people too.
+    assert "SpoolReceiver" not in (plain := run("forebay sources", tmp_path, PYTHONPATH=str(tmp_path))).stderr
+    assert "spool" in plain.stdout
+
+
+def test_a_receiver_that_is_not_installed_fails_by_a_sentence_that_names_the_package(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rig = ReceiverRig.make(
+        database_url,
+        tmp_path / "receiver",
+        Stream("lines", CustomSource(receiver="my_spool:SpoolReceiver")).declaration()["source"],
+    )
+    try:
+        assert exit_code(rig.start()) == ExitCode.FAILED
+        assert rig.state() == (
+            "FAILED",
+            (
+                "receiver: 'my_spool:SpoolReceiver' is in the package 'my_spool', which is not installed here: "
+                "install it where the agent runs, into the environment of `forebay agent`"
+            ),
+        )
+        # Nothing was taken over.
+        assert rig.epochs() == []
+    finally:
+        rig.close()
+
+
+def test_the_pages_statement(engine: sa.Engine) -> None:
+    with connect(engine) as connection:
+        make_log(connection)
+        for statement in blocks("sql"):
+            connection.exec_driver_sql(statement)
+
+
+def test_the_pages_commands(package: Path) -> None:
+    """All but the one that runs until Ctrl-C, whose argument is checked."""
+    commands = "".join(blocks("sh"))
+    assert "forebay up my_pipeline\n" in commands
+    done = run(commands.replace("forebay up my_pipeline\n", ""), package)
+    assert done.returncode == 0, done.stderr
+    assert (package / "incoming" / "one.txt").read_text(encoding="utf-8") == "to be or not to be\n"
+
+
+def run(command: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["sh", "-euc", command],
+        cwd=directory,
+        env={**os.environ, **environment, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )

@@ -1,0 +1,464 @@
+"""Placement on a real driver log: who is placed, taken away, bound to a host, and why one waits."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from forebay.cli.agents import app
+from orchestration.apply import apply
+from orchestration.pipeline import Pipeline, Stream
+from orchestration.tracker.receiver_placement import HAND_OVER_SECONDS, ReceiverPlacement
+from receiver_runtime.sources.socket_text import SocketText
+from tests.driver_log import claim_anew, make_log
+from tracker_store.agents import HostLivesError, NoSuchAgentError, forget_host, list_agents, set_draining
+from tracker_store.engine import connect
+from tracker_store.leadership import read_leadership, take_leadership
+from tracker_store.pipelines import apply_stream, list_streams
+from tracker_store.processes import deregister_process, register_process
+from tracker_store.receivers import placements, set_receiver_state
+from tracker_store.schema import DesiredState, ProcessKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typer.testing import Result
+
+    from tracker_store.receivers import Placement
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Fleet:
+    """A driver log with a leader, and agents and streams as a test wants them."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self.connection = connection
+        self.clock = Clock()
+        self.placement = ReceiverPlacement(self.clock)
+        self.names: dict[int, str] = {}
+        term = take_leadership(connection, seen=read_leadership(connection), holder="a test")
+        assert term is not None
+        self.term = term
+
+    def agent(self, host: str, *, slots: int = 8) -> int:
+        agent_id = register_process(self.connection, kind=ProcessKind.AGENT, name=host, host=host, pid=1, slots=slots)
+        self.names[agent_id] = host
+        return agent_id
+
+    def stop(self, agent_id: int) -> None:
+        """As if killed and declared dead, but its receivers not given away: only its row says so."""
+        deregister_process(self.connection, agent_id)
+
+    def stream(self, name: str, receivers: int | None, *, listens: bool = False) -> None:
+        declaration: dict[str, object] = {
+            "source": {},
+            "settings": {},
+            "receivers": "per_host" if receivers is None else receivers,
+            "listens": listens,
+        }
+        apply_stream(self.connection, name=name, declaration=declaration, receivers=receivers)
+
+    def tick(self, seconds: float = 1.0) -> None:
+        self.clock.now += seconds
+        self.placement.tick(self.connection, term=self.term)
+
+    def all(self, stream: str = "lines") -> list[Placement]:
+        return [placement for placement in placements(self.connection) if placement.stream_name == stream]
+
+    def where(self, stream: str = "lines") -> list[str | None]:
+        """The host of each receiver, in the order of their numbers."""
+        return [
+            None if placement.agent_id is None else self.names[placement.agent_id] for placement in self.all(stream)
+        ]
+
+    def start_all(self) -> dict[int, int]:
+        """Each receiver that is placed gets a process that holds it; their ids by receiver."""
+        started = {}
+        for placement in placements(self.connection):
+            if placement.state is ReceiverState.SCHEDULED:
+                process_id = register_process(self.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
+                assert set_receiver_state(
+                    self.connection,
+                    receiver_id=placement.receiver_id,
+                    assignment=placement.assignment,
+                    state=ReceiverState.ACTIVE,
+                    process_id=process_id,
+                )
+                started[placement.receiver_id] = process_id
+        return started
+
+
+@pytest.fixture
+def fleet(engine: sa.Engine) -> Iterator[Fleet]:
+    with connect(engine) as connection:
+        yield Fleet(connection)
+
+
+def test_p01_w15_first_placement_is_even_and_spreads_each_stream(fleet: Fleet) -> None:
+    for host in ("a", "b", "c"):
+        fleet.agent(host)
+    fleet.stream("lines", 3)
+    fleet.stream("words", 3)
+    fleet.tick()
+    assert sorted(map(str, fleet.where("lines"))) == sorted(map(str, fleet.where("words"))) == ["a", "b", "c"]
+
+
+def test_p02_an_agent_that_comes_new_moves_nobody_and_gets_what_waits(fleet: Fleet) -> None:
+    fleet.agent("a", slots=3)
+    fleet.stream("lines", 4)
+    fleet.tick()
+    before = fleet.all()
+    assert fleet.where() == ["a", "a", "a", None]
+    assert before[3].reason == "waits for a free slot: raise --slots of an agent, or start another"
+    fleet.agent("b")
+    fleet.tick()
+    assert fleet.where() == ["a", "a", "a", "b"]
+    assert fleet.all()[:3] == before[:3]
+
+
+def test_k05_of_an_agent_that_is_gone_only_its_own_receivers_move(fleet: Fleet) -> None:
+    gone = fleet.agent("a")
+    fleet.agent("b")
+    fleet.stream("lines", 4)
+    fleet.tick()
+    assert fleet.where() == ["a", "b", "a", "b"]
+    before = fleet.all()
+    # It signed off while they were being placed on it: nobody else would ever look at them again.
+    fleet.stop(gone)
+    fleet.tick()
+    assert fleet.where() == ["b"] * 4
+    assert [fleet.all()[1], fleet.all()[3]] == [before[1], before[3]]
+
+
+def test_p01_a_receivers_own_wish_counts_as_long_as_it_can(fleet: Fleet) -> None:
+    for host in ("a", "b"):
+        fleet.agent(host)
+    fleet.stream("lines", 2)
+    fleet.connection.execute(sa.text("UPDATE forebay.receivers SET preferred_location = 'b'"))
+    fleet.tick()
+    assert fleet.where() == ["b", "b"]
+
+
+def test_nobody_at_all_is_said(fleet: Fleet) -> None:
+    fleet.stream("lines", 1)
+    fleet.tick()
+    assert fleet.all()[0].reason == "waits for an agent: start one with forebay agent"
+    assert fleet.all()[0].assignment == 0
+
+
+def test_a_leader_that_leads_no_more_places_and_takes_nothing(fleet: Fleet) -> None:
+    agent = fleet.agent("a")
+    fleet.stream("lines", 1)
+    fleet.tick()
+    fleet.stream("words", 1)
+    fleet.stream("all", None)
+    set_draining(fleet.connection, name="a", draining=True)
+    fleet.agent("b")
+    assert take_leadership(fleet.connection, seen=read_leadership(fleet.connection), holder="another") is not None
+    fleet.tick()
+    assert [placement.agent_id for placement in placements(fleet.connection)] == [agent, None]
+
+
+# -- draining --------------------------------------------------------------------------------------------------------
+
+
+def test_a_draining_agent_gets_nothing_and_loses_what_it_has(fleet: Fleet) -> None:
+    fleet.agent("a")
+    fleet.agent("b")
+    fleet.stream("lines", 2)
+    fleet.tick()
+    assert set_draining(fleet.connection, name="a", draining=True) == 1
+    fleet.tick()
+    assert fleet.where() == ["b", "b"]
+    fleet.stream("words", 2)
+    fleet.tick()
+    assert fleet.where("words") == ["b", "b"]
+    set_draining(fleet.connection, name="a", draining=False)
+    fleet.tick()
+    assert fleet.where() + fleet.where("words") == ["b"] * 4, "what moved away stays"
+
+
+def test_a_receiver_that_is_taken_away_is_placed_when_its_process_has_drained(fleet: Fleet) -> None:
+    fleet.agent("a")
+    fleet.stream("lines", 1)
+    fleet.tick()
+    [process_id] = fleet.start_all().values()
+    claim_anew(fleet.connection, fleet.all()[0].receiver_id, assignment=1)
+    fleet.agent("b")
+    set_draining(fleet.connection, name="a", draining=True)
+    for _ in range(3):
+        fleet.tick()
+        [waiting] = fleet.all()
+        assert (waiting.state, waiting.agent_id, waiting.assignment) == (ReceiverState.INACTIVE, None, 2)
+        assert waiting.reason == "agent a is draining"
+    deregister_process(fleet.connection, process_id)
+    fleet.tick()
+    assert fleet.where() == ["b"]
+
+
+def test_a_process_that_does_not_sign_off_is_waited_for_only_so_long(fleet: Fleet) -> None:
+    fleet.agent("a")
+    fleet.stream("lines", 1)
+    fleet.tick()
+    fleet.start_all()
+    fleet.agent("b")
+    set_draining(fleet.connection, name="a", draining=True)
+    fleet.tick()
+    fleet.tick(HAND_OVER_SECONDS - 1)
+    assert fleet.where() == [None]
+    fleet.tick(1)
+    assert fleet.where() == ["b"]
+
+
+def test_draining_outlives_the_agent(fleet: Fleet) -> None:
+    """A host is drained to be started anew, more often than not."""
+    fleet.stop(fleet.agent("a"))
+    set_draining(fleet.connection, name="a", draining=True)
+    fleet.agent("a")
+    fleet.agent("b")
+    fleet.stream("lines", 2)
+    fleet.tick()
+    assert fleet.where() == ["b", "b"]
+    # Not that of others, and not for ever.
+    assert [row.draining for row in list_agents(fleet.connection)] == [True, False]
+    set_draining(fleet.connection, name="a", draining=False)
+    fleet.agent("a")
+    assert [row.draining for row in list_agents(fleet.connection)] == [False, False, False]
+
+
+def test_draining_the_only_agent_stops_its_receivers_and_says_what_they_wait_for(fleet: Fleet) -> None:
+    fleet.agent("a")
+    fleet.stream("lines", 1)
+    fleet.tick()
+    set_draining(fleet.connection, name="a", draining=True)
+    fleet.tick()
+    assert fleet.where() == [None]
+    assert fleet.all()[0].reason == "waits: draining is a; to let it back in: forebay agents undrain a"
+    set_draining(fleet.connection, name="a", draining=False)
+    fleet.tick()
+    assert fleet.where() == ["a"]
+
+
+# -- one receiver per host -------------------------------------------------------------------------------------------
+
+
+def test_per_host_there_is_one_on_every_host_and_new_ones_as_hosts_come(fleet: Fleet) -> None:
+    fleet.stream("lines", None)
+    fleet.tick()
+    assert fleet.all() == []
+    fleet.agent("a")
+    fleet.agent("b")
+    fleet.tick()
+    assert fleet.where() == ["a", "b"]
+    fleet.agent("c")
+    # An agent that only leads, and one that drains, are no hosts for receivers.
+    fleet.agent("d", slots=0)
+    fleet.agent("e")
+    set_draining(fleet.connection, name="e", draining=True)
+    fleet.tick()
+    fleet.tick()
+    assert fleet.where() == ["a", "b", "c"]
+
+
+def test_per_host_a_host_that_is_away_is_waited_for_and_comes_back_to_its_own(fleet: Fleet) -> None:
+    fleet.stream("lines", None)
+    away = fleet.agent("a")
+    fleet.agent("b")
+    fleet.tick()
+    before = [placement.receiver_id for placement in fleet.all()]
+    fleet.stop(away)
+    fleet.tick()
+    assert fleet.where() == [None, "b"]
+    assert fleet.all()[0].reason == ("waits for an agent on a; if that host won't come back: forebay agents forget a")
+    fleet.agent("a")
+    fleet.tick()
+    assert fleet.where() == ["a", "b"]
+    assert [placement.receiver_id for placement in fleet.all()] == before
+
+
+def test_per_host_a_host_that_is_given_up_loses_its_receiver_and_gets_the_same_one_back(fleet: Fleet) -> None:
+    fleet.stream("lines", None)
+    gone = fleet.agent("a")
+    fleet.agent("b")
+    fleet.tick()
+    before = [placement.receiver_id for placement in fleet.all()]
+    with pytest.raises(HostLivesError):
+        forget_host(fleet.connection, "a")
+    fleet.stop(gone)
+    assert forget_host(fleet.connection, "a") == (1, 0)
+    fleet.tick()
+    assert fleet.where() == ["b"]
+    with pytest.raises(NoSuchAgentError):
+        forget_host(fleet.connection, "a")
+    fleet.agent("a")
+    fleet.tick()
+    assert fleet.where() == ["a", "b"]
+    assert [placement.receiver_id for placement in fleet.all()] == before
+
+
+def test_per_host_and_a_number_can_be_changed_into_each_other(fleet: Fleet) -> None:
+    fleet.agent("a")
+    fleet.agent("b")
+    fleet.stream("lines", 3)
+    fleet.tick()
+    fleet.stream("lines", None)
+    fleet.tick()
+    assert (fleet.where(), [placement.host for placement in fleet.all()]) == (["a", "b"], ["a", "b"])
+    fleet.stream("lines", 4)
+    fleet.tick()
+    assert len(fleet.where()) == 4
+    assert None not in fleet.where()
+    assert [placement.host for placement in fleet.all()] == [None] * 4
+
+
+# -- listeners -------------------------------------------------------------------------------------------------------
+
+
+def test_a_listener_is_never_moved_to_another_address_unasked(fleet: Fleet) -> None:
+    there = fleet.agent("a")
+    fleet.stream("lines", 1, listens=True)
+    fleet.tick()
+    fleet.agent("b")
+    fleet.stop(there)
+    for _ in range(3):
+        fleet.tick()
+        assert fleet.where() == [None]
+    assert "forebay agents forget a" in fleet.all()[0].reason
+    fleet.agent("a")
+    fleet.tick()
+    assert fleet.where() == ["a"]
+
+
+def test_a_listener_stays_at_its_address_when_its_agent_drains_and_when_it_is_declared_anew(fleet: Fleet) -> None:
+    fleet.agent("a")
+    fleet.stream("lines", 1, listens=True)
+    fleet.tick()
+    fleet.agent("b")
+    set_draining(fleet.connection, name="a", draining=True)
+    fleet.tick()
+    assert fleet.where() == [None]
+    fleet.connection.execute(
+        sa.text('UPDATE forebay.streams SET declaration = declaration || \'{"source": {"x": 1}}\'')
+    )
+    fleet.stream("lines", 1, listens=True)
+    fleet.tick()
+    assert fleet.where() == [None]
+    # When it no longer listens, it may go anywhere.
+    fleet.stream("lines", 1, listens=False)
+    fleet.tick()
+    assert fleet.where() == ["b"]
+
+
+def test_a_listener_may_go_when_it_is_asked_to(fleet: Fleet) -> None:
+    there = fleet.agent("a")
+    fleet.stream("lines", 1, listens=True)
+    fleet.tick()
+    fleet.agent("b")
+    fleet.stop(there)
+    fleet.tick()
+    assert forget_host(fleet.connection, "a") == (0, 1)
+    fleet.tick()
+    assert fleet.where() == ["b"]
+    assert [placement.host for placement in fleet.all()] == ["b"]
+
+
+def test_a_listener_that_wishes_for_a_host_waits_for_that(fleet: Fleet) -> None:
+    fleet.agent("a")
+    fleet.stream("lines", 1, listens=True)
+    fleet.connection.execute(sa.text("UPDATE forebay.receivers SET preferred_location = 'gateway'"))
+    fleet.tick()
+    assert fleet.where() == [None]
+    fleet.agent("gateway")
+    fleet.tick()
+    assert fleet.where() == ["gateway"]
+
+
+# -- declarations and the command line -------------------------------------------------------------------------------
+
+
+def test_a_stream_says_that_it_listens_and_that_it_is_one_per_host(fleet: Fleet) -> None:
+    everywhere = Stream("everywhere", SocketText(listen="0.0.0.0:9999"), receivers="per_host")
+    plain = Stream("plain", SocketText(host="localhost", port=9999), receivers=2)
+
+    class Nowhere:
+        def declaration(self) -> dict[str, str]:
+            return {}
+
+    pipeline = Pipeline("p", interval="10s", backpressure_enabled=True)
+    pipeline.output(inputs=[everywhere, plain], sink=Nowhere(), name="o")(lambda everywhere, plain: None)  # type: ignore[arg-type]
+    apply(fleet.connection, [pipeline])
+    assert [
+        (row.name, row.declaration["receivers"], row.declaration["listens"]) for row in list_streams(fleet.connection)
+    ] == [("everywhere", "per_host", True), ("plain", 2, False)]
+    fleet.agent("a")
+    fleet.tick()
+    fleet.tick()
+    assert (fleet.where("everywhere"), fleet.where("plain")) == (["a"], ["a", "a"])
+    # Applied again it changes nothing, and takes nothing from the hosts.
+    assert apply(fleet.connection, [pipeline]) == []
+    assert fleet.where("everywhere") == ["a"]
+
+
+@pytest.fixture
+def url(database_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("COLUMNS", "120")
+    return database_url
+
+
+def forebay_agents(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_the_command_lists_drains_and_undrains(url: str, fleet: Fleet) -> None:
+    assert "none" in forebay_agents().stdout
+    fleet.agent("a", slots=2)
+    fleet.agent("b", slots=1)
+    gone = fleet.agent("c", slots=1)
+    fleet.stream("lines", None)
+    fleet.tick()
+    fleet.stop(gone)
+    fleet.tick()
+    drained = forebay_agents("drain", "a")
+    assert drained.exit_code == 0
+    assert "a is draining; 1 receiver(s) leave it." in drained.stdout
+    assert "forebay agents undrain a" in drained.stdout
+    fleet.tick()
+    listed = json.loads(forebay_agents("--json").stdout)["agents"]
+    assert [
+        (row["name"], row["host"], row["receivers"], row["slots"], row["waiting"], row["draining"]) for row in listed
+    ] == [("a", "a", 0, 2, 1, True), ("b", "b", 1, 1, 0, False), ("", "c", 0, 0, 1, False)]
+    shown = forebay_agents().stdout
+    assert [line.split()[-1] for line in shown.splitlines() if line.strip()][-3:] == ["draining", "running", "gone"]
+    assert forebay_agents("undrain", "a").exit_code == 0
+    fleet.tick()
+    assert fleet.where() == ["a", "b", None]
+    forgot = forebay_agents("forget", "c")
+    assert "1 receiver(s) of its own removed, 0 listener(s)" in forgot.stdout
+    fleet.tick()
+    assert fleet.where() == ["a", "b"]
+
+
+def test_what_is_not_there_and_what_lives_is_exit_code_1_with_the_way_out(url: str, fleet: Fleet) -> None:
+    make_log(fleet.connection)
+    fleet.agent("a")
+    for arguments, says in [
+        (("drain", "nobody"), "forebay agents"),
+        (("undrain", "nobody"), "'nobody'"),
+        (("forget", "nowhere"), "'nowhere'"),
+        (("forget", "a"), "stop it first"),
+    ]:
+        answer = forebay_agents(*arguments)
+        assert answer.exit_code == 1
+        assert says in answer.stdout
+    assert {placement.desired_state for placement in placements(fleet.connection)} == {DesiredState.RUNNING}

@@ -1,0 +1,195 @@
+"""One host's real agent with real receiver processes, each receiver with a numbered source of its own."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import sqlalchemy as sa
+
+from receiver_runtime.agent import Agent
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.sources.socket_text import SocketText
+from tests.integration.receiver_runtime.receiver_rig import NumberedSource, eventually
+from tracker_store.engine import connect, create_engine
+from tracker_store.pipelines import apply_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+# As `forebay receiver`, but for one source: who starts to read from that takes the whole process down.
+_RUN = """
+import os
+import sys
+from receiver_runtime import receiver_process, receiver_start
+from receiver_runtime.process_control import parse_receiver
+
+database_url, block_store, poison, *receivers = sys.argv[1:]
+make_receiver = receiver_start.make_receiver
+
+
+def make(source, *arguments, **keywords):
+    made = make_receiver(source, *arguments, **keywords)
+    if getattr(source, "port", None) == int(poison):
+        made.on_start = lambda: os._exit(3)
+    return made
+
+
+receiver_start.make_receiver = make
+code = receiver_process.run(
+    [parse_receiver(value) for value in receivers], database_url=database_url, block_store=block_store
+)
+sys.exit(code)
+"""
+
+
+class HostRig:
+    """Receivers of one stream each, by name; what they registered; and the processes that run them."""
+
+    def __init__(self, database_url: str, root: Path, *, receivers_per_process: int, poison_port: int = 0) -> None:
+        self._database_url = database_url
+        self._poison_port = poison_port
+        self.root = root
+        self.engine = create_engine(database_url, application_name="tests")
+        self._stop = threading.Event()
+        self._agent = Agent(
+            self.engine,
+            name="here",
+            host="here",
+            slots=1000,
+            receiver_command=self._command,
+            role_commands={},
+            log_directory=root / "logs",
+            receivers_per_process=receivers_per_process,
+        )
+        self._thread = threading.Thread(target=self._agent.run, args=(self._stop,), name="agent")
+
+    def _command(self, receivers: Sequence[tuple[int, int]]) -> list[str]:
+        pairs = ["{}:{}".format(*pair) for pair in receivers]
+        store = str(self.root / "blocks")
+        return [sys.executable, "-c", _RUN, self._database_url, store, str(self._poison_port), *pairs]
+
+    def start(self) -> None:
+        """Start the agent."""
+        self._thread.start()
+        eventually(lambda: self.execute("SELECT 1 FROM forebay.processes WHERE kind = 'agent'"), "the agent")
+
+    def stop(self) -> None:
+        """Stop it as SIGTERM does; returns when all of its processes are gone."""
+        self._stop.set()
+        self._thread.join()
+
+    def execute(self, statement: str, **values: object) -> list[Any]:
+        """One statement; its rows."""
+        with connect(self.engine) as connection:
+            result = connection.execute(sa.text(statement), values)
+            return list(result) if result.returns_rows else []
+
+    def declare(self, name: str, source: Mapping[str, Any], **settings: object) -> int:
+        """A stream with one receiver; its id."""
+        declaration = {"source": source, "settings": {"receiver_restart_delay": "50ms", **settings}}
+        with connect(self.engine) as connection:
+            apply_stream(connection, name=name, declaration=declaration, receivers=1)
+        [(receiver_id,)] = self.execute(
+            "SELECT r.id FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id WHERE s.name = :n",
+            n=name,
+        )
+        return int(receiver_id)
+
+    def place(self, *receiver_ids: int) -> None:
+        """As the tracker does: here, under a newer assignment."""
+        self.execute(
+            "UPDATE forebay.receivers SET state = 'SCHEDULED', assignment = assignment + 1, agent_id = "
+            "(SELECT max(id) FROM forebay.processes WHERE kind = 'agent') WHERE id = ANY (:ids)",
+            ids=list(receiver_ids),
+        )
+
+    def move_away(self, receiver_id: int) -> None:
+        """As the tracker does when a receiver is to run elsewhere."""
+        self.execute(
+            "UPDATE forebay.receivers SET state = 'INACTIVE', assignment = assignment + 1, agent_id = NULL, "
+            "process_id = NULL WHERE id = :id",
+            id=receiver_id,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        """The receiver processes that run."""
+        found = psutil.Process().children()
+        return [process for process in found if _is_running(process) and self._database_url in process.cmdline()]
+
+    def records(self) -> dict[int, int]:
+        """Registered records by receiver."""
+        rows = self.execute("SELECT receiver_id, max(total_records) FROM forebay.blocks GROUP BY 1")
+        return {receiver_id: int(records) for receiver_id, records in rows}
+
+    def epochs(self) -> dict[int, int]:
+        """How often each receiver was claimed."""
+        rows = self.execute("SELECT receiver_id, count(*) FROM forebay.blocks WHERE segment_id IS NULL GROUP BY 1")
+        return {receiver_id: int(count) for receiver_id, count in rows}
+
+    def flow(self, receiver_ids: Sequence[int], records: int = 20) -> None:
+        """Return when each of them has registered so many more records."""
+        goals = {receiver_id: self.records().get(receiver_id, 0) + records for receiver_id in receiver_ids}
+        eventually(
+            lambda: all(self.records().get(receiver_id, 0) >= goal for receiver_id, goal in goals.items()),
+            f"{records} more records of each",
+        )
+
+    def numbers(self, receiver_id: int) -> list[int]:
+        """Of every registered block, in order, each block checked against its row."""
+        store = LocalBlockStore(self.root / "blocks")
+        rows = self.execute(
+            'SELECT s.path, b."offset", b.length, b.crc32c FROM forebay.blocks b '
+            "JOIN forebay.log_segments s ON s.id = b.segment_id WHERE b.receiver_id = :r ORDER BY b.sequence",
+            r=receiver_id,
+        )
+        batches = (batch for row in rows for batch in store.read_batches(*row))
+        return [int(value) for batch in batches for value in batch.column(0).to_pylist()]
+
+    def states(self) -> dict[int, tuple[str, str]]:
+        """State and reason by receiver."""
+        return {row.id: (row.state, row.reason) for row in self.execute("SELECT * FROM forebay.receivers")}
+
+    def events(self, kind: str) -> dict[int, list[str]]:
+        """Messages of one kind by receiver."""
+        found: dict[int, list[str]] = {}
+        for row in self.execute("SELECT * FROM forebay.receiver_events WHERE kind = :k ORDER BY id", k=kind):
+            found.setdefault(row.receiver_id, []).append(row.message)
+        return found
+
+
+@contextmanager
+def host_rig(
+    database_url: str, root: Path, *, receivers: int, receivers_per_process: int, poison: bool = False, **settings: str
+) -> Iterator[tuple[HostRig, dict[int, NumberedSource]]]:
+    """A host that is started, with so many receivers, by id with their sources, none placed yet.
+
+    With `poison` the source that is declared last takes down every process in which a receiver starts to read it.
+    """
+    with ExitStack() as stack:
+        sources = [stack.enter_context(closing(NumberedSource(pause=0.02))) for _ in range(receivers)]
+        rig = HostRig(
+            database_url,
+            root,
+            receivers_per_process=receivers_per_process,
+            poison_port=sources[-1].port if poison else 0,
+        )
+        stack.callback(rig.engine.dispose)
+        by_id = {}
+        for number, source in enumerate(sources):
+            declared = SocketText(host="127.0.0.1", port=source.port).model_dump(mode="json")
+            by_id[rig.declare(f"numbers{number}", declared, **{"block_interval": "100ms", **settings})] = source
+        rig.start()
+        stack.callback(rig.stop)
+        yield rig, by_id
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

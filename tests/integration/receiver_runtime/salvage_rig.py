@@ -1,0 +1,225 @@
+"""Lives of one receiver on a real driver log and real files, each of which may end between any two of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from receiver_runtime.block_handler import BlockHandler, DeadLetter
+from receiver_runtime.block_store import frame
+from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.segment import IntactFrame
+from receiver_runtime.driver_log import DriverLog, ReceiverDriverLog
+from receiver_runtime.salvage import salvage, store_location
+from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.write_ahead_log import WriteAheadLog
+from tests.driver_log import claim_anew, make_log
+from tracker_store.blocks import AddOutcome, Claim, NewBlock, add_blocks
+from tracker_store.checks import check_data
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from receiver_runtime.block_store.files import Files
+
+SCHEMA = pa.schema([("value", pa.string())])
+HOST = "here"
+
+T = TypeVar("T")
+
+
+class KilledError(Exception):
+    """The process was killed here."""
+
+
+class MortalDriverLog(DriverLog):
+    """Answers so many calls; then its process is killed."""
+
+    def __init__(self, engine: sa.Engine, *, calls: int) -> None:
+        super().__init__(engine)
+        self.calls = calls
+
+    def once(self, statement: Callable[[sa.Connection], T]) -> T:
+        if self.calls == 0:
+            raise KilledError
+        self.calls -= 1
+        return super().once(statement)
+
+
+@dataclass
+class Life:
+    """One process of the receiver, from its claim on."""
+
+    receiver: SalvagedReceiver
+    claim: Claim
+    store: LocalBlockStore
+    handler: BlockHandler
+    rows: ReceiverDriverLog
+    stored: list[NewBlock] = field(default_factory=list)
+    registered_through: int = 0
+
+    @property
+    def next_sequence(self) -> int:
+        return (self.stored[-1].sequence if self.stored else self.claim.sequence) + 1
+
+    def keep(self, *values: str) -> NewBlock:
+        """Store a block, synced; it is not registered."""
+        batch = pa.record_batch([pa.array(values, pa.string())], schema=SCHEMA)
+        block = self.handler.store_block(
+            [batch], sequence=self.next_sequence, registered_through=self.registered_through
+        )
+        self.stored.append(block)
+        return block
+
+    def keep_dead_letter(self, data: bytes) -> None:
+        """Store a dead letter without its row."""
+        self.handler.store_dead_letters(
+            [DeadLetter(DeadLetterReason.INVALID_ENCODING, data)],
+            sequence=self.next_sequence - 1,
+            registered_through=self.registered_through,
+        )
+
+    def register(self, count: int = 1000) -> AddOutcome | None:
+        """Register so many of what is stored; None where there is nothing."""
+        waiting = [block for block in self.stored if block.sequence > self.registered_through][:count]
+        if not waiting:
+            return None
+        with connect(self.receiver.engine) as connection:
+            [result] = add_blocks(connection, waiting)
+        if result.outcome in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED):
+            self.registered_through = waiting[-1].sequence
+        return result.outcome
+
+    def close(self) -> None:
+        """End as a process does that is fenced, or drained."""
+        self.handler.close(self.registered_through)
+
+
+@dataclass
+class SalvagedReceiver:
+    """One receiver of a stream of its own."""
+
+    engine: sa.Engine
+    root: Path
+    receiver_id: int
+    pipeline_id: int
+
+    @classmethod
+    def make(cls, engine: sa.Engine, root: Path, name: str = "lines") -> SalvagedReceiver:
+        with connect(engine) as connection:
+            log = make_log(connection, stream=name, pipeline=f"{name}_pipeline")
+            [(receiver_id,)] = connection.execute(
+                sa.text("SELECT id FROM forebay.receivers WHERE stream_id = :s"), {"s": log.stream_id}
+            ).all()
+        return cls(engine, root, receiver_id, log.pipeline_id)
+
+    def execute(self, statement: str, **values: object) -> list[Any]:
+        with connect(self.engine) as connection:
+            result = connection.execute(sa.text(statement), {"r": self.receiver_id} | values)
+            return list(result) if result.returns_rows else []
+
+    def claim(self) -> Claim:
+        with connect(self.engine) as connection:
+            return claim_anew(connection, self.receiver_id)
+
+    def salvage(
+        self, claimed: Claim, *, driver_log: DriverLog | None = None, host: str = HOST, root: Path | None = None
+    ) -> Claim:
+        store = LocalBlockStore(root or self.root)
+        return salvage(
+            driver_log or DriverLog(self.engine), store, claimed=claimed, location=store_location(host, store)
+        )
+
+    def live(
+        self,
+        claimed: Claim | None = None,
+        *,
+        rule: SourceRule = SourceRule.NOT_SENT_AGAIN,
+        durability: str = "durable",
+        files: Files | None = None,
+        max_segment_bytes: int = 1 << 20,
+    ) -> Life:
+        """A process that has claimed, and salvaged unless its claim is given."""
+        claimed = self.salvage(self.claim()) if claimed is None else claimed
+        store = LocalBlockStore(self.root, files=files)
+        rows = ReceiverDriverLog(
+            DriverLog(self.engine),
+            receiver_id=self.receiver_id,
+            epoch=claimed.epoch,
+            durability=durability,
+            store=store_location(HOST, store),
+        )
+        log = WriteAheadLog(
+            store,
+            rows,
+            receiver_id=self.receiver_id,
+            epoch=claimed.epoch,
+            source_rule=rule,
+            max_segment_bytes=max_segment_bytes,
+        )
+        handler = BlockHandler(
+            log, SCHEMA, receiver_id=self.receiver_id, epoch=claimed.epoch, source_rule=frame.SourceRule[rule.name]
+        )
+        return Life(self, claimed, store, handler, rows, registered_through=claimed.sequence)
+
+    def rule_of(self, life: Life, rule: SourceRule) -> None:
+        """From now on this life's blocks are of another rule, as a source with two kinds of requests has them."""
+        life.handler._source_rule = frame.SourceRule[rule.name]
+
+    # -- what came out -----------------------------------------------------------------------------------------------
+
+    def blocks(self) -> list[list[str]]:
+        """The values of each registered block, in order, read by its handle."""
+        store = LocalBlockStore(self.root)
+        rows = self.execute(
+            'SELECT g.path, b."offset", b.length, b.crc32c, b.records FROM forebay.blocks b '
+            "JOIN forebay.log_segments g ON g.id = b.segment_id WHERE b.receiver_id = :r ORDER BY b.sequence"
+        )
+        found = []
+        for path, offset, length, crc32c, records in rows:
+            batches = store.read_batches(path, offset, length, crc32c)
+            values = [value for batch in batches for value in batch["value"].to_pylist()]
+            assert len(values) == records
+            found.append(values)
+        return found
+
+    def dead_letters(self) -> list[bytes]:
+        store = LocalBlockStore(self.root)
+        return [
+            store.read_frame(*row).payload.to_pybytes()
+            for row in self.execute(
+                'SELECT g.path, d."offset", d.length, d.crc32c FROM forebay.dead_letters d '
+                "JOIN forebay.log_segments g ON g.id = d.segment_id WHERE d.receiver_id = :r ORDER BY d.id"
+            )
+        ]
+
+    def segments(self) -> list[tuple[str, int | None]]:
+        rows = self.execute("SELECT state, length FROM forebay.log_segments WHERE receiver_id = :r ORDER BY id")
+        return [(row.state, row.length) for row in rows]
+
+    def paths(self) -> list[str]:
+        return [
+            row.path for row in self.execute("SELECT path FROM forebay.log_segments WHERE receiver_id = :r ORDER BY id")
+        ]
+
+    def frames(self, path: str) -> list[IntactFrame]:
+        return [item for item in LocalBlockStore(self.root).scan(path) if isinstance(item, IntactFrame)]
+
+    def events(self, kind: str) -> list[str]:
+        return [
+            row.detail
+            for row in self.execute(
+                "SELECT detail FROM forebay.receiver_events WHERE receiver_id = :r AND kind = :k ORDER BY id", k=kind
+            )
+        ]
+
+    def check(self) -> None:
+        """What the driver log promises holds."""
+        with connect(self.engine) as connection:
+            assert [result for result in check_data(connection) if not result.passed] == []

@@ -1,0 +1,151 @@
+"""What a receiver process holds: at a graceful stop all of it is registered, and it is never more than it may be."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+import sqlalchemy as sa
+
+from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.sources.socket_text import SocketText
+from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, ReceiverRig, eventually, exit_code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_RECORDS = 10_000
+_MIB = 2**20
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        made.settimeout(60)
+        yield made
+
+
+def declare(database_url: str, root: Path, listener: socket.socket, **settings: object) -> ReceiverRig:
+    source = SocketText(host="127.0.0.1", port=listener.getsockname()[1]).model_dump(mode="json")
+    return ReceiverRig.make(database_url, root, source, **settings)
+
+
+def unread_bytes(reader_port: int) -> int:
+    """What the kernel holds for a connection's reader, who has not asked for it yet."""
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        _, local, _, _, queues, *_ = line.split()
+        if int(local.partition(":")[2], 16) == reader_port:
+            return int(queues.partition(":")[2], 16)
+    return 0
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="asks Linux what the receiver has read")
+def test_s04_k12_sigterm_with_10000_records_in_the_buffer_registers_each_once(
+    database_url: str, tmp_path: Path, listener: socket.socket
+) -> None:
+    rig = declare(database_url, tmp_path / "receiver", listener, block_interval="60s")
+    try:
+        process = rig.start()
+        connection, (_, reader_port) = listener.accept()
+        with connection:
+            connection.sendall(b"".join(b"%d\n" % n for n in range(_RECORDS)))
+            eventually(lambda: unread_bytes(reader_port) == 0, "the receiver's reading")
+            # All of it is in the buffer, and the next block is a minute away.
+            assert rig.records() == 0
+            process.send_signal(signal.SIGTERM)
+            assert exit_code(process) == ExitCode.STOPPED, rig.logs()
+        assert rig.values() == [str(n) for n in range(_RECORDS)]
+        assert rig.state() == ("INACTIVE", "SIGTERM")
+    finally:
+        rig.close()
+
+
+class EndlessSource:
+    """Sends lines as fast as they are taken, until it is closed."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.sent = 0
+        self.closed = False
+        self._lines = b"".join(b"%099d\n" % n for n in range(640))
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.closed = True
+        self._thread.join(30)
+
+    def _send(self) -> None:
+        connection, _ = self._listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(0.2)
+            while not self.closed:
+                with contextlib.suppress(TimeoutError):
+                    self.sent += connection.send(self._lines)
+
+
+def settles(figure: EndlessSource, seconds: float) -> bool:
+    """Whether it sends nothing more for so long."""
+    before = figure.sent
+    time.sleep(seconds)
+    return figure.sent == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a receiver process ends by a signal")
+def test_w05_w16_w17_a_source_without_end_fills_a_bounded_memory_while_the_driver_log_is_away(
+    database_url: str, tmp_path: Path, listener: socket.socket
+) -> None:
+    queue, block = 8, 4 * _MIB
+    rig = declare(
+        database_url,
+        tmp_path / "receiver",
+        listener,
+        block_queue_size=queue,
+        max_block_bytes="4MiB",
+        block_interval="1s",
+    )
+    url = sa.make_url(database_url)
+    assert url.port is not None
+    proxy = CuttingProxy(url.port)
+    source = EndlessSource(listener)
+    try:
+        process = rig.start(
+            database_url=url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+        )
+        eventually(lambda: rig.records() > 0, "a first block")
+        proxy.away = True
+        proxy.cut()
+        highest = 0
+        watched = psutil.Process(process.pid)
+
+        def is_full() -> bool:
+            nonlocal highest
+            highest = max(highest, watched.memory_info().rss)
+            return settles(source, 0.5)
+
+        sent_before = source.sent
+        eventually(is_full, "the end of reading")
+        # As much again waits on disk, stored and not registered; the rest is the kernel's.
+        assert source.sent - sent_before <= (2 * queue + 5) * block + 16 * _MIB
+        assert highest <= (queue + 5) * block + 128 * _MIB
+        # Nothing of it is lost, and reading goes on.
+        proxy.away = False
+        held = rig.records()
+        eventually(lambda: rig.records() > held + queue * block // 100, "what waited, and more")
+        process.send_signal(signal.SIGTERM)
+        assert exit_code(process) == ExitCode.STOPPED, rig.logs()
+        values = rig.values()
+        cycle = [f"{n:099d}" for n in range(640)]
+        assert all(value == cycle[n % 640] for n, value in enumerate(values)), "a line is missing or came twice"
+    finally:
+        source.close()
+        proxy.close()
+        rig.close()

@@ -1,0 +1,485 @@
+"""Salvage, step by step, on a real driver log and real files."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from orchestration.tracker.cleaner import Cleaner
+from receiver_runtime.block_store.files import Files
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.sources.base import SourceRule
+from tests.integration.receiver_runtime.salvage_rig import KilledError, MortalDriverLog, SalvagedReceiver
+from tracker_store.blocks import AddOutcome
+from tracker_store.cleanup import clean_up_receiver
+from tracker_store.engine import connect
+from tracker_store.errors import ReceiverFencedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import sqlalchemy as sa
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def receiver(engine: sa.Engine, tmp_path: Path) -> SalvagedReceiver:
+    return SalvagedReceiver.make(engine, tmp_path / "blocks")
+
+
+def read_all(receiver: SalvagedReceiver) -> None:
+    """As if the pipeline had completed all that is registered: its cursor is past it, no batch is left to retain."""
+    receiver.execute("DELETE FROM forebay.cursors WHERE receiver_id = :r")
+    receiver.execute(
+        "INSERT INTO forebay.cursors (pipeline_id, receiver_id, next_sequence) "
+        "SELECT :p, :r, max(sequence) + 1 FROM forebay.blocks WHERE receiver_id = :r",
+        p=receiver.pipeline_id,
+    )
+
+
+def clean(receiver: SalvagedReceiver) -> int:
+    with connect(receiver.engine) as connection:
+        return clean_up_receiver(
+            connection, receiver_id=receiver.receiver_id, threshold=datetime.now(UTC), max_rows=1000
+        ).blocks
+
+
+def clean_all(receiver: SalvagedReceiver) -> int:
+    """Rows, then files; returns how many files went."""
+    cleaner = Cleaner(LocalBlockStore(receiver.root), restore_window=timedelta(0))
+    with connect(receiver.engine) as connection:
+        return cleaner.cleanup_old_batches(connection, datetime.now(UTC)).segments
+
+
+# -- what is registered ----------------------------------------------------------------------------------------------
+
+
+def test_point_19_every_unsealed_segment_of_every_earlier_epoch_is_salvaged_in_order(
+    receiver: SalvagedReceiver,
+) -> None:
+    first = receiver.live(max_segment_bytes=1)  # a segment for each block
+    first.keep("a")
+    first.register()
+    first.keep("b")
+    first.keep("c", "d")
+    # The next one dies before it has salvaged anything, and the one after that when it has stored something too.
+    receiver.live(receiver.claim()).keep("e")
+    claimed = receiver.claim()
+    assert receiver.salvage(claimed).sequence == claimed.sequence + 3
+    assert receiver.blocks() == [["a"], ["b"], ["c", "d"], ["e"]]
+    assert {state for state, _ in receiver.segments()} == {"SEALED"}
+    assert [length for _, length in receiver.segments()] == [
+        (receiver.root / path).stat().st_size for path in receiver.paths()
+    ]
+    told = receiver.events("SALVAGED")
+    assert "2 blocks, 3 records registered as 5..6" in told[0]
+    assert "1 blocks, 1 records registered as 7..7" in told[1]
+    receiver.check()
+
+
+def test_a_new_process_goes_on_behind_what_it_salvaged(receiver: SalvagedReceiver) -> None:
+    receiver.live().keep("a")
+    second = receiver.live()
+    second.keep("b")
+    assert second.register() is AddOutcome.ADDED
+    assert receiver.blocks() == [["a"], ["b"]]
+    receiver.check()
+
+
+def test_point_19_a_salvage_that_died_is_taken_up_and_registers_nothing_twice(receiver: SalvagedReceiver) -> None:
+    for text in "abc":
+        receiver.live(receiver.claim()).keep(text)
+    claims = 0
+    for calls in range(30):
+        claims += 1
+        try:
+            receiver.salvage(receiver.claim(), driver_log=MortalDriverLog(receiver.engine, calls=calls))
+        except KilledError:
+            continue
+        break
+    assert claims > 3  # each of them came a step further
+    assert receiver.blocks() == [["a"], ["b"], ["c"]]
+    assert {state for state, _ in receiver.segments()} == {"SEALED"}
+    receiver.check()
+
+
+def test_point_19_rows_that_clean_up_took_meanwhile_are_not_registered_again(receiver: SalvagedReceiver) -> None:
+    first = receiver.live(receiver.claim())
+    first.keep("a")
+    first.register()
+    first.keep("b")
+    # Its successor registers "b", dies before it seals, and clean-up takes both.
+    with pytest.raises(KilledError):
+        receiver.salvage(receiver.claim(), driver_log=MortalDriverLog(receiver.engine, calls=3))
+    assert receiver.blocks() == [["a"], ["b"]]
+    claimed = receiver.claim()
+    read_all(receiver)
+    assert clean(receiver) > 0
+    assert receiver.blocks() == []
+    assert receiver.salvage(claimed).sequence == claimed.sequence
+    assert receiver.blocks() == []
+    receiver.check()
+
+
+def test_a_salvage_that_was_taken_over_adds_nothing(receiver: SalvagedReceiver) -> None:
+    receiver.live(receiver.claim()).keep("a")
+    slow = receiver.claim()
+    fast = receiver.claim()
+    with pytest.raises(ReceiverFencedError):
+        receiver.salvage(slow)
+    assert receiver.blocks() == []
+    assert receiver.salvage(fast).sequence == fast.sequence + 1
+    assert receiver.blocks() == [["a"]]
+    receiver.check()
+
+
+def test_a_salvage_that_is_sent_again_after_a_lost_answer_adds_nothing_twice(receiver: SalvagedReceiver) -> None:
+    receiver.live(receiver.claim()).keep("a")
+
+    class Deaf(MortalDriverLog):
+        def once(self, statement: Callable[[sa.Connection], T]) -> T:
+            super().once(statement)
+            return super().once(statement)
+
+    claimed = receiver.claim()
+    assert receiver.salvage(claimed, driver_log=Deaf(receiver.engine, calls=1000)).sequence == claimed.sequence + 1
+    assert receiver.blocks() == [["a"]]
+    receiver.check()
+
+
+# -- by the source's rule --------------------------------------------------------------------------------------------
+
+
+def test_point_21_what_the_sender_sends_again_is_left_to_it(receiver: SalvagedReceiver) -> None:
+    life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
+    life.keep("a")
+    life.register()
+    life.keep("b")
+    receiver.live()
+    assert receiver.blocks() == [["a"]]
+    assert {state for state, _ in receiver.segments()} == {"SEALED"}
+    [told] = receiver.events("SALVAGED")
+    assert "1 blocks, 1 records left to the sender" in told
+    assert receiver.events("ERROR") == []
+
+
+def test_point_21_a_source_with_positions_reads_again_from_the_logs(receiver: SalvagedReceiver) -> None:
+    receiver.live(receiver.claim(), rule=SourceRule.OFFSETS).keep("a")
+    receiver.live()
+    assert receiver.blocks() == []
+
+
+def test_point_21_each_block_by_the_rule_in_its_own_frame(receiver: SalvagedReceiver) -> None:
+    """HTTP's 202 is acknowledged when stored, its 200 when registered; both are in one segment."""
+    life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
+    life.keep("200")
+    receiver.rule_of(life, SourceRule.NOT_SENT_AGAIN)
+    life.keep("202")
+    receiver.rule_of(life, SourceRule.SENT_AGAIN)
+    life.keep("200 too")
+    receiver.live()
+    assert receiver.blocks() == [["202"]]
+
+
+def test_point_22_what_was_registered_before_a_restore_is_registered_though_the_sender_would_send_again(
+    receiver: SalvagedReceiver,
+) -> None:
+    """It had its acknowledgement: the driver log forgot, and a later frame remembers."""
+    life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
+    for text in ("a", "b", "c"):
+        life.keep(text)
+        life.register()
+    life.keep("d")
+    # The restored log ends after "a".
+    receiver.execute("DELETE FROM forebay.blocks WHERE receiver_id = :r AND sequence > 2")
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["b"], ["c"]]
+    receiver.check()
+
+
+# -- frames ----------------------------------------------------------------------------------------------------------
+
+
+class SyncFailsOnce(Files):
+    """The disk says no to one sync, though the bytes are there."""
+
+    failing = False
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        if self.failing:
+            self.failing = False
+            raise OSError(5, "Input/output error")
+
+
+def test_point_33_a_write_that_failed_and_was_made_again_is_one_block(receiver: SalvagedReceiver) -> None:
+    files = SyncFailsOnce()
+    life = receiver.live(receiver.claim(), files=files)
+    life.keep("a")
+    files.failing = True
+    life.keep("b")
+    assert [len(receiver.frames(path)) for path in receiver.paths()] == [2, 1]
+    for calls in range(3, 7):
+        with suppress(KilledError):
+            receiver.salvage(receiver.claim(), driver_log=MortalDriverLog(receiver.engine, calls=calls))
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["b"]]
+    receiver.check()
+
+
+def test_a_segment_is_sealed_by_its_own_process_only_when_its_blocks_are_registered(
+    receiver: SalvagedReceiver,
+) -> None:
+    life = receiver.live(receiver.claim(), max_segment_bytes=1)
+    life.keep("a")
+    life.keep("b")  # in a new segment; "a" lies in one that is closed
+    assert [state for state, _ in receiver.segments()] == ["OPEN", "OPEN"]
+    life.register(1)
+    life.handler.roll_if_due(life.registered_through)
+    assert [state for state, _ in receiver.segments()] == ["SEALED", "OPEN"]
+    life.close()
+    assert [state for state, _ in receiver.segments()] == ["SEALED", "OPEN"]
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["b"]]
+
+
+def test_a_torn_tail_is_not_in_the_sealed_length_and_no_loss(receiver: SalvagedReceiver) -> None:
+    receiver.live(receiver.claim()).keep("a")
+    [path] = receiver.paths()
+    whole = (receiver.root / path).stat().st_size
+    with (receiver.root / path).open("ab") as file:
+        file.write(b"FBAY\x01\x01 torn")
+    receiver.live()
+    assert receiver.blocks() == [["a"]]
+    assert receiver.segments() == [("SEALED", whole)]
+    assert receiver.events("ERROR") == []
+
+
+def test_damage_is_counted_as_loss_and_costs_its_own_block_alone(receiver: SalvagedReceiver) -> None:
+    life = receiver.live(receiver.claim())
+    life.keep("a")
+    lost = life.keep("b", "c")
+    torn = life.keep("d")
+    life.keep("e")
+    [path] = receiver.paths()
+    with (receiver.root / path).open("r+b") as file:
+        file.seek(lost.handle.offset + lost.handle.length - 1)
+        file.write(b"\xff")
+        file.seek(torn.handle.offset)  # its header too
+        file.write(b"\x00" * 64)
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["e"]]
+    [told] = receiver.events("ERROR")
+    assert "2 blocks that were not registered are damaged: 2 records lost, and those of 1 blocks" in told
+    assert path in told
+    receiver.check()
+
+
+def test_damage_in_what_the_sender_sends_again_is_no_loss(receiver: SalvagedReceiver) -> None:
+    life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
+    block = life.keep("a")
+    life.keep("b")
+    [path] = receiver.paths()
+    with (receiver.root / path).open("r+b") as file:
+        file.seek(block.handle.length - 1)
+        file.write(b"\xff")
+    receiver.live()
+    assert receiver.events("ERROR") == []
+
+
+def test_dead_letters_without_a_row_are_recorded_once(receiver: SalvagedReceiver) -> None:
+    life = receiver.live(receiver.claim())
+    life.keep_dead_letter(b"\xff1")
+    life.keep("a")
+    life.keep_dead_letter(b"\xff2")
+    for calls in range(2, 7):
+        with suppress(KilledError):
+            receiver.salvage(receiver.claim(), driver_log=MortalDriverLog(receiver.engine, calls=calls))
+    receiver.live()
+    assert receiver.dead_letters() == [b"\xff1", b"\xff2"]
+    assert receiver.blocks() == [["a"]]
+
+
+# -- a zombie --------------------------------------------------------------------------------------------------------
+
+
+def test_a_zombie_that_wakes_registers_nothing_and_what_it_stores_anew_is_salvaged_next(
+    receiver: SalvagedReceiver,
+) -> None:
+    zombie = receiver.live(receiver.claim(), max_segment_bytes=300)
+    zombie.keep("a")
+    successor = receiver.live(max_segment_bytes=1)
+    [(_, sealed), *_] = receiver.segments()
+    # It wakes: one block into the file that is sealed, then into a new one.
+    zombie.handler._log._max_bytes = 10_000
+    zombie.keep("lost")
+    zombie.handler._log._max_bytes = 1
+    successor.keep("b")
+    successor.register()
+    zombie.keep("late")
+    assert zombie.register() is AddOutcome.FENCED
+    zombie.close()
+    successor.keep("c")
+    successor.register()
+    assert receiver.segments()[0] == ("SEALED", sealed)
+    assert receiver.blocks() == [["a"], ["b"], ["c"]]
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["b"], ["c"], ["late"]]
+    receiver.check()
+
+
+def test_a_file_that_was_salvaged_out_of_turn_stays_until_its_blocks_are_cleaned(receiver: SalvagedReceiver) -> None:
+    """A zombie's segment is older than the successor's newest, and its blocks come after that one's."""
+    zombie = receiver.live(receiver.claim(), max_segment_bytes=1)
+    successor = receiver.live(max_segment_bytes=1)
+    zombie.keep("late")
+    late = receiver.paths()[0]
+    successor.keep("a")
+    successor.register()
+    successor.close()
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["late"]]
+    # Read as far as "a", which lies in the younger file.
+    read_all(receiver)
+    receiver.execute("UPDATE forebay.cursors SET next_sequence = 3 WHERE receiver_id = :r")
+    clean_all(receiver)
+    assert (receiver.root / late).exists()
+    assert receiver.blocks() == [["a"], ["late"]]
+    receiver.check()
+
+
+def test_a_sealed_segment_is_opened_by_nobody(receiver: SalvagedReceiver) -> None:
+    """A zombie asks again for a row whose answer it never had: salvage has sealed that as empty."""
+    zombie = receiver.live(receiver.claim())
+    path = f"receiver-{receiver.receiver_id}/{zombie.claim.epoch}-000001.segment"
+    zombie.rows.open_segment(path, "not_sent_again")
+    receiver.live()
+    with pytest.raises(ReceiverFencedError, match="is sealed"):
+        zombie.rows.open_segment(path, "not_sent_again")
+    # Its next attempt is a new segment, which the next epoch looks at.
+    with pytest.raises(ReceiverFencedError):
+        zombie.keep("late")
+    zombie.keep("late")
+    receiver.live()
+    assert receiver.blocks() == [["late"]]
+
+
+# -- files that are not there ----------------------------------------------------------------------------------------
+
+
+def test_a_row_without_a_file_is_sealed_as_empty_and_told(receiver: SalvagedReceiver) -> None:
+    life = receiver.live(receiver.claim())
+    life.rows.open_segment("receiver-1/never-made.segment", "not_sent_again")
+    receiver.live()
+    assert receiver.segments() == [("SEALED", 0)]
+    [told] = receiver.events("SALVAGED")
+    assert "receiver-1/never-made.segment was never made" in told
+
+
+def test_point_31_a_file_on_another_host_is_left_open_until_a_process_sees_it(
+    receiver: SalvagedReceiver, tmp_path: Path
+) -> None:
+    receiver.live(receiver.claim()).keep("a")
+    elsewhere = tmp_path / "elsewhere"
+    for host, root in (("there", elsewhere), ("there", receiver.root.parent / "unmounted"), ("here", elsewhere)):
+        receiver.salvage(receiver.claim(), host=host, root=root)
+        assert receiver.segments() == [("OPEN", None)]
+        assert f"is not in {host}:{root}" in receiver.events("ERROR")[-1]
+    # Another host that shares the directory sees it: what is there is salvaged, whoever made it.
+    receiver.salvage(receiver.claim(), host="there")
+    assert receiver.blocks() == [["a"]]
+    receiver.check()
+
+
+def test_a_durable_file_that_is_gone_with_registered_blocks_is_not_sealed_as_empty(
+    receiver: SalvagedReceiver,
+) -> None:
+    life = receiver.live(receiver.claim())
+    life.keep("a")
+    life.register()
+    life.keep("b")
+    [path] = receiver.paths()
+    away = receiver.root.parent / "away"
+    (receiver.root / path).rename(away)
+    receiver.salvage(receiver.claim())
+    assert receiver.segments() == [("OPEN", None)]
+    assert "though 1 registered blocks lie in it" in receiver.events("ERROR")[0]
+    away.rename(receiver.root / path)
+    receiver.salvage(receiver.claim())
+    assert receiver.blocks() == [["a"], ["b"]]
+
+
+def test_an_ephemeral_file_that_is_gone_is_counted(receiver: SalvagedReceiver) -> None:
+    life = receiver.live(receiver.claim(), durability="ephemeral")
+    life.keep("a", "b")
+    life.register()
+    [path] = receiver.paths()
+    (receiver.root / path).unlink()
+    receiver.salvage(receiver.claim())
+    assert receiver.segments() == [("SEALED", 0)]
+    assert "1 registered blocks, 2 records, went with their file" in receiver.events("ERROR")[0]
+
+
+def test_a_file_that_can_not_be_read_holds_its_own_epoch_back_alone(receiver: SalvagedReceiver) -> None:
+    receiver.live(receiver.claim()).keep("a")
+    receiver.live(receiver.claim()).keep("b")
+    unreadable, _ = receiver.paths()
+    away = receiver.root.parent / "away"
+    (receiver.root / unreadable).rename(away)
+    (receiver.root / unreadable).mkdir()
+    receiver.salvage(receiver.claim())
+    assert receiver.blocks() == [["b"]]
+    assert "can't be read" in receiver.events("ERROR")[0]
+    (receiver.root / unreadable).rmdir()
+    away.rename(receiver.root / unreadable)
+    receiver.salvage(receiver.claim())
+    assert receiver.blocks() == [["b"], ["a"]]
+    receiver.check()
+
+
+def test_the_runbooks_way_gives_up_what_is_gone_and_nothing_else(receiver: SalvagedReceiver) -> None:
+    runbook = Path(__file__).parents[3] / "docs" / "runbooks" / "receiver-killed.md"
+    statement = runbook.read_text(encoding="utf-8").rpartition("```sql runnable\n")[2].partition("```")[0]
+    gone = receiver.live(receiver.claim())
+    gone.keep("a")
+    (receiver.root / receiver.paths()[0]).unlink()
+    receiver.salvage(receiver.claim(), host="there")
+    receiver.execute(statement)
+    assert receiver.segments() == [("OPEN", None)]  # too young
+    living = receiver.live(receiver.claim())
+    living.keep("b")
+    receiver.execute("UPDATE forebay.log_segments SET opened_at = opened_at - interval '31 days'")
+    receiver.execute(statement)
+    assert receiver.segments() == [("SEALED", 0), ("OPEN", None)]
+    receiver.live()
+    assert receiver.blocks() == [["b"]]
+
+
+# -- and then --------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_killed_processes_go_once_nobody_needs_them(receiver: SalvagedReceiver) -> None:
+    for text in "abc":
+        life = receiver.live()
+        life.keep(text)
+        life.register()
+        life.keep(text * 2)
+    last = receiver.live()
+    last.keep("last")
+    last.register()
+    assert len(receiver.blocks()) == 7
+    paths = receiver.paths()
+    assert len(paths) == 4
+    receiver.execute(
+        "UPDATE forebay.pipelines SET last_batch_time = :t WHERE id = :p", t=datetime.now(UTC), p=receiver.pipeline_id
+    )
+    read_all(receiver)
+    assert clean_all(receiver) == 3
+    assert receiver.paths() == paths[-1:]
+    assert [path for path in paths if (receiver.root / path).exists()] == paths[-1:]
+    receiver.check()

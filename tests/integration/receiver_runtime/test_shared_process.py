@@ -1,0 +1,116 @@
+"""Many receivers in one process, under a real agent: what befalls one of them is no other's concern."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
+from tests.integration.receiver_runtime.receiver_rig import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import psutil
+
+
+def the_process(rig: HostRig) -> psutil.Process:
+    [process] = rig.processes()
+    return process
+
+
+def test_one_receiver_comes_and_goes_and_the_others_notice_nothing(database_url: str, tmp_path: Path) -> None:
+    with host_rig(database_url, tmp_path, receivers=20, receivers_per_process=30) as (rig, sources):
+        pigeon = rig.declare("pigeon", {"kind": "carrier_pigeon"})
+        fenced, *others = sources
+        rig.place(*sources, pigeon)
+        rig.flow(list(sources))
+        shared = the_process(rig)
+        # One whose declaration can't work has failed alone.
+        eventually(lambda: rig.states()[pigeon][0] == "FAILED", "the bad declaration's state")
+        assert "carrier_pigeon" in rig.states()[pigeon][1]
+
+        rig.move_away(fenced)
+        eventually(lambda: rig.events("FENCED").get(fenced), "the end of one")
+        stopped_at = rig.records()[fenced]
+        rig.flow(others)
+        assert rig.records()[fenced] == stopped_at
+        assert the_process(rig) == shared
+
+        # It comes back under a newer assignment, into the process that has room.
+        rig.place(fenced)
+        rig.flow(list(sources))
+        assert the_process(rig) == shared
+        assert rig.epochs() == {fenced: 2} | dict.fromkeys(others, 1)
+        assert rig.events("EXITED") == {}
+        assert rig.events("FAILED") == {pigeon: ["the receiver could not start"]}
+    assert not shared.is_running()
+    for receiver_id in others:
+        numbers = rig.numbers(receiver_id)
+        assert numbers == list(range(len(numbers)))
+
+
+def test_a_process_that_is_killed_comes_back_with_all_of_its_receivers(database_url: str, tmp_path: Path) -> None:
+    with host_rig(database_url, tmp_path, receivers=20, receivers_per_process=20) as (rig, sources):
+        rig.place(*sources)
+        rig.flow(list(sources))
+        killed = the_process(rig)
+        killed.kill()
+        registered = {receiver_id: rig.numbers(receiver_id) for receiver_id in sources}
+        eventually(lambda: rig.epochs() == dict.fromkeys(sources, 2), "every receiver's second claim")
+        rig.flow(list(sources))
+        # The first crash splits no group: whoever killed it, it was no receiver.
+        assert the_process(rig).pid != killed.pid
+        for receiver_id, messages in rig.events("EXITED").items():
+            assert receiver_id in sources
+            assert len(messages) == 1
+            assert "was killed by SIGKILL with 20 receivers; crash 1" in messages[0]
+        assert len(rig.events("EXITED")) == 20
+    for receiver_id, before in registered.items():
+        after = rig.numbers(receiver_id)
+        assert after[: len(before)] == before
+        assert after == sorted(set(after)), "a line came twice, or out of order"
+
+
+def test_a_receiver_that_crashes_its_process_is_soon_alone(database_url: str, tmp_path: Path) -> None:
+    with host_rig(database_url, tmp_path, receivers=9, receivers_per_process=9, poison=True) as (rig, sources):
+        *innocent, poison = sources
+        rig.place(*sources)
+        # In a process of nine twice, of two at most next, and then alone.
+        eventually(lambda: len(rig.events("EXITED").get(poison, [])) >= 4, "crash after crash")
+        eventually(lambda: rig.states()[poison][0] in ("SCHEDULED", "ACTIVE"), "more tries")
+        rig.flow(innocent)
+        claimed = rig.epochs()
+        crashes = len(rig.events("EXITED")[poison])
+        eventually(lambda: len(rig.events("EXITED")[poison]) > crashes, "one more crash")
+        rig.flow(innocent)
+        assert {receiver_id: rig.epochs()[receiver_id] for receiver_id in innocent} == {
+            receiver_id: claimed[receiver_id] for receiver_id in innocent
+        }
+        assert all(len(rig.events("EXITED")[receiver_id]) <= 3 for receiver_id in innocent)
+        assert "receivers" not in rig.events("EXITED")[poison][-1].partition(";")[0]
+    for receiver_id in innocent:
+        numbers = rig.numbers(receiver_id)
+        assert numbers == sorted(set(numbers))
+
+
+@pytest.mark.parametrize("receivers_per_process", [1, 10])
+def test_s04_a_graceful_stop_drains_every_receiver(
+    database_url: str, tmp_path: Path, receivers_per_process: int
+) -> None:
+    with host_rig(
+        database_url, tmp_path, receivers=10, receivers_per_process=receivers_per_process, block_interval="60s"
+    ) as (rig, sources):
+        rig.place(*sources)
+        # Everything is in the generators' buffers, for the next minute.
+        eventually(lambda: all(source.sent >= 60 for source in sources.values()), "60 lines of each")
+        assert len(rig.processes()) == 10 // receivers_per_process
+        assert all(records == 0 for records in rig.records().values())
+        rig.stop()
+        for receiver_id in sources:
+            numbers = rig.numbers(receiver_id)
+            assert numbers[:40] == list(range(40))
+            assert numbers == list(range(len(numbers)))
+            assert rig.states()[receiver_id][0] == "INACTIVE"
+        assert rig.execute("SELECT * FROM forebay.processes WHERE ended_at IS NULL") == []

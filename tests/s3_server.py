@@ -1,0 +1,104 @@
+"""A real S3 server for tests: versitygw, on a directory.
+
+Built once with Go (a minute or two) into a folder of the user's cache that outlives the checkout;
+FOREBAY_TEST_VERSITYGW names one that is there already.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+VERSION = "v1.8.0"
+ACCESS_KEY = "forebay"
+SECRET_KEY = "forebay-secret"
+BUCKET = "blocks"
+_DEADLINE_SECONDS = 20.0
+
+
+class NoServerError(Exception):
+    """There is no S3 server to test against: install Go, or name a versitygw in FOREBAY_TEST_VERSITYGW."""
+
+
+def program() -> Path:
+    """The server's program; built if it is not there yet. Raises NoServerError."""
+    named = os.environ.get("FOREBAY_TEST_VERSITYGW")
+    if named:
+        return Path(named)
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay-tests"
+    made = folder / "versitygw"
+    if not made.exists():
+        go = shutil.which("go")
+        if go is None:
+            raise NoServerError(NoServerError.__doc__)
+        folder.mkdir(parents=True, exist_ok=True)
+        built = subprocess.run(
+            [go, "install", f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"],
+            env={**os.environ, "GOBIN": str(folder)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if built.returncode:
+            raise NoServerError(f"{NoServerError.__doc__} {built.stderr[-500:]}")
+    return made
+
+
+class S3Server:
+    """One server with one bucket, on a free port that it keeps over restarts."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        (directory / "objects" / BUCKET).mkdir(parents=True)
+        with socket.create_server(("127.0.0.1", 0)) as any_port:
+            self.port = int(any_port.getsockname()[1])
+        self._program = program()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def url(self, prefix: str) -> str:
+        """The block store below a prefix."""
+        return (
+            f"s3://{ACCESS_KEY}:{SECRET_KEY}@{BUCKET}/{prefix}"
+            f"?endpoint_override=127.0.0.1:{self.port}&scheme=http&region=us-east-1"
+        )
+
+    def start(self) -> None:
+        """Start it; returns when it takes connections."""
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(str(self._program), "--access", ACCESS_KEY, "--secret", SECRET_KEY),
+                    *("--port", f"127.0.0.1:{self.port}", "--quiet"),
+                    *("posix", str(self._directory / "objects")),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
+                said = (self._directory / "log").read_text()
+                assert self._process.poll() is None, f"the S3 server ended: {said}"
+                assert time.monotonic() < deadline, f"the S3 server takes no connections: {said}"
+                time.sleep(0.01)
+            else:
+                return
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it at once, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None

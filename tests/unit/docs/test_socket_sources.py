@@ -1,0 +1,117 @@
+"""The pages on socket sources: the examples do what they say, and the tables are the fields."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestration.pipeline import Stream
+from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.sources.raw_socket import RawSocket
+from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.sources.tcp import TcpSource, Tls
+from tests.unit.receiver_runtime.rig import Rig, rig
+from tests.unit.receiver_runtime.support import eventually
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+HOW_TO = (DOCS / "how-to" / "socket-sources.md").read_text(encoding="utf-8")
+REFERENCE = (DOCS / "reference" / "socket-sources.md").read_text(encoding="utf-8")
+_BLOCK = re.compile(r"^```(\w+)( sender)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_ROW = re.compile(r"^\| `(\w+)` \| `([^`]*)` \|", re.MULTILINE)
+
+
+def blocks(language: str, *, sender: bool = False) -> list[str]:
+    return [text for name, mark, text in _BLOCK.findall(HOW_TO) if name == language and bool(mark) == sender]
+
+
+def stream_of(declaration: str, folder: Path) -> Stream:
+    names: dict[str, object] = {"__file__": str(folder / "pipeline.py")}
+    exec(compile(declaration, "how-to", "exec"), names)
+    [stream] = [value for value in names.values() if isinstance(value, Stream)]
+    return stream
+
+
+def is_ready(made: Rig) -> bool:
+    return bool(made.reporter.reasons) and made.reporter.reasons[-1].startswith(("listening on ", "connected to "))
+
+
+def on_free_port(declaration: str, *others: str) -> list[str]:
+    """The texts with the port of the page replaced by one that nobody uses."""
+    [port] = set(re.findall(r"\b999\d\b", declaration))
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", 0))
+        return [text.replace(port, str(free.getsockname()[1])) for text in (declaration, *others)]
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (0, ["disk is 91 % full", "fan 2 has stopped"]),
+        (1, [b"\x00\x01\xff", b"", b"any bytes\n"]),
+    ],
+)
+def test_a_sender_of_the_how_to_reaches_its_receiver(number: int, expected: list[object], tmp_path: Path) -> None:
+    declaration, sender = on_free_port(blocks("python")[1 + number], blocks("python", sender=True)[number])
+    with rig(tmp_path, make_receiver(stream_of(declaration, tmp_path).source)) as made:
+        eventually(lambda: is_ready(made))
+        subprocess.run([sys.executable, "-c", sender], check=True, timeout=60)
+        eventually(lambda: list[object](made.values()) == expected)
+
+
+def test_the_server_of_the_how_to_is_connected_to(tmp_path: Path) -> None:
+    [declaration] = on_free_port(blocks("python")[0])
+    source = stream_of(declaration, tmp_path).source
+    assert isinstance(source, SocketText)
+    with (
+        socket.create_server(("127.0.0.1", source.port or 0)) as server,
+        rig(tmp_path, make_receiver(source)) as made,
+    ):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall("12 £\r\n13 £\r\n".encode("latin-1"))
+            eventually(lambda: made.values() == ["12 £", "13 £"])
+
+
+def test_the_tls_of_the_how_to(tmp_path: Path) -> None:
+    certificate, sender = blocks("sh")
+    declaration, sender = on_free_port(blocks("python")[3], sender)
+    subprocess.run(["sh", "-euc", certificate], cwd=tmp_path, check=True, capture_output=True)
+    with rig(tmp_path, make_receiver(stream_of(declaration, tmp_path).source)) as made:
+        eventually(lambda: is_ready(made))
+        done = subprocess.run(["sh", "-euc", sender], cwd=tmp_path, capture_output=True, check=False, timeout=60)
+        eventually(lambda: made.values() == ["for your eyes only"], done.stderr.decode())
+
+
+def test_there_is_nothing_else_to_run() -> None:
+    assert [len(blocks("python")), len(blocks("python", sender=True)), len(blocks("sh"))] == [4, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("heading", "model", "parent"),
+    [
+        ("# Socket sources", TcpSource, None),
+        ("## `SocketText`", SocketText, TcpSource),
+        ("## `RawSocket`", RawSocket, TcpSource),
+        ("## `Tls`", Tls, None),
+    ],
+)
+def test_the_tables_are_the_fields(heading: str, model: type[BaseModel], parent: type[BaseModel] | None) -> None:
+    section = re.split(r"^#+ ", REFERENCE.partition(heading + "\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    rows = {name: default.replace("\\n", "\n") for name, default in _ROW.findall(section)}
+    inherited = {"kind", *(parent.model_fields if parent is not None else ())}
+    fields = {name: field for name, field in model.model_fields.items() if name not in inherited}
+    assert list(rows) == list(fields)
+    assert rows == {
+        name: f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
+        for name, field in fields.items()
+    }

@@ -1,0 +1,246 @@
+"""Placement: the original's two algorithms (P01-P03), and what must hold of any fleet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestration.tracker.scheduling_policy import (
+    AgentCapacity,
+    PlacedReceiver,
+    WaitingReceiver,
+    reschedule_receiver,
+    schedule_receivers,
+)
+from tracker_store.schema import ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ACTIVE, SCHEDULED, INACTIVE = ReceiverState.ACTIVE, ReceiverState.SCHEDULED, ReceiverState.INACTIVE
+MANY = 100
+
+
+def fleet(*hosts: str, slots: int = MANY) -> list[AgentCapacity]:
+    return [AgentCapacity(number, host, slots) for number, host in enumerate(hosts, 1)]
+
+
+def firsts(plan: dict[int, tuple[int, ...]]) -> dict[int, int]:
+    return {receiver_id: candidates[0] for receiver_id, candidates in plan.items() if candidates}
+
+
+# -- P01: all at once ------------------------------------------------------------------------------------------------
+
+
+def test_p01_no_receivers_no_plan() -> None:
+    assert schedule_receivers([], fleet("a")) == {}
+
+
+def test_p01_p03_no_agents_and_every_receiver_waits() -> None:
+    assert schedule_receivers([WaitingReceiver(1), WaitingReceiver(2, preferred_host="a")], []) == {1: (), 2: ()}
+
+
+def test_p01_more_receivers_than_agents_are_spread_evenly() -> None:
+    plan = schedule_receivers([WaitingReceiver(n) for n in range(6)], fleet("a", "b", "c"))
+    assert Counter(firsts(plan).values()) == {1: 2, 2: 2, 3: 2}
+    assert {len(candidates) for candidates in plan.values()} == {1}
+
+
+def test_p01_of_more_agents_than_receivers_the_idle_ones_are_offered_evenly() -> None:
+    plan = schedule_receivers([WaitingReceiver(n) for n in range(3)], fleet("a", "b", "c", "d", "e", "f"))
+    assert plan == {0: (1, 4), 1: (2, 5), 2: (3, 6)}
+
+
+def test_p01_preferred_hosts_first_then_evenly() -> None:
+    receivers = [WaitingReceiver(n, preferred_host="b" if n >= 4 else None) for n in range(6)]
+    plan = schedule_receivers(receivers, fleet("a", "b", "c"))
+    assert {plan[4], plan[5]} == {(2,)}
+    assert Counter(firsts(plan).values()) == {1: 2, 2: 2, 3: 2}
+
+
+def test_p01_of_several_agents_on_the_preferred_host_the_least_taken() -> None:
+    receivers = [WaitingReceiver(n, preferred_host="a") for n in range(4)]
+    assert Counter(firsts(schedule_receivers(receivers, fleet("a", "a", "b"))).values()) == {1: 2, 2: 2}
+
+
+@pytest.mark.parametrize("agents", [fleet("a", "b"), [AgentCapacity(7, "gone", 0), *fleet("a", "b")]])
+def test_p01_a_wish_that_can_not_be_met_is_no_reason_to_wait(agents: list[AgentCapacity]) -> None:
+    """The original left the bare host as the only candidate, and the register check refused everybody else."""
+    assert firsts(schedule_receivers([WaitingReceiver(1, preferred_host="gone")], agents)) == {1: 1}
+
+
+def test_a_receiver_of_one_host_runs_there_or_waits_and_comes_before_wishes() -> None:
+    agents = fleet("a", "b", slots=1)
+    receivers = [
+        WaitingReceiver(1, preferred_host="a"),
+        WaitingReceiver(2, only_host="a"),
+        WaitingReceiver(3, only_host="gone"),
+    ]
+    assert firsts(schedule_receivers(receivers, agents)) == {1: 2, 2: 1}
+    assert reschedule_receiver(receivers[2], agents, []) == ()
+    assert reschedule_receiver(receivers[1], agents, [PlacedReceiver(9, 1, ACTIVE, (1,))]) == (1,)
+
+
+# -- P02: one alone --------------------------------------------------------------------------------------------------
+
+
+def test_p02_p03_no_agents_no_candidates() -> None:
+    assert reschedule_receiver(WaitingReceiver(0), [], []) == ()
+
+
+def test_p02_the_preferred_host_comes_first() -> None:
+    placed = [PlacedReceiver(1, 0, ACTIVE, (3,))]
+    agents = [AgentCapacity(1, "a", MANY), AgentCapacity(2, "b", MANY), AgentCapacity(3, "c", MANY, 1)]
+    assert reschedule_receiver(WaitingReceiver(0, preferred_host="c"), agents, placed) == (3, 1, 2)
+    assert reschedule_receiver(WaitingReceiver(0, preferred_host="b"), agents, placed) == (2, 1)
+
+
+def test_p02_all_idle_agents_if_there_are_any() -> None:
+    placed = [PlacedReceiver(1, 0, ACTIVE, (1,)), PlacedReceiver(2, 0, SCHEDULED, (2, 3))]
+    assert reschedule_receiver(WaitingReceiver(0), fleet("a", "b", "c", "d", "e"), placed) == (4, 5)
+
+
+def test_p02_all_of_the_least_weight_if_none_is_idle() -> None:
+    placed = [
+        PlacedReceiver(1, 0, ACTIVE, (1,)),
+        PlacedReceiver(2, 0, SCHEDULED, (2, 3)),
+        PlacedReceiver(3, 0, SCHEDULED, (1, 3)),
+        PlacedReceiver(4, 0, SCHEDULED, (4, 5)),
+    ]
+    # 1.5, 0.5, 1.0, 0.5, 0.5
+    assert reschedule_receiver(WaitingReceiver(0, stream_id=9), fleet("a", "b", "c", "d", "e"), placed) == (2, 4, 5)
+
+
+def test_p02_thirds_add_up_to_one() -> None:
+    thirds = [PlacedReceiver(n, 0, SCHEDULED, (1, 3, 4)) for n in range(1, 4)]
+    placed = [*thirds, PlacedReceiver(4, 0, ACTIVE, (2,)), PlacedReceiver(5, 0, ACTIVE, (3,))]
+    assert reschedule_receiver(WaitingReceiver(0, stream_id=9), fleet("a", "b", "c"), placed) == (1, 2)
+
+
+def test_p02_neither_an_inactive_receiver_nor_the_receiver_itself_nor_a_dead_agents_weighs() -> None:
+    """In the original the receiver's own weight counted, and that on dead executors."""
+    placed = [
+        PlacedReceiver(0, 0, SCHEDULED, (1,)),
+        PlacedReceiver(1, 0, INACTIVE, (2,)),
+        PlacedReceiver(2, 0, ACTIVE, (99,)),
+    ]
+    assert reschedule_receiver(WaitingReceiver(0), fleet("a", "b"), placed) == (1, 2)
+
+
+def test_p02_a_full_agent_is_no_candidate() -> None:
+    agents = [AgentCapacity(1, "a", 1, 1), AgentCapacity(2, "b", 4, 3)]
+    placed = [PlacedReceiver(n, 0, ACTIVE, (2,)) for n in range(1, 4)]
+    assert reschedule_receiver(WaitingReceiver(0, preferred_host="a"), agents, placed) == (2,)
+
+
+# -- what must hold of any fleet -------------------------------------------------------------------------------------
+
+HOSTS = ["a", "b", "c", "d"]
+agents = st.lists(st.tuples(st.sampled_from(HOSTS), st.integers(0, 5), st.integers(0, 5)), max_size=6).map(
+    lambda rows: [AgentCapacity(n, host, slots, taken) for n, (host, slots, taken) in enumerate(rows, 1)]
+)
+hosts = st.none() | st.sampled_from([*HOSTS, "gone"])
+receivers = st.lists(st.tuples(st.integers(1, 3), hosts, hosts), max_size=15).map(
+    lambda rows: [WaitingReceiver(n, stream, wish, only) for n, (stream, wish, only) in enumerate(rows, 100)]
+)
+
+
+def placed_on(agents: Sequence[AgentCapacity]) -> list[PlacedReceiver]:
+    """Who makes the agents as taken as they are."""
+    takers = [agent.agent_id for agent in agents for _ in range(agent.running)]
+    return [PlacedReceiver(1000 + n, n % 3, ACTIVE, (agent_id,)) for n, agent_id in enumerate(takers)]
+
+
+def loads(agents: Sequence[AgentCapacity], plan: dict[int, int]) -> dict[int, int]:
+    came = Counter(plan.values())
+    return {agent.agent_id: agent.running + came[agent.agent_id] for agent in agents}
+
+
+def one_by_one(receivers: Sequence[WaitingReceiver], agents: Sequence[AgentCapacity]) -> dict[int, int]:
+    """Rescheduled one after the other, as the tracker does it."""
+    placed, plan = placed_on(agents), dict[int, int]()
+    for receiver in receivers:
+        now = [
+            AgentCapacity(agent.agent_id, agent.host, agent.slots, loads(agents, plan)[agent.agent_id])
+            for agent in agents
+        ]
+        for agent_id in reschedule_receiver(receiver, now, placed)[:1]:
+            plan[receiver.receiver_id] = agent_id
+            placed.append(PlacedReceiver(receiver.receiver_id, receiver.stream_id, SCHEDULED, (agent_id,)))
+    return plan
+
+
+def check(receivers: Sequence[WaitingReceiver], agents: Sequence[AgentCapacity], plan: dict[int, int]) -> None:
+    by_id = {agent.agent_id: agent for agent in agents}
+    # Only agents that were given (so no dead or draining one), only receivers that wait (so nobody moves).
+    assert set(plan.values()) <= set(by_id)
+    assert set(plan) <= {receiver.receiver_id for receiver in receivers}
+    after = loads(agents, plan)
+    assert all(after[agent.agent_id] <= max(agent.slots, agent.running) for agent in agents)
+    for receiver in receivers:
+        if receiver.receiver_id in plan:
+            assert receiver.only_host in (None, by_id[plan[receiver.receiver_id]].host)
+        else:
+            # Nobody waits beside a slot that he may have.
+            allowed = [agent for agent in agents if receiver.only_host in (None, agent.host)]
+            assert all(after[agent.agent_id] >= agent.slots for agent in allowed)
+
+
+@given(receivers=receivers, agents=agents)
+def test_p01_never_dead_never_over_slots_never_elsewhere_and_nobody_waits_beside_a_free_slot(
+    receivers: list[WaitingReceiver], agents: list[AgentCapacity]
+) -> None:
+    plan = schedule_receivers(receivers, agents, placed_on(agents))
+    check(receivers, agents, firsts(plan))
+    free = {agent.agent_id for agent in agents if agent.running < agent.slots}
+    assert {candidate for candidates in plan.values() for candidate in candidates} <= free
+
+
+@given(receivers=receivers, agents=agents)
+def test_p02_never_dead_never_over_slots_never_elsewhere_and_nobody_waits_beside_a_free_slot(
+    receivers: list[WaitingReceiver], agents: list[AgentCapacity]
+) -> None:
+    check(receivers, agents, one_by_one(receivers, agents))
+
+
+@given(
+    streams=st.lists(st.integers(1, 4), max_size=40).map(sorted),
+    count=st.integers(1, 6),
+    together=st.booleans(),
+)
+def test_w15_balance_within_one_of_all_receivers_and_of_each_stream(
+    streams: list[int], count: int, *, together: bool
+) -> None:
+    """The original's receivers ended up two here and eight there."""
+    agents = fleet(*(f"h{n}" for n in range(count)))
+    waiting = [WaitingReceiver(n, stream) for n, stream in enumerate(streams)]
+    plan = firsts(schedule_receivers(waiting, agents)) if together else one_by_one(waiting, agents)
+    after = loads(agents, plan)
+    assert max(after.values()) - min(after.values()) <= 1
+    for stream in set(streams):
+        of_stream = loads(agents, {r: a for r, a in plan.items() if streams[r] == stream})
+        assert max(of_stream.values()) - min(of_stream.values()) <= 1
+
+
+@given(receivers=receivers, agents=agents, together=st.booleans())
+def test_w15_who_is_free_to_go_anywhere_goes_where_the_fewest_are(
+    receivers: list[WaitingReceiver], agents: list[AgentCapacity], *, together: bool
+) -> None:
+    free = [WaitingReceiver(receiver.receiver_id, receiver.stream_id) for receiver in receivers]
+    plan = firsts(schedule_receivers(free, agents, placed_on(agents))) if together else one_by_one(free, agents)
+    after = loads(agents, plan)
+    for agent in agents:
+        if after[agent.agent_id] < agent.slots:
+            assert all(after[taker] <= after[agent.agent_id] + 1 for taker in plan.values())
+
+
+def test_a_stream_is_spread_over_hosts_and_not_only_over_agents() -> None:
+    """Two agents on one host: the stream's second receiver goes to the other host."""
+    agents = fleet("a", "a", "b")
+    waiting = [WaitingReceiver(1, stream_id=7), WaitingReceiver(2, stream_id=7)]
+    assert firsts(schedule_receivers(waiting, agents)) == {1: 1, 2: 3}
+    assert one_by_one(waiting, agents) == {1: 1, 2: 3}

@@ -1,0 +1,68 @@
+"""Calls that hang cost a bounded number of threads, and nobody waits for them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from receiver_runtime.block_store import call_pool
+from receiver_runtime.block_store.call_pool import CallPool, CallsHangError
+from tests.unit.receiver_runtime.support import eventually
+
+
+def fail() -> None:
+    raise ValueError("its own")
+
+
+def test_a_call_gives_what_it_returns_and_raises_what_it_raises() -> None:
+    pool = CallPool("store", limit=1)
+    assert pool.call(lambda: 1, 10) == 1
+    with pytest.raises(ValueError, match="its own"):
+        pool.call(fail, 10)
+    assert pool.threads == 1
+
+
+def test_a_call_that_hangs_is_given_up_and_later_ones_are_refused_until_it_is_answered() -> None:
+    pool = CallPool("store", limit=1)
+    answer = threading.Event()
+    with pytest.raises(TimeoutError, match=r"store: no answer in 0\.01 s"):
+        pool.call(answer.wait, 0.01)
+    with pytest.raises(CallsHangError, match="1 earlier calls"):
+        pool.call(lambda: 1, 10)
+    answer.set()
+    eventually(lambda: not pool._given_up)
+    assert pool.call(lambda: 2, 10) == 2
+    assert pool.threads == 1
+
+
+def test_a_call_that_never_began_is_given_up_for_good() -> None:
+    pool = CallPool("store", limit=1)
+    answer, made = threading.Event(), []
+    first = pool.submit(answer.wait)
+    second = pool.submit(lambda: made.append(1))
+    with pytest.raises(TimeoutError):
+        pool.wait(second, 0)
+    answer.set()
+    assert pool.wait(first, 10)
+    pool.call(lambda: None, 10)
+    assert made == []
+
+
+def test_with_one_thread_calls_are_made_in_their_order() -> None:
+    pool = CallPool("store", limit=1)
+    made: list[int] = []
+    futures = [pool.submit(lambda n=n: made.append(n)) for n in range(100)]  # type: ignore[misc]
+    pool.wait(futures[-1], 10)
+    assert made == list(range(100))
+
+
+def test_threads_end_when_they_have_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_pool, "_IDLE_SECONDS", 0.01)
+    pool = CallPool("store", limit=3)
+    barrier = threading.Barrier(3)
+    futures = [pool.submit(barrier.wait) for _ in range(3)]
+    for future in futures:
+        pool.wait(future, 10)
+    eventually(lambda: pool.threads == 0)
+    assert pool.call(lambda: 1, 10) == 1

@@ -1,0 +1,100 @@
+"""Columns in text and as Arrow has them: every type there and back, and batches of two versions."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from receiver_runtime.block_store.columns import (
+    FINGERPRINT_KEY,
+    ColumnsError,
+    arrow_schema,
+    arrow_type,
+    columns_of,
+    fingerprint_of,
+    fitted,
+    stamped,
+    union,
+)
+
+SIMPLE = st.sampled_from(
+    [
+        *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()),
+        *(pa.float32(), pa.float64(), pa.date32(), pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
+        *(pa.timestamp("us"), pa.timestamp("ns", tz="Europe/Berlin"), pa.timestamp("ms", tz="UTC")),
+        *(pa.decimal128(38, 0), pa.decimal128(10, 2)),
+    ]
+)
+NAMES = st.text("abcdefXYZ_ 019", min_size=1, max_size=6).map(str.strip).filter(bool)
+TYPES = st.recursive(
+    SIMPLE,
+    lambda inner: st.one_of(
+        inner.map(pa.list_),
+        inner.map(pa.large_list),
+        st.tuples(inner, inner).map(lambda pair: pa.map_(*pair)),
+        st.lists(st.tuples(NAMES, inner), min_size=1, max_size=3).map(pa.struct),
+    ),
+    max_leaves=5,
+)
+
+
+@given(TYPES)
+def test_every_type_that_can_be_stored_is_read_from_its_own_text(kind: pa.DataType) -> None:
+    assert arrow_type(str(kind)) == kind
+
+
+@given(st.lists(st.tuples(NAMES, TYPES), min_size=1, max_size=4, unique_by=lambda column: column[0].lower()))
+def test_columns_are_a_schemas_and_back(fields: list[tuple[str, pa.DataType]]) -> None:
+    schema = pa.schema(fields)
+    assert arrow_schema(columns_of(schema)) == schema
+
+
+@pytest.mark.parametrize("kind", [pa.uint64(), pa.time64("us"), pa.null(), pa.duration("s"), pa.list_(pa.uint64())])
+def test_a_type_that_spark_has_none_for_is_refused_by_the_columns_name(kind: pa.DataType) -> None:
+    with pytest.raises(ColumnsError, match=r"column 'x': .*can't be read by Spark|column 'x': there is no type"):
+        columns_of(pa.schema([("x", kind)]))
+
+
+def test_what_is_no_type_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ColumnsError, match=r"there is no type 'text' for a column: use one of .*int64.*string"):
+        arrow_type("text")
+
+
+@pytest.mark.parametrize("names", [["a", "a"], ["price", "Price"]])
+def test_two_columns_that_are_one_to_spark_are_refused(names: list[str]) -> None:
+    with pytest.raises(ColumnsError, match=f"the columns '{names[0]}' and '{names[1]}' have one name in Spark"):
+        columns_of(pa.schema([(name, pa.int64()) for name in names]))
+
+
+def test_the_fingerprint_is_of_names_and_types_in_order_and_stands_in_the_schema() -> None:
+    one = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    same = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())], metadata={"made": "today"})
+    assert fingerprint_of(columns_of(one)) == fingerprint_of(columns_of(same))
+    assert fingerprint_of(columns_of(one)) != fingerprint_of(columns_of(one)[::-1])
+    assert fingerprint_of(columns_of(one)) != fingerprint_of([("a", "int32"), ("b", "string")])
+    assert stamped(same).metadata == {b"made": b"today", FINGERPRINT_KEY: fingerprint_of(columns_of(one)).encode()}
+
+
+def test_the_union_has_every_column_once_in_the_order_in_which_they_came() -> None:
+    assert union([("a", "int64"), ("b", "string")], [("c", "double"), ("b", "string")]) == (
+        ("a", "int64"),
+        ("b", "string"),
+        ("c", "double"),
+    )
+    assert union() == ()
+
+
+def test_batches_of_any_version_fit_by_name_with_nulls() -> None:
+    wanted = pa.schema([("a", pa.int64()), ("b", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
+    fit = fitted(wanted)
+    older = pa.record_batch([pa.array(["x"]), pa.array([1], pa.uint32())], names=["b", "a"])
+    assert fit(older).schema == wanted
+    assert fit(older).to_pylist() == [{"a": 1, "b": "x", "at": None}]
+    # A nanosecond that Spark can't hold is cut off.
+    finer = pa.record_batch([pa.array([1_001], pa.timestamp("ns", tz="UTC"))], names=["at"])
+    assert fit(finer).column(2).cast(pa.int64()).to_pylist() == [1]
+    # What fits is not touched, whatever its metadata says.
+    fitting = pa.RecordBatch.from_pylist([{"a": 1}], schema=wanted.with_metadata({"made": "today"}))
+    assert fit(fitting) is fitting

@@ -1,0 +1,203 @@
+"""A block is an object: the layout, and what failures of the store leave behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from receiver_runtime.block_store import object_store
+from receiver_runtime.block_store.errors import (
+    BlockCorruptError,
+    BlockMissingError,
+    InvalidPathError,
+    SegmentEndedError,
+    SegmentWriteError,
+    StoreUnavailableError,
+)
+from receiver_runtime.block_store.object_store import ObjectBlockStore
+from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
+from tests.unit.receiver_runtime.memory_objects import MemoryObjects
+from tests.unit.receiver_runtime.support import dead_letter_frame, eventually, frame, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATH = "receiver-7/9-000001.segment"
+LENGTH = frame().length
+
+
+@pytest.fixture
+def objects(monkeypatch: pytest.MonkeyPatch) -> MemoryObjects:
+    monkeypatch.setattr(object_store, "_FIRST_DELAY", 0.001)
+    return MemoryObjects()
+
+
+@pytest.fixture
+def store(objects: MemoryObjects) -> ObjectBlockStore:
+    return ObjectBlockStore(objects, "s3://bucket/prefix", timeout=10)
+
+
+def stored(store: ObjectBlockStore, writes: int) -> None:
+    segment = store.create_segment(PATH)
+    for sequence in range(1, writes + 1):
+        segment.append(frame(sequence=sequence))
+        segment.sync()
+
+
+def test_each_write_is_one_object_named_by_its_offset(store: ObjectBlockStore, objects: MemoryObjects) -> None:
+    segment = store.create_segment(PATH)
+    assert segment.append(frame()) == 0
+    assert objects.objects == {}
+    segment.sync()
+    letters = [dead_letter_frame(b"one"), dead_letter_frame(b"two, longer")]
+    offsets = [segment.append(letter) for letter in letters]
+    segment.sync()
+    assert list(objects.objects) == [f"{PATH}/{0:020d}", f"{PATH}/{LENGTH:020d}"]
+    assert segment.synced_length == LENGTH + sum(letter.length for letter in letters)
+    for offset, letter in zip(offsets, letters, strict=True):
+        read = store.read_frame(PATH, offset, letter.length, letter.crc32c)
+        assert read.payload.to_pybytes() == letter.payload.to_pybytes()
+    assert [(item.offset, type(item)) for item in store.scan(PATH)] == [
+        (0, IntactFrame),
+        (LENGTH, IntactFrame),
+        (offsets[1], IntactFrame),
+    ]
+
+
+def test_a_put_whose_answer_is_lost_is_repeated_with_the_identical_bytes(
+    store: ObjectBlockStore, objects: MemoryObjects
+) -> None:
+    objects.put_faults = ["lost answer", "error", ""]
+    stored(store, 1)
+    assert objects.puts == [(f"{PATH}/{0:020d}", whole(frame()))] * 3
+
+
+def test_attempts_are_bounded_and_a_failed_write_ends_the_segment(
+    store: ObjectBlockStore, objects: MemoryObjects
+) -> None:
+    segment = store.create_segment(PATH)
+    objects.put_faults = ["error"] * 5
+    segment.append(frame())
+    with pytest.raises(SegmentWriteError, match="PutObject operation; 5 attempts"):
+        segment.sync()
+    assert (segment.synced_length, len(objects.puts)) == (0, 5)
+    with pytest.raises(SegmentEndedError):
+        segment.append(frame())
+
+
+def test_a_store_that_does_not_answer_is_given_up_in_time_and_holds_a_bounded_number_of_threads(
+    objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "_THREADS", 2)
+    store = ObjectBlockStore(objects, "s3://bucket/prefix", timeout=0.05)
+    objects.answers.clear()
+    for _ in range(2):
+        segment = store.create_segment(PATH)
+        segment.append(frame())
+        with pytest.raises(SegmentWriteError, match="no answer"):
+            segment.sync()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError, match="2 earlier calls have not been answered"):
+            store.create_segment(PATH)
+    assert store._pool.threads == 2
+    objects.answers.set()
+    eventually(lambda: not store._pool._given_up)
+    # What landed late is the same bytes at the same place.
+    assert list(objects.objects) == [f"{PATH}/{0:020d}"]
+
+
+def test_a_segment_of_another_process_is_not_written_to(store: ObjectBlockStore) -> None:
+    stored(store, 1)
+    with pytest.raises(FileExistsError, match=PATH):
+        store.create_segment(PATH)
+
+
+def test_missing_corrupt_and_unreachable_are_told_apart(store: ObjectBlockStore, objects: MemoryObjects) -> None:
+    stored(store, 2)
+    item = frame(sequence=2)
+    key = f"{PATH}/{LENGTH:020d}"
+    whole_object = objects.objects[key]
+    objects.objects[key] = whole_object[:-1] + b"?"
+    with pytest.raises(BlockCorruptError, match=f"s3://bucket/prefix/{PATH}, offset {LENGTH}"):
+        store.read_frame(PATH, LENGTH, LENGTH, item.crc32c)
+    objects.objects[key] = whole_object[:-1]
+    with pytest.raises(BlockMissingError, match="ends after"):
+        store.read_frame(PATH, LENGTH, LENGTH, item.crc32c)
+    del objects.objects[key]
+    with pytest.raises(BlockMissingError, match="no such object"):
+        store.read_frame(PATH, LENGTH, LENGTH, item.crc32c)
+    objects.get_faults = 3
+    assert store.read_frame(PATH, 0, LENGTH, frame().crc32c).header.sequence == 1
+    objects.get_faults = 5
+    with pytest.raises(StoreUnavailableError, match="SLOW_DOWN"):
+        store.read_frame(PATH, 0, LENGTH, frame().crc32c)
+
+
+def cut(data: bytes) -> bytes:
+    return data[:-3]
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "expected"),
+    [
+        (1, None, [(0, IntactFrame), (LENGTH, DamagedFrame), (2 * LENGTH, IntactFrame)]),
+        (2, None, [(0, IntactFrame), (LENGTH, IntactFrame)]),
+        (1, cut, [(0, IntactFrame), (LENGTH, DamagedFrame), (2 * LENGTH - 3, DamagedFrame), (2 * LENGTH, IntactFrame)]),
+        (2, cut, [(0, IntactFrame), (LENGTH, IntactFrame), (2 * LENGTH, TornTail)]),
+    ],
+    ids=["missing between", "last missing", "cut between", "last cut"],
+)
+def test_a_scan_tells_damage_from_a_torn_end(
+    store: ObjectBlockStore,
+    objects: MemoryObjects,
+    number: int,
+    change: Callable[[bytes], bytes] | None,
+    expected: list[tuple[int, type]],
+) -> None:
+    stored(store, 3)
+    key = f"{PATH}/{number * LENGTH:020d}"
+    data = objects.objects.pop(key)
+    if change is not None:
+        objects.objects[key] = change(data)
+    assert [(item.offset, type(item)) for item in store.scan(PATH)] == expected
+
+
+def test_a_segment_without_objects_is_no_file(store: ObjectBlockStore) -> None:
+    store.create_segment(PATH).close()
+    with pytest.raises(FileNotFoundError, match=PATH):
+        list(store.scan(PATH))
+
+
+def test_segments_are_listed_deleted_and_set_aside_as_a_whole(store: ObjectBlockStore, objects: MemoryObjects) -> None:
+    stored(store, 2)
+    objects.objects["stray"] = b"somebody's"
+    assert sorted(store.segment_paths()) == [PATH, "stray"]
+    assert store.set_aside(PATH) == f"_aside/{PATH}"
+    assert store.set_aside("stray") == "_aside/stray"
+    assert list(store.segment_paths()) == []
+    assert len(objects.objects) == 3
+    stored(store, 2)
+    assert store.set_aside(PATH) == f"_aside/{PATH}.1"
+    stored(store, 1)
+    store.delete_segment(PATH)
+    store.delete_segment(PATH)
+    assert list(store.segment_paths()) == []
+
+
+def test_a_segment_is_restored_from_frames_and_the_old_one_is_kept_aside(
+    store: ObjectBlockStore, objects: MemoryObjects
+) -> None:
+    stored(store, 2)
+    objects.objects[f"{PATH}/{LENGTH:020d}"] = b"damaged"
+    good = store.read_frame(PATH, 0, LENGTH, frame().crc32c).data
+    store.restore_segment(PATH, [(0, good), (LENGTH, whole(frame(sequence=2)))])
+    assert [type(item) for item in store.scan(PATH)] == [IntactFrame, IntactFrame]
+    assert objects.objects[f"_aside/{PATH}/{LENGTH:020d}"] == b"damaged"
+    assert list(store.segment_paths()) == [PATH]
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "a/../../b"])
+def test_a_path_that_leads_out_is_refused(store: ObjectBlockStore, path: str) -> None:
+    with pytest.raises(InvalidPathError):
+        store.create_segment(path)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+import pyarrow as pa
+import pytest
+
+from receiver_runtime.block_handler import BlockHandler
+from receiver_runtime.block_store.errors import BlockCorruptError
+from receiver_runtime.block_store.frame import SourceRule
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.payload import Compression, decode_batches, encode_batches, payload_schema
+from receiver_runtime.block_store.segment import IntactFrame
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from receiver_runtime.write_ahead_log import WriteAheadLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CODECS: tuple[Compression, ...] = get_args(Compression)
+SCHEMA = pa.schema([("value", pa.string()), ("offset", pa.int64())])
+BATCHES = [
+    pa.record_batch([pa.array(values, pa.string()), pa.array(numbers, pa.int64())], schema=SCHEMA)
+    for values, numbers in (
+        ([f"line {n}" for n in range(5000)], list(range(5000))),
+        ([None, "", "ü" * 100], [None, 0, -1]),
+        ([], []),
+    )
+]
+
+
+class Rows:
+    """Rows of segments that are always written."""
+
+    def open_segment(self, path: str, source_rule: str) -> int:
+        del path, source_rule
+        return 1
+
+    def seal_segment(self, segment_id: int, length: int) -> None:
+        del segment_id, length
+
+
+def test_every_compression_gives_the_same_batches_back() -> None:
+    for compression in CODECS:
+        payload = encode_batches(SCHEMA, BATCHES, compression=compression)
+        assert list(decode_batches(payload)) == BATCHES
+        assert payload_schema(payload).equals(SCHEMA)
+
+
+def test_each_compression_is_what_it_says() -> None:
+    size = {compression: encode_batches(SCHEMA, BATCHES, compression=compression).size for compression in CODECS}
+    assert size["none"] > sum(batch.nbytes for batch in BATCHES)
+    assert size["none"] > 1.5 * size["lz4"]
+    assert size["lz4"] > size["zstd"]
+    assert encode_batches(SCHEMA, BATCHES).size == size["lz4"]
+
+
+def test_a_payload_of_another_writer_is_read_whatever_its_options() -> None:
+    for options in (
+        pa.ipc.IpcWriteOptions(),
+        pa.ipc.IpcWriteOptions(compression="lz4", use_threads=True),
+        pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=9)),
+    ):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
+            for batch in BATCHES:
+                writer.write_batch(batch)
+        assert list(decode_batches(sink.getvalue())) == BATCHES
+
+
+def test_the_setting_knows_what_the_payload_knows() -> None:
+    assert ReceiverSettings().compression == "lz4"
+    for compression in CODECS:
+        assert ReceiverSettings.of_row({"compression": compression}).compression == compression
+    with pytest.raises(ValueError, match="'lz4', 'zstd' or 'none'"):
+        ReceiverSettings.model_validate({"compression": "gzip"})
+
+
+def test_blocks_of_every_compression_lie_in_one_segment_and_are_verified(tmp_path: Path) -> None:
+    store = LocalBlockStore(tmp_path)
+    log = WriteAheadLog(store, Rows(), receiver_id=1, epoch=2, source_rule="not_sent_again")
+    blocks = [
+        BlockHandler(
+            log, SCHEMA, receiver_id=1, epoch=2, source_rule=SourceRule.NOT_SENT_AGAIN, compression=compression
+        ).store_block(BATCHES, sequence=sequence, registered_through=0)
+        for sequence, compression in enumerate(CODECS, start=1)
+    ]
+    log.close()
+    [path] = store.segment_paths()
+    for block in blocks:
+        handle = block.handle
+        assert list(store.read_batches(path, handle.offset, handle.length, handle.crc32c)) == BATCHES
+    found = list(store.scan(path))
+    assert [item.crc32c for item in found if isinstance(item, IntactFrame)] == [b.handle.crc32c for b in blocks]
+    damaged = bytearray((tmp_path / path).read_bytes())
+    for block in blocks:
+        damaged[block.handle.offset + block.handle.length - 50] ^= 1
+    (tmp_path / path).write_bytes(damaged)
+    for block in blocks:
+        handle = block.handle
+        with pytest.raises(BlockCorruptError):
+            store.read_frame(path, handle.offset, handle.length, handle.crc32c)

@@ -1,0 +1,292 @@
+"""Replicas: written at once, under one handle, read in turn; what is lost with one of them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from receiver_runtime.block_store.errors import (
+    BlockCorruptError,
+    BlockMissingError,
+    SegmentEndedError,
+    SegmentWriteError,
+    StoreUnavailableError,
+    TooFewReplicasError,
+)
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.object_store import ObjectBlockStore
+from receiver_runtime.block_store.replicated import ReplicatedBlockStore
+from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
+from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from tests.unit.receiver_runtime.memory_objects import MemoryObjects
+from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemorySegments, eventually, frame, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+PATH = "receiver-7/9-000001.segment"
+LENGTH = frame().length
+
+
+class HangingFiles(FaultyFiles):
+    """Writes wait while `answers` is not set, syncs for each other at `meet`, and deleting may be refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+        self.answers.set()
+        self.closed = 0
+        self.meet: threading.Barrier | None = None
+        self.refuse_to_delete = False
+
+    def sync(self, fd: int) -> None:
+        if self.meet is not None:
+            self.meet.wait(10)
+        super().sync(fd)
+
+    def delete(self, path: Path) -> None:
+        if self.refuse_to_delete:
+            raise OSError("read-only file system")
+        super().delete(path)
+
+    def write(self, fd: int, buffers: Sequence[Any]) -> int:
+        self.answers.wait()
+        return super().write(fd, buffers)
+
+    def close(self, fd: int) -> None:
+        super().close(fd)
+        self.closed += 1
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.lost: list[tuple[str, str]] = []
+        self.back: list[str] = []
+
+    def on_replica_lost(self, name: str, detail: str) -> None:
+        self.lost.append((name, detail))
+
+    def on_replica_back(self, name: str) -> None:
+        self.back.append(name)
+
+
+class Replicas:
+    """Replicas in directories a, b, …, a write-ahead log on them."""
+
+    def __init__(self, root: Path, count: int = 2, *, min_replicas: int = 1, timeout: float = 10) -> None:
+        self.files = [HangingFiles() for _ in range(count)]
+        self.sites = [LocalBlockStore(root / "abc"[n], files=self.files[n]) for n in range(count)]
+        self.listener = Listener()
+        self.store = ReplicatedBlockStore(
+            self.sites, min_replicas=min_replicas, timeout=timeout, listener=self.listener
+        )
+        self.rows = MemorySegments()
+        self.clock = ManualClock()
+        self.log = WriteAheadLog(
+            self.store, self.rows, receiver_id=7, epoch=9, source_rule="not_sent_again", clock=self.clock
+        )
+
+    def write(self, sequence: int) -> tuple[int, int]:
+        [handle] = self.log.write([frame(sequence=sequence)])
+        return handle.segment_id, handle.offset
+
+    def sequences(self, site: int) -> dict[int, list[int]]:
+        """Of the intact frames in one replica, by segment."""
+        return {
+            segment_id: [i.header.sequence for i in self.sites[site].scan(path) if isinstance(i, IntactFrame)]
+            for segment_id, path in self.rows.paths.items()
+            if (self.sites[site].root / path).exists()
+        }
+
+    def read(self, sequence: int, segment_id: int, offset: int) -> bytes:
+        item = frame(sequence=sequence)
+        return self.store.read_frame(self.rows.paths[segment_id], offset, item.length, item.crc32c).data
+
+
+def test_n33_replicas_roll_together_under_one_handle(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path, 3)
+    handles = [replicas.write(1), replicas.write(2)]
+    replicas.clock.advance(61)
+    handles.append(replicas.write(3))
+    assert handles == [(1, 0), (1, LENGTH), (2, 0)]
+    assert [replicas.sequences(site) for site in range(3)] == [{1: [1, 2], 2: [3]}] * 3
+    assert [files.syncs for files in replicas.files] == [3, 3, 3]
+    assert replicas.listener.lost == []
+
+
+def test_h02_replicas_are_written_at_the_same_time(tmp_path: Path) -> None:
+    """Both writes must be in progress before either may end."""
+    replicas = Replicas(tmp_path)
+    both = threading.Barrier(2)
+    for files in replicas.files:
+        files.meet = both
+    replicas.write(1)
+    assert replicas.listener.lost == []
+
+
+@pytest.mark.parametrize("fault", ["short", "error", "sync"])
+def test_h02_h04_a_replica_that_fails_is_told_and_gets_nothing_more_of_the_segment(tmp_path: Path, fault: str) -> None:
+    replicas = Replicas(tmp_path)
+    replicas.write(1)
+    if fault == "sync":
+        replicas.files[1].sync_faults = 1
+    else:
+        replicas.files[1].write_faults = [fault]
+    assert [replicas.write(2), replicas.write(3)] == [(1, LENGTH), (1, 2 * LENGTH)]
+    assert replicas.sequences(0) == {1: [1, 2, 3]}
+    assert replicas.sequences(1) in ({1: [1]}, {1: [1, 2]})
+    [(name, detail)] = replicas.listener.lost
+    assert name == str(tmp_path / "b")
+    assert PATH in detail
+    assert replicas.listener.back == []
+    replicas.clock.advance(61)
+    assert replicas.write(4) == (2, 0)
+    assert replicas.sequences(1)[2] == [4]
+    assert replicas.listener.back == [name]
+    assert [replicas.read(n, 1, (n - 1) * LENGTH) for n in (1, 2, 3)] == [whole(frame(sequence=n)) for n in (1, 2, 3)]
+
+
+def test_h02_a_replica_that_hangs_is_given_up_in_time_and_costs_one_thread(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path, timeout=0.1)
+    replicas.write(1)
+    hanging = replicas.files[1]
+    hanging.answers.clear()
+    before = threading.active_count()
+    for sequence in range(2, 22):
+        replicas.clock.advance(61)
+        assert replicas.write(sequence) == (sequence, 0)
+    assert threading.active_count() <= before + 1
+    assert "no answer" in replicas.listener.lost[0][1]
+    assert "have not been answered yet" in replicas.listener.lost[-1][1]
+    hanging.answers.set()
+    eventually(lambda: hanging.closed == 2, "closing what hung")
+    replicas.clock.advance(61)
+    replicas.write(22)
+    assert replicas.sequences(1)[22] == [22]
+    assert replicas.listener.back == [str(tmp_path / "b")]
+    # What landed late is at its own offset, and nothing follows it.
+    assert replicas.sequences(1)[2] == [2]
+
+
+def test_a_replica_that_is_away_from_the_start_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path, 3, min_replicas=2)
+    replicas.files[0].create_faults = 1
+    assert replicas.write(1) == (1, 0)
+    assert [name for name, _ in replicas.listener.lost] == [str(tmp_path / "a")]
+    assert [site.root.exists() and len(list(site.segment_paths())) for site in replicas.sites] == [0, 1, 1]
+
+
+def test_fewer_than_min_replicas_is_a_failed_write_that_is_made_again_in_a_new_segment(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path, min_replicas=2)
+    replicas.write(1)
+    replicas.files[1].write_faults = ["error"]
+    assert replicas.write(2) == (2, 0)
+    assert [replicas.sequences(site)[2] for site in range(2)] == [[2], [2]]
+    replicas.log.close()
+    # The copy that the first replica has of it lies behind the sealed length.
+    assert replicas.rows.lengths == {1: LENGTH, 2: LENGTH}
+    assert replicas.sequences(0)[1] == [1, 2]
+
+
+def test_fewer_than_min_replicas_for_ever_is_said_and_bounded(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path, min_replicas=2)
+    replicas.files[1].create_faults = 99
+    with pytest.raises(WriteAheadLogError, match=r"1 of the 2 replicas that min_replicas asks for.*No space left"):
+        replicas.write(1)
+    assert replicas.files[1].create_faults == 96
+    with pytest.raises(TooFewReplicasError):
+        replicas.store.create_segment("other")
+
+
+def test_a_segment_that_ended_takes_nothing(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path, min_replicas=2)
+    segment = replicas.store.create_segment(PATH)
+    replicas.files[0].write_faults = ["short"]
+    segment.append(frame())
+    with pytest.raises(SegmentWriteError, match=r"1 of the 2 replicas.*short write"):
+        segment.sync()
+    with pytest.raises(SegmentEndedError):
+        segment.append(frame())
+
+
+def stored(replicas: Replicas) -> list[Path]:
+    """Three blocks in one segment; its file in each replica."""
+    for sequence in (1, 2, 3):
+        replicas.write(sequence)
+    return [site.root / PATH for site in replicas.sites]
+
+
+def test_a_block_is_read_from_whichever_replica_has_it_whole(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path)
+    one, other = stored(replicas)
+    data = bytearray(one.read_bytes())
+    data[LENGTH - 1] ^= 1
+    one.write_bytes(bytes(data))
+    other.write_bytes(other.read_bytes()[:LENGTH])
+    assert replicas.read(1, 1, 0) == whole(frame(sequence=1))
+    assert replicas.read(3, 1, 2 * LENGTH) == whole(frame(sequence=3))
+    other.unlink()
+    with pytest.raises(BlockCorruptError, match=f"{tmp_path}/a: .*; {tmp_path}/b: no such file"):
+        replicas.read(1, 1, 0)
+    one.unlink()
+    with pytest.raises(
+        BlockMissingError, match=f"no replica has it: {tmp_path}/a: no such file; {tmp_path}/b: no such"
+    ):
+        replicas.read(1, 1, 0)
+
+
+def test_a_block_is_not_called_missing_while_a_replica_can_not_be_asked(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    away = ObjectBlockStore(objects, "s3://bucket", max_attempts=1)
+    here = LocalBlockStore(tmp_path)
+    here.create_segment("other").close()
+    store = ReplicatedBlockStore([here, away])
+    objects.get_faults = 1
+    with pytest.raises(StoreUnavailableError, match=f"{tmp_path}: no such file; .*SLOW_DOWN"):
+        store.read_frame(PATH, 0, LENGTH, frame().crc32c)
+
+
+def test_a_scan_finds_what_any_replica_has_whole(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path)
+    one, other = stored(replicas)
+
+    def scanned() -> list[tuple[int, type]]:
+        return [(item.offset, type(item)) for item in replicas.store.scan(PATH)]
+
+    intact = [(0, IntactFrame), (LENGTH, IntactFrame), (2 * LENGTH, IntactFrame)]
+    data = other.read_bytes()
+    one.write_bytes(data[: LENGTH + 5])
+    assert scanned() == intact
+    other.write_bytes(bytes(LENGTH) + data[LENGTH : 2 * LENGTH] + data[2 * LENGTH : -1])
+    assert scanned() == [*intact[:2], (2 * LENGTH, TornTail)]
+    one.unlink()
+    assert scanned() == [(0, DamagedFrame), intact[1], (2 * LENGTH, TornTail)]
+    other.unlink()
+    with pytest.raises(FileNotFoundError):
+        scanned()
+
+
+def test_l07_a_segment_is_deleted_in_every_replica_also_when_one_refuses(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path)
+    one, other = stored(replicas)
+    replicas.files[0].refuse_to_delete = True
+    with pytest.raises(StoreUnavailableError, match=f"{tmp_path}/a: read-only"):
+        replicas.store.delete_segment(PATH)
+    assert (one.exists(), other.exists()) == (True, False)
+    replicas.files[0].refuse_to_delete = False
+    replicas.store.delete_segment(PATH)
+    assert not one.exists()
+
+
+def test_a_directory_and_an_object_store_are_replicas_of_each_other(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = ReplicatedBlockStore([LocalBlockStore(tmp_path), ObjectBlockStore(objects, "s3://bucket")], min_replicas=2)
+    log = WriteAheadLog(store, MemorySegments(), receiver_id=7, epoch=9, source_rule="not_sent_again")
+    handles = [handle for n in (1, 2) for handle in log.write([frame(sequence=n), frame(b"more", sequence=n)])]
+    assert len(objects.objects) == 2
+    for replica in store.replicas:
+        for handle in handles:
+            replica.read_frame(PATH, handle.offset, handle.length, handle.crc32c)

@@ -1,0 +1,75 @@
+"""From the setting to stores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.object_store import ObjectBlockStore
+from receiver_runtime.block_store.roots import absolute_roots, one_root, split_roots, without_secrets
+from receiver_runtime.block_store.stores import open_block_store, replicas_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+S3 = "s3://user:secret@bucket/pre/fix?endpoint_override=127.0.0.1:1&scheme=http&region=x"
+
+
+def local_root(block_store: str) -> Path:
+    store = open_block_store(block_store)
+    assert isinstance(store, LocalBlockStore)
+    return store.root
+
+
+def test_a_directory_is_named_by_a_path_or_a_file_url(tmp_path: Path) -> None:
+    assert local_root(str(tmp_path)) == tmp_path
+    assert local_root(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
+
+
+def test_an_object_store_is_named_by_its_url_and_shown_without_secrets() -> None:
+    store = open_block_store(S3)
+    assert isinstance(store, ObjectBlockStore)
+    assert store.name == without_secrets(S3) == "s3://bucket/pre/fix"
+
+
+def test_several_roots_are_replicas_in_their_order(tmp_path: Path) -> None:
+    store = open_block_store(f"{tmp_path}/a, {S3} ,{tmp_path}/b", min_replicas=3)
+    assert [replica.name for replica in replicas_of(store)] == [f"{tmp_path}/a", "s3://bucket/pre/fix", f"{tmp_path}/b"]
+    alone = open_block_store(str(tmp_path))
+    assert replicas_of(alone) == [alone]
+
+
+@pytest.mark.parametrize(
+    ("block_store", "message"),
+    [
+        ("file://host/x", "file://host/x.*FOREBAY_BLOCK_STORE"),
+        ("ftp://host/x", "s3://, gs:// or abfs://"),
+        ("", "FOREBAY_BLOCK_STORE"),
+        ("/a,/a", "'/a,/a' can't be used"),
+        ("s3:///x", "names no bucket: write s3://BUCKET/PREFIX"),
+        ("s3://bucket/x?endpoint=h", "option 'endpoint' of 's3://bucket/x' is not known.*endpoint_override"),
+    ],
+)
+def test_what_can_not_be_opened_says_why_and_names_the_way_out(block_store: str, message: str) -> None:
+    with pytest.raises(BlockStoreError, match=message):
+        open_block_store(block_store)
+
+
+def test_more_replicas_than_there_are_roots_can_not_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(BlockStoreError, match="min_replicas is 3, and the block store has 2"):
+        open_block_store(f"{tmp_path}/a,{tmp_path}/b", min_replicas=3)
+
+
+def test_paths_become_absolute_and_urls_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute_roots(f"blocks,{S3}") == f"{tmp_path}/blocks,{S3}"
+
+
+def test_a_comma_in_a_directory_s_name_survives(tmp_path: Path) -> None:
+    directory = tmp_path / "a,b"
+    [root] = split_roots(one_root(directory))
+    assert local_root(root) == directory
+    assert one_root(tmp_path) == str(tmp_path)

@@ -1,0 +1,52 @@
+"""An object store in memory whose calls fail, lie or hang when a test says so."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from receiver_runtime.block_store.objects import Objects
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class MemoryObjects(Objects):
+    """Faults are taken from `put_faults`, one per PUT: "error" (nothing stored), "lost answer" (stored), ""."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.puts: list[tuple[str, bytes]] = []
+        self.put_faults: list[str] = []
+        self.get_faults = 0
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def put(self, key: str, buffers: Sequence[Any]) -> None:
+        data = b"".join(bytes(buffer) for buffer in buffers)
+        self.answers.wait()
+        self.puts.append((key, data))
+        fault = self.put_faults.pop(0) if self.put_faults else ""
+        if fault != "error":
+            self.objects[key] = data
+        if fault:
+            raise OSError("AWS Error NETWORK_CONNECTION during PutObject operation")
+
+    def get(self, key: str, offset: int, length: int) -> bytes:
+        if self.get_faults:
+            self.get_faults -= 1
+            raise OSError("AWS Error SLOW_DOWN during GetObject operation")
+        if key not in self.objects:
+            raise FileNotFoundError(key)
+        return self.objects[key][offset : offset + length]
+
+    def sizes(self, prefix: str) -> list[tuple[str, int]]:
+        start = f"{prefix}/" if prefix else ""
+        return sorted((key, len(data)) for key, data in self.objects.items() if key.startswith(start))
+
+    def delete(self, prefix: str) -> None:
+        for key, _ in self.sizes(prefix):
+            del self.objects[key]
+
+    def move(self, key: str, to: str) -> None:
+        self.objects[to] = self.objects.pop(key)

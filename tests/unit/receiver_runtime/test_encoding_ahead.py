@@ -1,0 +1,112 @@
+"""A block is compressed while its predecessor is written: the timer encodes, the push thread waits for the disk."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from receiver_runtime.block_generator import Block, BlockGenerator
+from receiver_runtime.block_handler import EncodedBlock
+from receiver_runtime.block_store.payload import decode_batches, encode_batches
+from receiver_runtime.rate_limiter import RateLimiter
+from tests.unit.receiver_runtime.support import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCHEMA = pa.schema([("value", pa.string())])
+
+
+class Listener:
+    """Keeps the blocks; pushes wait while `gate` is shut."""
+
+    def __init__(self) -> None:
+        self.pushed: list[Block] = []
+        self.errors: list[str] = []
+        self.waits = threading.Event()
+        self.gate = threading.Event()
+
+    def on_add_data(self, data: object, metadata: object) -> None:
+        pass
+
+    def on_generate_block(self, block: Block) -> None:
+        assert block.encoded is None
+
+    def on_push_block(self, block: Block) -> None:
+        self.waits.set()
+        assert self.gate.wait(30)
+        self.pushed.append(block)
+
+    def on_idle(self) -> None:
+        pass
+
+    def on_error(self, message: str, error: Exception) -> None:
+        self.errors.append(f"{message}: {error}")
+
+    def on_thread_death(self, error: BaseException) -> None:
+        self.errors.append(str(error))
+
+
+class Encoder:
+    """Encodes, or fails while it is told to."""
+
+    def __init__(self) -> None:
+        self.encoded = 0
+        self.broken = False
+
+    def __call__(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+        if self.broken:
+            raise MemoryError("no room")
+        self.encoded += 1
+        return EncodedBlock(encode_batches(SCHEMA, batches), sum(batch.num_rows for batch in batches))
+
+
+def _generator(listener: Listener, encoder: Encoder) -> BlockGenerator:
+    made = BlockGenerator(
+        listener, SCHEMA, limiter=RateLimiter(), block_interval=0.001, queue_size=3, encode=encoder, name="test"
+    )
+    made.start()
+    return made
+
+
+def test_a_block_is_encoded_while_the_one_before_it_is_written() -> None:
+    listener, encoder = Listener(), Encoder()
+    made = _generator(listener, encoder)
+    try:
+        made.add_multiple_data(["first"])
+        assert listener.waits.wait(30)
+        made.add_multiple_data(["second"])
+        eventually(lambda: encoder.encoded == 2)
+        assert not listener.pushed
+    finally:
+        listener.gate.set()
+    made.stop()
+    blocks = [block.encoded for block in listener.pushed]
+    values = [
+        [value for batch in decode_batches(encoded.payload) for value in batch.column(0).to_pylist()]
+        for encoded in blocks
+        if encoded is not None
+    ]
+    assert values == [["first"], ["second"]]
+    assert [encoded.records for encoded in blocks if encoded is not None] == [1, 1]
+    # What waits is held once, in its smaller form.
+    assert [block.batches for block in listener.pushed] == [(), ()]
+
+
+def test_a_block_that_could_not_be_encoded_ahead_is_pushed_as_it_is() -> None:
+    listener, encoder = Listener(), Encoder()
+    encoder.broken = True
+    listener.gate.set()
+    made = _generator(listener, encoder)
+    made.add_multiple_data(["first"])
+    eventually(lambda: len(listener.pushed) == 1)
+    encoder.broken = False
+    made.add_multiple_data(["second"])
+    made.stop()
+    first, second = listener.pushed
+    assert first.encoded is None
+    assert [batch.column(0).to_pylist() for batch in first.batches] == [["first"]]
+    assert listener.errors == ["block 1 could not be encoded, it is tried again when it is pushed: no room"]
+    assert second.encoded is not None

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.process_control import (
+    Accepted,
+    Declined,
+    Ended,
+    Lines,
+    Message,
+    Run,
+    Stop,
+    encode,
+    parse_receiver,
+)
+
+MESSAGES: list[Message] = [
+    Run(12, 3),
+    Stop(12),
+    Accepted(12, 3),
+    Declined(13, 1),
+    Ended(12, 3, ExitCode.FENCED, "assignment 4 replaces ours"),
+    Ended(12, 3, ExitCode.STOPPED, ""),
+]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_lines_arrive_whole_however_they_are_cut(size: int) -> None:
+    stream = b"".join(map(encode, MESSAGES))
+    lines = Lines()
+    heard: list[Message] = []
+    for start in range(0, len(stream), size):
+        heard.extend(lines.feed(stream[start : start + size]))
+    assert heard == MESSAGES
+
+
+def test_a_reason_is_one_line_of_bounded_length() -> None:
+    line = encode(Ended(1, 1, ExitCode.FAILED, "first\nsecond " + "x" * 10_000))
+    assert line.count(b"\n") == 1
+    assert len(line) < 600
+    [ended] = Lines().feed(line)
+    assert isinstance(ended, Ended)
+    assert ended.reason.startswith("first second xxx")
+
+
+def test_what_is_not_understood_says_so() -> None:
+    with pytest.raises(ValueError, match="dance 12"):
+        list(Lines().feed(b"dance 12\n"))
+
+
+def test_a_receiver_on_the_command_line() -> None:
+    assert parse_receiver("12:3") == (12, 3)
+    for wrong in ("12", "12:", ":3", "a:1", "-1:2"):
+        with pytest.raises(ValueError, match="RECEIVER_ID:ASSIGNMENT"):
+            parse_receiver(wrong)

@@ -1,0 +1,122 @@
+"""What a receiver may hand to `store`, and what it declares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from receiver_runtime.block_store.columns import FINGERPRINT_KEY, ColumnsError, fingerprint_of
+from receiver_runtime.records import RecordTypeError
+from tests.unit.receiver_runtime.rig import HandReceiver, Rig, rig
+from tests.unit.receiver_runtime.support import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from receiver_runtime.receiver import Receiver
+
+TWO = pa.schema([("word", pa.string()), ("count", pa.int64())])
+ROWS: list[dict[str, Any]] = [{"word": "a", "count": 1}, {"word": "b", "count": None}]
+
+
+class Counts(HandReceiver):
+    columns = (("word", "string"), ("count", "int64"))
+
+
+class Raw(HandReceiver):
+    columns = (("value", "binary"),)
+
+
+def stream_of(schema: pa.Schema, rows: list[dict[str, Any]]) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+    return sink.getvalue()
+
+
+def rows_of(made: Rig) -> list[dict[str, Any]]:
+    return [row for batch in batches_of(made) for row in batch.to_pylist()]
+
+
+def batches_of(made: Rig) -> list[pa.RecordBatch]:
+    return [
+        batch
+        for block in made.log.chain(1)
+        for batch in made.store.read_batches(
+            made.rows.paths[block.handle.segment_id], block.handle.offset, block.handle.length, block.handle.crc32c
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "as_bytes",
+    [pa.Buffer.to_pybytes, bytearray, memoryview, lambda buffer: buffer],
+    ids=["bytes", "", "view", "buffer"],
+)
+def test_r02_serialised_records_are_one_block_that_is_registered_on_return(
+    tmp_path: Path, as_bytes: Callable[[pa.Buffer], object]
+) -> None:
+    receiver = Counts()
+    with rig(tmp_path, receiver, block_interval="300s") as made:
+        eventually(receiver.is_started)
+        receiver.store(as_bytes(stream_of(TWO, ROWS)), metadata={"from": "elsewhere"})
+        assert rows_of(made) == ROWS
+
+
+@pytest.mark.parametrize("receiver", [Raw(), HandReceiver()], ids=["binary", "text"])
+def test_r02_bytes_are_one_record_where_the_one_column_takes_them(tmp_path: Path, receiver: Receiver) -> None:
+    serialised = stream_of(receiver.record_schema, [{"value": b"of a stream"}])
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.store(b"alone")
+        eventually(lambda: made.log.chain(1), "the block of the buffer")
+        # A buffer of pyarrow's is never a record.
+        receiver.store(serialised)
+        assert [
+            bytes(str(row["value"]), "ascii") if isinstance(row["value"], str) else row["value"]
+            for row in rows_of(made)
+        ] == [
+            b"alone",
+            b"of a stream",
+        ]
+
+
+def test_r02_bytes_that_are_no_stream_of_the_schema_are_refused_and_nothing_is_stored(tmp_path: Path) -> None:
+    receiver = Counts()
+    whole = stream_of(TWO, ROWS).to_pybytes()
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        for bad in (b"", b"no stream", whole[: len(whole) // 2]):
+            with pytest.raises(RecordTypeError, match=f"{len(bad)} bytes are no Arrow IPC stream"):
+                receiver.store(bad)
+        other = pa.schema([("word", pa.string()), ("count", pa.float64())])
+        with pytest.raises(RecordTypeError, match="the batch has word: string, count: double, the receiver declares"):
+            receiver.store(stream_of(other, [{"word": "a", "count": 1.0}]))
+        made.stop()
+        assert rows_of(made) == []
+
+
+def test_an_arrow_schema_counts_before_columns_and_blocks_carry_its_fingerprint(tmp_path: Path) -> None:
+    class Declared(HandReceiver):
+        schema = pa.schema([("at", pa.timestamp("us", tz="UTC"))], metadata={"made": "by hand"})
+
+    receiver = Declared()
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        receiver.store(pa.record_batch([pa.array([1], pa.timestamp("us", tz="UTC"))], names=["at"]))
+        [batch] = batches_of(made)
+        assert batch.schema.metadata == {
+            b"made": b"by hand",
+            FINGERPRINT_KEY: fingerprint_of([("at", "timestamp[us, tz=UTC]")]).encode(),
+        }
+
+
+def test_columns_of_a_type_that_there_is_not_are_refused_by_name() -> None:
+    class Wrong(HandReceiver):
+        columns = (("value", "text"),)
+
+    with pytest.raises(ColumnsError, match="there is no type 'text' for a column"):
+        _ = Wrong().record_schema

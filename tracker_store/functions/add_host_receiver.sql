@@ -1,0 +1,29 @@
+-- add_host_receiver: the leader gives a stream that has one receiver per host its receiver on a host.
+--
+-- One that was removed with its host comes back as it was: the same receiver, and the same sequence.
+-- Locks: the leader's row FOR SHARE first, so that there is one who adds; then the receiver's row.
+CREATE FUNCTION forebay.add_host_receiver(of_term bigint, stream bigint, on_host text)
+RETURNS TABLE (outcome text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM 1 FROM leadership l WHERE l.term = of_term FOR SHARE;
+    IF NOT FOUND THEN
+        outcome := 'deposed';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    -- Two leaders' shared locks do not exclude each other, but only one of them has the term.
+    UPDATE receivers SET removed_at = NULL WHERE stream_id = stream AND host = on_host;
+    IF FOUND THEN
+        outcome := 'there';
+    ELSE
+        INSERT INTO receivers (stream_id, ordinal, host)
+        SELECT stream, coalesce(max(r.ordinal), 0) + 1, on_host FROM receivers r WHERE r.stream_id = stream;
+        outcome := 'added';
+    END IF;
+    RETURN NEXT;
+END
+$$;

@@ -1,0 +1,32 @@
+-- record_stream_rate: the leader writes down what a completed batch says about a stream's rate.
+--
+-- One row per (pipeline, stream) is all that a new leader needs to go on: the estimator's state and the rate decided.
+-- A batch that is not newer than the one reckoned in (a replay, or a leader that asks twice) changes nothing.
+-- Locks: the leader's row FOR SHARE first, then the row of (pipeline, stream).
+CREATE FUNCTION forebay.record_stream_rate(
+    of_term bigint, pipeline bigint, stream bigint, at_time timestamptz,
+    -- The estimator's state, whole or null; the rate for the stream, null where nothing is decided yet.
+    estimated_at timestamptz, rate double precision, error double precision, decided double precision)
+RETURNS TABLE (outcome text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM 1 FROM leadership l WHERE l.term = of_term FOR SHARE;
+    IF NOT FOUND THEN
+        outcome := 'deposed';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    INSERT INTO stream_rates AS s (pipeline_id, stream_id, batch_time, latest_at, latest_rate, latest_error, rate_limit)
+    VALUES (pipeline, stream, at_time, estimated_at, rate, error, decided)
+    ON CONFLICT (pipeline_id, stream_id) DO UPDATE
+    SET batch_time = excluded.batch_time, latest_at = excluded.latest_at, latest_rate = excluded.latest_rate,
+        latest_error = excluded.latest_error, rate_limit = excluded.rate_limit, expired_at = NULL,
+        decided_at = clock_timestamp()
+    WHERE s.batch_time < excluded.batch_time;
+    outcome := CASE WHEN FOUND THEN 'recorded' ELSE 'reckoned before' END;
+    RETURN NEXT;
+END
+$$;
