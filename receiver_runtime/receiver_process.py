@@ -21,6 +21,7 @@ import select
 import signal
 import socket
 import stat
+import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -75,6 +76,9 @@ _CLAIM_ATTEMPTS = 5
 _PARENT_GONE_SECONDS = 10.0
 # So many receivers start at a time: each asks the driver log a handful of questions, on few connections.
 _STARTING_AT_ONCE = 4
+# With hundreds of threads, each that waits for its turn wakes this often to ask for it: at Python's 5 ms that alone
+# took the whole machine. What they do between two waits is short, so that nobody holds a turn for as long.
+_SWITCH_SECONDS = 0.05
 
 
 class _NotOursError(Exception):
@@ -194,6 +198,8 @@ class _ReceiverProcess:
                 return False
             life = _ReceiverLife(self._engine, receiver_id, assignment, on_ended=self._on_ended)
             self._lives[receiver_id] = life
+            if len(self._lives) > 1:
+                sys.setswitchinterval(_SWITCH_SECONDS)
             if self._shared is not None:
                 life.start(self._shared)
             return True

@@ -623,6 +623,8 @@ class ReceiverSupervisor:
         # For a receiver that was stopped before, and for pushes of its own that still wait for permits.
         self._limiter.close()
         if ending.drained:
+            # Whatever the driver log does: what is on the disk can be salvaged, what is in the buffer is gone with us.
+            self._registration.lift_limit()
             self._generator.stop()
             self._registration.wait_until_settled()
         self._handler.close(self._registration.registered_through)

@@ -16,6 +16,7 @@ handle of a few dozen bytes; who wants to hand in more waits (``reserve``).
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -187,6 +188,12 @@ class Registration:
         if refused is not None:
             future.set_exception(refused)
         return future
+
+    def lift_limit(self) -> None:
+        """Room for whatever comes: nothing more is read, and what is stored before the end can be salvaged."""
+        with self._changed:
+            self._lane.limit = sys.maxsize
+            self._lane.moved.notify_all()
 
     def wait_until_settled(self) -> None:
         """Return when no block of this receiver waits for an answer any more, registered or refused."""

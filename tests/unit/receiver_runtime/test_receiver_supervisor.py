@@ -15,12 +15,13 @@ from receiver_runtime.block_generator import GeneratorState, GeneratorStateError
 from receiver_runtime.block_handler import DeadLetter
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.receiver import Receiver, ReceiverAttachedError, ReceiverNotAttachedError
 from receiver_runtime.receiver_supervisor import TRANSITIONS, Ending, SupervisorState
 from receiver_runtime.write_ahead_log import WriteAheadLogClosedError
-from tests.unit.receiver_runtime.rig import HandReceiver, batch, in_thread, rig
+from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, block, eventually, reaches
 from tracker_store.errors import (
     DriverLogUnavailableError,
@@ -171,6 +172,34 @@ def test_s04_a_stop_while_the_driver_log_is_away_waits_for_it(receiver: HandRece
         made.log.away = False
         assert made.end().drained
         assert made.values() == ["x"]
+
+
+def test_s04_a_stop_while_the_driver_log_is_away_puts_all_of_it_on_the_disk(
+    receiver: HandReceiver, tmp_path: Path
+) -> None:
+    """More blocks than may wait: who kills the process now leaves them to salvage."""
+    with rig(tmp_path, receiver, block_queue_size=2, max_block_bytes="1KiB") as made:
+        eventually(receiver.is_started)
+        made.log.away = True
+        # Two wait to be registered, one to be stored, two are in the queue, and the next cut has one.
+        taken = [str(n) * 1024 for n in range(6)]
+        for value in taken:
+            receiver.store(value)
+        made.supervisor.stop("now")
+        eventually(lambda: len(stored(made)) == len(taken), "every block to be on the disk")
+        made.log.away = False
+        assert made.end().drained
+        assert made.values() == taken
+
+
+def stored(made: Rig) -> list[int]:
+    """The sequences of the blocks that are on the disk."""
+    return [
+        item.header.sequence
+        for path in made.rows.paths.values()
+        for item in made.store.scan(path)
+        if isinstance(item, IntactFrame)
+    ]
 
 
 def test_s04_a_receiver_that_hangs_in_on_stop_holds_no_end_up(receiver: HandReceiver, tmp_path: Path) -> None:

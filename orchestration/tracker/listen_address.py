@@ -1,0 +1,79 @@
+"""Where the tracker's HTTP server listens, and whether it may: `FOREBAY_TRACKER_HTTP` and `FOREBAY_TRACKER_TOKEN`.
+
+Loads no server: whoever starts a tracker can refuse a bad address before there is one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+OFF = "off"
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]\s]+)):(?P<port>\d{1,5})")
+_LARGEST_PORT = 65535
+
+
+class ListenAddressError(ValueError):
+    """The tracker's HTTP server can't listen as it was told to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Where to listen; port 0: any free one. `token`: what a client has to send; None: nothing."""
+
+    host: str
+    port: int
+    token: str | None = None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nobody but this machine can reach it."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is this machine's own, without asking a name server."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def url(host: str, port: int) -> str:
+    """The address as a URL."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def listen_address(value: str, token: SecretStr | None) -> ListenAddress | None:
+    """The address in `FOREBAY_TRACKER_HTTP`, or None where that is `off`.
+
+    Raises:
+        ListenAddressError: it is none, or others could reach it and there is no token.
+    """
+    if value.strip().lower() == OFF:
+        return None
+    match = _ADDRESS.fullmatch(value.strip())
+    if match is None or int(match["port"]) > _LARGEST_PORT:
+        raise ListenAddressError(
+            f"FOREBAY_TRACKER_HTTP={value!r} is no address: give HOST:PORT, such as 127.0.0.1:3070 or [::1]:3070, or off"
+        )
+    secret = None if token is None else token.get_secret_value()
+    if secret is not None and not (secret.isascii() and secret.isprintable() and secret.strip() == secret != ""):
+        raise ListenAddressError(
+            "FOREBAY_TRACKER_TOKEN can't be sent in a header: give printable ASCII characters without spaces around "
+            "them, such as the output of: openssl rand -hex 32"
+        )
+    address = ListenAddress(match["v6"] or match["host"], int(match["port"]), secret)
+    if not address.is_loopback and secret is None:
+        raise ListenAddressError(
+            f"FOREBAY_TRACKER_HTTP={value!r} can be reached from other machines: set FOREBAY_TRACKER_TOKEN, which "
+            "clients then send as 'Authorization: Bearer TOKEN', or listen on 127.0.0.1"
+        )
+    return address

@@ -1,0 +1,391 @@
+"""Reads for who watches from outside: batches, output operations and receivers, as `/metrics` and the JSON API show them.
+
+Everything here is a read without locks that costs what it returns, or what has changed since it was asked before: never
+a scan of all batches, blocks, events or dead letters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from tracker_store.engine import named_failures
+from tracker_store.schema import BatchState, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime, timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedPipeline:
+    """A pipeline that is declared; `receivers` counts those of the streams that it reads."""
+
+    pipeline_id: int
+    name: str
+    declaration: dict[str, Any]
+    stream_ids: Sequence[int]
+    interval: timedelta
+    applied_at: datetime
+    receivers: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedBatch:
+    """A batch with its newest attempt; `ended_at` is null until an attempt has ended, or nothing had to run."""
+
+    batch_time: datetime
+    oldest_time: datetime
+    state: BatchState
+    attempt: int
+    records: int
+    allocated_at: datetime
+    reason: str
+    run_id: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedBatches:
+    """How many batches of a pipeline wait (or wait for another attempt) and run.
+
+    `started_records` are those of the batches that have been tried.
+    """
+
+    waiting: int
+    running: int
+    started_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCommit:
+    """What counts for an output of a batch; `started_at`: when the attempt that made it started."""
+
+    batch_time: datetime
+    output: str
+    attempt: int
+    run_id: str | None
+    location: str
+    started_at: datetime | None
+    committed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverCounters:
+    """A receiver's running totals; `kept_bytes` are those of its blocks that are not cleaned up."""
+
+    receiver_id: int
+    stream: str
+    ordinal: int
+    state: ReceiverState
+    process_id: int | None
+    rate_limit: float | None
+    records: int
+    bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedReceiver:
+    """A receiver for people, with its last error."""
+
+    receiver_id: int
+    stream: str
+    ordinal: int
+    state: ReceiverState
+    agent: str | None
+    host: str | None
+    error_at: datetime | None
+    error: str | None
+    error_detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Rows of a growing table, counted by receiver, and where to count on: rows up to `settled_id` never change again.
+
+    `settled` and `recent` are separate, because what is recent is read again the next time: a row may yet appear
+    before one that is already there.
+    """
+
+    settled_id: int
+    settled: Mapping[int, int]
+    recent: Mapping[int, int]
+
+
+# Nobody's statement lasts so long, so every row before it is to be seen (engine.STATEMENT_TIMEOUT is half of it).
+_SETTLED = "interval '60 seconds'"
+
+_BATCH = (
+    "SELECT b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.allocated_at, b.reason, a.run_id, "
+    "  a.started_at, coalesce(b.completed_at, a.ended_at) AS ended_at "
+    "FROM forebay.batches b LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id "
+    "  AND a.batch_time = b.batch_time AND a.attempt = b.attempt "
+)
+# Found in the partial index. Batches before it are finished for ever.
+_FIRST_UNFINISHED = (
+    "coalesce((SELECT u.batch_time FROM forebay.batches u WHERE u.pipeline_id = :pipeline "
+    "          AND u.state IN ('ALLOCATED', 'RUNNING', 'FAILED') ORDER BY u.batch_time LIMIT 1), 'infinity')"
+)
+
+
+def _batch(row: sa.Row[Any]) -> WatchedBatch:
+    return WatchedBatch(
+        row.batch_time,
+        row.oldest_time,
+        BatchState(row.state),
+        row.attempt,
+        row.records,
+        row.allocated_at,
+        row.reason,
+        row.run_id,
+        row.started_at,
+        row.ended_at,
+    )
+
+
+def watched_pipelines(connection: sa.Connection) -> list[WatchedPipeline]:
+    """Every pipeline that is declared. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT p.id, p.name, p.declaration, p.stream_ids, p.batch_interval, p.applied_at, "
+                "  (SELECT count(*) FROM forebay.receivers r "
+                "   WHERE r.stream_id = ANY (p.stream_ids) AND r.removed_at IS NULL) AS receivers "
+                "FROM forebay.pipelines p WHERE p.removed_at IS NULL ORDER BY p.name"
+            )
+        ).all()
+    return [WatchedPipeline(*row) for row in rows]
+
+
+def newest_finished_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
+    """The newest of the batches before the first unfinished one, in order of time. No locks; by the primary key."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                _BATCH
+                + f"WHERE b.pipeline_id = :pipeline AND b.batch_time < {_FIRST_UNFINISHED} "
+                + "ORDER BY b.batch_time DESC LIMIT :limit"
+            ),
+            {"pipeline": pipeline_id, "limit": limit},
+        ).all()
+    return [_batch(row) for row in reversed(rows)]
+
+
+def next_finished_batches(
+    connection: sa.Connection, pipeline_id: int, *, after: datetime, limit: int
+) -> list[WatchedBatch]:
+    """The batches after `after` and before the first unfinished one, in order of time. No locks; O(what it returns)."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                _BATCH
+                + f"WHERE b.pipeline_id = :pipeline AND b.batch_time > :after AND b.batch_time < {_FIRST_UNFINISHED} "
+                + "ORDER BY b.batch_time LIMIT :limit"
+            ),
+            {"pipeline": pipeline_id, "after": after, "limit": limit},
+        ).all()
+    return [_batch(row) for row in rows]
+
+
+def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
+    """The batches from the first unfinished one on, in order of time. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                _BATCH
+                + f"WHERE b.pipeline_id = :pipeline AND b.batch_time >= {_FIRST_UNFINISHED} "
+                + "ORDER BY b.batch_time LIMIT :limit"
+            ),
+            {"pipeline": pipeline_id, "limit": limit},
+        ).all()
+    return [_batch(row) for row in rows]
+
+
+def newest_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
+    """The newest batches in whatever state, in order of time. No locks; by the primary key."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(_BATCH + "WHERE b.pipeline_id = :pipeline ORDER BY b.batch_time DESC LIMIT :limit"),
+            {"pipeline": pipeline_id, "limit": limit},
+        ).all()
+    return [_batch(row) for row in reversed(rows)]
+
+
+def batch_between(
+    connection: sa.Connection, pipeline_id: int, first: datetime, before: datetime
+) -> WatchedBatch | None:
+    """The batch whose time is from `first` to before `before`, or None. No locks."""
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                _BATCH + "WHERE b.pipeline_id = :pipeline AND b.batch_time >= :first AND b.batch_time < :before "
+                "ORDER BY b.batch_time LIMIT 1"
+            ),
+            {"pipeline": pipeline_id, "first": first, "before": before},
+        ).one_or_none()
+    return None if row is None else _batch(row)
+
+
+def count_unfinished_batches(connection: sa.Connection) -> dict[int, UnfinishedBatches]:
+    """What waits and runs, by pipeline; one with nothing to do is left out. No locks; the partial index holds them."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT b.pipeline_id, count(*) FILTER (WHERE b.state <> 'RUNNING') AS waiting, "
+                "  count(*) FILTER (WHERE b.state = 'RUNNING') AS running, "
+                "  coalesce(sum(b.records) FILTER (WHERE b.attempt > 0), 0)::bigint AS started_records "
+                "FROM forebay.batches b WHERE b.state IN ('ALLOCATED', 'RUNNING', 'FAILED') GROUP BY b.pipeline_id"
+            )
+        ).all()
+    return {row.pipeline_id: UnfinishedBatches(row.waiting, row.running, row.started_records) for row in rows}
+
+
+def output_commits(
+    connection: sa.Connection, pipeline_id: int, *, outputs: Sequence[str], first: datetime, last: datetime
+) -> list[OutputCommit]:
+    """What counts for these outputs, of the batches from `first` to `last`. No locks; a range of the key per output."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT c.batch_time, c.output, c.attempt, a.run_id, c.location, a.started_at, c.committed_at "
+                "FROM forebay.output_commits c "
+                "LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = c.pipeline_id "
+                "  AND a.batch_time = c.batch_time AND a.attempt = c.attempt "
+                "WHERE c.pipeline_id = :pipeline AND c.output = ANY (CAST(:outputs AS text[])) "
+                "  AND c.batch_time BETWEEN :first AND :last ORDER BY c.batch_time, c.output"
+            ),
+            {"pipeline": pipeline_id, "outputs": list(outputs), "first": first, "last": last},
+        ).all()
+    return [OutputCommit(*row) for row in rows]
+
+
+def records_by_receiver(
+    connection: sa.Connection, pipeline_id: int, *, receiver_ids: Sequence[int], first: datetime
+) -> dict[tuple[datetime, int], int]:
+    """Records that batches from `first` on have of these receivers, by batch time and receiver; none is left out.
+
+    No locks; O(batches · receivers that it returns).
+    """
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT n.batch_time, n.receiver_id, n.records FROM forebay.batch_allocations n "
+                "WHERE n.pipeline_id = :pipeline AND n.batch_time >= :first "
+                "  AND n.receiver_id = ANY (CAST(:receivers AS bigint[]))"
+            ),
+            {"pipeline": pipeline_id, "first": first, "receivers": list(receiver_ids)},
+        ).all()
+    return {(row.batch_time, row.receiver_id): row.records for row in rows}
+
+
+def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
+    """Every receiver's totals. No locks; two probes of the blocks' key per receiver."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT r.id, s.name, r.ordinal, r.state, r.process_id, r.rate_limit, "
+                "  coalesce(newest.total_records, 0) AS records, coalesce(newest.total_bytes, 0) AS bytes, "
+                "  coalesce(newest.total_bytes - oldest.total_bytes + oldest.bytes, 0) AS kept_bytes "
+                "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id "
+                "LEFT JOIN LATERAL (SELECT b.total_records, b.total_bytes FROM forebay.blocks b "
+                "  WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true "
+                "LEFT JOIN LATERAL (SELECT b.bytes, b.total_bytes FROM forebay.blocks b "
+                "  WHERE b.receiver_id = r.id AND b.sequence > r.low_mark ORDER BY b.sequence LIMIT 1) AS oldest ON true "
+                "WHERE r.removed_at IS NULL ORDER BY s.name, r.ordinal"
+            )
+        ).all()
+    return [
+        ReceiverCounters(
+            row.id,
+            row.name,
+            row.ordinal,
+            ReceiverState(row.state),
+            row.process_id,
+            row.rate_limit,
+            row.records,
+            row.bytes,
+            row.kept_bytes,
+        )
+        for row in rows
+    ]
+
+
+def watched_receivers(connection: sa.Connection, stream_ids: Sequence[int]) -> list[WatchedReceiver]:
+    """The receivers of these streams. No locks; each one's events back to its last error."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT r.id, s.name, r.ordinal, r.state, agent.name AS agent, agent.host, error.at, error.message, "
+                "  error.detail "
+                "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id "
+                "LEFT JOIN forebay.processes agent ON agent.id = r.agent_id "
+                "LEFT JOIN LATERAL (SELECT v.at, v.message, v.detail FROM forebay.receiver_events v "
+                "  WHERE v.receiver_id = r.id AND v.kind IN ('ERROR', 'FAILED') "
+                "  ORDER BY v.id DESC LIMIT 1) AS error ON true "
+                "WHERE r.stream_id = ANY (CAST(:streams AS bigint[])) AND r.removed_at IS NULL ORDER BY r.id"
+            ),
+            {"streams": list(stream_ids)},
+        ).all()
+    return [
+        WatchedReceiver(
+            row.id,
+            row.name,
+            row.ordinal,
+            ReceiverState(row.state),
+            row.agent,
+            row.host,
+            row.at,
+            row.message,
+            row.detail,
+        )
+        for row in rows
+    ]
+
+
+def restarts_after(connection: sa.Connection, after: int | None) -> Added:
+    """Restarts of receivers, and of their processes, by receiver: events after `after`. No locks; O(new events).
+
+    None: count nothing, and say where to begin.
+    """
+    return _added_after(connection, after, "receiver_events", "at", "kind IN ('RESTARTED', 'EXITED')")
+
+
+def dead_letters_after(connection: sa.Connection, after: int | None) -> Added:
+    """Dead letters by receiver: those after `after`, each once. No locks; O(new dead letters).
+
+    None: count nothing, and say where to begin.
+    """
+    return _added_after(connection, after, "dead_letters", "added_at", "part = 0")
+
+
+def _added_after(connection: sa.Connection, after: int | None, table: str, at: str, which: str) -> Added:
+    with named_failures():
+        if after is None:
+            newest: int = connection.execute(
+                sa.text(f"SELECT coalesce(max(id), 0) FROM forebay.{table}")  # noqa: S608  our own names
+            ).scalar_one()
+            return Added(newest, {}, {})
+        rows = connection.execute(
+            sa.text(
+                "WITH added AS MATERIALIZED ("
+                f"  SELECT t.id, t.receiver_id, t.{at} AS at, {which} AS counts "  # noqa: S608  our own names
+                f"  FROM forebay.{table} t WHERE t.id > :after "
+                "), boundary AS ("
+                f"  SELECT coalesce(max(d.id), :after) AS id FROM added d WHERE d.at < clock_timestamp() - {_SETTLED}) "
+                "SELECT boundary.id AS settled_id, d.receiver_id, "
+                "  count(*) FILTER (WHERE d.counts AND d.id <= boundary.id) AS settled, "
+                "  count(*) FILTER (WHERE d.counts AND d.id > boundary.id) AS recent "
+                "FROM boundary LEFT JOIN added d ON true GROUP BY boundary.id, d.receiver_id"
+            ),
+            {"after": after},
+        ).all()
+    counted = [row for row in rows if row.receiver_id is not None]
+    return Added(
+        rows[0].settled_id,
+        {row.receiver_id: row.settled for row in counted if row.settled},
+        {row.receiver_id: row.recent for row in counted if row.recent},
+    )
