@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage s3 stress check wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage s3 namespaces stress check wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -53,6 +53,9 @@ outage: $(STAMP) ## Postgres stopped, killed, full, locked, failed over under lo
 
 s3: $(STAMP) ## the block store on a real S3 server, which Go builds once into ~/.cache/forebay-tests
 	$(BIN)/python -m pytest -m s3 tests/integration/s3 $(ARGS)
+
+namespaces: $(STAMP) ## three hosts as network namespaces, one of them cut off for 30 s and healed; needs root and Go
+	$(BIN)/python -m pytest -m namespaces tests/namespaces $(ARGS)
 
 MINUTES ?= 3
 stress: $(STAMP) ## two owners per receiver, kills, racing allocations, clean-up, then an independent checker; MINUTES=3

@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,13 @@ from benchmarks.ingest_disk import synced_write_rate
 from benchmarks.ingest_read_back import read_back
 from benchmarks.ingest_receiver import Ingested, Receiver
 from benchmarks.ingest_sender import LINE_BYTES, sender, write_corpus
-from benchmarks.ingest_spark import SparkIngested, spark_receiver
+from benchmarks.ingest_spark import SparkIngested, receive_with_spark
 from benchmarks.report import Figure, Report, machine, rate_figure, time_figure
 from benchmarks.server import running_server
 from receiver_runtime.block_store.payload import DEFAULT_COMPRESSION, Compression
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from benchmarks.server import Server
 
@@ -53,11 +54,11 @@ class Sizes:
 
 
 _FULL = Sizes(
-    rounds=4,
+    rounds=5,
     warm_up=1.0,
     seconds=4.0,
     spark_warm_up=4.0,
-    spark_seconds=10.0,
+    spark_seconds=8.0,
     disk_seconds=2.0,
     read_records=5_000_000,
     read_rounds=5,
@@ -80,26 +81,38 @@ def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port
     disk: list[float] = []
     ours: dict[Compression, list[Ingested]] = {compression: [] for compression in _COMPRESSIONS}
     peer: list[SparkIngested] = []
-    with spark_receiver(directory) as spark:
-        for number in range(sizes.rounds):
+    for number in range(sizes.rounds):
+
+        def of_disk() -> None:
             disk.append(synced_write_rate(directory, _BLOCK_BYTES, sizes.disk_seconds))
-            for compression in _COMPRESSIONS:
-                receiver = Receiver(server, directory, port, f"{compression}{number}", compression=compression)
-                ours[compression].append(receiver.measure(warm_up=sizes.warm_up, seconds=sizes.seconds))
-                shutil.rmtree(receiver.block_store)
-                # What nobody synced is not to be written out during somebody else's turn.
-                os.sync()
+
+        def of_ours(compression: Compression, number: int = number) -> None:
+            receiver = Receiver(server, directory, port, f"{compression}{number}", compression=compression)
+            ours[compression].append(receiver.measure(warm_up=sizes.warm_up, seconds=sizes.seconds))
+            shutil.rmtree(receiver.block_store)
+
+        def of_spark(number: int = number) -> None:
             checkpoint = directory / f"checkpoint{number}"
-            peer.append(
-                spark.measure(port, checkpoint, warm_up=sizes.spark_warm_up, seconds=sizes.spark_seconds),
-            )
+            found = receive_with_spark(port, checkpoint, warm_up=sizes.spark_warm_up, seconds=sizes.spark_seconds)
+            peer.append(found)
             shutil.rmtree(checkpoint)
+
+        turns: list[Callable[[], None]] = [
+            of_disk,
+            *(partial(of_ours, compression) for compression in _COMPRESSIONS),
+            of_spark,
+        ]
+        # Nobody always comes after the same one: a disk may slow down after a burst.
+        first = number * 2 % len(turns)
+        for turn in turns[first:] + turns[:first]:
+            turn()
+            # What nobody synced is not to be written out during somebody else's turn.
             os.sync()
-            told = ", ".join(f"{name} {ours[name][-1].records_per_second:,.0f}" for name in _COMPRESSIONS)
-            report.console.print(
-                f"  round {number + 1} of {sizes.rounds}, records/s: {told}, Spark {peer[-1].records_per_second:,.0f}; "
-                f"disk {disk[-1] / 1e6:,.0f} MB/s"
-            )
+        told = ", ".join(f"{name} {ours[name][-1].records_per_second:,.0f}" for name in _COMPRESSIONS)
+        report.console.print(
+            f"  round {number + 1} of {sizes.rounds}, records/s: {told}, Spark {peer[-1].records_per_second:,.0f}; "
+            f"disk {disk[-1] / 1e6:,.0f} MB/s"
+        )
     for compression in _COMPRESSIONS:
         default = compression == DEFAULT_COMPRESSION
         _figures(report, compression, ours[compression], peer, disk, default=default)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Batch:
     """One batch of one pipeline, as an output function sees it when it asks for a parameter `batch`.
 
-    `lost_records`, in `lost_blocks`, are counted in `records` and not in the data: they were never synced
-    (durability: ephemeral), and a crash took them.
+    `lost_records`, in `lost_blocks`, are not in the data: they were never synced (durability: ephemeral), and a crash
+    took them. They are the batch's own, which count in `records`, and those further back in its windows.
     """
 
     pipeline: str

@@ -177,7 +177,14 @@ def _batch(
         stream.name: tracker.get_blocks_of_batch_and_stream(batch_time, stream_ids[stream.name])
         for stream in pipeline.streams
     }
-    lost = find_lost_blocks(settings.block_store_roots, chain.from_iterable(blocks.values()))
+    windows = [
+        tracker.get_blocks_of_window_and_stream(batch_time, entry.length, stream_ids[entry.stream.name])
+        for output in pipeline.outputs.values()
+        if output.is_due(batch_time)
+        for entry in output.inputs
+        if isinstance(entry, Window)
+    ]
+    lost = find_lost_blocks(settings.block_store_roots, chain.from_iterable([*blocks.values(), *windows]))
     batch = Batch(
         pipeline=pipeline.name,
         time=batch_time,

@@ -1,7 +1,7 @@
 """What a crash took of blocks that were never synced: counted and told, where a durable block would fail the batch.
 
 Only blocks of ephemeral segments are looked at, and only a store that can be reached is believed: a block is lost when
-its bytes are not there, or are others. Tasks pass over the same blocks.
+its bytes are not there, or, where a crash may leave others, are others. Tasks pass over the same blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LostBlocks:
-    """The blocks of a batch that are lost, in the batch's order."""
+    """The blocks of a batch, and of its windows, that are lost; in their order."""
 
     lost: Sequence[AllocatedBlock] = ()
 
@@ -45,22 +45,27 @@ class LostBlocks:
 
 
 def find_lost_blocks(block_store: str, blocks: Iterable[AllocatedBlock]) -> LostBlocks:
-    """Read the ephemeral ones among the blocks; raises what a store raises that can't be reached."""
-    ephemeral = [block for block in blocks if block.ephemeral]
+    """Look for the ephemeral ones among the blocks, each once and segment by segment.
+
+    Raises what a store raises that can't be reached.
+    """
+    ephemeral = {(block.receiver_id, block.sequence): block for block in blocks if block.ephemeral}
     if not ephemeral:
         return LostBlocks()
-    from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError  # noqa: PLC0415  loads pyarrow
+    from receiver_runtime.block_store.reading import FrameAt  # noqa: PLC0415  loads pyarrow
     from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
 
     store = open_block_store(block_store)
+    by_segment: dict[str, dict[FrameAt, AllocatedBlock]] = {}
+    for block in ephemeral.values():
+        at = FrameAt(block.handle.offset, block.handle.length, block.handle.crc32c)
+        by_segment.setdefault(block.path, {})[at] = block
     lost = []
-    for block in ephemeral:
-        handle = block.handle
-        try:
-            store.read_frame(block.path, handle.offset, handle.length, handle.crc32c)
-        except (BlockMissingError, BlockCorruptError) as error:
-            log.warning("an ephemeral block is lost", receiver_id=block.receiver_id, error=str(error))
-            lost.append(block)
+    for path, frames in by_segment.items():
+        gone = store.lost_frames(path, list(frames))
+        if gone:
+            log.warning("ephemeral blocks are lost", segment=path, blocks=len(gone))
+        lost += [block for at, block in frames.items() if at in gone]
     return LostBlocks(lost)
 
 

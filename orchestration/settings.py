@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from receiver_runtime.block_store.roots import absolute_roots, one_root
@@ -41,6 +41,14 @@ class Settings(BaseSettings):
         10.0,
         gt=1,
         description="A process is dead when its heartbeat counter has not moved for so long.",
+    )
+    tracker_http: str = Field(
+        "127.0.0.1:3070",
+        description="HOST:PORT where each tracker serves /health, /ready, /metrics and the JSON API; port 0: any free "
+        "one; off: none. Elsewhere than on loopback it needs a token.",
+    )
+    tracker_token: SecretStr | None = Field(
+        None, description="What a client of the tracker's HTTP server has to send: 'Authorization: Bearer TOKEN'."
     )
 
     @property

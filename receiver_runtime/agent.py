@@ -9,6 +9,9 @@ Several receivers may share a process (``receivers_per_process``). Each ends by 
 ends all of its receivers and counts against each of them. Who was in a crash is suspected for a while: suspects are
 started again with suspects only, in ever smaller groups, so that after a few crashes the one that is at fault is alone
 in its process and crashes nobody else. The first crash splits nothing: most are not a receiver's fault.
+
+A spare process (``spare_command``) waits with everything loaded for the next receivers that are to start here, so that
+after a crash, or for those of a host that is gone, nobody waits for an interpreter.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import structlog
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, Message, Run, Stop, encode, socket_pair
+from receiver_runtime.spare_process import encode_begin
 from tracker_store.engine import connect
 from tracker_store.outage import SURVIVED, Outage
 from tracker_store.processes import (
@@ -52,8 +56,11 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 TICK_SECONDS = 0.5
+# So often between two ticks it looks whether a process has ended: that is not left for half a second.
+LOOKS_PER_TICK = 10
 STOP_GRACE_SECONDS = 15.0
 LOG_TAIL_LINES = 20
+# The first restart is at once; from the second on there is a delay.
 FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 8.0
 # So many crashes in a row, about two minutes of them, and the receiver is FAILED.
@@ -61,9 +68,12 @@ MAX_CRASHES = 20
 HEALTHY_AFTER_SECONDS = 60.0
 # So long after a crash of its process a receiver is suspected; longer than what is slow to crash takes, mostly.
 SUSPECT_SECONDS = 900.0
+# A spare process is started when no receiver was for so long: those that start now need the processor more.
+SPARE_AFTER_SECONDS = 3.0
 # Groups of suspects shrink to a quarter with each further crash.
 _SPLIT_BITS = 2
 _MAX_REPORTS = 1000
+_SPARE = "spare"
 
 log = structlog.get_logger(__name__)
 
@@ -104,6 +114,14 @@ class _ReceiverProcess:
 
 
 @dataclass(slots=True)
+class _Spare:
+    """A process that waits for receivers, and the agent's end of the line to it."""
+
+    child: _Child
+    line: socket.socket
+
+
+@dataclass(slots=True)
 class _History:
     """What is remembered of a receiver or role between two of its processes."""
 
@@ -131,6 +149,7 @@ class Agent:
         role_commands: Mapping[str, Sequence[str]],
         log_directory: Path,
         receivers_per_process: int = 1,
+        spare_command: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare an agent.
@@ -144,6 +163,7 @@ class Agent:
             role_commands: further children by role, such as the tracker.
             log_directory: each child's output goes to a file here.
             receivers_per_process: how many may share a process; with 1 each is isolated from all others.
+            spare_command: a process that waits for receivers (``spare_process``); None: there is none.
             clock: monotonic, in seconds.
         """
         self._engine = engine
@@ -154,10 +174,13 @@ class Agent:
         self._role_commands = role_commands
         self._log_directory = log_directory
         self._receivers_per_process = receivers_per_process
+        self._spare_command = spare_command
         self._clock = clock
         self._process_id: int | None = None
         self._processes: list[_ReceiverProcess] = []
         self._roles: dict[str, _Child] = {}
+        self._spare: _Spare | None = None
+        self._spare_not_before = clock() + SPARE_AFTER_SECONDS
         self._histories: dict[str, _History] = {}
         # For the driver log; kept while it is away.
         self._reports: deque[Callable[[sa.Connection], object]] = deque(maxlen=_MAX_REPORTS)
@@ -177,10 +200,18 @@ class Agent:
                     outage.failed(error)
                 else:
                     outage.answered()
-                stop.wait(TICK_SECONDS)
+                self._keep_spare()
+                self._pause(stop)
         finally:
             self._stop_all()
             self._sign_off()
+
+    def _pause(self, stop: threading.Event) -> None:
+        """Until the next tick is due: at once when a receiver process ends that still ran before the pause."""
+        running = [process.child.process for process in self._processes if process.child.process.poll() is None]
+        for _ in range(LOOKS_PER_TICK):
+            if stop.wait(TICK_SECONDS / LOOKS_PER_TICK) or any(child.poll() is not None for child in running):
+                return
 
     def _tick(self, connection: sa.Connection) -> None:
         if self._process_id is None:
@@ -291,7 +322,7 @@ class Agent:
             history.backoff.reset()
             history.crashes = 0
         history.crashes += 1
-        delay = history.backoff.next_delay()
+        delay = history.backoff.next_delay() if history.crashes > 1 else 0.0
         history.not_before = self._clock() + delay
         return delay
 
@@ -333,6 +364,9 @@ class Agent:
             for receiver_id, member in process.members.items()
             if wanted.get(receiver_id) != member.assignment
         }
+        if not process.members and not process.strays:
+            # Its last receiver has ended, and so it does itself: a signal would only take its exit code from it.
+            process.child.stopping_since = process.child.stopping_since or now
         if len(unwanted) == len(process.members):
             for member in unwanted.values():
                 member.stopping_since = member.stopping_since or now
@@ -394,9 +428,14 @@ class Agent:
         else:
             taken = {process.child.name for process in self._processes}
             name = next(name for number in range(1, len(taken) + 2) if (name := f"receivers-{number}") not in taken)
-        ours, theirs = socket_pair()
-        with theirs:
-            child = self._start(name, self._receiver_command(receivers), stdin=theirs.fileno())
+        taken_over = self._take_spare(name, receivers)
+        if taken_over is None:
+            ours, theirs = socket_pair()
+            with theirs:
+                child = self._start(name, self._receiver_command(receivers), stdin=theirs.fileno())
+        else:
+            child, ours = taken_over.child, taken_over.line
+        self._spare_not_before = self._clock() + SPARE_AFTER_SECONDS
         members = {
             receiver_id: _Member(assignment, child.started, accepted=True) for receiver_id, assignment in receivers
         }
@@ -407,6 +446,46 @@ class Agent:
 
     def _group_size(self, suspicion: int) -> int:
         return max(1, self._receivers_per_process >> (_SPLIT_BITS * max(0, suspicion - 1)))
+
+    # -- the spare process -------------------------------------------------------------------------------------------
+
+    def _keep_spare(self) -> None:
+        """Have one, unless receivers have just been started or the last one did not last."""
+        spare = self._spare
+        if spare is not None and (code := spare.child.process.poll()) is not None:
+            delay = max(SPARE_AFTER_SECONDS, self._history(_SPARE).backoff.next_delay())
+            self._spare_not_before = self._clock() + delay
+            log.warning("the spare process ended", exit=_exit(code), last_lines=_tail(spare.child.log_file))
+            spare.line.close()
+            self._spare = None
+        if self._spare is None and self._spare_command is not None and self._clock() >= self._spare_not_before:
+            ours, theirs = socket_pair()
+            with theirs:
+                self._spare = _Spare(self._start(_SPARE, self._spare_command, stdin=theirs.fileno()), ours)
+
+    def _take_spare(self, name: str, receivers: Sequence[tuple[int, int]]) -> _Spare | None:
+        """Let the spare process be these receivers' from now on; None where there is none that lives."""
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        log_file = self._log_directory / f"{name}.log"
+        # It opens the file itself, and may end before that.
+        log_file.touch()
+        try:
+            spare.line.sendall(encode_begin(receivers, log_file.absolute()))
+        except OSError:
+            self._end_spare(spare)
+            return None
+        self._history(_SPARE).backoff.reset()
+        log.info("the spare process runs receivers now", child=name, pid=spare.child.process.pid)
+        return _Spare(_Child(name, spare.child.process, self._clock(), log_file), spare.line)
+
+    @staticmethod
+    def _end_spare(spare: _Spare) -> None:
+        """It holds nothing that would be lost."""
+        spare.line.close()
+        spare.child.process.kill()
+        spare.child.process.wait()
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -453,6 +532,9 @@ class Agent:
 
     def _stop_all(self) -> None:
         """Receivers first: the tracker's word is not needed for them to drain."""
+        if self._spare is not None:
+            self._end_spare(self._spare)
+            self._spare = None
         for group in ([process.child for process in self._processes], list(self._roles.values())):
             for child in group:
                 self._ask_to_stop(child)

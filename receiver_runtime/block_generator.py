@@ -3,7 +3,8 @@
 Two threads: the *timer* cuts the buffer into a block at each tick (or early, when the buffer is full) and puts it on
 a bounded queue; the *push* thread hands the blocks to the listener, first in, first out. A queue that is full stops
 the timer, a buffer that is full then stops whoever adds: so reading from the source stops, and memory is bounded by
-``(queue_size + 3) * max_block_bytes``: one block is filled, one waits for the queue, one is being pushed.
+``(queue_size + 3) * max_block_bytes``: one block is filled, one waits for the queue, one is being pushed. A batch that
+is larger than a block comes in pieces that each fit, so no block is larger, except by one record that alone is.
 
 A push that fails is reported and tried again with backoff for as long as it takes: the thread never dies of it (B07).
 Should a thread end by something else after all, the listener is told and the generator is aborted: nobody adds to a
@@ -142,7 +143,7 @@ class BlockGenerator:
         limiter: asked for a permit per record, and per byte, before it is added.
         block_interval: seconds between two ticks; > 0.
         queue_size: blocks that may wait to be pushed.
-        max_block_bytes: a block is cut early at this size; one chunk that is larger is a block of its own.
+        max_block_bytes: no block is larger; but one record that is larger is a block of its own.
         name: for threads and logs.
         encode: called by the timer for each block, so that one is compressed while the push thread waits for the disk.
     """
@@ -275,20 +276,27 @@ class BlockGenerator:
     def add_multiple_data(self, records: pa.RecordBatch | Sequence[object], metadata: object = None) -> None:
         """Add many records, all of them to one block (B03); waits for all their permits, and for room.
 
-        Raises: as ``add_data``.
+        What is larger than a block comes in pieces, in order, each of them for itself; the metadata with the last, for
+        then all of it is in.
+
+        Raises: as ``add_data``; of what is larger than a block, pieces may be in.
         """
         self._require_active()
         batch = (
             conform(records, self._schema) if isinstance(records, pa.RecordBatch) else to_batch(records, self._schema)
         )
-        if batch.num_rows == 0:
-            return
-        self._limiter.acquire(batch.num_rows, batch.nbytes)
-        with self._buffer_changed:
-            self._wait_for_room(batch.nbytes)
-            self._buffer.gather(self._schema)
-            self._buffer.batches.append(batch)
-            self._count(batch.num_rows, batch.nbytes, records, metadata)
+        done = 0
+        while done < batch.num_rows:
+            piece = _head_of(batch.slice(done), self._max_block_bytes)
+            done += piece.num_rows
+            last = done == batch.num_rows
+            nbytes = piece.nbytes
+            self._limiter.acquire(piece.num_rows, nbytes)
+            with self._buffer_changed:
+                self._wait_for_room(nbytes)
+                self._buffer.gather(self._schema)
+                self._buffer.batches.append(piece)
+                self._count(piece.num_rows, nbytes, records, metadata if last else None)
 
     def _require_active(self) -> None:
         if self.state is not GeneratorState.ACTIVE:
@@ -453,3 +461,12 @@ class BlockGenerator:
         if to not in TRANSITIONS[self._state]:
             raise GeneratorStateError(f"a block generator that is {self._state} can't become {to}")
         self._state = to
+
+
+def _head_of(batch: pa.RecordBatch, most: int) -> pa.RecordBatch:
+    """So many of the first records as fit into ``most`` bytes, one at least; their memory stays the batch's."""
+    head = batch
+    while (nbytes := head.nbytes) > most and head.num_rows > 1:
+        # By the mean size, which falls each time: `most / nbytes` is less than 1.
+        head = batch.slice(0, max(1, head.num_rows * most // nbytes))
+    return head

@@ -14,17 +14,17 @@ import structlog
 
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.clock import Clock, SystemClock
-from tracker_store.dead_letters import add_dead_letter
+from tracker_store.dead_letters import add_dead_letters
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.segments import open_segment, seal_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import sqlalchemy as sa
 
-    from tracker_store.blocks import BlockHandle
+    from tracker_store.dead_letters import StoredDeadLetter
 
 _log = structlog.get_logger(__name__)
 
@@ -122,8 +122,8 @@ class DriverLog:
 class DeadLetterRows(Protocol):
     """The rows of dead letters in the driver log."""
 
-    def add_dead_letter(self, *, reason: str, part: int, nbytes: int, handle: BlockHandle) -> None:
-        """Insert the row of one stored dead letter; returns when it is there."""
+    def add_dead_letters(self, letters: Sequence[StoredDeadLetter]) -> None:
+        """Insert the rows of stored dead letters by one statement, in order; returns when they are there."""
         ...
 
 
@@ -170,18 +170,10 @@ class ReceiverDriverLog:
         """Record the segment's final length; tried once: an unsealed segment is only asked for again."""
         self._driver_log.once(lambda connection: seal_segment(connection, segment_id=segment_id, length=length))
 
-    def add_dead_letter(self, *, reason: str, part: int, nbytes: int, handle: BlockHandle) -> None:
-        """The row of one stored dead letter."""
+    def add_dead_letters(self, letters: Sequence[StoredDeadLetter]) -> None:
+        """The rows of stored dead letters."""
         self._driver_log.until_answered(
-            "record a dead letter",
-            lambda connection: add_dead_letter(
-                connection,
-                receiver_id=self._receiver_id,
-                epoch=self._epoch,
-                reason=reason,
-                part=part,
-                bytes=nbytes,
-                handle=handle,
-            ),
+            "record dead letters",
+            lambda connection: add_dead_letters(connection, letters, receiver_id=self._receiver_id, epoch=self._epoch),
             listener=self._listener,
         )

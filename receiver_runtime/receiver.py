@@ -130,7 +130,8 @@ class Receiver(ABC):
     def store_buffered(self, records: pa.RecordBatch | Sequence[object], metadata: object = None) -> None:
         """Hand on many records as ``store`` does one: asynchronous, rate-limited, waiting while the buffer is full.
 
-        Without a rate limit they all come into one block (B03); with one they are handed on in even pieces.
+        They all come into one block (B03), if they fit into one (``max_block_bytes``) and no rate limit is set; else
+        they are handed on in pieces that fit, or even ones.
         """
         self.supervisor.push_buffered(records, metadata)
 

@@ -37,6 +37,7 @@ from receiver_runtime.rate_limiter import RateLimiter
 from receiver_runtime.receiver_calls import HandOvers, WatchedCall, wait_for_calls
 from receiver_runtime.records import conform, to_batch
 from receiver_runtime.write_ahead_log import WriteAheadLogError
+from tracker_store.dead_letters import StoredDeadLetter
 from tracker_store.errors import DriverLogError, ReceiverFencedError
 from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
 
@@ -57,6 +58,8 @@ _log = structlog.get_logger(__name__)
 
 _STORE_FIRST_DELAY = 0.1
 _STORE_LONGEST_DELAY = 30.0
+# Dead letters in one write and one statement.
+_LETTERS_AT_ONCE = 1000
 # The hindrance of a disk that takes no blocks.
 _STORE = "store blocks"
 
@@ -305,11 +308,13 @@ class ReceiverSupervisor:
         self._accepted = True
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
-        """Dead letters to the segment, by one sync, then to the driver log; returns when all are recorded."""
-        if not letters:
-            return
+        """Dead letters to the segment, then to the driver log; returns when all are recorded.
+
+        By one sync and one statement for so many of them: a sender in the wrong encoding has nothing else.
+        """
         with self._hand_overs:
-            self._store_and_record(letters)
+            for first in range(0, len(letters), _LETTERS_AT_ONCE):
+                self._store_and_record(letters[first : first + _LETTERS_AT_ONCE])
 
     def _store_and_record(self, letters: Sequence[DeadLetter]) -> None:
         backoff = Backoff(_STORE_FIRST_DELAY, _STORE_LONGEST_DELAY)
@@ -323,11 +328,14 @@ class ReceiverSupervisor:
                     raise
             else:
                 break
+        self._driver_log.add_dead_letters(
+            [
+                StoredDeadLetter(letter.reason.label, letter.part, len(letter.data), handle)
+                for letter, handle in zip(letters, handles, strict=True)
+            ]
+        )
+        self._handler.dead_letters_recorded(handles)
         for letter, handle in zip(letters, handles, strict=True):
-            self._driver_log.add_dead_letter(
-                reason=letter.reason.label, part=letter.part, nbytes=len(letter.data), handle=handle
-            )
-            self._handler.dead_letters_recorded([handle])
             self._reporter.event(
                 ReceiverEventKind.BAD_RECORD,
                 f"a record went aside as a dead letter: {letter.reason.label}",

@@ -54,6 +54,7 @@ import structlog
 
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.frame import FrameKind, SourceRule
+from receiver_runtime.block_store.identity import identity_of
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
 from receiver_runtime.block_store.stores import replicas_of
 from receiver_runtime.clock import Clock, SystemClock
@@ -74,7 +75,7 @@ from tracker_store.segments import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from receiver_runtime.block_store.interface import BlockStore
+    from receiver_runtime.block_store.interface import BlockStore, Replica
     from receiver_runtime.driver_log import DriverLog
 
 _log = structlog.get_logger(__name__)
@@ -167,8 +168,16 @@ def salvage(
 
 def store_location(host: str, store: BlockStore) -> str:
     """Where a process's files lie: equal for two processes only if a file that one made is there for the other."""
-    names = (replica.name for replica in replicas_of(store))
-    return ",".join(name if "://" in name else f"{host}:{name}" for name in names)
+    return ",".join(_root_location(host, replica) for replica in replicas_of(store))
+
+
+def _root_location(host: str, replica: Replica) -> str:
+    try:
+        identity = identity_of(replica)
+    except OSError:
+        # What can't be asked now is not known to be shared.
+        identity = None
+    return identity or f"{host}:{replica.name}"
 
 
 class _Salvage:

@@ -51,10 +51,11 @@ def program() -> Path:
 class S3Server:
     """One server with one bucket, on a free port that it keeps over restarts."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, address: str = "127.0.0.1") -> None:
         self._directory = directory
+        self._address = address
         (directory / "objects" / BUCKET).mkdir(parents=True)
-        with socket.create_server(("127.0.0.1", 0)) as any_port:
+        with socket.create_server((address, 0)) as any_port:
             self.port = int(any_port.getsockname()[1])
         self._program = program()
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,7 +64,7 @@ class S3Server:
         """The block store below a prefix."""
         return (
             f"s3://{ACCESS_KEY}:{SECRET_KEY}@{BUCKET}/{prefix}"
-            f"?endpoint_override=127.0.0.1:{self.port}&scheme=http&region=us-east-1"
+            f"?endpoint_override={self._address}:{self.port}&scheme=http&region=us-east-1"
         )
 
     def start(self) -> None:
@@ -72,7 +73,7 @@ class S3Server:
             self._process = subprocess.Popen(
                 [
                     *(str(self._program), "--access", ACCESS_KEY, "--secret", SECRET_KEY),
-                    *("--port", f"127.0.0.1:{self.port}", "--quiet"),
+                    *("--port", f"{self._address}:{self.port}", "--quiet"),
                     *("posix", str(self._directory / "objects")),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -82,7 +83,7 @@ class S3Server:
         deadline = time.monotonic() + _DEADLINE_SECONDS
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                socket.create_connection((self._address, self.port), timeout=1).close()
             except OSError:
                 said = (self._directory / "log").read_text()
                 assert self._process.poll() is None, f"the S3 server ended: {said}"

@@ -81,10 +81,11 @@ def set_draining(connection: sa.Connection, *, name: str, draining: bool) -> int
 
 
 def forget_host(connection: sa.Connection, host: str) -> tuple[int, int]:
-    """Give up a host: its own receivers are removed, its listeners may go to another address.
+    """Give up a host: its own receivers are removed, its listeners may go to another address, its store is forgotten.
 
-    Returns how many of each. What the removed ones have stored is allocated like any other; should the host come back,
-    so do they. Locks: their rows. Raises HostLivesError while an agent lives there, and NoSuchAgentError.
+    Returns how many of the first two. What the removed ones have stored is allocated like any other; should the host
+    come back, so do they. A block store of which it alone knew no longer keeps other hosts from starting. Locks: their
+    rows. Raises HostLivesError while an agent lives there, and NoSuchAgentError.
     """
     with named_failures():
         lives: bool = connection.execute(
@@ -108,7 +109,10 @@ def forget_host(connection: sa.Connection, host: str) -> tuple[int, int]:
             ),
             {"host": host},
         ).all()
-    if not rows:
-        raise NoSuchAgentError(f"no receiver belongs to host {host!r}")
+        forgotten = connection.execute(
+            sa.text("DELETE FROM forebay.block_stores WHERE host = :host RETURNING host"), {"host": host}
+        ).all()
+    if not rows and not forgotten:
+        raise NoSuchAgentError(f"no receiver belongs to host {host!r}, and no block store")
     removed = sum(row.removed for row in rows)
     return removed, len(rows) - removed

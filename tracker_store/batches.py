@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from tracker_store.engine import named_failures
 from tracker_store.errors import AttemptSupersededError, BatchHeldError, OutputNotCommittedError
+from tracker_store.leadership import LED
 from tracker_store.schema import BatchState
 
 if TYPE_CHECKING:
@@ -126,18 +127,22 @@ def fail_attempt(
     error: str,
     max_attempts: int,
     retry_after: timedelta,
+    term: int | None = None,
 ) -> BatchState | None:
     """End an attempt as failed; returns FAILED or QUARANTINED, or None where it was not the batch's attempt.
 
-    Locks: the batch's row.
+    With `term` it is the leader's word, and counts in that term only (None else). Locks: leadership FOR SHARE,
+    the batch's row.
     """
     with named_failures():
-        outcome: str = connection.execute(
+        outcome: str | None = connection.execute(
             sa.text(
-                "SELECT outcome FROM forebay.fail_attempt(:pipeline, :time, :attempt, :run, :error, "
-                ":max_attempts, :retry_after)"
+                LED
+                + "SELECT forebay.fail_attempt(:pipeline, :time, :attempt, :run, :error, :max_attempts, :retry_after) "
+                "FROM led"
             ),
             {
+                "term": term,
                 "pipeline": pipeline_id,
                 "time": batch_time,
                 "attempt": attempt,
@@ -146,8 +151,8 @@ def fail_attempt(
                 "max_attempts": max_attempts,
                 "retry_after": retry_after,
             },
-        ).scalar_one()
-    return None if outcome == "not its attempt" else BatchState(outcome)
+        ).scalar_one_or_none()
+    return None if outcome in (None, "not its attempt") else BatchState(outcome)
 
 
 def complete_batch(

@@ -2,7 +2,8 @@
 
 Order: event and rows in one transaction (``functions/clean_up_receiver.sql``), then a segment's row is marked, then its
 file goes, then its row. A crash between any two leaves something that the next run finds; a file that is already gone
-is a success. Nothing here deletes a file: the cleaner does, between `segments_to_delete` and `forget_segment`.
+is a success. The leader cleans up under its `term`, and only while that lasts; who is no leader gives none. Nothing
+here deletes a file: the cleaner does, between `segments_to_delete` and `forget_segment`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tracker_store.engine import named_failures
+from tracker_store.leadership import LED, DeposedError
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -52,50 +54,75 @@ def cleanable_receivers(connection: sa.Connection) -> list[CleanableReceiver]:
     return [CleanableReceiver(row.id, row.stream_id) for row in rows]
 
 
-def clean_up_receiver(connection: sa.Connection, *, receiver_id: int, threshold: datetime, max_rows: int) -> CleanedUp:
+def clean_up_receiver(
+    connection: sa.Connection, *, receiver_id: int, threshold: datetime, max_rows: int, term: int | None = None
+) -> CleanedUp:
     """Take away at most `max_rows` of a receiver's blocks that are older than `threshold` and that nobody needs.
 
-    Locks: the receiver's row FOR UPDATE, then the deleted blocks.
+    Locks: leadership FOR SHARE, the receiver's row FOR UPDATE, then the deleted blocks. Raises DeposedError.
     """
     with named_failures():
         row = connection.execute(
             sa.text(
-                "SELECT blocks, records, bytes, unread_records, more "
-                "FROM forebay.clean_up_receiver(:receiver, :threshold, :max_rows)"
+                LED  # noqa: S608  a constant
+                + "SELECT (cleaned.up).* FROM ("
+                "  SELECT forebay.clean_up_receiver(:receiver, :threshold, :max_rows) AS up FROM led OFFSET 0"
+                ") AS cleaned"
             ),
-            {"receiver": receiver_id, "threshold": threshold, "max_rows": max_rows},
-        ).one()
+            {"receiver": receiver_id, "threshold": threshold, "max_rows": max_rows, "term": term},
+        ).one_or_none()
+    if row is None:
+        raise DeposedError(f"term {term}")
     return CleanedUp(row.blocks, row.records, row.bytes, row.unread_records, row.more)
 
 
-def clean_up_offsets(connection: sa.Connection, *, stream_id: int, max_rows: int) -> int:
-    """Take away at most `max_rows` links whose blocks are gone; returns how many. Locks: those links."""
+def clean_up_offsets(connection: sa.Connection, *, stream_id: int, max_rows: int, term: int | None = None) -> int:
+    """Take away at most `max_rows` links whose blocks are gone; returns how many.
+
+    Locks: leadership FOR SHARE, those links. Raises DeposedError.
+    """
     with named_failures():
-        gone: int = connection.execute(
-            sa.text("SELECT forebay.clean_up_offsets(:stream, :max_rows)"),
-            {"stream": stream_id, "max_rows": max_rows},
-        ).scalar_one()
+        gone: int | None = connection.execute(
+            sa.text(LED + "SELECT forebay.clean_up_offsets(:stream, :max_rows) FROM led"),  # noqa: S608  a constant
+            {"stream": stream_id, "max_rows": max_rows, "term": term},
+        ).scalar_one_or_none()
+    if gone is None:
+        raise DeposedError(f"term {term}")
     return gone
 
 
-def clean_up_keys(connection: sa.Connection, *, stream_id: int, window: timedelta, max_rows: int) -> int:
-    """Forget at most `max_rows` idempotency keys older than `window`; returns how many. Locks: those keys."""
+def clean_up_keys(
+    connection: sa.Connection, *, stream_id: int, window: timedelta, max_rows: int, term: int | None = None
+) -> int:
+    """Forget at most `max_rows` idempotency keys older than `window`; returns how many, none where it is not its term.
+
+    Locks: leadership FOR SHARE, those keys.
+    """
     with named_failures():
         return connection.execute(
             sa.text(
-                "DELETE FROM forebay.record_keys WHERE (stream_id, key) IN ("
+                LED  # noqa: S608  a constant
+                + "DELETE FROM forebay.record_keys WHERE (stream_id, key) IN ("
                 "  SELECT stream_id, key FROM forebay.record_keys "
                 "  WHERE stream_id = :stream AND added_at < clock_timestamp() - CAST(:window AS interval) "
-                "  ORDER BY added_at LIMIT :max_rows)"
+                "  ORDER BY added_at LIMIT :max_rows) AND EXISTS (SELECT FROM led)"
             ),
-            {"stream": stream_id, "window": window, "max_rows": max_rows},
+            {"stream": stream_id, "window": window, "max_rows": max_rows, "term": term},
         ).rowcount
 
 
 def segments_to_delete(
-    connection: sa.Connection, *, receiver_id: int, restore_window: timedelta, limit: int, after: int = 0
+    connection: sa.Connection,
+    *,
+    receiver_id: int,
+    restore_window: timedelta,
+    limit: int,
+    after: int = 0,
+    term: int | None = None,
 ) -> list[DeletableSegment]:
-    """Mark, and return, sealed segments of a receiver that no row needs any more. Locks: their rows.
+    """Mark, and return, sealed segments of a receiver that no row needs any more; none where it is not its term.
+
+    Locks: leadership FOR SHARE, their rows.
 
     A receiver's segments are in the order of their ids, and so are its blocks: all before the segment of the first
     block that is left are done with, unless a kept block or a dead letter lies in them. Where markers alone are left
@@ -108,7 +135,8 @@ def segments_to_delete(
     with named_failures():
         rows = connection.execute(
             sa.text(
-                "UPDATE forebay.log_segments SET state = 'DELETING' WHERE id IN ("
+                LED  # noqa: S608  a constant
+                + "UPDATE forebay.log_segments SET state = 'DELETING' WHERE id IN ("
                 "  SELECT g.id FROM forebay.log_segments g "
                 "  WHERE g.receiver_id = :receiver AND g.id > :after AND (g.state = 'DELETING' OR g.state = 'SEALED' "
                 "    AND g.sealed_at < clock_timestamp() - CAST(:window AS interval) "
@@ -123,17 +151,21 @@ def segments_to_delete(
                 "        SELECT r.low_mark FROM forebay.receivers r WHERE r.id = :receiver)) "
                 "    AND NOT EXISTS (SELECT 1 FROM forebay.kept_blocks k WHERE k.segment_id = g.id) "
                 "    AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id)) "
-                "  ORDER BY g.id LIMIT :limit FOR UPDATE SKIP LOCKED) "
+                "  ORDER BY g.id LIMIT :limit FOR UPDATE SKIP LOCKED) AND EXISTS (SELECT FROM led) "
                 "RETURNING id, path"
             ),
-            {"receiver": receiver_id, "window": restore_window, "limit": limit, "after": after},
+            {"receiver": receiver_id, "window": restore_window, "limit": limit, "after": after, "term": term},
         ).all()
     return [DeletableSegment(row.id, row.path) for row in sorted(rows)]
 
 
-def forget_segment(connection: sa.Connection, *, segment_id: int) -> None:
-    """Delete the row of a segment whose file is gone. Locks: the row."""
+def forget_segment(connection: sa.Connection, *, segment_id: int, term: int | None = None) -> None:
+    """Delete the row of a segment whose file is gone. Locks: leadership FOR SHARE, the row."""
     with named_failures():
         connection.execute(
-            sa.text("DELETE FROM forebay.log_segments WHERE id = :id AND state = 'DELETING'"), {"id": segment_id}
+            sa.text(
+                LED  # noqa: S608  a constant
+                + "DELETE FROM forebay.log_segments WHERE id = :id AND state = 'DELETING' AND EXISTS (SELECT FROM led)"
+            ),
+            {"id": segment_id, "term": term},
         )

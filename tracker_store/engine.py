@@ -27,16 +27,19 @@ IDLE_IN_TRANSACTION_TIMEOUT = "10s"
 CONNECT_TIMEOUT_SECONDS = 5
 TCP_USER_TIMEOUT_MS = 10_000
 
-_SESSION_OPTIONS = " ".join(
-    f"-c {name}={value}"
-    for name, value in {
-        "default_transaction_isolation": r"read\ committed",
-        "statement_timeout": STATEMENT_TIMEOUT,
-        "lock_timeout": LOCK_TIMEOUT,
-        "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_TIMEOUT,
-        "timezone": "UTC",
-    }.items()
-)
+
+def _session_options(statement_timeout: str) -> str:
+    return " ".join(
+        f"-c {name}={value}"
+        for name, value in {
+            "default_transaction_isolation": r"read\ committed",
+            "statement_timeout": statement_timeout,
+            "lock_timeout": LOCK_TIMEOUT,
+            "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_TIMEOUT,
+            "timezone": "UTC",
+        }.items()
+    )
+
 
 # The server's own word that nothing was done: a deadlock, out of resources (a full disk, no free connection), a lock's
 # time-out, the system below it.
@@ -55,7 +58,9 @@ def psycopg2_url(url: str) -> sa.URL:
     return parsed
 
 
-def create_engine(url: str, *, application_name: str, pool_size: int = 2) -> sa.Engine:
+def create_engine(
+    url: str, *, application_name: str, pool_size: int = 2, statement_timeout: str = STATEMENT_TIMEOUT
+) -> sa.Engine:
     """An engine on the driver log at `url`; `application_name` shows in ``pg_stat_activity``."""
     engine = sa.create_engine(
         psycopg2_url(url),
@@ -70,7 +75,7 @@ def create_engine(url: str, *, application_name: str, pool_size: int = 2) -> sa.
             "keepalives_interval": 2,
             "keepalives_count": 3,
             "tcp_user_timeout": TCP_USER_TIMEOUT_MS,
-            "options": _SESSION_OPTIONS,
+            "options": _session_options(statement_timeout),
         },
     )
     sa.event.listen(engine, "handle_error", _leave_a_read_only_server)

@@ -13,6 +13,19 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tracker_store.engine import named_failures
+from tracker_store.errors import DriverLogError
+
+# Before a statement of the leader's that is no function of its own: locks the row if that is of the term, and `led` is
+# empty if it is not; the term null is any, for who is no leader. The row is locked before anything is changed, and a
+# function that is called then has a fresh snapshot.
+LED = (
+    "WITH led AS MATERIALIZED (SELECT FROM forebay.leadership "
+    "WHERE term = CAST(:term AS bigint) OR CAST(:term AS bigint) IS NULL FOR SHARE) "
+)
+
+
+class DeposedError(DriverLogError):
+    """Another tracker leads now: nothing to do, what this one still decides changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from tracker_store.engine import named_failures
 from tracker_store.errors import NotAppliedError
+from tracker_store.schema import PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +43,7 @@ class PipelineRow:
     stream_ids: tuple[int, ...]
     interval: timedelta
     last_batch_time: datetime
+    state: PipelineState
 
 
 def list_streams(connection: sa.Connection) -> list[StreamRow]:
@@ -62,7 +64,7 @@ def list_pipelines(connection: sa.Connection) -> list[PipelineRow]:
     with named_failures():
         rows = connection.execute(
             sa.text(
-                "SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time "
+                "SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state "
                 "FROM forebay.pipelines WHERE removed_at IS NULL ORDER BY name"
             )
         ).all()
@@ -74,7 +76,7 @@ def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:
     with named_failures():
         row = connection.execute(
             sa.text(
-                "SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time "
+                "SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state "
                 "FROM forebay.pipelines WHERE name = :name AND removed_at IS NULL"
             ),
             {"name": name},
@@ -93,6 +95,7 @@ def _pipeline(row: sa.Row[Any]) -> PipelineRow:
         stream_ids=tuple(row.stream_ids),
         interval=row.batch_interval,
         last_batch_time=row.last_batch_time,
+        state=PipelineState(row.state),
     )
 
 

@@ -9,14 +9,24 @@ import sqlalchemy as sa
 
 from tracker_store.engine import named_failures
 from tracker_store.errors import DriverLogError
+from tracker_store.leadership import LED
 from tracker_store.schema import RECEIVER_TRANSITIONS, DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import timedelta
 
 
 class NoSuchReceiverError(DriverLogError):
     """There is no such receiver: `forebay status` lists those that are declared."""
+
+
+class PipelinesStoppedError(DriverLogError):
+    """The pipelines that read it are stopped, and it with them: `forebay start` lets both run."""
+
+
+class ReceiverStoppedError(DriverLogError):
+    """It is stopped, and would not start: let it run first, `forebay receivers start STREAM/N`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +182,19 @@ def add_host_receiver(connection: sa.Connection, *, term: int, stream_id: int, h
     return outcome
 
 
-def note_waiting(connection: sa.Connection, *, receiver_id: int, assignment: int, reason: str) -> None:
-    """Say why a receiver is placed nowhere. Locks: its row, where that is new and `assignment` is still the newest."""
+def note_waiting(connection: sa.Connection, *, term: int, receiver_id: int, assignment: int, reason: str) -> None:
+    """Say why a receiver is placed nowhere.
+
+    Locks: leadership FOR SHARE, the receiver's row where that is new and `assignment` is still the newest.
+    """
     with named_failures():
         connection.execute(
             sa.text(
-                "UPDATE forebay.receivers SET reason = :reason WHERE id = :id AND assignment = :assignment "
-                "AND state = 'INACTIVE' AND reason <> :reason"
+                LED  # noqa: S608  a constant
+                + "UPDATE forebay.receivers SET reason = :reason WHERE id = :id AND assignment = :assignment "
+                "AND state = 'INACTIVE' AND reason <> :reason AND EXISTS (SELECT FROM led)"
             ),
-            {"id": receiver_id, "assignment": assignment, "reason": reason},
+            {"term": term, "id": receiver_id, "assignment": assignment, "reason": reason},
         )
 
 
@@ -282,3 +296,89 @@ def release_receivers_of_agent(connection: sa.Connection, *, agent_id: int, why:
             ),
             {"agent": agent_id, "why": why},
         )
+
+
+def receivers_named(connection: sa.Connection, name: str) -> list[Placement]:
+    """The receivers of STREAM, or the one of STREAM/N. No locks. Raises NoSuchReceiverError."""
+    stream, _, ordinal = name.partition("/")
+    found = [
+        placement
+        for placement in placements(connection)
+        if placement.stream_name == stream and ordinal in ("", str(placement.ordinal))
+    ]
+    if not found:
+        raise NoSuchReceiverError(f"receiver {name!r}")
+    return found
+
+
+def set_desired_state(connection: sa.Connection, *, receiver_id: int, desired: DesiredState) -> None:
+    """What an operator wants of a receiver from now on. Locks: its row. Raises PipelinesStoppedError."""
+    with named_failures():
+        changed = connection.execute(
+            sa.text(
+                "UPDATE forebay.receivers SET desired_state = :desired "
+                "WHERE id = :id AND removed_at IS NULL AND desired_before_stop IS NULL RETURNING id"
+            ),
+            {"id": receiver_id, "desired": desired.value},
+        ).scalar()
+    if changed is None:
+        raise PipelinesStoppedError(f"receiver {receiver_id}")
+
+
+def restart_receiver(
+    connection: sa.Connection, *, receiver_id: int, why: str, by: str = "", failed_under: int | None = None
+) -> bool:
+    """Give a receiver a new assignment, so that the tracker places it again; its process drains and ends.
+
+    With `failed_under` only where it is still FAILED under that assignment. `by` goes to the event's detail: who did
+    it, where that was no person (see ``failed_receivers``). Locks: the receiver's row. False when nothing changed.
+    """
+    with named_failures():
+        restarted = connection.execute(
+            sa.text(
+                "WITH restarted AS ("
+                "  UPDATE forebay.receivers SET state = 'INACTIVE', reason = :why, since = clock_timestamp(), "
+                "    agent_id = NULL, assignment = assignment + 1 "
+                "  WHERE id = :id AND removed_at IS NULL AND desired_state <> 'stopped' AND ("
+                "    CAST(:assignment AS bigint) IS NULL OR state = 'FAILED' AND assignment = :assignment) "
+                "  RETURNING id) "
+                "INSERT INTO forebay.receiver_events (receiver_id, epoch, kind, message, detail) "
+                "SELECT id, 0, 'RESTARTED', :why, :by FROM restarted RETURNING receiver_id"
+            ),
+            {"id": receiver_id, "why": why, "by": by, "assignment": failed_under},
+        ).scalar()
+    return restarted is not None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedReceiver:
+    """A FAILED receiver that is desired running: one episode, named by its assignment.
+
+    `restarts` of the last hour were automatic; `failed_for` is by the database's clock.
+    """
+
+    receiver_id: int
+    stream_name: str
+    ordinal: int
+    assignment: int
+    reason: str
+    failed_for: timedelta
+    restarts: int
+
+
+def failed_receivers(connection: sa.Connection, streams: Sequence[str]) -> list[FailedReceiver]:
+    """Those of these streams that are FAILED and not desired stopped. No locks; reads an hour of their events."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT r.id, s.name, r.ordinal, r.assignment, r.reason, clock_timestamp() - r.since AS failed_for, "
+                "  (SELECT count(*) FROM forebay.receiver_events v WHERE v.receiver_id = r.id AND v.epoch = 0 "
+                "     AND v.kind = 'RESTARTED' AND v.detail <> '' "
+                "     AND v.at > clock_timestamp() - interval '1 hour') AS restarts "
+                "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id "
+                "WHERE r.state = 'FAILED' AND r.desired_state <> 'stopped' AND r.removed_at IS NULL "
+                "  AND s.removed_at IS NULL AND s.name = ANY (CAST(:streams AS text[])) ORDER BY s.name, r.ordinal"
+            ),
+            {"streams": list(streams)},
+        ).all()
+    return [FailedReceiver(*row) for row in rows]

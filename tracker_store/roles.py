@@ -41,7 +41,16 @@ _EVERYTHING = (*(table.name for table in metadata.sorted_tables), *VIEWS, "alemb
 ROLES: Mapping[str, Role] = {
     "forebay_receiver": Role(
         "what an agent and its receiver processes do: blocks only by add_block and its like, and claim",
-        ("add_block", "add_one_block", "claim", "heartbeat", "open_partition", "register_schema", "salvage_blocks"),
+        (
+            "add_block",
+            "add_one_block",
+            "attach_block_store",
+            "claim",
+            "heartbeat",
+            "open_partition",
+            "register_schema",
+            "salvage_blocks",
+        ),
         {
             **_read("blocks", "streams", "alembic_version"),
             # Each row by its own process: which is not more than any of them could spoil for itself.
@@ -61,6 +70,7 @@ ROLES: Mapping[str, Role] = {
         "what the tracker, the cleaner, Dagster's sensors and batch runs, and `forebay apply` do",
         (
             "add_host_receiver",
+            "advance_stops",
             "allocate_blocks_to_batch",
             "claim_attempt",
             "clean_up_offsets",
@@ -80,6 +90,7 @@ ROLES: Mapping[str, Role] = {
         ),
         {
             **_read(*_EVERYTHING),
+            "block_stores": ("SELECT", "DELETE"),
             "leadership": ("SELECT", "UPDATE"),
             "log_segments": ("SELECT", "UPDATE (state)", "DELETE"),
             "pipelines": ("SELECT", "INSERT", "UPDATE"),

@@ -68,6 +68,21 @@ RECEIVER_TRANSITIONS: Mapping[ReceiverState, frozenset[ReceiverState]] = {
 }
 
 
+class PipelineState(StrEnum):
+    """Whether a pipeline makes batches; an operator's wish, durable (`forebay stop`, `forebay start`)."""
+
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"  # its receivers stop and drain; what waits gets its last batches
+    STOPPED = "STOPPED"  # nothing waits and nothing runs; it makes no batches
+
+
+PIPELINE_TRANSITIONS: Mapping[PipelineState, frozenset[PipelineState]] = {
+    PipelineState.RUNNING: frozenset({PipelineState.STOPPING}),
+    PipelineState.STOPPING: frozenset({PipelineState.STOPPED, PipelineState.RUNNING}),
+    PipelineState.STOPPED: frozenset({PipelineState.RUNNING}),
+}
+
+
 class BatchState(StrEnum):
     """The life of a batch. FAILED is between two attempts; QUARANTINED waits for a person."""
 
@@ -239,7 +254,23 @@ pipelines = Table(
     ),
     _now("applied_at", "When this version was applied"),
     Column("removed_at", DateTime(timezone=True), comment="When it was removed; null while it is declared"),
+    Column(
+        "state",
+        Text,
+        nullable=False,
+        server_default="RUNNING",
+        comment="Whether it makes batches: RUNNING, STOPPING or STOPPED; its transitions stand in schema.py",
+    ),
+    _now("state_since", "When it came to that state"),
+    Column(
+        "ends_system",
+        Boolean,
+        nullable=False,
+        server_default="false",
+        comment="Stopped with all others: `forebay up` ends when each pipeline is STOPPED and was stopped so",
+    ),
     CheckConstraint("version > 0", name="pipelines_version_positive"),
+    CheckConstraint(_one_of("state", PipelineState), name="pipelines_state"),
     CheckConstraint("batch_interval > interval '0'", name="pipelines_interval_positive"),
     Index("pipelines_live_name", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
     comment="Which pipelines are declared, and up to which batch time are their blocks decided?",
@@ -371,9 +402,18 @@ receivers = Table(
         Text,
         comment="The host that the receiver itself asked for at its newest start; a wish; null: none",
     ),
+    Column(
+        "desired_before_stop",
+        Text,
+        comment="What is wanted of it again when a pipeline that reads it runs; null unless they are all stopped",
+    ),
     UniqueConstraint("stream_id", "ordinal", name="receivers_stream_ordinal"),
     CheckConstraint(_one_of("state", ReceiverState), name="receivers_state"),
     CheckConstraint(_one_of("desired_state", DesiredState), name="receivers_desired_state"),
+    CheckConstraint(
+        f"desired_before_stop IS NULL OR {_one_of('desired_before_stop', DesiredState)}",
+        name="receivers_desired_before_stop",
+    ),
     CheckConstraint("low_mark >= 0", name="receivers_low_mark"),
     CheckConstraint("rate_limit IS NULL OR rate_limit > 0", name="receivers_rate_limit"),
     comment="Where is each receiver placed, what is wanted of it, and how does it fare?",
@@ -507,7 +547,7 @@ log_segments = Table(
     Column(
         "store",
         Text,
-        comment="Where its file was made, HOST:DIRECTORY or a URL: one missing elsewhere proves nothing; null: unknown",
+        comment="Where it was made, roots as in block_stores: one missing elsewhere proves nothing; null: unknown",
     ),
     Column(
         "durability",
@@ -533,6 +573,23 @@ log_segments = Table(
     CheckConstraint("durability IN ('durable', 'ephemeral')", name="log_segments_durability"),
     Index("log_segments_open", "receiver_id", "id", postgresql_where=text("state = 'OPEN'")),
     comment="Which files of the block store are ours? (A row comes before its file.)",
+)
+
+# Written by attach_block_store alone.
+block_stores = Table(
+    "block_stores",
+    metadata,
+    Column("host", Text, primary_key=True, comment="The host, as its agent is called"),
+    Column(
+        "roots",
+        ARRAY(Text),
+        nullable=False,
+        comment="What it writes blocks to, by identity: the word in a directory's file _store, or a URL",
+    ),
+    Column("names", ARRAY(Text), nullable=False, comment="The same roots as they are called on that host"),
+    _now("attached_at", "When its agent first said so"),
+    CheckConstraint("cardinality(roots) > 0 AND cardinality(roots) = cardinality(names)", name="block_stores_roots"),
+    comment="Which block store does each host with receivers see? (They must share one.)",
 )
 
 dead_letters = Table(

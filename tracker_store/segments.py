@@ -18,6 +18,7 @@ from tracker_store.errors import ReceiverFencedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     from tracker_store.blocks import NewBlock
 
@@ -37,6 +38,21 @@ class OpenSegment:
     durability: str = "durable"
     store: str | None = None
     salvaged_to: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeftSegments:
+    """What a receiver that runs nowhere left unsealed: blocks may lie there that no row names.
+
+    Its next process goes through them; a `removed` one has no next process.
+    """
+
+    stream: str
+    ordinal: int
+    receiver_id: int
+    segments: int
+    oldest: datetime
+    removed: bool
 
 
 def open_segment(
@@ -111,6 +127,22 @@ def open_segments_before(connection: sa.Connection, *, receiver_id: int, epoch: 
         )
         for row in rows
     ]
+
+
+def left_segments(connection: sa.Connection) -> Sequence[LeftSegments]:
+    """Receivers that no process runs and whose last one left segments unsealed, by stream and ordinal. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, count(*) AS segments, "
+                "min(g.opened_at) AS oldest, "
+                "coalesce(r.removed_at, s.removed_at) IS NOT NULL AS removed FROM forebay.log_segments g "
+                "JOIN forebay.receivers r ON r.id = g.receiver_id JOIN forebay.streams s ON s.id = r.stream_id "
+                "WHERE g.state = 'OPEN' AND r.state IN ('INACTIVE', 'FAILED') "
+                "GROUP BY s.id, r.id ORDER BY s.name, r.ordinal"
+            )
+        ).all()
+    return [LeftSegments(*row) for row in rows]
 
 
 def end_of_epoch(connection: sa.Connection, *, receiver_id: int, epoch: int) -> int:

@@ -31,6 +31,7 @@ class ReceiverStatus:
     bytes: int
     last_block_at: datetime | None
     dead_letters: int
+    rate_limit: float | None
 
 
 @dataclass(frozen=True, slots=True)

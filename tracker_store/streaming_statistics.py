@@ -1,4 +1,4 @@
-"""Reads for who watches from outside: batches, output operations and receivers, as `/metrics` and the JSON API show them.
+"""Reads for who watches from outside: batches, output operations and receivers for `/metrics` and the JSON API.
 
 Everything here is a read without locks that costs what it returns, or what has changed since it was asked before: never
 a scan of all batches, blocks, events or dead letters.
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WatchedPipeline:
-    """A pipeline that is declared; `receivers` counts those of the streams that it reads."""
+    """A pipeline that is declared; `receivers` counts those of the streams that it reads.
+
+    `due` counts the batch times that have come and are not decided yet, by the database's clock; 0 while it is stopped.
+    """
 
     pipeline_id: int
     name: str
@@ -30,6 +33,7 @@ class WatchedPipeline:
     interval: timedelta
     applied_at: datetime
     receivers: int
+    due: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,10 @@ def watched_pipelines(connection: sa.Connection) -> list[WatchedPipeline]:
             sa.text(
                 "SELECT p.id, p.name, p.declaration, p.stream_ids, p.batch_interval, p.applied_at, "
                 "  (SELECT count(*) FROM forebay.receivers r "
-                "   WHERE r.stream_id = ANY (p.stream_ids) AND r.removed_at IS NULL) AS receivers "
+                "   WHERE r.stream_id = ANY (p.stream_ids) AND r.removed_at IS NULL) AS receivers, "
+                "  CASE WHEN p.state = 'STOPPED' THEN 0 ELSE greatest(0, floor("
+                "    extract(epoch FROM clock_timestamp() - p.last_batch_time) "
+                "    / extract(epoch FROM p.batch_interval)))::bigint END AS due "
                 "FROM forebay.pipelines p WHERE p.removed_at IS NULL ORDER BY p.name"
             )
         ).all()
@@ -294,7 +301,8 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
                 "LEFT JOIN LATERAL (SELECT b.total_records, b.total_bytes FROM forebay.blocks b "
                 "  WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true "
                 "LEFT JOIN LATERAL (SELECT b.bytes, b.total_bytes FROM forebay.blocks b "
-                "  WHERE b.receiver_id = r.id AND b.sequence > r.low_mark ORDER BY b.sequence LIMIT 1) AS oldest ON true "
+                "  WHERE b.receiver_id = r.id AND b.sequence > r.low_mark ORDER BY b.sequence LIMIT 1) AS oldest "
+                "  ON true "
                 "WHERE r.removed_at IS NULL ORDER BY s.name, r.ordinal"
             )
         ).all()
@@ -371,8 +379,8 @@ def _added_after(connection: sa.Connection, after: int | None, table: str, at: s
             return Added(newest, {}, {})
         rows = connection.execute(
             sa.text(
-                "WITH added AS MATERIALIZED ("
-                f"  SELECT t.id, t.receiver_id, t.{at} AS at, {which} AS counts "  # noqa: S608  our own names
+                "WITH added AS MATERIALIZED ("  # noqa: S608  our own names
+                f"  SELECT t.id, t.receiver_id, t.{at} AS at, {which} AS counts "
                 f"  FROM forebay.{table} t WHERE t.id > :after "
                 "), boundary AS ("
                 f"  SELECT coalesce(max(d.id), :after) AS id FROM added d WHERE d.at < clock_timestamp() - {_SETTLED}) "

@@ -315,14 +315,15 @@ SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.stream_id,
        coalesce(newest.total_records - oldest.total_records + oldest.records, 0)::bigint AS records,
        coalesce(newest.total_bytes - oldest.total_bytes + oldest.bytes, 0)::bigint AS bytes,
        oldest.added_at AS oldest_added_at,
-       coalesce(g.open, 0)::bigint AS open_segments, coalesce(g.sealed, 0)::bigint AS sealed_segments,
+       coalesce(g.open, 0)::bigint AS open_segments, coalesce(unsealed.segments, 0)::bigint AS left_segments,
+       coalesce(g.sealed, 0)::bigint AS sealed_segments,
        coalesce(g.deleting, 0)::bigint AS deleting_segments, coalesce(g.bytes, 0)::bigint AS segment_bytes,
        coalesce(k.blocks, 0)::bigint AS kept_blocks, coalesce(k.bytes, 0)::bigint AS kept_bytes,
        coalesce(d.records, 0)::bigint AS dead_letters, coalesce(d.bytes, 0)::bigint AS dead_letter_bytes
 FROM forebay.receivers r
 JOIN forebay.streams s ON s.id = r.stream_id
 LEFT JOIN LATERAL (
-    SELECT b.sequence, b.total_records, b.total_bytes FROM forebay.blocks b
+    SELECT b.sequence, b.epoch, b.total_records, b.total_bytes FROM forebay.blocks b
     WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
 LEFT JOIN LATERAL (
     SELECT b.records, b.bytes, b.total_records, b.total_bytes, b.added_at FROM forebay.blocks b
@@ -332,6 +333,10 @@ LEFT JOIN (
            count(*) FILTER (WHERE l.state = 'SEALED') AS sealed,
            count(*) FILTER (WHERE l.state = 'DELETING') AS deleting, sum(l.length) AS bytes
     FROM forebay.log_segments l GROUP BY l.receiver_id) AS g ON g.receiver_id = r.id
+LEFT JOIN LATERAL (
+    SELECT count(*) AS segments FROM forebay.log_segments l
+    WHERE l.receiver_id = r.id AND l.state = 'OPEN'
+      AND (r.state IN ('INACTIVE', 'FAILED') OR l.epoch < newest.epoch)) AS unsealed ON true
 LEFT JOIN (
     SELECT l.receiver_id, count(*) AS blocks, sum(l.bytes) AS bytes
     FROM forebay.kept_blocks l GROUP BY l.receiver_id) AS k ON k.receiver_id = r.id
@@ -351,6 +356,8 @@ LEFT JOIN (
         "bytes": "The same in bytes as stored",
         "oldest_added_at": "When the oldest of them was added; null when there is none",
         "open_segments": "Segment files that are being written, or that a process left unsealed",
+        "left_segments": "Those of them that no process holds: blocks may lie there that no row names, which the "
+        "receiver's next process looks for; a removed receiver has none",
         "sealed_segments": "Segment files that are whole",
         "deleting_segments": "Segment files that clean-up has marked and is about to delete",
         "segment_bytes": "The length of all segments but the open ones, in bytes",

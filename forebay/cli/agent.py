@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from forebay.cli.failures import clear_errors
 from forebay.cli.parent_pipe import stop_event
 from orchestration.settings import Settings
+from orchestration.tracker.listen_address import listen_address
 from tracker_store.engine import create_engine
 
 if TYPE_CHECKING:
@@ -43,6 +47,13 @@ def agent(
             "which then stop for a moment together when one of them crashes their process.",
         ),
     ] = DEFAULT_RECEIVERS_PER_PROCESS,
+    spare: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            help="Keep one process loaded and waiting (about 90 MB), so that a receiver is started again within a "
+            "second.",
+        ),
+    ] = True,
     parent_pipe: Annotated[  # noqa: FBT002
         bool, typer.Option("--parent-pipe", hidden=True, help="Stop at the end of standard input.")
     ] = False,
@@ -53,43 +64,80 @@ def agent(
     its receivers have drained.
     """
     from receiver_runtime.agent import Agent  # noqa: PLC0415  other commands need none of it
+    from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415
+    from receiver_runtime.store_attachment import attach  # noqa: PLC0415
 
     settings = Settings()
     wanted = _roles(roles)
+    if "tracker" in wanted:
+        # Said by who is asked to run one, and not again and again in the log of its child.
+        with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
+            listen_address(settings.tracker_http, settings.tracker_token)
     stop = stop_event(parent_pipe=parent_pipe)
     engine = create_engine(settings.require_database_url(), application_name="forebay agent")
-    host = host or socket.gethostname()
+    here = host or socket.gethostname()
+    has_receivers = "receivers" in wanted and slots > 0
+    if has_receivers:
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        with clear_errors(console):
+            try:
+                attach(engine, host=here, block_store=settings.block_store_roots, stop=stop)
+            except BlockStoreError as error:
+                console.print(str(error), style="bold red", markup=False)
+                raise typer.Exit(1) from error
     command = [sys.executable, "-m", "forebay.cli"]
 
     def receiver_command(receivers: Sequence[tuple[int, int]]) -> list[str]:
         pairs = [word for pair in receivers for word in ("--receiver", "{}:{}".format(*pair))]
-        return [*command, "receiver", *pairs]
+        return [*command, "receiver", "--host", here, *pairs]
 
     Agent(
         engine,
-        name=host,
-        host=host,
-        slots=slots if "receivers" in wanted else 0,
+        name=here,
+        host=here,
+        slots=slots if has_receivers else 0,
         receiver_command=receiver_command,
         role_commands={"tracker": [*command, "tracker"]} if "tracker" in wanted else {},
         log_directory=Path(settings.home) / "logs",
         receivers_per_process=receivers_per_process,
+        spare_command=[*command, "receiver", "--host", here, "--spare"] if spare and "receivers" in wanted else None,
     ).run(stop)
     engine.dispose()
 
 
 def tracker() -> None:
-    """Run a tracker: it leads when it can, and places receivers. A child of the agent."""
+    """Run a tracker: it leads when it can, and places receivers. A child of the agent.
+
+    It serves /health, /ready, /metrics and a JSON API where FOREBAY_TRACKER_HTTP says.
+    """
     from orchestration.tracker.cleaner import Cleaner  # noqa: PLC0415
+    from orchestration.tracker.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView  # noqa: PLC0415
     from orchestration.tracker.tracker import Tracker  # noqa: PLC0415
     from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
 
     settings = Settings()
+    with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
+        address = listen_address(settings.tracker_http, settings.tracker_token)
     stop = stop_event(parent_pipe=True)
     engine = create_engine(settings.require_database_url(), application_name="forebay tracker")
-    Tracker(
+    candidate = Tracker(
         engine,
         heartbeat_limit_seconds=settings.heartbeat_limit_seconds,
         cleaner=Cleaner(open_block_store(settings.block_store_roots)),
-    ).run(stop)
+    )
+    with ExitStack() as serving:
+        if address is not None:
+            # Connections of its own: no client holds up a tick.
+            reading = create_engine(
+                settings.require_database_url(),
+                application_name="forebay tracker http",
+                pool_size=4,
+                statement_timeout=STATEMENT_TIMEOUT,
+            )
+            serving.callback(reading.dispose)
+            view = TrackerView(candidate.name, lambda: candidate.term, candidate.lease_ages)
+            serving.enter_context(
+                TrackerHttpServer(reading, view, address, address_file=settings.home / "run" / "tracker.url")
+            )
+        candidate.run(stop)
     engine.dispose()

@@ -88,7 +88,8 @@ def forget(
 ) -> None:
     """Give a host up: its own receivers are removed, its listeners may listen at another address.
 
-    What they have stored is processed like any other. A host that comes back all the same has its receivers again.
+    What they have stored is processed like any other. A host that comes back all the same has its receivers again. If
+    it had a block store that no other host sees, hosts with another one may have receivers from now on.
     """
     console = Console(highlight=False)
     with driver_log(console, application_name=APPLICATION) as connection:

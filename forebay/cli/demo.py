@@ -37,6 +37,7 @@ from forebay.demo import comparison, flights, known_answer, report
 from forebay.demo.progress import QUARANTINED, BatchFacts, Snapshot, Watch, what_is_stuck
 from forebay.demo.replay_process import ReplayFailedError, ReplayProcess
 from orchestration.modules import PipelineModuleError
+from orchestration.tracker.listen_address import ListenAddressError
 from tracker_store import status
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError
@@ -236,7 +237,14 @@ def run(
     except (KeyboardInterrupt, StopRequestedError):
         console.print("Stopped; all services are stopped.")
         return 128 + signal.SIGINT
-    except (DemoError, SupervisorError, ReplayFailedError, PipelineModuleError, DriverLogError) as error:
+    except (
+        DemoError,
+        DriverLogError,
+        ListenAddressError,
+        PipelineModuleError,
+        ReplayFailedError,
+        SupervisorError,
+    ) as error:
         message = str(error) or (type(error).__doc__ or "")
         console.print(message, style="bold red", markup=False)
         if options.as_json:

@@ -15,7 +15,7 @@ import subprocess
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import pydantic
 import sqlalchemy as sa
@@ -28,12 +28,17 @@ from forebay.cli.supervisor import lock_holder
 from orchestration.java import JavaNotFoundError, JavaOrigin, find_java
 from orchestration.settings import Settings
 from tracker_store import migrate
+from tracker_store.block_stores import list_block_stores, unshared_way_out
 from tracker_store.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
-from tracker_store.engine import create_engine
+from tracker_store.engine import connect, create_engine
+from tracker_store.errors import DriverLogError
+from tracker_store.segments import left_segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+T = TypeVar("T")
 
 OLDEST_POSTGRES = 15
 """The oldest that the driver log's statements were tried on."""
@@ -93,6 +98,8 @@ def examine() -> list[Finding]:
         ("java", _java),
         ("postgres", _postgres),
         ("block store", _block_store),
+        ("hosts", _hosts),
+        ("segments", _segments),
         ("home", _home),
         ("ports", _ports),
     ]
@@ -207,6 +214,69 @@ def _block_store(settings: Settings) -> Iterator[Finding]:
             yield Finding("block store", Health.FAILED, str(error), way_out)
         else:
             yield Finding("block store", Health.OK, f"{store.name}: answers")
+
+
+def _hosts(settings: Settings) -> Iterator[Finding]:
+    """Whether other hosts see this one's block store; nothing where there are none, or no driver log to ask."""
+    from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415  loads pyarrow
+    from receiver_runtime.block_store.identity import identity_of  # noqa: PLC0415
+    from receiver_runtime.block_store.stores import open_block_store, replicas_of  # noqa: PLC0415
+
+    try:
+        stores = replicas_of(open_block_store(settings.block_store_roots, timeout=_STORE_SECONDS))
+        mine = {identity_of(store) for store in stores}
+    except (OSError, BlockStoreError):
+        # Said by the check of the store.
+        return
+    others = [seen for seen in _ask(settings, list_block_stores) if seen.host != socket.gethostname()]
+    if not others:
+        return
+    shared = [seen.host for seen in others if mine & seen.roots.keys()]
+    for seen in others:
+        if seen.host not in shared:
+            found = (
+                f"host {seen.host!r} {'sees' if seen.lives else 'has no agent now, and saw'} another block store: "
+                f"{', '.join(seen.roots.values())}"
+            )
+            health = Health.FAILED if seen.lives else Health.WARNING
+            yield Finding("hosts", health, found, unshared_way_out(seen.host))
+    if shared:
+        yield Finding("hosts", Health.OK, f"the block store is shared with {', '.join(shared)}")
+
+
+def _segments(settings: Settings) -> Iterator[Finding]:
+    """What processes left behind that nobody goes through, since their receivers run nowhere."""
+    for left in _ask(settings, left_segments):
+        receiver = f"receiver {left.ordinal} of stream {left.stream!r}"
+        found = (
+            f"{left.segments} segments of {receiver} were never sealed, the oldest of {left.oldest.isoformat()}: "
+            "blocks may lie there that are not registered"
+        )
+        way_out = (
+            "It was removed: declare it again until it has started once, or give them up as in "
+            "docs/runbooks/receiver-killed.md."
+            if left.removed
+            else "Its next process goes through them: start it."
+        )
+        yield Finding("segments", Health.WARNING, found, way_out)
+
+
+def _ask(settings: Settings, statement: Callable[[sa.Connection], Sequence[T]]) -> Sequence[T]:
+    """What the driver log says; nothing where there is none to ask."""
+    server = EmbeddedPostgres(settings.home / "postgres")
+    url = settings.database_url or (None if server.running_pid() is None else server.url())
+    if url is None:
+        return []
+    try:
+        engine = create_engine(url, application_name="forebay doctor", pool_size=1)
+        try:
+            with connect(engine) as connection:
+                return statement(connection)
+        finally:
+            engine.dispose()
+    except (DriverLogError, sa.exc.SQLAlchemyError, ImportError):
+        # Away, or not migrated: said by the check of Postgres.
+        return []
 
 
 def _block_directory(root: Path) -> Finding:

@@ -9,6 +9,7 @@ import typer
 
 from orchestration.modules import PipelineModuleError
 from orchestration.settings import DatabaseUrlMissingError
+from orchestration.tracker.listen_address import ListenAddressError
 from tracker_store.errors import DriverLogError
 
 if TYPE_CHECKING:
@@ -22,6 +23,6 @@ def clear_errors(console: Console) -> Iterator[None]:
     """Print a known error and exit with 1; anything else is a bug and keeps its stack."""
     try:
         yield
-    except (DatabaseUrlMissingError, DriverLogError, PipelineModuleError) as error:
+    except (DatabaseUrlMissingError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
         console.print(str(error), style="bold red", markup=False)
         raise typer.Exit(1) from error

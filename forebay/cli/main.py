@@ -9,13 +9,14 @@ from typing import Annotated
 import structlog
 import typer
 
-from forebay.cli import agent, agents, blocks, db
+from forebay.cli import agent, agents, blocks, db, receivers
 from forebay.cli.apply import apply
 from forebay.cli.demo import demo
 from forebay.cli.doctor import doctor
 from forebay.cli.receiver import receiver
 from forebay.cli.sources import sources
 from forebay.cli.status import status
+from forebay.cli.stop import start, stop
 from forebay.cli.up import up
 
 app = typer.Typer(
@@ -53,12 +54,15 @@ def main(
 
 app.command()(demo)
 app.command()(up)
+app.command()(stop)
+app.command()(start)
 app.command()(apply)
 app.command()(status)
 app.command()(sources)
 app.command()(doctor)
 app.command()(agent.agent)
 app.add_typer(agents.app, name="agents")
+app.add_typer(receivers.app, name="receivers")
 app.add_typer(blocks.app, name="blocks")
 app.add_typer(db.app, name="db")
 app.command(hidden=True)(receiver)

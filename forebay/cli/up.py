@@ -30,10 +30,13 @@ from forebay.cli.supervisor import Child, ChildEvent, ChildEventKind, StopReason
 from orchestration.apply import Change, apply
 from orchestration.modules import PipelineModuleError, load_pipelines
 from orchestration.settings import Settings
+from orchestration.tracker.listen_address import ListenAddressError, listen_address
 from tracker_store import migrate
 from tracker_store.embedded_postgres import StopMode
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError
+from tracker_store.outage import SURVIVED, Outage
+from tracker_store.pipeline_states import all_ended, start_pipelines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +50,9 @@ POSTGRES_READY_SECONDS = 600.0
 # Dagster compiles and imports for a while on a cold machine.
 DAGSTER_READY_SECONDS = 180.0
 AGENT_STOP_SECONDS = 45.0
+# How often it looks whether `forebay stop` has stopped everything, and how long that is so before it ends.
+STOP_POLL_SECONDS = 1.0
+ENDS_AFTER_SECONDS = 2.0
 
 
 def _free_port() -> int:
@@ -128,6 +134,25 @@ class Services:
         """Until a signal arrives or a service is given up; None after `timeout` seconds without either."""
         return self._supervisor.wait(timeout)
 
+    def wait_for_stop(self) -> StopReason | None:
+        """As `wait`, without an end; None when `forebay stop` has stopped everything."""
+        # It stays for a moment, for who watches the stop in the driver log.
+        engine = create_engine(self.database_url, application_name="forebay up", pool_size=1)
+        outage = Outage("forebay up")
+        try:
+            while (reason := self.wait(STOP_POLL_SECONDS)) is None:
+                try:
+                    with connect(engine) as connection:
+                        if all_ended(connection, after_seconds=ENDS_AFTER_SECONDS):
+                            return None
+                except SURVIVED as error:
+                    outage.failed(error)
+                else:
+                    outage.answered()
+        finally:
+            engine.dispose()
+        return reason
+
     def pid(self, name: str) -> int | None:
         """The pid of a service's process now."""
         return self._supervisor.pid(name)
@@ -146,7 +171,8 @@ class Services:
         self._stack.__exit__(kind, error, trace)
 
     def _start(self) -> None:
-        # A module that can't be loaded is said before anything starts.
+        # A module that can't be loaded, or an address that may not be used, is said before anything starts.
+        listen_address(self._settings.tracker_http, self._settings.tracker_token)
         pipelines = load_pipelines(self._settings.module)
         if self._database_url is None:
             self._database_url = self._start_postgres()
@@ -154,6 +180,8 @@ class Services:
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
             self.changes = apply(connection, pipelines)
+            # Whatever was stopped: who starts the system wants it to run.
+            start_pipelines(connection, names=[pipeline.name for pipeline in pipelines])
         engine.dispose()
         ensure_dagster_schema(self._database_url)
         code_server_port = _free_port()
@@ -255,10 +283,15 @@ def up(
             if services.changes:
                 console.print(changes_table(services.changes))
             console.print(f"Dagster: {services.ui_url}")
-            console.print("Ctrl-C stops everything. In another terminal: forebay status")
-            reason = services.wait()
+            console.print(
+                "Ctrl-C stops everything; what waits for a batch gets it after the next start. In another terminal: "
+                "forebay status, and forebay stop, which lets everything come out first"
+            )
+            reason = services.wait_for_stop()
+            if reason is None:
+                console.print("forebay stop has stopped all pipelines: nothing waits.")
             console.print("Stopping all services (Ctrl-C again: at once).")
-    except (SupervisorError, DriverLogError, PipelineModuleError) as error:
+    except (SupervisorError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
         console.print(str(error), style="bold red", markup=False)
         raise typer.Exit(1) from error
     console.print("All services are stopped.")

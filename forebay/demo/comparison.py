@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.dataset
 
 from forebay.demo import known_answer
 
@@ -132,6 +131,8 @@ def read_published(path: str | Path) -> pa.Table:
     schema = pa.schema(list(COLUMNS.items()))
     if not root.is_dir():
         return schema.empty_table()
+    import pyarrow.dataset  # noqa: PLC0415  loads pandas, which would be half of the start of every command
+
     dataset = pyarrow.dataset.dataset(root, format="parquet", schema=schema)
     return dataset.to_table(columns=list(COLUMNS))
 

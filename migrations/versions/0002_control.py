@@ -1,4 +1,4 @@
-"""Back pressure, draining agents, receivers that belong to one host, and the columns of streams."""
+"""Back pressure, draining agents, receivers that belong to one host, the columns of streams, hosts' block stores."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def upgrade() -> None:
         (
             "store",
             sa.Text(),
-            "Where its file was made, HOST:DIRECTORY or a URL: one missing elsewhere proves nothing; null: unknown",
+            "Where it was made, roots as in block_stores: one missing elsewhere proves nothing; null: unknown",
         ),
         (
             "salvaged_to",
@@ -175,7 +175,92 @@ def upgrade() -> None:
     op.create_check_constraint(
         "log_segments_durability", "log_segments", "durability IN ('durable', 'ephemeral')", schema="forebay"
     )
+    op.create_table(
+        "block_stores",
+        sa.Column("host", sa.Text(), nullable=False, comment="The host, as its agent is called"),
+        sa.Column(
+            "roots",
+            postgresql.ARRAY(sa.Text()),
+            nullable=False,
+            comment="What it writes blocks to, by identity: the word in a directory's file _store, or a URL",
+        ),
+        sa.Column(
+            "names",
+            postgresql.ARRAY(sa.Text()),
+            nullable=False,
+            comment="The same roots as they are called on that host",
+        ),
+        sa.Column(
+            "attached_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When its agent first said so",
+        ),
+        sa.CheckConstraint(
+            "cardinality(roots) > 0 AND cardinality(roots) = cardinality(names)", name="block_stores_roots"
+        ),
+        sa.PrimaryKeyConstraint("host"),
+        schema="forebay",
+        comment="Which block store does each host with receivers see? (They must share one.)",
+    )
     _event_kinds("SALVAGED")
+    _stops()
+
+
+def _stops() -> None:
+    op.add_column(
+        "pipelines",
+        sa.Column(
+            "state",
+            sa.Text(),
+            server_default="RUNNING",
+            nullable=False,
+            comment="Whether it makes batches: RUNNING, STOPPING or STOPPED; its transitions stand in schema.py",
+        ),
+        schema="forebay",
+    )
+    op.add_column(
+        "pipelines",
+        sa.Column(
+            "state_since",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it came to that state",
+        ),
+        schema="forebay",
+    )
+    op.add_column(
+        "pipelines",
+        sa.Column(
+            "ends_system",
+            sa.Boolean(),
+            server_default="false",
+            nullable=False,
+            comment="Stopped with all others: `forebay up` ends when each pipeline is STOPPED and was stopped so",
+        ),
+        schema="forebay",
+    )
+    op.create_check_constraint(
+        "pipelines_state", "pipelines", "state IN ('RUNNING', 'STOPPING', 'STOPPED')", schema="forebay"
+    )
+    op.add_column(
+        "receivers",
+        sa.Column(
+            "desired_before_stop",
+            sa.Text(),
+            nullable=True,
+            comment="What is wanted of it again when a pipeline that reads it runs; null unless they are all stopped",
+        ),
+        schema="forebay",
+    )
+    op.create_check_constraint(
+        "receivers_desired_before_stop",
+        "receivers",
+        "desired_before_stop IS NULL OR desired_before_stop IN ('running', 'paused', 'stopped')",
+        schema="forebay",
+    )
 
 
 def _event_kinds(*added: str) -> None:
@@ -194,6 +279,10 @@ def _event_kinds(*added: str) -> None:
 
 def downgrade() -> None:
     """Go back to the one before."""
+    op.drop_column("receivers", "desired_before_stop", schema="forebay")
+    for name in ("ends_system", "state_since", "state"):
+        op.drop_column("pipelines", name, schema="forebay")
+    op.drop_table("block_stores", schema="forebay")
     op.execute("DELETE FROM forebay.receiver_events WHERE kind = 'SALVAGED'")
     _event_kinds()
     op.drop_constraint("log_segments_durability", "log_segments", schema="forebay")

@@ -21,7 +21,7 @@ from tracker_store.errors import DriverLogError
 from tracker_store.pipelines import get_pipeline
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.retry import retry_delay
-from tracker_store.schema import BatchState
+from tracker_store.schema import BatchState, PipelineState
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -59,8 +59,8 @@ class Wait:
 
 def next_step(connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance) -> Launch | Wait:
     """What the pipeline needs now, after allocating what is due: one batch at a time, in order."""
-    if not is_applied(connection, pipeline):
-        return Wait("not applied: code and driver log differ, run `forebay apply`")
+    if why := _stands_still(connection, pipeline):
+        return Wait(why)
     row = get_pipeline(connection, pipeline.name)
     tracker = ReceivedBlockTracker(connection, row.pipeline_id)
     for _ in range(MAX_EMPTY_BATCHES_PER_TICK):
@@ -109,6 +109,15 @@ def next_step(connection: sa.Connection, pipeline: Pipeline, instance: dg.Dagste
             retry_after=retry_delay(attempt),
         )
     return Wait(f"{MAX_EMPTY_BATCHES_PER_TICK} batches without records completed in this tick; more in the next")
+
+
+def _stands_still(connection: sa.Connection, pipeline: Pipeline) -> str | None:
+    """Why a person wants no batch of it now; None: batches are made. One that is STOPPING gets its last ones."""
+    if not is_applied(connection, pipeline):
+        return "not applied: code and driver log differ, run `forebay apply`"
+    if get_pipeline(connection, pipeline.name).state is PipelineState.STOPPED:
+        return f"the pipeline is stopped: run `forebay start --pipeline {pipeline.name}`"
+    return None
 
 
 def _end_lost_run(instance: dg.DagsterInstance, run_id: str, reason: str) -> None:

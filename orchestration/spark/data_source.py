@@ -144,10 +144,11 @@ class ForebayReader(DataSourceReader):
         for path, offset, length, crc32c, ephemeral in partition.blocks:
             try:
                 batches = store.read_batches(path, offset, length, crc32c)
-            except (BlockMissingError, BlockCorruptError):
-                if not ephemeral:
-                    raise
-                continue
+            except (BlockMissingError, BlockCorruptError) as error:
+                # The same that the run counts, and no other.
+                if ephemeral and (isinstance(error, BlockMissingError) or store.crash_may_spoil):
+                    continue
+                raise
             yield from batches if self._schema is None else map(fitted(self._schema), batches)
 
 

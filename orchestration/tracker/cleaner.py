@@ -74,8 +74,13 @@ class Cleaner:
         # By receiver: the last segment that could not be deleted, where there may be others behind it.
         self._tried: dict[int, int] = {}
 
-    def cleanup_old_batches(self, connection: sa.Connection, threshold: datetime) -> CleanupReport:
-        """Take away what is older than `threshold` and what no pipeline, window, replay or kept batch can ask for."""
+    def cleanup_old_batches(
+        self, connection: sa.Connection, threshold: datetime, *, term: int | None = None
+    ) -> CleanupReport:
+        """Take away what is older than `threshold` and what no pipeline, window, replay or kept batch can ask for.
+
+        With `term` only while that is the leader's. Raises DeposedError.
+        """
         blocks = records = unread = links = keys = segments = 0
         more = False
         streams: set[int] = set()
@@ -83,7 +88,7 @@ class Cleaner:
             streams.add(receiver.stream_id)
             for statement in range(STATEMENTS_PER_CALL):
                 cleaned = clean_up_receiver(
-                    connection, receiver_id=receiver.receiver_id, threshold=threshold, max_rows=self._rows
+                    connection, receiver_id=receiver.receiver_id, threshold=threshold, max_rows=self._rows, term=term
                 )
                 blocks += cleaned.blocks
                 records += cleaned.records
@@ -91,23 +96,24 @@ class Cleaner:
                 if not cleaned.more:
                     break
                 more |= statement == STATEMENTS_PER_CALL - 1
-            segments += self._delete_segments(connection, receiver.receiver_id)
+            segments += self._delete_segments(connection, receiver.receiver_id, term)
         for stream_id in streams:
-            links += clean_up_offsets(connection, stream_id=stream_id, max_rows=self._rows)
-            keys += clean_up_keys(connection, stream_id=stream_id, window=KEY_WINDOW, max_rows=self._rows)
+            links += clean_up_offsets(connection, stream_id=stream_id, max_rows=self._rows, term=term)
+            keys += clean_up_keys(connection, stream_id=stream_id, window=KEY_WINDOW, max_rows=self._rows, term=term)
         if unread:
             log.warning("blocks went that nothing had read: their stream's retention is over", records=unread)
         if blocks or segments:
             log.info("cleaned up", blocks=blocks, records=records, segments=segments)
         return CleanupReport(blocks, records, unread, links, keys, segments, more)
 
-    def _delete_segments(self, connection: sa.Connection, receiver_id: int) -> int:
+    def _delete_segments(self, connection: sa.Connection, receiver_id: int, term: int | None) -> int:
         found = segments_to_delete(
             connection,
             receiver_id=receiver_id,
             restore_window=self._restore_window,
             limit=SEGMENTS_PER_CALL,
             after=self._tried.pop(receiver_id, 0),
+            term=term,
         )
         deleted = 0
         give_up_at = time.monotonic() + FAILING_SECONDS
@@ -122,6 +128,6 @@ class Cleaner:
                 if time.monotonic() > give_up_at:
                     break
             else:
-                forget_segment(connection, segment_id=segment.segment_id)
+                forget_segment(connection, segment_id=segment.segment_id, term=term)
                 deleted += 1
         return deleted

@@ -62,7 +62,8 @@ def listen_address(value: str, token: SecretStr | None) -> ListenAddress | None:
     match = _ADDRESS.fullmatch(value.strip())
     if match is None or int(match["port"]) > _LARGEST_PORT:
         raise ListenAddressError(
-            f"FOREBAY_TRACKER_HTTP={value!r} is no address: give HOST:PORT, such as 127.0.0.1:3070 or [::1]:3070, or off"
+            f"FOREBAY_TRACKER_HTTP={value!r} is no address: give HOST:PORT, such as 127.0.0.1:3070 or [::1]:3070; "
+            "or off"
         )
     secret = None if token is None else token.get_secret_value()
     if secret is not None and not (secret.isascii() and secret.isprintable() and secret.strip() == secret != ""):

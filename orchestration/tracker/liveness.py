@@ -49,3 +49,8 @@ class CounterWatch(Generic[Key]):
                 dead.append((key, counter))
         self._seen = current
         return dead
+
+    def ages(self) -> dict[Key, float]:
+        """Seconds for which each counter had stood still at the last look. From any thread."""
+        seen, watched = self._seen, self._watched
+        return {key: max(0.0, watched - since) for key, (_, since) in seen.items()}

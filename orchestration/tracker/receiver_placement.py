@@ -70,7 +70,7 @@ class ReceiverPlacement:
         waiting = self._waiting(everything)
         if waiting:
             self._place(connection, term, everything, waiting, usable)
-            self._say_why(connection, agents)
+            self._say_why(connection, term, agents)
 
     def _release(
         self, connection: sa.Connection, term: int, everything: Sequence[Placement], agents: Sequence[LiveProcess]
@@ -174,10 +174,11 @@ class ReceiverPlacement:
         placed.append(PlacedReceiver(placement.receiver_id, placement.stream_id, ReceiverState.SCHEDULED, (agent_id,)))
         log.info("receiver scheduled", receiver_id=placement.receiver_id, host=hosts[agent_id], outcome=outcome)
 
-    def _say_why(self, connection: sa.Connection, agents: Sequence[LiveProcess]) -> None:
+    def _say_why(self, connection: sa.Connection, term: int, agents: Sequence[LiveProcess]) -> None:
         for placement in self._waiting(placements(connection)):
             note_waiting(
                 connection,
+                term=term,
                 receiver_id=placement.receiver_id,
                 assignment=placement.assignment,
                 reason=_why_waiting(placement.host, agents),

@@ -18,6 +18,7 @@ from tracker_store.status import StreamLag, stream_lag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import sqlalchemy as sa
 
@@ -77,6 +78,19 @@ class PipelineProgress:
         return min(self.completed, RETAINED_BATCHES)
 
     @property
+    def waiting(self) -> int:
+        """Batches that wait, those among them that are due and not allocated yet.
+
+        The original generates each at its time; here the next is allocated when the one before it is done.
+        """
+        return self.pipeline.due + self.unfinished.waiting
+
+    @property
+    def unprocessed(self) -> int:
+        """Batches that wait or run."""
+        return self.waiting + self.unfinished.running
+
+    @property
     def received_records(self) -> int:
         """Records of the batches that have been started (the original adds a batch's at its start)."""
         return self.processed_records + self.unfinished.started_records
@@ -134,7 +148,7 @@ class StreamingProgress:
         self._looked_at: float | None = None
         self._seen: Progress | None = None
 
-    def look(self, connect: Callable[[], sa.Connection]) -> Progress:
+    def look(self, connect: Callable[[], AbstractContextManager[sa.Connection]]) -> Progress:
         """What there is now, or was a moment ago. `connect` is called only when the driver log is to be asked.
 
         Raises what the driver log's statements raise; the next look goes on from the last that succeeded.
@@ -151,9 +165,7 @@ class StreamingProgress:
         pipelines = store.watched_pipelines(connection)
         unfinished = store.count_unfinished_batches(connection)
         none = store.UnfinishedBatches(0, 0, 0)
-        self._totals = {
-            pipeline.pipeline_id: self._counted(connection, pipeline.pipeline_id) for pipeline in pipelines
-        }
+        self._totals = {pipeline.pipeline_id: self._counted(connection, pipeline.pipeline_id) for pipeline in pipelines}
         self._restarts.add(store.restarts_after(connection, self._restarts.after))
         self._dead_letters.add(store.dead_letters_after(connection, self._dead_letters.after))
         counters = store.receiver_counters(connection)

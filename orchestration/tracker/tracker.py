@@ -20,8 +20,9 @@ from orchestration.tracker.rate_controller import RateController
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from tracker_store import batches
 from tracker_store.engine import connect
-from tracker_store.leadership import raise_counter, read_leadership, resign, take_leadership
+from tracker_store.leadership import DeposedError, raise_counter, read_leadership, resign, take_leadership
 from tracker_store.outage import SURVIVED, Outage
+from tracker_store.pipeline_states import advance_stops
 from tracker_store.pipelines import list_pipelines
 from tracker_store.processes import expire_process, live_processes
 from tracker_store.retry import retry_delay
@@ -80,6 +81,18 @@ class Tracker:
         """The term in which this tracker leads, as far as it knows; None when it does not."""
         return self._term
 
+    @property
+    def name(self) -> str:
+        """Shown to people."""
+        return self._name
+
+    def lease_ages(self) -> dict[int, float]:
+        """Seconds since the heartbeat counter of each process (by id) moved; empty unless this tracker leads.
+
+        From any thread.
+        """
+        return self._process_watch.ages() if self._term is not None else {}
+
     def run(self, stop: threading.Event) -> None:
         """Tick every second until `stop`; then resign. Clean-up runs beside, so that it delays no tick."""
         cleaning = threading.Thread(target=self._clean_up, args=(stop,), name="cleaner", daemon=True)
@@ -101,17 +114,21 @@ class Tracker:
                     resign(connection, term=self._term)
             except SURVIVED as error:
                 log.warning("could not resign; the next leader waits for the time limit", error=str(error))
+            self._term = None
         cleaning.join(CLEANUP_STOP_SECONDS)
 
     def _clean_up(self, stop: threading.Event) -> None:
         pause = CLEANUP_SECONDS
         while self._cleaner is not None and not stop.wait(pause):
             pause = CLEANUP_SECONDS
-            if self._term is None:
+            term = self._term
+            if term is None:
                 continue
             try:
                 with connect(self._engine) as connection:
-                    report = self._cleaner.cleanup_old_batches(connection, datetime.now(UTC))
+                    report = self._cleaner.cleanup_old_batches(connection, datetime.now(UTC), term=term)
+            except DeposedError:
+                log.info("clean-up ends: another tracker leads", term=term)
             except (*SURVIVED, OSError) as error:
                 log.warning("clean-up failed, trying again", error=str(error))
             else:
@@ -123,6 +140,9 @@ class Tracker:
             return
         self._expire_processes(connection)
         self._fail_lost_attempts(connection)
+        # Before placement, so that what is to stop is placed nowhere.
+        for outcome, subject in advance_stops(connection, term=self._require_term()):
+            log.info("stop or start", outcome=outcome, id=subject)
         # Before placement, so that a receiver starts with its rate.
         self._rate_controller.tick(connection, term=self._require_term())
         self._placement.tick(connection, term=self._require_term())
@@ -175,6 +195,7 @@ class Tracker:
                 error=f"the process of run {attempt.run_id} ended before the batch was complete",
                 max_attempts=limits.get(attempt.pipeline_id, attempt.attempt),
                 retry_after=retry_delay(attempt.attempt),
+                term=self._require_term(),
             )
             log.warning("attempt lost", run_id=attempt.run_id, attempt=attempt.attempt)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
     from receiver_runtime.block_store.frame import EncodedFrame
-    from receiver_runtime.block_store.reading import StoredFrame
+    from receiver_runtime.block_store.reading import FrameAt, StoredFrame
     from receiver_runtime.block_store.segment import ScannedItem
 
 
@@ -66,6 +66,19 @@ class BlockStore(Protocol):
 
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
         """The record batches of one block by its handle. Raises as ``read_frame``, before the first comes out."""
+        ...
+
+    @property
+    def crash_may_spoil(self) -> bool:
+        """May a crash leave other bytes in the place of a frame that was never synced?"""
+        ...
+
+    def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
+        """Those of one segment's frames that are not there; where ``crash_may_spoil``, or that have other bytes.
+
+        Raises:
+            StoreUnavailableError, OSError: nothing is known about one of them.
+        """
         ...
 
     def scan(self, path: str) -> Iterator[ScannedItem]:

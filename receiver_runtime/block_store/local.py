@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.block_store.errors import BlockMissingError, InvalidPathError, StoreUnavailableError
 from receiver_runtime.block_store.files import Files
-from receiver_runtime.block_store.reading import StoredFrame, batches_of, checked_frame
+from receiver_runtime.block_store.reading import FrameAt, StoredFrame, batches_of, checked_frame, lost_by_reading
 from receiver_runtime.block_store.segment import ScannedItem, SegmentWriter, scan_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
 
 #: Where files go that no row of the driver log names.
 ASIDE = "_aside"
+#: Says which store this is; see ``identity``.
+IDENTITY_FILE = "_store"
 
 
 class LocalBlockStore:
@@ -43,6 +45,11 @@ class LocalBlockStore:
         # Directories whose own entries this instance has synced; a set that only grows, by one per receiver.
         self._durable: set[Path] = set()
 
+    @property
+    def crash_may_spoil(self) -> bool:
+        """Yes: of a file that was not synced, any part may have reached the disk."""
+        return True
+
     def create_segment(self, path: str) -> SegmentWriter:
         """Make a new segment file at ``path`` (relative to the root); its name is durable on return.
 
@@ -53,7 +60,16 @@ class LocalBlockStore:
         """
         target = self._resolve(path)
         self._make_directories(target.parent)
-        fd = self._files.create(target)
+        try:
+            fd = self._files.create(target)
+        except FileNotFoundError:
+            # Its directory went. A root that is there again, emptied or on a new disk, takes segments again; one that
+            # is not there is not mounted, say, and is not made in the place of its mount.
+            if not self.root.is_dir():
+                raise
+            self._durable.discard(target.parent)
+            self._make_directories(target.parent)
+            fd = self._files.create(target)
         try:
             self._files.sync_directory(target.parent)
         except OSError:
@@ -97,6 +113,10 @@ class LocalBlockStore:
         """
         return batches_of(self.read_frame(path, offset, length, crc32c), str(self._resolve(path)), offset)
 
+    def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
+        """Those that a crash took, by reading them; see ``BlockStore``."""
+        return lost_by_reading(self.read_frame, path, frames)
+
     def delete_segment(self, path: str) -> None:
         """Delete a segment's file; one that is gone already is a success. Only the clean-up calls this.
 
@@ -110,11 +130,11 @@ class LocalBlockStore:
             self._files.sync_directory(target.parent)
 
     def segment_paths(self) -> Iterator[str]:
-        """The path of every file in the store but those set aside, relative to the root, in no order."""
+        """The path of every file in the store but those set aside and its identity, from the root, in no order."""
         if self.root.is_dir():
             for path in self.root.rglob("*"):
                 relative = path.relative_to(self.root)
-                if relative.parts[0] != ASIDE and path.is_file():
+                if relative.parts[0] != ASIDE and not _is_identity(relative) and path.is_file():
                     yield relative.as_posix()
 
     def set_aside(self, path: str) -> str:
@@ -190,6 +210,11 @@ class LocalBlockStore:
     def _below_root(self, directory: Path) -> list[Path]:
         parts = directory.relative_to(self.root).parts
         return [self.root.joinpath(*parts[: n + 1]) for n in range(len(parts))]
+
+
+def _is_identity(path: Path) -> bool:
+    """Also one that was never finished."""
+    return len(path.parts) == 1 and path.name.partition(".")[0] == IDENTITY_FILE
 
 
 def _free_name(path: Path) -> Path:

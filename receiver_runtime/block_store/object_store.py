@@ -14,7 +14,9 @@ from __future__ import annotations
 import random
 import re
 import time
+from bisect import bisect_right
 from functools import partial
+from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,11 +28,11 @@ from receiver_runtime.block_store.errors import (
     SegmentWriteError,
     StoreUnavailableError,
 )
-from receiver_runtime.block_store.reading import StoredFrame, batches_of, checked_frame
+from receiver_runtime.block_store.reading import FrameAt, StoredFrame, batches_of, checked_frame
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, ScannedItem, TornTail, scan_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -65,6 +67,11 @@ class ObjectBlockStore:
         self._max_attempts = max_attempts
         self._pool = CallPool(f"block store {name}", limit=_THREADS)
 
+    @property
+    def crash_may_spoil(self) -> bool:
+        """No: an object is there as a whole, or not at all."""
+        return False
+
     def create_segment(self, path: str) -> ObjectSegment:
         """Begin a segment; nothing is stored before its first frame.
 
@@ -91,16 +98,26 @@ class ObjectBlockStore:
         """The record batches of one block by its handle; see ``BlockStore``."""
         return batches_of(self.read_frame(path, offset, length, crc32c), self._where(path), offset)
 
+    def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
+        """Those that are not there, by one listing; see ``BlockStore``."""
+        path = _checked(path)
+        objects = self._of_segment(path)
+        lost = {at for at in frames if _holder(objects, at.offset, at.length) is None}
+        if lost:
+            self._require_root()
+        return lost
+
     def scan(self, path: str) -> Iterator[ScannedItem]:
         """Everything in one segment, in order; an object that is missing between others is damage.
 
         Raises:
             FileNotFoundError: there is no object.
-            StoreUnavailableError: the store does not answer.
+            StoreUnavailableError: the store does not answer, or has no such bucket.
         """
         path = _checked(path)
         found = self._of_segment(path)
         if not found:
+            self._require_bucket()
             raise FileNotFoundError(f"{self._where(path)} has no objects")
         end = 0
         for number, (key, begin, size) in enumerate(found):
@@ -114,6 +131,8 @@ class ObjectBlockStore:
     def segment_paths(self) -> Iterator[str]:
         """The path of every segment (and of any other object) but those set aside, in no order."""
         keys = [PurePosixPath(key) for key, _ in self._call("list", lambda: self._objects.sizes(""))]
+        if not keys:
+            self._require_bucket()
         yield from {
             (key.parent if _NAME.fullmatch(key.name) else key).as_posix() for key in keys if key.parts[0] != ASIDE
         }
@@ -168,11 +187,23 @@ class ObjectBlockStore:
 
     def _read_within(self, path: str, offset: int, length: int) -> bytes:
         """A frame that shares its object with those before it (dead letters of one write)."""
-        before = [item for item in self._of_segment(path) if item[1] <= offset]
-        if not before or offset >= before[-1][1] + before[-1][2]:
+        holder = _holder(self._of_segment(path), offset, 1)
+        if holder is None:
+            # Where everything is missing, the block is not what is wrong.
+            self._require_root()
             raise BlockMissingError(self._where(path), offset, length, "no such object")
-        key, begin, _ = before[-1]
+        key, begin = holder
         return self._get(key, offset - begin, length)
+
+    def _require_bucket(self) -> None:
+        if not self._call("list", self._objects.bucket_exists):
+            raise StoreUnavailableError(self.name, "there is no such bucket")
+
+    def _require_root(self) -> None:
+        """As a directory that is not mounted: it says nothing about what is in it."""
+        self._require_bucket()
+        if not self._call("list", self._objects.has_any):
+            raise StoreUnavailableError(self.name, "there is nothing below this prefix")
 
     def _free_aside(self, path: str) -> str:
         target = f"{ASIDE}/{path}"
@@ -208,6 +239,15 @@ class ObjectBlockStore:
                     ) from error
                 attempt += 1
                 time.sleep(delay)
+
+
+def _holder(objects: Sequence[tuple[str, int, int]], offset: int, length: int) -> tuple[str, int] | None:
+    """The object, and its own offset, that has these bytes of a segment; None where no object has all of them."""
+    number = bisect_right(objects, offset, key=itemgetter(1)) - 1
+    if number < 0:
+        return None
+    key, begin, size = objects[number]
+    return (key, begin) if offset + length <= begin + size else None
 
 
 class ObjectSegment:

@@ -63,6 +63,14 @@ class Objects:
             if info.type == FileType.File
         )
 
+    def bucket_exists(self) -> bool:
+        """Is the bucket there? In one that is not, every object is missing."""
+        return self._is_there(self._prefix.partition("/")[0])
+
+    def has_any(self) -> bool:
+        """Is there anything below the prefix?"""
+        return self._is_there(self._prefix)
+
     def delete(self, prefix: str) -> None:
         """Delete every object below a prefix; that there is none is no error."""
         try:
@@ -73,6 +81,11 @@ class Objects:
     def move(self, key: str, to: str) -> None:
         """Give an object another key."""
         self._filesystem.move(self._at(key), self._at(to))
+
+    def _is_there(self, path: str) -> bool:
+        from pyarrow.fs import FileType  # noqa: PLC0415
+
+        return bool(self._filesystem.get_file_info(path).type != FileType.NotFound)
 
     def _at(self, key: str) -> str:
         return f"{self._prefix}/{key}" if key else self._prefix

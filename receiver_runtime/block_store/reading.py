@@ -6,7 +6,7 @@ Owns the comparison with the handle in the driver log: length, both checksums, t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
@@ -15,7 +15,7 @@ from receiver_runtime.block_store.frame import HEADER_LENGTH, FrameHeader, Frame
 from receiver_runtime.block_store.payload import decode_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,27 @@ class StoredFrame:
     header: FrameHeader
     payload: pa.Buffer
     data: bytes
+
+
+class FrameAt(NamedTuple):
+    """A frame in a segment, by its handle."""
+
+    offset: int
+    length: int
+    crc32c: int
+
+
+def lost_by_reading(
+    read_frame: Callable[[str, int, int, int], StoredFrame], path: str, frames: Sequence[FrameAt]
+) -> set[FrameAt]:
+    """Those that are not there, or are not what was registered; for stores in which a crash may spoil a frame."""
+    lost = set()
+    for at in frames:
+        try:
+            read_frame(path, *at)
+        except (BlockMissingError, BlockCorruptError):
+            lost.add(at)
+    return lost
 
 
 def checked_frame(data: bytes, where: str, offset: int, length: int, crc32c: int) -> StoredFrame:

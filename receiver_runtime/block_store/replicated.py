@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.frame import EncodedFrame
     from receiver_runtime.block_store.interface import Replica, Segment
+    from receiver_runtime.block_store.reading import FrameAt
 
 _READ_THREADS = 4
 # A scan reads a whole segment.
@@ -145,6 +146,27 @@ class ReplicatedBlockStore:
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
         """The record batches of one block by its handle; see ``read_frame``."""
         return batches_of(self.read_frame(path, offset, length, crc32c), path, offset)
+
+    @property
+    def crash_may_spoil(self) -> bool:
+        """Where it may in every replica: else one that says "other bytes" is not to be believed as a crash's doing."""
+        return all(site.store.crash_may_spoil for site in self._sites)
+
+    def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
+        """Those that every replica lost; see ``BlockStore``."""
+        lost = set(frames)
+        said: list[str] = []
+        for site in self._sites:
+            asked = sorted(lost)
+            if not asked:
+                break
+            try:
+                lost &= site.reads.call(partial(site.store.lost_frames, path, asked), self._timeout * _SCAN_TIMEOUTS)
+            except _FAILURES as error:
+                said.append(f"{site.name}: {error}")
+        if lost and said:
+            raise StoreUnavailableError(self.name, f"looking for the blocks of {path}: {'; '.join(said)}")
+        return lost
 
     def scan(self, path: str) -> Iterator[ScannedItem]:
         """Everything in one segment: a frame that is whole in any replica is intact.

@@ -48,6 +48,8 @@ class ReceiverSettings(BaseModel):
     receiver_healthy_after: Seconds = 60.0
     #: Restarts in a row after which the receiver is FAILED; 0 means never.
     receiver_max_restarts: Annotated[int, Field(ge=0)] = 0
+    #: Times in an hour that Dagster's receiver sensor starts a FAILED receiver anew; then a person. 0: never.
+    max_restarts_per_hour: Annotated[int, Field(ge=0)] = 3
     #: A segment is closed at this age (spark.streaming.receiver.writeAheadLog.rollingIntervalSecs) …
     segment_interval: Annotated[Seconds, Field(gt=0)] = 60.0
     #: … or before it grows past this.

@@ -11,7 +11,11 @@ from forebay.sources import SocketText
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-numbers = Stream("numbers", SocketText(host="127.0.0.1", port=int(os.environ["NUMBERS_PORT"])))
+numbers = Stream(
+    "numbers",
+    SocketText(host="127.0.0.1", port=int(os.environ["NUMBERS_PORT"])),
+    block_interval=os.environ.get("NUMBERS_BLOCK_INTERVAL", "200ms"),
+)
 # "merge": a run is cold and takes longer than the interval, and what it missed must not queue up run by run.
 pipeline = Pipeline("numbered", interval="2s", catch_up="merge", max_attempts=5)
 

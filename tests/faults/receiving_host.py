@@ -223,7 +223,7 @@ def receiving_host(database_url: str, home: Path, *, receivers: int = 2) -> Iter
         environment |= {"FOREBAY_HOME": str(home), "FOREBAY_DATABASE_URL": database_url}
         with (home / "agent.log").open("wb") as log:
             agent = subprocess.Popen(
-                [sys.executable, "-m", "forebay.cli", "agent", "--host", "here", "--parent-pipe"],
+                [sys.executable, "-m", "forebay.cli", "agent", "--host", "here", "--no-spare", "--parent-pipe"],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=log,

@@ -22,6 +22,7 @@ from tracker_store import status
 from tracker_store.embedded_postgres import EmbeddedPostgres
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError
+from tracker_store.leadership import Leadership, read_leadership
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,11 +57,40 @@ class RunningSystem:
                 return process
         return None
 
+    def receiver_process(self) -> psutil.Process:
+        """The one that runs the one receiver: started for it, or the spare one of before."""
+
+        def look() -> psutil.Process | None:
+            with connect(self.engine) as connection:
+                pid = connection.execute(
+                    sa.text(
+                        "SELECT p.pid FROM forebay.receivers r JOIN forebay.processes p ON p.id = r.process_id "
+                        "WHERE p.ended_at IS NULL"
+                    )
+                ).scalar()
+            return psutil.Process(pid) if pid is not None and psutil.pid_exists(pid) else None
+
+        return self.until("the receiver has a process", look)
+
+    def leadership(self) -> Leadership:
+        """Who leads, in which term."""
+        with connect(self.engine) as connection:
+            return read_leadership(connection)
+
     def kill(self, process: psutil.Process) -> None:
         """`kill -9`, and wait until it is gone."""
         process.send_signal(signal.SIGKILL)
         psutil.wait_procs([process], timeout=10)
         assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to `forebay up` itself."""
+        self._up.send_signal(number)
+
+    def has_ended(self) -> bool:
+        """Whether `forebay up` has ended; its exit code is looked at when the system is left."""
+        # Not waited for: who started it wants its exit code.
+        return not self._up.is_running() or self._up.status() == psutil.STATUS_ZOMBIE
 
     def until(self, what: str, look: Callable[[], Found | None], seconds: float = 90.0) -> Found:
         """Poll until `look` finds something (a driver log that is away finds nothing); fail at the deadline."""

@@ -16,13 +16,39 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 def test_the_receiver_process(system: RunningSystem) -> None:
     before = system.epoch()
-    receiver = system.process("forebay.cli", "receiver", "--receiver")
-    assert receiver is not None
-    system.kill(receiver)
+    system.kill(system.receiver_process())
     system.until("a new process has claimed the receiver", lambda: system.epoch() > before)
     system.receive(500)
     system.settle()
     system.check_every_number_came_out_once()
+
+
+def test_the_agent(system: RunningSystem) -> None:
+    """Its children end with it; its successor's receiver begins when the old agent is found silent."""
+    before = system.epoch()
+    agent = system.process("forebay.cli", "agent")
+    assert agent is not None
+    family = agent.children(recursive=True)
+    system.kill(agent)
+    system.until("a new process has claimed the receiver", lambda: system.epoch() > before)
+    assert [child for child in family if child.is_running()] == []
+    system.receive(500)
+    system.settle()
+    system.check_every_number_came_out_once()
+
+
+def test_the_tracker(system: RunningSystem) -> None:
+    """The receiver does not notice; another process leads, under another term."""
+    epoch, before = system.epoch(), system.leadership()
+    tracker = system.process("forebay.cli", "tracker")
+    assert tracker is not None
+    system.kill(tracker)
+    system.receive(500)
+    system.until("another process leads", lambda: system.leadership().term > before.term)
+    assert system.leadership().holder != before.holder
+    system.settle()
+    system.check_every_number_came_out_once()
+    assert system.epoch() == epoch, "the receiver was started anew"
 
 
 def test_the_dagster_daemon(system: RunningSystem) -> None:

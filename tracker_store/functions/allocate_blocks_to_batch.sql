@@ -44,6 +44,12 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
+    IF locked.state = 'STOPPED' THEN
+        outcome := 'stopped';
+        detail := format('pipeline %s is stopped and makes no batch at %s', locked.name, at_time);
+        RETURN NEXT;
+        RETURN;
+    END IF;
     IF at_time > clock_timestamp() THEN
         outcome := 'future';
         detail := format('batch time %s has not come yet by the database''s clock, %s', at_time, clock_timestamp());

@@ -15,8 +15,10 @@ from forebay import shadowing
 from forebay.cli import doctor as doctor_module
 from forebay.cli.doctor import Health, doctor, examine
 from forebay.cli.supervisor import Supervisor
+from tests.driver_log import NOON, make_log
 from tests.postgres import PostgresProcess
 from tracker_store.embedded_postgres import BinariesMissingError, EmbeddedPostgres
+from tracker_store.engine import connect, create_engine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,6 +125,28 @@ def test_the_running_embedded_server_is_asked(home: Path) -> None:
         found = [finding for finding in examine() if finding.check in {"postgres", "driver log"}]
     assert [finding.health for finding in found] == [Health.OK, Health.OK, Health.WARNING]
     assert "running as process" in found[0].found
+
+
+@pytest.mark.parametrize(("removed", "way_out"), [(False, "start it"), (True, "declare it again")])
+def test_segments_that_nobody_goes_through_are_said(
+    postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch, *, removed: bool, way_out: str
+) -> None:
+    with postgres_server.database() as url:
+        monkeypatch.setenv("FOREBAY_DATABASE_URL", url)
+        engine = create_engine(url, application_name="tests", pool_size=1)
+        with connect(engine) as connection:
+            log = make_log(connection, stream="orders")
+            log.add_at(log.receiver_ids[0], NOON)
+            if removed:
+                connection.exec_driver_sql("UPDATE forebay.receivers SET removed_at = clock_timestamp()")
+            connection.exec_driver_sql("UPDATE forebay.receivers SET state = 'ACTIVE'")
+            assert [finding for finding in examine() if finding.check == "segments"] == []
+            connection.exec_driver_sql("UPDATE forebay.receivers SET state = 'INACTIVE'")
+        engine.dispose()
+        found = _finding("segments")
+    assert found.health is Health.WARNING
+    assert "1 segments of receiver 1 of stream 'orders' were never sealed" in found.found
+    assert way_out in found.way_out
 
 
 def test_no_embedded_server_for_this_machine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

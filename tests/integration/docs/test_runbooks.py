@@ -46,7 +46,9 @@ def test_a_statement(engine: sa.Engine, statement: str) -> None:
 
 
 @pytest.mark.parametrize("command", blocks("sh"))
-def test_a_command(database_url: str, tmp_path: Path, command: str) -> None:
+def test_a_command(engine: sa.Engine, database_url: str, tmp_path: Path, command: str) -> None:
+    with connect(engine) as connection:
+        make_log(connection)
     environment = {
         **os.environ,
         "FOREBAY_DATABASE_URL": database_url,

@@ -353,6 +353,20 @@ def test_h01_of_blocks_that_were_never_synced_the_lost_are_counted_and_told(syst
     assert "2 blocks, 5 records, passed over by 'words'" in event[2]
 
 
+def test_h01_what_is_lost_further_back_in_a_window_is_counted_with_the_batch(system: System) -> None:
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    pipeline = Pipeline("words", interval="1h")
+    pipeline.output(inputs=[lines.window("2h")], sink=ParquetSink(system.output), name="counts")(same)
+    apply(system.connection, [pipeline])
+    system.receive(["a", "b"], durability="ephemeral")
+    [segment] = Path(system.settings.block_store_roots).rglob("*.segment")
+    system.run(pipeline, system.allocate(1), 1)
+    system.receive(["c"], durability="ephemeral")
+    segment.unlink()
+    [result] = system.run(pipeline, system.allocate(2), 1)
+    assert (result.lost_blocks, result.lost_records, result.rows) == (1, 2, 1)
+
+
 def test_h01_a_durable_block_that_is_missing_fails_the_batch(system: System) -> None:
     pipeline = system.declare(same)
     system.receive(["kept"], durability="ephemeral")

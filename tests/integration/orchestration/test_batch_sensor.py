@@ -25,6 +25,7 @@ from orchestration.dagster_defs.jobs import batch_job
 from tests.driver_log import Log
 from tracker_store import batches
 from tracker_store.engine import connect
+from tracker_store.pipeline_states import stop_pipelines
 from tracker_store.pipelines import get_pipeline
 from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import batch_times
@@ -100,6 +101,20 @@ def test_a_pipeline_that_is_not_applied_waits_for_it(connection: sa.Connection, 
     step = next_step(connection, declare(), instance)
     assert isinstance(step, Wait)
     assert "run `forebay apply`" in step.reason
+
+
+def test_a_stopped_pipeline_makes_no_batch_and_one_that_is_stopping_its_last(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    pipeline = declare()
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    stop_pipelines(connection)
+    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 1)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
+    step = next_step(connection, pipeline, instance)
+    assert isinstance(step, Wait)
+    assert "run `forebay start --pipeline words`" in step.reason
 
 
 def test_nothing_due_says_when_the_next_is(connection: sa.Connection, instance: dg.DagsterInstance) -> None:

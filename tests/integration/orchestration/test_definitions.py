@@ -34,8 +34,9 @@ def test_assets_job_and_sensor_by_their_names(pipeline: Pipeline) -> None:
     assert {job.name for job in repository.get_all_jobs() if not job.name.startswith("__")} == {
         "word_count_batch",
         "word_count_checks",
+        "word_count_restart_receiver",
     }
-    assert [sensor.name for sensor in repository.sensor_defs] == ["word_count_batches"]
+    assert [sensor.name for sensor in repository.sensor_defs] == ["word_count_batches", "word_count_receivers"]
     graph = repository.asset_graph
     word_counts = graph.get(dg.AssetKey(["word_count", "word_counts"]))
     assert word_counts.group_name == "word_count"

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 _RUN = """
 import os
 import sys
-from receiver_runtime import receiver_process, receiver_start
+from receiver_runtime import receiver_process, receiver_start, spare_process
 from receiver_runtime.process_control import parse_receiver
 
-database_url, block_store, poison, *receivers = sys.argv[1:]
+database_url, block_store, poison, *words = sys.argv[1:]
 make_receiver = receiver_start.make_receiver
 
 
@@ -40,9 +40,15 @@ def make(source, *arguments, **keywords):
 
 
 receiver_start.make_receiver = make
-code = receiver_process.run(
-    [parse_receiver(value) for value in receivers], database_url=database_url, block_store=block_store
-)
+if words == ["--spare"]:
+    spare_process.load()
+    begin = spare_process.wait_for_work(0)
+    if begin is None:
+        sys.exit(0)
+    receivers = begin.receivers
+else:
+    receivers = [parse_receiver(value) for value in words]
+code = receiver_process.run(receivers, database_url=database_url, block_store=block_store)
 sys.exit(code)
 """
 
@@ -50,7 +56,9 @@ sys.exit(code)
 class HostRig:
     """Receivers of one stream each, by name; what they registered; and the processes that run them."""
 
-    def __init__(self, database_url: str, root: Path, *, receivers_per_process: int, poison_port: int = 0) -> None:
+    def __init__(
+        self, database_url: str, root: Path, *, receivers_per_process: int, poison_port: int = 0, spare: bool = False
+    ) -> None:
         self._database_url = database_url
         self._poison_port = poison_port
         self.root = root
@@ -65,13 +73,16 @@ class HostRig:
             role_commands={},
             log_directory=root / "logs",
             receivers_per_process=receivers_per_process,
+            spare_command=self._program("--spare") if spare else None,
         )
         self._thread = threading.Thread(target=self._agent.run, args=(self._stop,), name="agent")
 
     def _command(self, receivers: Sequence[tuple[int, int]]) -> list[str]:
-        pairs = ["{}:{}".format(*pair) for pair in receivers]
+        return self._program(*("{}:{}".format(*pair) for pair in receivers))
+
+    def _program(self, *words: str) -> list[str]:
         store = str(self.root / "blocks")
-        return [sys.executable, "-c", _RUN, self._database_url, store, str(self._poison_port), *pairs]
+        return [sys.executable, "-c", _RUN, self._database_url, store, str(self._poison_port), *words]
 
     def start(self) -> None:
         """Start the agent."""
@@ -164,7 +175,14 @@ class HostRig:
 
 @contextmanager
 def host_rig(
-    database_url: str, root: Path, *, receivers: int, receivers_per_process: int, poison: bool = False, **settings: str
+    database_url: str,
+    root: Path,
+    *,
+    receivers: int,
+    receivers_per_process: int,
+    poison: bool = False,
+    spare: bool = False,
+    **settings: str,
 ) -> Iterator[tuple[HostRig, dict[int, NumberedSource]]]:
     """A host that is started, with so many receivers, by id with their sources, none placed yet.
 
@@ -177,6 +195,7 @@ def host_rig(
             root,
             receivers_per_process=receivers_per_process,
             poison_port=sources[-1].port if poison else 0,
+            spare=spare,
         )
         stack.callback(rig.engine.dispose)
         by_id = {}

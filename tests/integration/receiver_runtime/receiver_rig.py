@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.sources.socket_text import SocketText
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_stream
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from receiver_runtime.block_store.interface import BlockStore
     from tracker_store.schema import ReceiverEventKind
 
-DEADLINE_SECONDS = 40.0
+# A process takes 1 s of CPU to begin: on a machine that gives it a fiftieth, most of this.
+DEADLINE_SECONDS = 90.0
 
 _RUN = """
 import sys
@@ -158,6 +160,16 @@ class ReceiverRig:
     engine: sa.Engine
     receiver_id: int
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    #: As FOREBAY_BLOCK_STORE; empty: a directory below the root.
+    roots: str = ""
+
+    @property
+    def block_store(self) -> str:
+        return self.roots or str(self.root / "blocks")
+
+    @property
+    def store(self) -> BlockStore:
+        return open_block_store(self.block_store)
 
     @classmethod
     def make(cls, database_url: str, root: Path, source: dict[str, Any], **settings: object) -> ReceiverRig:
@@ -189,14 +201,17 @@ class ReceiverRig:
     def desire(self, state: str) -> None:
         self.execute("UPDATE forebay.receivers SET desired_state = :s WHERE id = :r", s=state, r=self.receiver_id)
 
-    def start(self, assignment: int = 1, *, database_url: str | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, assignment: int = 1, *, database_url: str | None = None, first: str = ""
+    ) -> subprocess.Popen[bytes]:
+        """A process; `first` is what its interpreter runs before (a test's seam)."""
         self.root.mkdir(parents=True, exist_ok=True)
         number = len(self.processes)
         with (self.root / f"process-{number}.log").open("wb") as log:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-c", _RUN, str(self.receiver_id), str(assignment)),
-                    *(database_url or self.database_url, str(self.root / "blocks")),
+                    *(sys.executable, "-c", first + _RUN, str(self.receiver_id), str(assignment)),
+                    *(database_url or self.database_url, self.block_store),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -247,7 +262,7 @@ class ReceiverRig:
 
     def values(self) -> list[str]:
         """Of every registered block, in order of sequence, each block checked against its row."""
-        store = LocalBlockStore(self.root / "blocks")
+        store = self.store
         rows = self.execute(
             'SELECT b.sequence, b.records, s.path, b."offset", b.length, b.crc32c, b.segment_id FROM forebay.blocks b '
             "LEFT JOIN forebay.log_segments s ON s.id = b.segment_id WHERE b.receiver_id = :r ORDER BY b.sequence",
@@ -265,7 +280,7 @@ class ReceiverRig:
         return found
 
     def dead_letters(self) -> list[tuple[str, bytes]]:
-        store = LocalBlockStore(self.root / "blocks")
+        store = self.store
         return [
             (row.reason, store.read_frame(row.path, row.offset, row.length, row.crc32c).payload.to_pybytes())
             for row in self.execute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 T = TypeVar("T")
+
+RUNBOOK = Path(__file__).parents[3] / "docs" / "runbooks" / "receiver-killed.md"
+
+
+def runbook_statement(verb: str, *, within: str) -> str:
+    """The page's one statement of this kind under the heading."""
+    [section] = [part for part in RUNBOOK.read_text(encoding="utf-8").split("\n## ") if within in part.split("\n")[0]]
+    [statement] = re.findall(rf"^```sql runnable\n({verb} .*?)^```", section, re.MULTILINE | re.DOTALL)
+    return statement
 
 
 @pytest.fixture
@@ -79,6 +89,34 @@ def test_point_19_every_unsealed_segment_of_every_earlier_epoch_is_salvaged_in_o
     told = receiver.events("SALVAGED")
     assert "2 blocks, 3 records registered as 5..6" in told[0]
     assert "1 blocks, 1 records registered as 7..7" in told[1]
+    receiver.check()
+
+
+def test_point_22_files_whose_rows_a_restore_took_are_adopted_by_the_runbooks_statement(
+    receiver: SalvagedReceiver,
+) -> None:
+    first = receiver.live()
+    first.keep("a")
+    first.register()
+    first.close()
+    [(kept,)] = receiver.execute("SELECT max(sequence) FROM forebay.blocks WHERE receiver_id = :r")
+    lost = receiver.live()
+    lost.keep("b")
+    lost.register()
+    lost.keep("c")
+    path = receiver.paths()[-1]
+    # The driver log of a backup: nothing of the second process is in it.
+    receiver.execute("DELETE FROM forebay.blocks WHERE receiver_id = :r AND sequence > :kept", kept=kept)
+    receiver.execute("DELETE FROM forebay.log_segments WHERE path = :path", path=path)
+    again = receiver.live()
+    again.keep("d")
+    again.register()
+    assert receiver.blocks() == [["a"], ["d"]]
+    statement = runbook_statement("INSERT", within="After a restore")
+    receiver.execute(statement.replace("receiver-7/1750000000000-000001.segment", path).replace("::", "\\:\\:"))
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["d"], ["b"], ["c"]]
+    assert "2 blocks, 2 records registered" in receiver.events("SALVAGED")[-1]
     receiver.check()
 
 
@@ -443,8 +481,7 @@ def test_a_file_that_can_not_be_read_holds_its_own_epoch_back_alone(receiver: Sa
 
 
 def test_the_runbooks_way_gives_up_what_is_gone_and_nothing_else(receiver: SalvagedReceiver) -> None:
-    runbook = Path(__file__).parents[3] / "docs" / "runbooks" / "receiver-killed.md"
-    statement = runbook.read_text(encoding="utf-8").rpartition("```sql runnable\n")[2].partition("```")[0]
+    statement = runbook_statement("UPDATE", within="can't be reached, they stay open")
     gone = receiver.live(receiver.claim())
     gone.keep("a")
     (receiver.root / receiver.paths()[0]).unlink()
@@ -458,6 +495,25 @@ def test_the_runbooks_way_gives_up_what_is_gone_and_nothing_else(receiver: Salva
     assert receiver.segments() == [("SEALED", 0), ("OPEN", None)]
     receiver.live()
     assert receiver.blocks() == [["b"]]
+
+
+def test_the_runbooks_way_gives_up_what_a_removed_receiver_left_and_nothing_else(receiver: SalvagedReceiver) -> None:
+    statement = runbook_statement("UPDATE", within="never starts again")
+    receiver.live(receiver.claim()).keep("a")
+    for state, removed, given_up in (
+        ("INACTIVE", None, 0),
+        ("ACTIVE", 31, 0),
+        ("INACTIVE", 29, 0),
+        ("INACTIVE", 31, 1),
+    ):
+        receiver.execute(
+            "UPDATE forebay.receivers SET state = :s, removed_at = clock_timestamp() - make_interval(days => :d) "
+            "WHERE id = :r",
+            s=state,
+            d=removed,
+        )
+        receiver.execute(statement)
+        assert receiver.segments() == [[("OPEN", None)], [("SEALED", 0)]][given_up]
 
 
 # -- and then --------------------------------------------------------------------------------------------------------

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
 
-from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.exit_codes import ExitCode
+from tests.integration.receiver_runtime.killed_process import (
+    check_each_stored_record_came_out_once,
+    holds_unregistered,
+    kill_and_take_over,
+    stored,
+)
 from tests.integration.receiver_runtime.receiver_rig import (
     CuttingProxy,
     NumberedSource,
@@ -50,37 +55,45 @@ def proxy(database_url: str) -> Iterator[tuple[CuttingProxy, str]]:
     made.close()
 
 
-def stored(rig: ReceiverRig) -> list[str]:
-    """Every record in an intact frame of any file, by epoch and file."""
-    store = LocalBlockStore(rig.root / "blocks")
-    found: list[str] = []
-    for path in sorted(store.segment_paths()):
-        for item in store.scan(path):
-            if isinstance(item, IntactFrame):
-                for batch in store.read_batches(path, item.offset, item.length, item.crc32c):
-                    found.extend(batch.column(0).to_pylist())
-    return found
-
-
-def holds_unregistered(rig: ReceiverRig, blocks: int) -> bool:
-    store = LocalBlockStore(rig.root / "blocks")
-    frames = sum(isinstance(item, IntactFrame) for path in store.segment_paths() for item in store.scan(path))
-    [(registered,)] = rig.execute("SELECT count(*) FROM forebay.blocks WHERE segment_id IS NOT NULL")
-    return frames >= int(registered) + blocks
-
-
-def check_each_stored_record_came_out_once(rig: ReceiverRig) -> None:
-    values = rig.values()
-    assert values == stored(rig)
-    numbers = [int(value) for value in values]
-    assert numbers == sorted(set(numbers))
-    with connect(rig.engine) as connection:
-        assert [result for result in check_data(connection) if not result.passed] == []
-
-
 def test_point_19_what_a_killed_process_had_stored_comes_out_once(
     rig: ReceiverRig, source: NumberedSource, proxy: tuple[CuttingProxy, str]
 ) -> None:
+    kill_and_take_over(rig, source, proxy)
+
+
+@pytest.mark.parametrize("gone", [None, "a", "b"])
+def test_point_19_of_two_replicas_what_a_killed_process_had_stored_comes_out_once(
+    database_url: str, tmp_path: Path, source: NumberedSource, proxy: tuple[CuttingProxy, str], gone: str | None
+) -> None:
+    """Also where one of them is gone when the successor looks."""
+    rig = ReceiverRig.on_socket(database_url, tmp_path / "receiver", source.port, block_queue_size=5)
+    rig.roots = f"{tmp_path / 'a'},{tmp_path / 'b'}"
+
+    def lose() -> None:
+        if gone:
+            shutil.rmtree(tmp_path / gone)
+            (tmp_path / gone).mkdir()
+
+    try:
+        kill_and_take_over(rig, source, proxy, before_the_next=lose)
+    finally:
+        rig.close()
+
+
+_SLOW_STORE = """
+import pathlib, time
+from receiver_runtime.block_store.local import LocalBlockStore
+scan = LocalBlockStore.scan
+def scan_when_told(self, path):
+    while not pathlib.Path({gate!r}).exists():
+        time.sleep(0.01)
+    return scan(self, path)
+LocalBlockStore.scan = scan_when_told
+"""
+
+
+def test_a_long_salvage_keeps_its_lease(rig: ReceiverRig, proxy: tuple[CuttingProxy, str], tmp_path: Path) -> None:
+    """Its heartbeats go on while the store is slow, and it receives nothing before the end of it."""
     between, url = proxy
     process = rig.start(database_url=url)
     eventually(lambda: rig.records() > 50, "50 records")
@@ -89,18 +102,28 @@ def test_point_19_what_a_killed_process_had_stored_comes_out_once(
     eventually(lambda: holds_unregistered(rig, 3), "3 blocks that are stored and not registered")
     process.kill()
     process.wait()
-    source.sending.clear()
-    before, waiting = rig.records(), len(stored(rig))
-    assert waiting > before
-    second = rig.start()
-    eventually(lambda: rig.records() == waiting, "what was stored is registered")
-    source.sending.set()
-    eventually(lambda: rig.records() > waiting + 50, "and the new process receives")
-    second.send_signal(signal.SIGTERM)
-    assert exit_code(second) == ExitCode.STOPPED
+    waiting = len(stored(rig))
+    before = rig.records()
+    gate = tmp_path / "now"
+    slow = rig.start(first=_SLOW_STORE.format(gate=str(gate)))
+
+    def heartbeat() -> int:
+        found = rig.execute(
+            "SELECT heartbeat FROM forebay.processes WHERE pid = :p AND ended_at IS NULL ORDER BY id DESC LIMIT 1",
+            p=slow.pid,
+        )
+        return int(found[0].heartbeat) if found else 0
+
+    eventually(lambda: len(rig.epochs()) == 2, "its claim")
+    # Half of the time after which the leader takes a process for dead, and more.
+    least = heartbeat() + 6
+    eventually(lambda: heartbeat() >= least, "its heartbeats")
+    assert (rig.records(), ReceiverEventKind.SALVAGED in rig.events()) == (before, False)
+    gate.touch()
+    eventually(lambda: rig.records() > waiting, "what was stored is registered, and more is received")
+    slow.send_signal(signal.SIGTERM)
+    assert exit_code(slow) == ExitCode.STOPPED
     check_each_stored_record_came_out_once(rig)
-    assert rig.events().count(ReceiverEventKind.SALVAGED) == 1
-    assert {state for _, state, _ in rig.segments()} == {"SEALED"}
 
 
 def test_an_addition_that_is_under_way_while_its_successor_salvages(rig: ReceiverRig, source: NumberedSource) -> None:

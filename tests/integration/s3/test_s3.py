@@ -17,6 +17,7 @@ from receiver_runtime.block_store.errors import (
     SegmentWriteError,
     StoreUnavailableError,
 )
+from receiver_runtime.block_store.reading import FrameAt
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
@@ -107,6 +108,28 @@ def test_a_bucket_that_is_not_there_fails_the_write(server: S3Server) -> None:
     segment.append(frame())
     with pytest.raises(SegmentWriteError, match=r"NO_SUCH_BUCKET|NoSuchBucket|does not exist"):
         segment.sync()
+
+
+def test_h01_in_another_bucket_or_prefix_a_block_is_not_missing(server: S3Server) -> None:
+    url = server.url("found")
+    log, _ = make_log(url)
+    [handle] = log.write([frame()])
+    log.close()
+    at = FrameAt(handle.offset, handle.length, handle.crc32c)
+    another = url.replace("@blocks/", "@another/")
+    for wrong, said in ((another, "no such bucket"), (server.url("nowhere"), "below this")):
+        store = open_block_store(wrong, timeout=5)
+        with pytest.raises(StoreUnavailableError, match=said):
+            store.read_frame(PATH, *at)
+        with pytest.raises(StoreUnavailableError, match=said):
+            store.lost_frames(PATH, [at])
+    with pytest.raises(StoreUnavailableError, match="no such bucket"):
+        list(open_block_store(another, timeout=5).scan(PATH))
+    store = open_block_store(url)
+    other = FrameAt(handle.offset + handle.length, 1, 0)
+    assert store.lost_frames(PATH, [at, other]) == {other}
+    with pytest.raises(BlockMissingError, match="no such object"):
+        store.read_frame(PATH, *other)
 
 
 class Writer:

@@ -32,7 +32,7 @@ from tracker_store.cleanup import (
     forget_segment,
     segments_to_delete,
 )
-from tracker_store.dead_letters import add_dead_letter
+from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_pipeline, apply_stream
 from tracker_store.processes import register_process
@@ -783,14 +783,11 @@ def test_w09_a_receiver_that_was_restarted_and_is_idle_holds_no_files_back(log: 
 def test_a_dead_letter_keeps_its_file(log: Log, receiver_id: int) -> None:
     claimed = claim_anew(log.connection, receiver_id)
     first, _, _ = segments_of(log, claimed, 3)
-    add_dead_letter(
+    add_dead_letters(
         log.connection,
+        [StoredDeadLetter("too large", 0, 1, BlockHandle(first, 9_000, 1, 1))],
         receiver_id=receiver_id,
         epoch=claimed.epoch,
-        reason="too large",
-        part=0,
-        bytes=1,
-        handle=BlockHandle(first, 9_000, 1, 1),
     )
     finish(log, T1)
     clean(log, receiver_id)

@@ -30,7 +30,7 @@ from tracker_store.cleanup import (
     forget_segment,
     segments_to_delete,
 )
-from tracker_store.dead_letters import StoredDeadLetter, add_dead_letter, add_dead_letters
+from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.engine import connect, create_engine
 from tracker_store.leadership import Leadership, raise_counter, read_leadership, resign, take_leadership
 from tracker_store.outputs import commit_output, commits_of_batch
@@ -130,14 +130,11 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
             ),
         )
         assert added.outcome is AddOutcome.ADDED
-        add_dead_letter(
+        add_dead_letters(
             connection,
+            [StoredDeadLetter("not UTF-8", 0, 3, block(claimed, 9, segment_id=segment).handle)],
             receiver_id=receiver,
             epoch=claimed.epoch,
-            reason="not UTF-8",
-            part=0,
-            bytes=3,
-            handle=block(claimed, 9, segment_id=segment).handle,
         )
         report_event(
             connection, receiver_id=receiver, epoch=claimed.epoch, kind=ReceiverEventKind.ERROR, message="a test"

@@ -12,12 +12,12 @@ from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_l
 from tracker_store.batches import claim_attempt, complete_batch
 from tracker_store.blocks import ORIGIN, OffsetLink, open_partition
 from tracker_store.cleanup import clean_up_receiver
-from tracker_store.dead_letters import add_dead_letter
+from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.engine import connect
 from tracker_store.outputs import commit_output
 from tracker_store.receivers import report_event
 from tracker_store.schema import LinkKind, ReceiverEventKind
-from tracker_store.segments import seal_segment
+from tracker_store.segments import left_segments, seal_segment
 from tracker_store.views import VIEWS
 
 if TYPE_CHECKING:
@@ -268,21 +268,40 @@ def test_what_each_receiver_keeps(connection: sa.Connection) -> None:
     [segment] = connection.execute(sa.text("SELECT id FROM forebay.log_segments")).scalars()
     log.add_at(one, NOON + 3 * SECOND)
     seal_segment(connection, segment_id=segment, length=4321)
-    for part in range(2):
-        add_dead_letter(
-            connection,
-            receiver_id=one,
-            epoch=claimed.epoch,
-            reason="too large",
-            part=part,
-            bytes=50,
-            handle=block(claimed, 50 + part).handle,
-        )
+    parts = [StoredDeadLetter("too large", part, 50, block(claimed, 50 + part).handle) for part in range(2)]
+    add_dead_letters(connection, parts, receiver_id=one, epoch=claimed.epoch)
     used, unused = rows(connection, "SELECT * FROM forebay.storage_usage ORDER BY ordinal")
     assert (used["blocks"], used["records"], used["bytes"]) == (5, 30, 300)
     assert (used["open_segments"], used["sealed_segments"], used["segment_bytes"]) == (1, 1, 4321)
     assert (used["dead_letters"], used["dead_letter_bytes"]) == (1, 100)
     assert (unused["receiver_id"], unused["blocks"], unused["segment_bytes"]) == (two, 0, 0)
+
+
+def test_segments_that_nobody_will_look_at_are_told(connection: sa.Connection) -> None:
+    """Left by a process that died, of a receiver that runs nowhere; those of a running one are no concern."""
+    log = make_log(connection, receivers=2)
+    one, two = log.receiver_ids
+    for receiver in (one, two):
+        log.add_at(receiver, NOON + SECOND)
+    connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))
+
+    def left() -> list[int]:
+        used = rows(connection, "SELECT * FROM forebay.storage_usage ORDER BY ordinal")
+        return [row["left_segments"] for row in used]
+
+    assert (left(), left_segments(connection)) == ([0, 0], [])
+    # The first one is killed and taken over by a process that could not read what was left.
+    claim_anew(connection, one)
+    connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))
+    assert (left(), left_segments(connection)) == ([1, 0], [])
+    connection.execute(
+        sa.text("UPDATE forebay.receivers SET state = 'INACTIVE', removed_at = clock_timestamp() WHERE id = :r"),
+        {"r": two},
+    )
+    assert left() == [1, 1]
+    assert [(found.receiver_id, found.segments, found.removed) for found in left_segments(connection)] == [
+        (two, 1, True)
+    ]
 
 
 def test_k07_k08_the_last_error_is_kept_with_its_time(connection: sa.Connection) -> None:

@@ -19,6 +19,9 @@ class MemoryObjects(Objects):
         self.puts: list[tuple[str, bytes]] = []
         self.put_faults: list[str] = []
         self.get_faults = 0
+        self.gets = 0
+        self.bucket_is_there = True
+        self.prefix_is_there = True
         self.answers = threading.Event()
         self.answers.set()
 
@@ -33,6 +36,7 @@ class MemoryObjects(Objects):
             raise OSError("AWS Error NETWORK_CONNECTION during PutObject operation")
 
     def get(self, key: str, offset: int, length: int) -> bytes:
+        self.gets += 1
         if self.get_faults:
             self.get_faults -= 1
             raise OSError("AWS Error SLOW_DOWN during GetObject operation")
@@ -43,6 +47,12 @@ class MemoryObjects(Objects):
     def sizes(self, prefix: str) -> list[tuple[str, int]]:
         start = f"{prefix}/" if prefix else ""
         return sorted((key, len(data)) for key, data in self.objects.items() if key.startswith(start))
+
+    def bucket_exists(self) -> bool:
+        return self.bucket_is_there
+
+    def has_any(self) -> bool:
+        return self.prefix_is_there
 
     def delete(self, prefix: str) -> None:
         for key, _ in self.sizes(prefix):

@@ -17,6 +17,7 @@ from receiver_runtime.block_generator import (
     BlockGenerator,
     GeneratorState,
     GeneratorStateError,
+    _head_of,
 )
 from receiver_runtime.rate_limiter import RateLimiter
 from receiver_runtime.records import RecordTypeError
@@ -192,12 +193,41 @@ def test_b02_two_threads_200_ms_and_a_queue_of_ten_blocks() -> None:
 
 def test_b03_a_batch_is_wholly_in_one_block() -> None:
     listener, clock = Listener(), ManualClock()
-    with generator(listener, clock, max_block_bytes=300) as made:
+    with generator(listener, clock, max_block_bytes=355) as made:
         made.add_multiple_data(batch(*["a" * 10] * 10))
         made.add_multiple_data(batch(*["b" * 10] * 25))
         made.add_multiple_data(["c", "d"])
         made.stop()
     assert [sorted(set(values)) for values in listener.values] == [["a" * 10], ["b" * 10], ["c", "d"]]
+
+
+def test_b03_what_is_larger_than_a_block_comes_in_pieces_that_fit_and_its_metadata_with_the_last() -> None:
+    listener, clock = Listener(), ManualClock()
+    listener.gate.set()
+    values = ["n" * (7 * n % 90) for n in range(200)]
+    values[40] = "L" * 5_000
+    values[120] = "M" * 1_500
+    with generator(listener, clock, max_block_bytes=1000) as made:
+        made.add_multiple_data(batch(*values), "all of it")
+        made.stop()
+    assert [value for block in listener.values for value in block] == values
+    larger = [block for block in listener.pushed if block.nbytes > 1000]
+    assert [block.records for block in larger] == [1, 1]
+    assert [block.metadata for block in listener.pushed if block.metadata] == [["all of it"]]
+    assert listener.pushed[-1].metadata == ["all of it"]
+    # Pieces fill their blocks: not many more than the bytes need.
+    assert len(listener.pushed) <= 2 * sum(block.nbytes for block in listener.pushed) // 1000
+
+
+@given(st.lists(st.integers(0, 3_000), min_size=1, max_size=80), st.integers(64, 2_000))
+def test_b03_pieces_are_the_batch_and_each_fits(sizes: list[int], most: int) -> None:
+    rest = batch(*("x" * size for size in sizes))
+    heads = []
+    while rest.num_rows:
+        heads.append(_head_of(rest, most))
+        rest = rest.slice(heads[-1].num_rows)
+    assert [len(value) for head in heads for value in head.column(0).to_pylist()] == sizes
+    assert all(head.nbytes <= most or head.num_rows == 1 for head in heads)
 
 
 def test_b03_records_of_both_kinds_keep_their_order() -> None:

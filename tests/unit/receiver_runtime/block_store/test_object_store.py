@@ -16,6 +16,7 @@ from receiver_runtime.block_store.errors import (
     StoreUnavailableError,
 )
 from receiver_runtime.block_store.object_store import ObjectBlockStore
+from receiver_runtime.block_store.reading import FrameAt
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import dead_letter_frame, eventually, frame, whole
@@ -132,6 +133,43 @@ def test_missing_corrupt_and_unreachable_are_told_apart(store: ObjectBlockStore,
     objects.get_faults = 5
     with pytest.raises(StoreUnavailableError, match="SLOW_DOWN"):
         store.read_frame(PATH, 0, LENGTH, frame().crc32c)
+
+
+def test_a_bucket_or_prefix_that_is_not_there_is_no_missing_block(
+    store: ObjectBlockStore, objects: MemoryObjects
+) -> None:
+    item = frame()
+    at = FrameAt(0, LENGTH, item.crc32c)
+    objects.prefix_is_there = False
+    with pytest.raises(StoreUnavailableError, match="nothing below this prefix"):
+        store.read_frame(PATH, *at)
+    with pytest.raises(StoreUnavailableError, match="nothing below this prefix"):
+        store.lost_frames(PATH, [at])
+    # A segment of which nothing was ever stored, in a new store, is missing and no more.
+    with pytest.raises(FileNotFoundError):
+        list(store.scan(PATH))
+    objects.bucket_is_there = False
+    with pytest.raises(StoreUnavailableError, match="no such bucket"):
+        store.read_frame(PATH, *at)
+    with pytest.raises(StoreUnavailableError, match="no such bucket"):
+        list(store.scan(PATH))
+
+
+def test_h01_lost_frames_are_found_by_one_listing_and_no_read(store: ObjectBlockStore, objects: MemoryObjects) -> None:
+    segment = store.create_segment(PATH)
+    letters = [dead_letter_frame(b"one"), dead_letter_frame(b"two, longer")]
+    frames = []
+    for items in ([frame(sequence=1)], letters, [frame(sequence=2)], [frame(sequence=3)]):
+        frames += [FrameAt(segment.append(item), item.length, item.crc32c) for item in items]
+        segment.sync()
+    assert store.lost_frames(PATH, frames) == set()
+    del objects.objects[f"{PATH}/{frames[3].offset:020d}"]
+    key = f"{PATH}/{frames[1].offset:020d}"
+    objects.objects[key] = objects.objects[key][:-1]
+    assert store.lost_frames(PATH, frames) == {frames[2], frames[3]}
+    assert objects.gets == 0
+    objects.objects.clear()
+    assert store.lost_frames(PATH, frames) == set(frames)
 
 
 def cut(data: bytes) -> bytes:

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 import struct
 import threading
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.receivers.socket_client import NO_MORE_DATA
 from receiver_runtime.receivers.socket_text import SocketTextReceiver
+from receiver_runtime.receivers.tcp import READ_BYTES
 from receiver_runtime.sources.base import Source, SourceError
 from receiver_runtime.sources.socket_text import SocketText
 from tests.unit.receiver_runtime.rig import rig
@@ -191,6 +195,32 @@ def test_w05_a_receiver_that_can_not_store_stops_reading(server: Server, tmp_pat
         missing = -sent % len(line)
         connection.sendall(line[len(line) - missing :] if missing else b"")
         eventually(lambda: sum(item.records for item in made.log.chain(1)) == (sent + missing) // len(line))
+
+
+def test_w16_small_blocks_bound_what_is_held_though_one_read_is_many_of_them(server: Server, tmp_path: Path) -> None:
+    queue, block = 10, 2**16
+    held_before = pa.total_allocated_bytes()
+    with rig(tmp_path, receiver_of(server), block_queue_size=queue, max_block_bytes="64KiB") as made:
+        made.log.away = True
+        connection = server.accept()
+        connection.settimeout(1.0)
+        # Nothing that a block's compression makes much smaller.
+        lines = random.Random(5).randbytes(2**20).hex(b"\n", 50).encode() + b"\n"
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 100 * len(lines):
+                sent += connection.send(lines[sent % len(lines) :])
+        assert sent < 30 * len(lines)
+        eventually(lambda: made.supervisor.generator.waiting_blocks == queue)
+        # The queue, what is on its way into it and out of it, and one read as bytes, lines and pieces.
+        assert pa.total_allocated_bytes() - held_before <= (queue + 5) * block + 2 * READ_BYTES
+        made.log.away = False
+        connection.settimeout(20)
+        rounds = sent // len(lines) + 1
+        connection.sendall(lines[sent % len(lines) :])
+        eventually(lambda: sum(item.records for item in made.log.chain(1)) == rounds * lines.count(b"\n"))
+        assert max(item.bytes for item in made.log.chain(1)) <= block + 4_096
+        assert made.values() == lines.decode().splitlines() * rounds
 
 
 def test_on_stop_may_come_twice_and_before_a_connection(tmp_path: Path) -> None:

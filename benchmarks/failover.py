@@ -1,0 +1,333 @@
+"""How long nothing is registered after a `kill -9`: of a receiver, of a whole host, of the leading tracker.
+
+Run as ``python -m benchmarks.failover [--json] [--quick] [--rounds N]``; docs/reference/benchmarks.md says what each
+figure means. Everything is real: two hosts' agents as their users run them, two trackers, receiver processes, sockets,
+synced segments in a directory that both share, and the embedded durable server. All of it shares this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import psutil
+
+from benchmarks.report import Report, machine, time_figure
+from benchmarks.server import Server, running_server
+from receiver_runtime.sources.socket_text import SocketText
+from tests.faults.steady_source import SteadySource
+from tracker_store.engine import connect
+from tracker_store.pipelines import apply_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+_ROUNDS = 20
+_QUICK_ROUNDS = 3
+_LINES_PER_SECOND = 1000
+_BLOCK_INTERVAL = "200ms"
+_HOSTS = ("one", "two")
+# As long as a spare process needs to be there again.
+_SETTLE_SECONDS = 6.0
+_DEADLINE_SECONDS = 90.0
+_POLL_SECONDS = 0.005
+
+_LEASE_SECONDS = 10.0
+_RECEIVER_AIM = 1.0
+_HOST_AIM = _LEASE_SECONDS + 2.0
+_TRACKER_AIM = 5.0
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds from each kill to what it is about, by round."""
+
+    receiver: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
+    tracker: list[float] = field(default_factory=list)
+    # Between two blocks of a receiver that nobody touched, at most, while there was no leader.
+    gap: list[float] = field(default_factory=list)
+
+
+class _Processes:
+    """Hosts and trackers by name; whoever is killed is started again by `start`."""
+
+    def __init__(self, environment: Mapping[str, str], home: Path) -> None:
+        self._environment = environment
+        self._home = home
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._trackers = 0
+
+    def start_host(self, name: str) -> None:
+        """An agent that runs receivers and no tracker."""
+        self._start(name, "agent", "--host", name, "--slots", "4", "--roles", "receivers", "--parent-pipe")
+
+    def start_tracker(self) -> None:
+        """A tracker that nobody starts again."""
+        self._trackers += 1
+        self._start(f"tracker-{self._trackers}", "tracker")
+
+    def kill(self, pid: int) -> float:
+        """`kill -9` of a process of ours and of all below it, at once; the time."""
+        [name] = [name for name, process in self._running.items() if process.pid == pid]
+        process = self._running.pop(name)
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        at = time.perf_counter()
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.send_signal(signal.SIGKILL)
+        process.wait()
+        self._close(process)
+        return at
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._running.values():
+            process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            self._close(process)
+
+    def _start(self, name: str, *arguments: str) -> None:
+        environment = {**self._environment, "FOREBAY_HOME": str(self._home / name)}
+        with (self._home / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(  # noqa: S603  our own command
+                [sys.executable, "-m", "forebay.cli", *arguments],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @staticmethod
+    def _close(process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+class _Failover:
+    """The rounds, on one system that heals after each."""
+
+    def __init__(self, server: Server, processes: _Processes) -> None:
+        self._connection = server.connect()
+        self._processes = processes
+        steady, moved = self._rows("SELECT id FROM forebay.receivers ORDER BY id")
+        # One that is received from all the time, and one that is given away while there is no leader.
+        self._steady, self._moved = int(str(steady[0])), int(str(moved[0]))
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._connection.close()
+
+    def kill_receiver(self) -> float:
+        """Of the process that receives; until its successor has registered what it received itself."""
+        epoch = self._epoch()
+        [(pid,)] = self._rows(
+            "SELECT p.pid FROM forebay.receivers r JOIN forebay.processes p ON p.id = r.process_id WHERE r.id = %s",
+            self._steady,
+        )
+        at = time.perf_counter()
+        os.kill(int(str(pid)), signal.SIGKILL)
+        return self._until("a block of a new process", lambda: self._received_since(epoch)) - at
+
+    def kill_host(self) -> float:
+        """Of an agent and all of its children at once; until a receiver elsewhere has registered what it received."""
+        epoch = self._epoch()
+        [(pid, name)] = self._rows(
+            "SELECT p.pid, p.name FROM forebay.receivers r JOIN forebay.processes p ON p.id = r.agent_id "
+            "WHERE r.id = %s",
+            self._steady,
+        )
+        at = self._processes.kill(int(str(pid)))
+        took = self._until("a block of another host", lambda: self._received_since(epoch)) - at
+        self._processes.start_host(str(name))
+        return took
+
+    def kill_leader(self) -> tuple[float, float]:
+        """Of the tracker that leads; until the next one has placed a receiver, and the longest pause between blocks."""
+        [(term, holder)] = self._rows("SELECT term, holder FROM forebay.leadership")
+        [(began,)] = self._rows("SELECT clock_timestamp()")
+        at = self._processes.kill(int(str(holder).rpartition(":")[2]))
+        self._rows(
+            "UPDATE forebay.receivers SET state = 'INACTIVE', assignment = assignment + 1, agent_id = NULL, "
+            "process_id = NULL WHERE id = %s RETURNING id",
+            self._moved,
+        )
+        decided = self._until(
+            "a receiver placed by a new leader",
+            lambda: self._rows(
+                "SELECT FROM forebay.receivers r, forebay.leadership l WHERE r.id = %s AND r.agent_id IS NOT NULL "
+                "AND l.term > %s",
+                self._moved,
+                term,
+            ),
+        )
+        [(gap,)] = self._rows(
+            "SELECT max(extract(epoch FROM g.pause))::float FROM ("
+            "  SELECT added_at - lag(added_at) OVER (ORDER BY sequence) AS pause FROM forebay.blocks "
+            "  WHERE receiver_id = %s AND added_at > CAST(%s AS timestamptz) - interval '1 s') AS g",
+            self._steady,
+            began,
+        )
+        self._processes.start_tracker()
+        return decided - at, float(str(gap))
+
+    def until_steady(self) -> None:
+        """Until every host has an agent and both receivers have registered blocks of their present processes."""
+        self._until(
+            "two agents and two receivers",
+            lambda: self._rows(
+                "SELECT FROM forebay.receivers r JOIN forebay.processes p ON p.id = r.process_id "
+                "WHERE r.state = 'ACTIVE' AND p.ended_at IS NULL HAVING count(*) = 2 AND "
+                "(SELECT count(*) FROM forebay.processes a WHERE a.kind = 'agent' AND a.ended_at IS NULL) = %s",
+                len(_HOSTS),
+            ),
+        )
+        epoch = self._epoch()
+        self._until("blocks that keep coming", lambda: self._received_since(epoch - 1))
+        time.sleep(_SETTLE_SECONDS)
+
+    def _epoch(self) -> int:
+        rows = self._rows(
+            "SELECT epoch FROM forebay.blocks WHERE receiver_id = %s ORDER BY sequence DESC LIMIT 1", self._steady
+        )
+        return int(str(rows[0][0])) if rows else 0
+
+    def _received_since(self, epoch: int) -> object:
+        """A block that a process of a newer epoch received; what it salvaged does not count."""
+        return self._rows(
+            "SELECT FROM forebay.blocks b JOIN forebay.log_segments g ON g.id = b.segment_id AND g.epoch = b.epoch "
+            "WHERE b.receiver_id = %s AND b.epoch > %s ORDER BY b.sequence DESC LIMIT 1",
+            self._steady,
+            epoch,
+        )
+
+    def _rows(self, statement: str, *values: object) -> list[tuple[object, ...]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, values or None)
+            rows: list[tuple[object, ...]] = cursor.fetchall()
+            return rows
+
+    def _until(self, what: str, look: Callable[[], object]) -> float:
+        deadline = time.perf_counter() + _DEADLINE_SECONDS
+        while not look():
+            if time.perf_counter() > deadline:
+                raise RuntimeError(f"not within {_DEADLINE_SECONDS:.0f} s: {what}")
+            time.sleep(_POLL_SECONDS)
+        return time.perf_counter()
+
+
+def _declare(server: Server, *sources: SteadySource) -> None:
+    with connect(server.engine) as connection:
+        for number, source in enumerate(sources):
+            apply_stream(
+                connection,
+                name=f"numbers{number}",
+                declaration={
+                    "source": SocketText(host="127.0.0.1", port=source.port).model_dump(mode="json"),
+                    "settings": {"block_interval": _BLOCK_INTERVAL},
+                },
+                receivers=1,
+            )
+
+
+def _environment(server: Server, home: Path) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+    return environment | {
+        "FOREBAY_DATABASE_URL": server.url,
+        "FOREBAY_BLOCK_STORE": str(home / "blocks"),
+        "FOREBAY_HEARTBEAT_LIMIT_SECONDS": str(_LEASE_SECONDS),
+        "FOREBAY_TRACKER_HTTP": "off",
+    }
+
+
+def run(report: Report, server: Server, home: Path, rounds: int) -> Times:
+    """One of each kind a round, on a system that has come to rest before each."""
+    times = Times()
+    with SteadySource(lines_per_second=_LINES_PER_SECOND) as source, SteadySource(lines_per_second=10) as other:
+        _declare(server, source, other)
+        source.send()
+        other.send()
+        with _Processes(_environment(server, home), home) as processes:
+            for host in _HOSTS:
+                processes.start_host(host)
+            processes.start_tracker()
+            processes.start_tracker()
+            with contextlib.closing(_Failover(server, processes)) as failover:
+                for number in range(rounds):
+                    failover.until_steady()
+                    times.receiver.append(failover.kill_receiver())
+                    failover.until_steady()
+                    times.host.append(failover.kill_host())
+                    failover.until_steady()
+                    decided, gap = failover.kill_leader()
+                    times.tracker.append(decided)
+                    times.gap.append(gap)
+                    report.console.print(
+                        f"  round {number + 1} of {rounds}: receiver {times.receiver[-1]:.2f} s, "
+                        f"host {times.host[-1]:.2f} s, tracker {decided:.2f} s, pause meanwhile {gap:.2f} s"
+                    )
+                failover.until_steady()
+    return times
+
+
+def measure(report: Report, server: Server, home: Path, rounds: int) -> None:
+    """All rounds, then the figures."""
+    report.section(f"{rounds} rounds: kill -9 of a receiver, of a host, of the leading tracker")
+    times = run(report, server, home, rounds)
+    for name, seconds, aim in (
+        ("receiver killed, to the next block", times.receiver, _RECEIVER_AIM),
+        ("host killed, to the next block elsewhere", times.host, _HOST_AIM),
+        ("leading tracker killed, to the next decision", times.tracker, _TRACKER_AIM),
+    ):
+        report.add(
+            time_figure(f"{name}, median", statistics.median(seconds), aim, peer_name="aim", unit="s", aim=1.0),
+            time_figure(f"{name}, longest", max(seconds), None, peer_name="", unit="s"),
+        )
+    report.add(
+        time_figure("longest pause between blocks without a leader", max(times.gap), None, peer_name="", unit="s")
+    )
+    report.note(f"blocks are cut every {_BLOCK_INTERVAL}; a process is dead after {_LEASE_SECONDS:.0f} s of silence")
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.failover", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--quick", action="store_true", help=f"{_QUICK_ROUNDS} rounds: to see that it works")
+    parser.add_argument("--rounds", type=int, default=None, help=f"how many of each kind (default {_ROUNDS})")
+    parser.add_argument("--directory", type=Path, help="where blocks and server go (default: the temporary folder)")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds or (_QUICK_ROUNDS if arguments.quick else _ROUNDS)
+    with tempfile.TemporaryDirectory(prefix="forebay-benchmark-", dir=arguments.directory) as name:
+        home = Path(name)
+        # An embedded server that runs under an account of its own passes through here.
+        home.chmod(0o711)
+        with running_server(home) as server:
+            report = Report("failover", machine(postgres=server.version()))
+            measure(report, server, home, rounds)
+    report.print(as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""`forebay receivers`: how each receiver fares; restart, pause, stop and start them, by STREAM or STREAM/N."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from forebay.cli.database import driver_log
+from tracker_store import receivers as store
+from tracker_store.schema import DesiredState
+from tracker_store.status import receiver_status
+
+if TYPE_CHECKING:
+    from tracker_store.status import ReceiverStatus
+
+APPLICATION = "forebay receivers"
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Name = Annotated[str, typer.Argument(metavar="STREAM[/N]", help="A stream's receivers, or one of them by its number.")]
+
+app = typer.Typer(help="Receivers: list, restart, pause, stop, start.", invoke_without_command=True)
+
+
+@app.callback()
+def receivers(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FBT002
+    """List receivers: state and what is wanted, where they run, their last block, their rate limit, and why.
+
+    Times are UTC. "rate" is the limit in records per second; - means none.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    console = Console(highlight=False, stderr=as_json)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        rows = receiver_status(connection)
+    if as_json:
+        typer.echo(json.dumps({"receivers": [_plain(row) for row in rows]}))
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("receiver", "state", "wanted", "host", "epoch", "last block", "rate"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(
+            f"{row.stream}/{row.ordinal}",
+            row.state,
+            row.desired_state,
+            row.host or "-",
+            "-" if row.epoch is None else str(row.epoch),
+            "-" if row.last_block_at is None else f"{row.last_block_at:%Y-%m-%d %H:%M:%S}",
+            "-" if row.rate_limit is None else f"{row.rate_limit:,.1f}",
+        )
+    if not rows:
+        table.add_row("none", *[""] * 6)
+    console.print(table)
+    for row in rows:
+        if row.reason:
+            console.print(f"{row.stream}/{row.ordinal}: {row.reason}", markup=False, soft_wrap=True)
+
+
+def _plain(row: ReceiverStatus) -> dict[str, object]:
+    values = {name: getattr(row, name) for name in row.__slots__}
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
+
+
+@app.command()
+def restart(name: Name) -> None:
+    """Start receivers anew, also those that are FAILED.
+
+    Each stops reading, registers what it holds, and is placed again by the tracker, as a new process. What is stopped
+    is refused.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        for receiver in store.receivers_named(connection, name):
+            full_name = f"{receiver.stream_name}/{receiver.ordinal}"
+            if not store.restart_receiver(connection, receiver_id=receiver.receiver_id, why="restarted by an operator"):
+                raise store.ReceiverStoppedError(f"receiver {full_name}")
+            console.print(f"{full_name} (it was {receiver.state}) will be started anew.", markup=False)
+
+
+@app.command()
+def start(name: Name) -> None:
+    """Let receivers run that were stopped or paused."""
+    _want(name, DesiredState.RUNNING, "is to run")
+
+
+@app.command()
+def pause(name: Name) -> None:
+    """Let receivers stop reading, and keep their processes and connections' places."""
+    _want(name, DesiredState.PAUSED, "is to pause")
+
+
+@app.command()
+def stop(name: Name) -> None:
+    """Let receivers stop reading, register what they hold, and end, until `forebay receivers start`.
+
+    Their pipelines go on. To stop a pipeline with its receivers: `forebay stop --pipeline P`.
+    """
+    _want(name, DesiredState.STOPPED, "is to stop")
+
+
+def _want(name: str, desired: DesiredState, what: str) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        for receiver in store.receivers_named(connection, name):
+            store.set_desired_state(connection, receiver_id=receiver.receiver_id, desired=desired)
+            console.print(f"{receiver.stream_name}/{receiver.ordinal} {what} (it is {receiver.state}).", markup=False)

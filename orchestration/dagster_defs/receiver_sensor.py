@@ -1,0 +1,188 @@
+"""The receiver sensor: starts FAILED receivers anew, one run per episode: an operator sees each with its reason.
+
+A receiver is FAILED when its agent's or its own attempts are used up (design §5). The sensor decides when it is worth
+another try: after a pause that doubles, and at most `max_restarts_per_hour` times; then it is a person's turn. It keeps
+no state: how often is counted in the driver log, and an episode is the assignment under which the receiver failed. With
+Dagster down nothing here happens, and nothing else depends on it.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import dagster as dg
+import sqlalchemy as sa
+
+from orchestration.dagster_defs.batch_sensor import PIPELINE_TAG
+from orchestration.pipeline import Pipeline, Stream
+from orchestration.settings import DatabaseUrlMissingError, Settings
+from tracker_store.engine import connect, create_engine
+from tracker_store.errors import DriverLogError
+from tracker_store.receivers import failed_receivers, restart_receiver
+
+RECEIVER_TAG = "forebay/receiver"
+REASON_TAG = "forebay/reason"
+
+FIRST_PAUSE = timedelta(seconds=10)
+LONGEST_PAUSE = timedelta(minutes=10)
+# A tag is read in a list of runs; the run's configuration has the whole reason.
+_REASON_TAG_LENGTH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A FAILED receiver is due for another start."""
+
+    receiver: str
+    receiver_id: int
+    assignment: int
+    reason: str
+
+    @property
+    def run_key(self) -> str:
+        """One run per episode: each restart raises the assignment."""
+        return f"{self.receiver_id}:{self.assignment}"
+
+
+class RestartConfig(dg.Config):
+    """Which receiver to start anew, and the episode; the receiver sensor fills it in."""
+
+    receiver_id: int
+    assignment: int
+    reason: str
+
+
+def owned_streams(pipelines: Sequence[Pipeline]) -> dict[str, list[Stream]]:
+    """The streams that each pipeline's sensor looks after: those that no pipeline before it reads."""
+    taken: set[str] = set()
+    owned: dict[str, list[Stream]] = {}
+    for pipeline in pipelines:
+        owned[pipeline.name] = [stream for stream in pipeline.streams if stream.name not in taken]
+        taken |= {stream.name for stream in pipeline.streams}
+    return owned
+
+
+def pause_before(restart: int) -> timedelta:
+    """How long a receiver stays FAILED before its restart number `restart` (from 1) of the hour."""
+    return min(FIRST_PAUSE * (1 << min(restart - 1, 16)), LONGEST_PAUSE)
+
+
+def due_restarts(connection: sa.Connection, streams: Sequence[Stream]) -> tuple[list[Restart], list[str]]:
+    """What is to be started anew now, and why each other FAILED receiver is not."""
+    most = {stream.name: stream.settings.max_restarts_per_hour for stream in streams}
+    due: list[Restart] = []
+    waiting: list[str] = []
+    for failed in failed_receivers(connection, list(most)):
+        name = f"{failed.stream_name}/{failed.ordinal}"
+        limit = most[failed.stream_name]
+        left = pause_before(failed.restarts + 1) - failed.failed_for
+        if failed.restarts >= limit:
+            waiting.append(
+                f"{name} stays FAILED, {failed.restarts} of {limit} restarts of this hour are used: {failed.reason}; "
+                f"when that is mended: forebay receivers restart {name}"
+            )
+        elif left > timedelta(0):
+            waiting.append(
+                f"{name} is FAILED: {failed.reason}; restart {failed.restarts + 1} of {limit} in "
+                f"{left.total_seconds():.0f} s"
+            )
+        else:
+            due.append(Restart(name, failed.receiver_id, failed.assignment, failed.reason))
+    return due, waiting
+
+
+def restart_op_name(pipeline: Pipeline) -> str:
+    """The name of the step that starts a receiver anew; its configuration stands under this name."""
+    return f"{pipeline.name}__restart_receiver"
+
+
+def restart_job(pipeline: Pipeline) -> dg.JobDefinition:
+    """`PIPELINE_restart_receiver`."""
+
+    @dg.op(
+        name=restart_op_name(pipeline),
+        description="Gives a FAILED receiver a new assignment; the tracker places it, an agent starts it.",
+        # The sensor asks once per episode: an outage of the driver log must not be the end of it.
+        retry_policy=dg.RetryPolicy(max_retries=5, delay=2, backoff=dg.Backoff.EXPONENTIAL),
+    )
+    def restart(context: dg.OpExecutionContext, config: RestartConfig) -> None:
+        engine = create_engine(
+            Settings().require_database_url(), application_name=f"forebay receiver restart {pipeline.name}", pool_size=1
+        )
+        try:
+            with connect(engine) as connection:
+                restarted = restart_receiver(
+                    connection,
+                    receiver_id=config.receiver_id,
+                    why=f"restarted after: {config.reason}",
+                    by=f"Dagster run {context.run_id}",
+                    failed_under=config.assignment,
+                )
+        finally:
+            engine.dispose()
+        if restarted:
+            context.log.info(f"receiver {config.receiver_id} will be started anew; it had failed: {config.reason}")
+        else:
+            context.log.info(f"receiver {config.receiver_id}: nothing to do, it is not FAILED in that way any more")
+
+    @dg.job(
+        name=f"{pipeline.name}_restart_receiver",
+        executor_def=dg.in_process_executor,
+        description="Starts a FAILED receiver anew; launched by the receiver sensor, one run per episode.",
+        tags={PIPELINE_TAG: pipeline.name},
+    )
+    def restart_receiver_job() -> None:
+        restart()
+
+    return restart_receiver_job
+
+
+def receiver_sensor(pipeline: Pipeline, streams: Sequence[Stream], job: dg.JobDefinition) -> dg.SensorDefinition:
+    """`PIPELINE_receivers`, running by default."""
+
+    @dg.sensor(
+        name=f"{pipeline.name}_receivers",
+        # By its name: a job that is given whole is bound anew where definitions are merged, with Dagster's warnings.
+        job_name=job.name,
+        minimum_interval_seconds=1,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Starts FAILED receivers of {', '.join(stream.name for stream in streams)} anew.",
+    )
+    def evaluate(_context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        try:
+            database_url = Settings().require_database_url()
+        except DatabaseUrlMissingError as error:
+            return dg.SkipReason(str(error))
+        engine = create_engine(database_url, application_name=f"forebay receiver sensor {pipeline.name}", pool_size=1)
+        try:
+            with connect(engine) as connection:
+                due, waiting = due_restarts(connection, streams)
+        except DriverLogError as error:
+            return dg.SkipReason(f"the driver log said no, trying again: {error}")
+        finally:
+            engine.dispose()
+        if not due:
+            return dg.SkipReason("\n".join(waiting) or "no receiver is FAILED")
+        return dg.SensorResult(
+            run_requests=[
+                dg.RunRequest(
+                    run_key=restart.run_key,
+                    run_config=dg.RunConfig(
+                        {
+                            restart_op_name(pipeline): RestartConfig(
+                                receiver_id=restart.receiver_id, assignment=restart.assignment, reason=restart.reason
+                            )
+                        }
+                    ),
+                    tags={
+                        PIPELINE_TAG: pipeline.name,
+                        RECEIVER_TAG: restart.receiver,
+                        REASON_TAG: restart.reason[:_REASON_TAG_LENGTH],
+                    },
+                )
+                for restart in due
+            ]
+        )
+
+    return evaluate

@@ -1,0 +1,516 @@
+"""The tracker's HTTP server: `/health`, `/ready`, `/metrics` and the original's JSON API (O01, O03).
+
+Every tracker serves it, whether it leads or not. It reads, by connections and in threads of its own, so that no client
+holds up a tick; it never writes to the driver log. A port that is taken, or a driver log that is away, ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import structlog
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from orchestration.tracker import streaming_api as api
+from orchestration.tracker.listen_address import is_loopback, url
+from orchestration.tracker.metrics import prometheus_text
+from orchestration.tracker.streaming_progress import RETAINED_BATCHES, StreamingProgress
+from tracker_store import streaming_statistics as store
+from tracker_store.engine import connect
+from tracker_store.leadership import read_leadership
+from tracker_store.outage import SURVIVED, Outage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from typing import Self
+
+    import sqlalchemy as sa
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from orchestration.tracker.listen_address import ListenAddress
+    from tracker_store.streaming_statistics import WatchedBatch, WatchedPipeline
+
+# For the connections of who serves: a look that takes longer is given up.
+STATEMENT_TIMEOUT = "5s"
+# A port that is taken is tried again after so long, then ever later.
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 30.0
+STOP_SECONDS = 3.0
+_GRACE_SECONDS = 1
+_MOST_CLIENTS = 64
+_API = "/api/v1/applications"
+# Who may only know whether a process lives needs no token.
+_OPEN = ("/health", "/ready")
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerView:
+    """What the server may ask of the tracker that it runs beside; each from any thread."""
+
+    name: str
+    term: Callable[[], int | None]
+    lease_ages: Callable[[], Mapping[int, float]]
+
+
+def _json(content: object, status_code: int = 200) -> Response:
+    return Response(json.dumps(content, indent=2) + "\n", status_code, media_type="application/json")
+
+
+def _not_found(what: str) -> HTTPException:
+    return HTTPException(404, what)
+
+
+class _Guard:
+    """Lets in who has the token; where there is none, who asks for this very machine.
+
+    The latter so that no web page can read here by a name of its own that leads to 127.0.0.1.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = {name.lower(): value for name, value in scope["headers"]}
+            scope["forebay.trusted"] = self._is_trusted(headers)
+            if not scope["forebay.trusted"] and scope["path"] not in _OPEN:
+                await self._refusal()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_trusted(self, headers: Mapping[bytes, bytes]) -> bool:
+        if self._token is not None:
+            given = headers.get(b"authorization", b"")
+            return hmac.compare_digest(given, b"Bearer " + self._token.encode())
+        host = headers.get(b"host", b"").decode("latin-1")
+        name = host[1 : host.index("]")] if host.startswith("[") and "]" in host else host.rpartition(":")[0] or host
+        return is_loopback(name)
+
+    def _refusal(self) -> Response:
+        if self._token is not None:
+            return PlainTextResponse(
+                "Send the tracker's token: Authorization: Bearer TOKEN (FOREBAY_TRACKER_TOKEN)\n",
+                401,
+                {"WWW-Authenticate": "Bearer"},
+            )
+        return PlainTextResponse(
+            "Ask for 127.0.0.1 or localhost, or set FOREBAY_TRACKER_TOKEN and send it: Authorization: Bearer TOKEN\n",
+            403,
+        )
+
+
+class _Pages:
+    """The endpoints. Each runs in a thread of its own pool, and may wait for the driver log."""
+
+    def __init__(self, engine: sa.Engine, tracker: TrackerView, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._tracker = tracker
+        self._progress = StreamingProgress(clock)
+        self._outage = Outage("the tracker's HTTP server")
+        self._outage_lock = threading.Lock()
+
+    def routes(self) -> list[Route]:
+        streaming = f"{_API}/{{pipeline}}/streaming"
+        return [
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/metrics", self._metrics),
+            Route(_API, self._applications),
+            Route(f"{_API}/{{pipeline}}", self._application),
+            Route(f"{streaming}/statistics", self._statistics),
+            Route(f"{streaming}/receivers", self._receivers),
+            Route(f"{streaming}/receivers/{{receiver}}", self._receiver),
+            Route(f"{streaming}/batches", self._batches),
+            Route(f"{streaming}/batches/{{batch}}", self._batch),
+            Route(f"{streaming}/batches/{{batch}}/operations", self._operations),
+            Route(f"{streaming}/batches/{{batch}}/operations/{{operation}}", self._operation),
+        ]
+
+    def app(self, token: str | None) -> ASGIApp:
+        app = Starlette(
+            routes=self.routes(),
+            exception_handlers={
+                HTTPException: _refused,
+                # Starlette looks a handler up by the exception's classes, so two will do.
+                **dict.fromkeys(SURVIVED, self._unavailable),
+            },
+        )
+        return _Guard(app, token)
+
+    def _unavailable(self, request: Request, error: Exception) -> Response:
+        self._failed(error)
+        return _json({"error": f"the driver log does not answer: {error}", "path": request.url.path}, 503)
+
+    @contextmanager
+    def _connect(self) -> Iterator[sa.Connection]:
+        with connect(self._engine) as connection:
+            yield connection
+        with self._outage_lock:
+            self._outage.answered()
+
+    def _failed(self, error: Exception) -> None:
+        with self._outage_lock:
+            self._outage.failed(error)
+
+    # -- about the process -------------------------------------------------------------------------------------------
+
+    def _health(self, request: Request) -> Response:
+        term = self._tracker.term()
+        body: dict[str, object] = {"status": "ok", "leading": term is not None, "term": term}
+        if request.scope["forebay.trusted"]:
+            body["name"] = self._tracker.name
+        return _json(body)
+
+    def _ready(self, request: Request) -> Response:
+        trusted = request.scope["forebay.trusted"]
+        try:
+            with self._connect() as connection:
+                leadership = read_leadership(connection)
+        except SURVIVED as error:
+            self._failed(error)
+            # The reason names hosts and users: not for everybody.
+            why = f"the driver log does not answer: {error}" if trusted else "the driver log does not answer"
+            return _json({"status": "not ready", "reason": why}, 503)
+        body: dict[str, object] = {"status": "ready", "leading": self._tracker.term() is not None}
+        if trusted:
+            body["leader"] = leadership.holder
+        return _json(body)
+
+    def _metrics(self, request: Request) -> Response:
+        del request
+        try:
+            progress = self._progress.look(self._connect)
+        except SURVIVED as error:
+            self._failed(error)
+            progress = None
+        text = prometheus_text(progress, term=self._tracker.term(), lease_ages=self._tracker.lease_ages())
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    # -- the original's REST endpoints -------------------------------------------------------------------------------
+
+    @staticmethod
+    def _pipeline(connection: sa.Connection, request: Request) -> WatchedPipeline:
+        name = request.path_params["pipeline"]
+        for pipeline in store.watched_pipelines(connection):
+            if pipeline.name == name:
+                return pipeline
+        raise _not_found(f"unknown app: there is no pipeline {name!r}; see {_API}")
+
+    def _applications(self, request: Request) -> Response:
+        del request
+        now = datetime.now(UTC)
+        with self._connect() as connection:
+            return _json([api.application(pipeline, now) for pipeline in store.watched_pipelines(connection)])
+
+    def _application(self, request: Request) -> Response:
+        with self._connect() as connection:
+            return _json(api.application(self._pipeline(connection, request), datetime.now(UTC)))
+
+    def _statistics(self, request: Request) -> Response:
+        progress = self._progress.look(self._connect)
+        with self._connect() as connection:
+            pipeline = self._pipeline(connection, request)
+            found = [each for each in progress.pipelines if each.pipeline.pipeline_id == pipeline.pipeline_id]
+            if not found:
+                raise HTTPException(503, f"pipeline {pipeline.name!r} was applied just now: ask again")
+            retained = store.newest_batches(connection, pipeline.pipeline_id, limit=RETAINED_BATCHES)
+            receivers = store.watched_receivers(connection, pipeline.stream_ids)
+        return _json(api.statistics(found[0], retained, receivers))
+
+    def _receivers(self, request: Request) -> Response:
+        with self._connect() as connection:
+            return _json(self._receiver_infos(connection, request, None))
+
+    def _receiver(self, request: Request) -> Response:
+        receiver_id = _number(request, "receiver")
+        with self._connect() as connection:
+            found = self._receiver_infos(connection, request, receiver_id)
+        if not found:
+            raise _not_found(f"unknown receiver: {receiver_id}")
+        return _json(found[0])
+
+    def _receiver_infos(
+        self, connection: sa.Connection, request: Request, receiver_id: int | None
+    ) -> list[api.JsonObject]:
+        pipeline = self._pipeline(connection, request)
+        receivers = [
+            receiver
+            for receiver in store.watched_receivers(connection, pipeline.stream_ids)
+            if receiver_id in (None, receiver.receiver_id)
+        ]
+        retained = store.newest_batches(connection, pipeline.pipeline_id, limit=RETAINED_BATCHES)
+        records = (
+            store.records_by_receiver(
+                connection,
+                pipeline.pipeline_id,
+                receiver_ids=[receiver.receiver_id for receiver in receivers],
+                first=retained[0].batch_time,
+            )
+            if retained and receivers
+            else {}
+        )
+        return [api.receiver_info(pipeline, receiver, retained, records) for receiver in receivers]
+
+    def _batches(self, request: Request) -> Response:
+        wanted = _statuses(request)
+        with self._connect() as connection:
+            pipeline = self._pipeline(connection, request)
+            found = [
+                batch
+                for batch in (
+                    *store.newest_finished_batches(connection, pipeline.pipeline_id, limit=RETAINED_BATCHES),
+                    *store.unfinished_batches(connection, pipeline.pipeline_id, limit=RETAINED_BATCHES),
+                )
+                if api.STATUS[batch.state] in wanted
+            ]
+            operations = self._found_operations(connection, pipeline, found)
+        newest_first = sorted(found, key=lambda batch: batch.batch_time, reverse=True)
+        return _json([api.batch_info(pipeline, batch, operations[batch.batch_time]) for batch in newest_first])
+
+    def _batch(self, request: Request) -> Response:
+        pipeline, batch, operations = self._one_batch(request)
+        return _json(api.batch_info(pipeline, batch, operations))
+
+    def _operations(self, request: Request) -> Response:
+        _, batch, operations = self._one_batch(request)
+        return _json([api.operation_info(batch, operation) for operation in operations])
+
+    def _operation(self, request: Request) -> Response:
+        number = _number(request, "operation")
+        _, batch, operations = self._one_batch(request)
+        for operation in operations:
+            if operation.operation_id == number:
+                return _json(api.operation_info(batch, operation))
+        raise _not_found(f"unknown output operation: {number}")
+
+    def _one_batch(self, request: Request) -> tuple[WatchedPipeline, WatchedBatch, list[api.OutputOperation]]:
+        number = _number(request, "batch")
+        with self._connect() as connection:
+            pipeline = self._pipeline(connection, request)
+            try:
+                first = api.EPOCH + timedelta(milliseconds=number)
+                before = first + timedelta(milliseconds=1)
+            except OverflowError:
+                raise _not_found(f"unknown batch: {number}") from None
+            batch = store.batch_between(connection, pipeline.pipeline_id, first, before)
+            if batch is None:
+                raise _not_found(f"unknown batch: {number}")
+            return pipeline, batch, self._found_operations(connection, pipeline, [batch])[batch.batch_time]
+
+    @staticmethod
+    def _found_operations(
+        connection: sa.Connection, pipeline: WatchedPipeline, found: Sequence[WatchedBatch]
+    ) -> dict[datetime, list[api.OutputOperation]]:
+        if not found:
+            return {}
+        times = [batch.batch_time for batch in found]
+        commits: dict[datetime, list[store.OutputCommit]] = {time: [] for time in times}
+        for commit in store.output_commits(
+            connection,
+            pipeline.pipeline_id,
+            outputs=api.output_names(pipeline),
+            first=min(times),
+            last=max(times),
+        ):
+            if commit.batch_time in commits:
+                commits[commit.batch_time].append(commit)
+        return {batch.batch_time: api.operations(pipeline, batch, commits[batch.batch_time]) for batch in found}
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    del request
+    if not isinstance(error, HTTPException):
+        raise error
+    answer = _json({"error": error.detail}, error.status_code)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def _number(request: Request, name: str) -> int:
+    value: str = request.path_params[name]
+    # Not what int() takes besides: signs, spaces, underscores, digits of other scripts.
+    if not (value.isascii() and value.isdigit()) or len(value) > len(str(2**63 - 1)):
+        raise _not_found(f"unknown {name}: {value!r} is no number")
+    number = int(value)
+    if number >= 2**63:
+        raise _not_found(f"unknown {name}: {number}")
+    return number
+
+
+def _statuses(request: Request) -> frozenset[api.BatchStatus]:
+    given = request.query_params.getlist("status")
+    wanted = set()
+    for value in given:
+        try:
+            wanted.add(api.BatchStatus(value.upper()))
+        except ValueError:
+            # As the original answers a parameter that it can't read.
+            raise _not_found(f"unknown status: {value!r}; use {', '.join(api.BatchStatus)}") from None
+    return frozenset(wanted or api.BatchStatus)
+
+
+class TrackerHttpServer:
+    """Serves in a thread while the context is entered. `address_file` holds its URL for as long as it serves."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        tracker: TrackerView,
+        address: ListenAddress,
+        *,
+        address_file: Path,
+        first_retry_seconds: float = FIRST_RETRY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare to serve.
+
+        Args:
+            engine: the driver log; this server's alone, with a short time-out for statements.
+            tracker: who runs beside.
+            address: where to listen, and what a client has to send.
+            address_file: holds the URL while there is one.
+            first_retry_seconds: so long after a first try a port that was taken is tried again.
+            clock: monotonic, in seconds.
+        """
+        pages = _Pages(engine, tracker, clock)
+        self.paths = [route.path for route in pages.routes()]
+        self._app = pages.app(address.token)
+        self._address = address
+        self._address_file = address_file
+        self._first_retry_seconds = first_retry_seconds
+        self._refused = 0
+        self._stop = threading.Event()
+        self._server: uvicorn.Server | None = None
+        self._url: str | None = None
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    @property
+    def url(self) -> str | None:
+        """Where it serves; None until it has its port."""
+        return self._url
+
+    @property
+    def refused(self) -> int:
+        """How often its port was not to be had."""
+        return self._refused
+
+    @property
+    def serves(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._server is not None:
+            self._server.should_exit = True
+        self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        listener = self._listen()
+        if listener is None:
+            return
+        with listener:
+            host, port = listener.getsockname()[:2]
+            self._url = url(host, port)
+            written = f"{self._url}\n"
+            try:
+                self._write(written)
+                log.info("the tracker serves HTTP", url=self._url, token=self._address.token is not None)
+                self._serve(listener)
+            except Exception:  # the tracker goes on, seen or not
+                log.exception("the tracker's HTTP server has ended")
+            finally:
+                self._url = None
+                self._forget(written)
+
+    def _listen(self) -> socket.socket | None:
+        """A listening socket, however long it takes; None when told to stop before."""
+        delay = self._first_retry_seconds
+        while not self._stop.is_set():
+            try:
+                return _listening(self._address)
+            except OSError as error:
+                self._refused += 1
+                if self._refused == 1:
+                    log.warning(
+                        "the tracker can't serve HTTP yet, trying again: is another tracker on this port? "
+                        "FOREBAY_TRACKER_HTTP names another",
+                        address=url(self._address.host, self._address.port),
+                        error=str(error),
+                    )
+                self._stop.wait(delay)
+                delay = min(delay * 2, LONGEST_RETRY_SECONDS)
+        return None
+
+    def _serve(self, listener: socket.socket) -> None:
+        config = uvicorn.Config(
+            self._app,
+            access_log=False,
+            http="h11",
+            lifespan="off",
+            limit_concurrency=_MOST_CLIENTS,
+            log_config=None,
+            loop="asyncio",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+            ws="none",
+        )
+        self._server = uvicorn.Server(config)
+        if not self._stop.is_set():
+            asyncio.run(self._server.serve(sockets=[listener]))
+
+    def _write(self, text: str) -> None:
+        try:
+            self._address_file.parent.mkdir(parents=True, exist_ok=True)
+            new = self._address_file.with_name(f"{self._address_file.name}.{os.getpid()}")
+            new.write_text(text)
+            new.replace(self._address_file)
+        except OSError as error:
+            log.warning("can't write down where the tracker serves", file=str(self._address_file), error=str(error))
+
+    def _forget(self, text: str) -> None:
+        try:
+            # Another tracker of this home may have put its own there.
+            if self._address_file.read_text() == text:
+                self._address_file.unlink()
+        except OSError:
+            pass
+
+
+def _listening(address: ListenAddress) -> socket.socket:
+    infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, where = infos[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener

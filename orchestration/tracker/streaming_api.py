@@ -1,0 +1,273 @@
+"""The JSON of the original's REST endpoints (O03): its field names, statuses and forms, out of the driver log's rows.
+
+Pure: rows in, what JSON can say out. Absent values are left out, times are UTC to the millisecond, as Spark has them
+(org.apache.spark.status.api.v1.streaming).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from tracker_store.schema import BatchState, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from orchestration.tracker.streaming_progress import PipelineProgress
+    from tracker_store.streaming_statistics import OutputCommit, WatchedBatch, WatchedPipeline, WatchedReceiver
+
+JsonObject = dict[str, Any]
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+# Spark's way to say that an application has not ended.
+_NEVER = "1969-12-31T23:59:59.999GMT"
+
+
+class BatchStatus(StrEnum):
+    """The original's three."""
+
+    COMPLETED = "COMPLETED"
+    QUEUED = "QUEUED"
+    PROCESSING = "PROCESSING"
+
+
+STATUS: Mapping[BatchState, BatchStatus] = {
+    BatchState.ALLOCATED: BatchStatus.QUEUED,
+    BatchState.RUNNING: BatchStatus.PROCESSING,
+    BatchState.COMPLETED: BatchStatus.COMPLETED,
+    # Its next attempt waits.
+    BatchState.FAILED: BatchStatus.QUEUED,
+    # In the original a batch that failed is completed, with failed operations.
+    BatchState.QUARANTINED: BatchStatus.COMPLETED,
+}
+_FINISHED = (BatchState.COMPLETED, BatchState.QUARANTINED)
+
+
+def milliseconds(duration: timedelta) -> int:
+    """Whole ones."""
+    return duration // _MILLISECOND
+
+
+def epoch_ms(at: datetime) -> int:
+    """Milliseconds since 1970, as batches are numbered."""
+    return milliseconds(at - EPOCH)
+
+
+def gmt(at: datetime) -> str:
+    """A time in Spark's form."""
+    at = at.astimezone(UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}GMT"
+
+
+def present(fields: Mapping[str, Any]) -> JsonObject:
+    """Without those that have no value."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """A batch's delays in milliseconds; null until there are any."""
+
+    scheduling: int | None
+    processing: int | None
+    total: int | None
+
+
+def delays(batch: WatchedBatch) -> Delays:
+    """Of the newest attempt; how long its records had waited counts from the oldest time that it stands for."""
+    if batch.started_at is None:
+        return Delays(None, None, None)
+    scheduling = milliseconds(batch.started_at - batch.oldest_time)
+    if batch.state not in _FINISHED or batch.ended_at is None:
+        return Delays(scheduling, None, None)
+    return Delays(
+        scheduling, milliseconds(batch.ended_at - batch.started_at), milliseconds(batch.ended_at - batch.oldest_time)
+    )
+
+
+def is_due(output: Mapping[str, Any], interval: timedelta, batch_time: datetime) -> bool:
+    """Whether an output, as its pipeline's row has it, is computed in this batch."""
+    slides = [each["slide_ms"] for each in output.get("inputs", ()) if isinstance(each, dict) and each["slide_ms"]]
+    return epoch_ms(batch_time) % int(max([milliseconds(interval), *slides])) == 0
+
+
+def output_names(pipeline: WatchedPipeline) -> list[str]:
+    """The pipeline's outputs; an output operation's id is its place here."""
+    return sorted(pipeline.declaration.get("outputs", {}))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOperation:
+    """One output of one batch: committed, or pending; `failed`: the attempt that should have made it has failed."""
+
+    operation_id: int
+    name: str
+    commit: OutputCommit | None
+    active: bool
+    failed: bool
+
+
+def operations(
+    pipeline: WatchedPipeline, batch: WatchedBatch, commits: Iterable[OutputCommit]
+) -> list[OutputOperation]:
+    """A batch's output operations. One that ran nothing, for want of records, has none."""
+    committed = {commit.output: commit for commit in commits}
+    found = []
+    for number, name in enumerate(output_names(pipeline)):
+        commit = committed.get(name)
+        due = is_due(pipeline.declaration["outputs"][name], pipeline.interval, batch.batch_time)
+        # A completed batch lacks nothing: an output without a commit was declared later.
+        if commit is None and (batch.state is BatchState.COMPLETED or not due):
+            continue
+        pending = commit is None
+        found.append(
+            OutputOperation(
+                number,
+                name,
+                commit,
+                active=pending and batch.state is BatchState.RUNNING,
+                failed=pending and batch.state in (BatchState.FAILED, BatchState.QUARANTINED),
+            )
+        )
+    return found
+
+
+def application(pipeline: WatchedPipeline, now: datetime) -> JsonObject:
+    """A pipeline as Spark lists an application."""
+    started = pipeline.applied_at
+    return {
+        "id": pipeline.name,
+        "name": pipeline.name,
+        "attempts": [
+            {
+                "startTime": gmt(started),
+                "endTime": _NEVER,
+                "lastUpdated": gmt(now),
+                "duration": max(0, milliseconds(now - started)),
+                "sparkUser": "forebay",
+                "completed": False,
+                "appSparkVersion": version("pyspark"),
+                "startTimeEpoch": epoch_ms(started),
+                "endTimeEpoch": -1,
+                "lastUpdatedEpoch": epoch_ms(now),
+            }
+        ],
+    }
+
+
+def _average(values: Sequence[int]) -> int | None:
+    return int(sum(values) / len(values)) if values else None
+
+
+def statistics(
+    progress: PipelineProgress, retained: Sequence[WatchedBatch], receivers: Sequence[WatchedReceiver]
+) -> JsonObject:
+    """`streaming/statistics`; averages are over `retained` batches."""
+    interval_ms = milliseconds(progress.pipeline.interval)
+    active = sum(receiver.state is ReceiverState.ACTIVE for receiver in receivers)
+    rates = [batch.records * 1000.0 / interval_ms for batch in retained]
+    found = [delays(batch) for batch in retained]
+    return present(
+        {
+            "startTime": gmt(progress.since),
+            "batchDuration": interval_ms,
+            "numReceivers": len(receivers),
+            "numActiveReceivers": active,
+            "numInactiveReceivers": len(receivers) - active,
+            "numTotalCompletedBatches": progress.completed,
+            "numRetainedCompletedBatches": progress.retained,
+            "numActiveBatches": progress.unprocessed,
+            "numProcessedRecords": progress.processed_records,
+            "numReceivedRecords": progress.received_records,
+            "avgInputRate": sum(rates) / len(rates) if rates else None,
+            "avgSchedulingDelay": _average([delay.scheduling for delay in found if delay.scheduling is not None]),
+            "avgProcessingTime": _average([delay.processing for delay in found if delay.processing is not None]),
+            "avgTotalDelay": _average([delay.total for delay in found if delay.total is not None]),
+        }
+    )
+
+
+def receiver_info(
+    pipeline: WatchedPipeline,
+    receiver: WatchedReceiver,
+    retained: Sequence[WatchedBatch],
+    records: Mapping[tuple[datetime, int], int],
+) -> JsonObject:
+    """`streaming/receivers/{id}`; a rate is a batch's records by its duration, one for each of `retained`."""
+    interval_ms = milliseconds(pipeline.interval)
+    rates = [
+        [
+            epoch_ms(batch.batch_time),
+            records.get((batch.batch_time, receiver.receiver_id), 0) * 1000.0 / interval_ms,
+        ]
+        for batch in retained
+    ]
+    return present(
+        {
+            "streamId": receiver.receiver_id,
+            "streamName": f"{receiver.stream}-{receiver.ordinal}",
+            "isActive": receiver.state is ReceiverState.ACTIVE,
+            "executorId": receiver.agent,
+            "executorHost": receiver.host,
+            "lastErrorTime": None if receiver.error_at is None else gmt(receiver.error_at),
+            "lastErrorMessage": receiver.error or None,
+            "lastError": receiver.error_detail or None,
+            "avgEventRate": sum(rate for _, rate in rates) / len(rates) if rates else None,
+            "eventRates": rates,
+        }
+    )
+
+
+def batch_info(pipeline: WatchedPipeline, batch: WatchedBatch, found: Sequence[OutputOperation]) -> JsonObject:
+    """`streaming/batches/{id}`."""
+    delay = delays(batch)
+    failed = sum(operation.failed for operation in found)
+    return present(
+        {
+            "batchId": epoch_ms(batch.batch_time),
+            "batchTime": gmt(batch.batch_time),
+            "status": STATUS[batch.state].value,
+            "batchDuration": milliseconds(pipeline.interval),
+            "inputSize": batch.records,
+            "schedulingDelay": delay.scheduling,
+            "processingTime": delay.processing,
+            "totalDelay": delay.total,
+            "numActiveOutputOps": sum(operation.active for operation in found),
+            "numCompletedOutputOps": sum(operation.commit is not None for operation in found),
+            "numFailedOutputOps": failed,
+            "numTotalOutputOps": len(found),
+            "firstFailureReason": batch.reason or None if failed else None,
+        }
+    )
+
+
+def operation_info(batch: WatchedBatch, operation: OutputOperation) -> JsonObject:
+    """`streaming/batches/{id}/operations/{op}`. Which of Spark's jobs it was is not kept; its Dagster run is named."""
+    commit = operation.commit
+    started: datetime | None
+    ended: datetime | None
+    if commit is not None:
+        started, ended, attempt, run_id = commit.started_at, commit.committed_at, commit.attempt, commit.run_id
+    else:
+        tried = operation.active or operation.failed
+        started = batch.started_at if tried else None
+        ended = batch.ended_at if operation.failed else None
+        attempt, run_id = batch.attempt, batch.run_id
+    description = f"attempt {attempt}" + (f", Dagster run {run_id}" if run_id else "") if attempt else "not tried yet"
+    return present(
+        {
+            "outputOpId": operation.operation_id,
+            "name": operation.name,
+            "description": description + ("" if commit is None else f": {commit.location}"),
+            "startTime": None if started is None else gmt(started),
+            "endTime": None if ended is None else gmt(ended),
+            "duration": None if started is None or ended is None else milliseconds(ended - started),
+            "failureReason": batch.reason if operation.failed else None,
+            "jobIds": [],
+        }
+    )

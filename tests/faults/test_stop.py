@@ -1,0 +1,130 @@
+"""`forebay stop` with records in flight: what was read comes out, once, and only then all ends (K12, S04, W19)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from tests.faults.numbered_source import NumberedSource
+from tests.faults.running_system import running_system
+from tests.state_directory import state_directory
+
+if TYPE_CHECKING:
+    from tests.faults.running_system import RunningSystem
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+# So that what is in flight is in the block generator, where the original loses it: longer than it takes to send it.
+BLOCK_INTERVAL = "15s"
+IN_FLIGHT = 10_000
+
+
+def forebay(system: RunningSystem, *arguments: str) -> dict[str, Any]:
+    """Run a command to its end; its JSON. Its exit code must be 0."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay.cli", *arguments, "--json"],
+        env=environment | {"FOREBAY_HOME": str(system.home)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def unread_bytes(port: int) -> int:
+    """What lies between a source on `port` and the receiver that is connected: nobody's, and so lost at a stop."""
+    unread = 0
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        _, local, remote, state, queues, *_ = line.split()
+        if state == "01" and port in (int(local.partition(":")[2], 16), int(remote.partition(":")[2], 16)):
+            unread += sum(int(queue, 16) for queue in queues.split(":"))
+    return unread
+
+
+def bring_in_flight(system: RunningSystem) -> int:
+    """Let so many records be in the receiver, and in no block; returns the last number that was sent."""
+    system.source.send()
+    system.until("records in flight", lambda: system.source.last_sent - system.registered() >= IN_FLIGHT)
+    system.source.pause()
+    system.until("the receiver has read everything", lambda: unread_bytes(system.source.port) == 0)
+    assert system.source.last_sent - system.registered() >= IN_FLIGHT // 2, "a block was cut just then"
+    return system.source.last_sent
+
+
+def came_out(home: Path) -> Counter[int]:
+    table = ds.dataset(home / "output", partitioning="hive", format="parquet").to_table(["number"])
+    return Counter(table["number"].to_pylist())
+
+
+def check_all_came_out_once(home: Path, last: int) -> None:
+    numbers = came_out(home)
+    assert sorted(set(range(1, last + 1)) - numbers.keys()) == []
+    assert [number for number, times in numbers.items() if times > 1] == []
+
+
+def test_k12_s04_w19_a_graceful_stop_loses_nothing_and_a_start_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBERS_BLOCK_INTERVAL", BLOCK_INTERVAL)
+    with state_directory() as home, NumberedSource() as source:
+        with running_system(home, source) as system:
+            # A pipeline of its own: the system stays.
+            last = bring_in_flight(system)
+            stopped = forebay(system, "stop", "--pipeline", "numbered", "--timeout", "200s")
+            assert stopped["stopped"]
+            [row] = stopped["pipelines"]
+            assert (row["state"], row["receivers"], row["waiting_records"], row["unfinished_batches"]) == (
+                "STOPPED",
+                [],
+                0,
+                0,
+            )
+            check_all_came_out_once(home, last)
+            [receiver] = forebay(system, "receivers")["receivers"]
+            assert (receiver["state"], receiver["desired_state"]) == ("INACTIVE", "stopped")
+            assert system.process("forebay.cli", "receiver", "--receiver") is None
+            assert not system.has_ended()
+            epoch = system.epoch()
+            assert forebay(system, "start", "--pipeline", "numbered") == {"started": ["numbered"]}
+            system.until("the receiver runs again", lambda: system.epoch() > epoch)
+            # Everything, and the system with it.
+            last = bring_in_flight(system)
+            stopped = forebay(system, "stop", "--timeout", "200s")
+            assert stopped["stopped"]
+            assert stopped["ended"]
+            system.until("forebay up has ended by itself", system.has_ended)
+            check_all_came_out_once(home, last)
+        with running_system(home, source) as system:
+            system.receive(1000)
+            system.settle()
+            system.check_every_number_came_out_once()
+
+
+def test_after_a_second_ctrl_c_the_next_start_loses_nothing() -> None:
+    with state_directory() as home, NumberedSource() as source:
+        with running_system(home, source) as system:
+            system.receive(5000)
+            # In the midst of it. Two signals that wait together would be one.
+            system.signal(signal.SIGINT)
+            system.until("the first is heard", lambda: b"Stopping all services" in (home / "up.log").read_bytes(), 10)
+            system.signal(signal.SIGINT)
+            asked = time.monotonic()
+            while not system.has_ended():
+                assert time.monotonic() < asked + 15, "a second Ctrl-C ends at once"
+                time.sleep(0.05)
+        with running_system(home, source) as system:
+            system.receive(500)
+            system.settle()
+            system.check_every_number_came_out_once()

@@ -1,0 +1,122 @@
+"""`forebay agent` on a host that does not see the others' block store ends with a sentence; `forebay doctor` knows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from forebay.cli.doctor import Finding, Health, examine
+from tests.polling import eventually
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pytest
+
+
+def command(host: str, *more: str) -> list[str]:
+    return [sys.executable, "-m", "forebay.cli", "agent", "--host", host, *more]
+
+
+def refuse(host: str, settings: dict[str, str]) -> str:
+    """What an agent says that ends by itself, with 1."""
+    done = subprocess.run(
+        command(host), env=settings, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def environment(database_url: str, home: Path, block_store: Path | None = None) -> dict[str, str]:
+    made = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
+    made |= {"FOREBAY_DATABASE_URL": database_url, "FOREBAY_HOME": str(home)}
+    return made if block_store is None else {**made, "FOREBAY_BLOCK_STORE": str(block_store)}
+
+
+@contextmanager
+def running_agent(host: str, settings: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    agent = subprocess.Popen(
+        command(host, "--roles", "receivers", "--parent-pipe"), env=settings, stdin=subprocess.PIPE
+    )
+    try:
+        yield agent
+    finally:
+        agent.send_signal(signal.SIGTERM)
+        agent.communicate(timeout=30)
+
+
+def agents(engine: sa.Engine) -> list[str]:
+    with connect(engine) as connection:
+        rows = connection.execute(
+            sa.text("SELECT host FROM forebay.processes WHERE kind = 'agent' AND ended_at IS NULL ORDER BY host")
+        )
+        return [row.host for row in rows]
+
+
+def findings(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> list[Finding]:
+    for name in list(os.environ):
+        if name.startswith("FOREBAY_"):
+            monkeypatch.delenv(name)
+    for name, value in settings.items():
+        if name.startswith("FOREBAY_"):
+            monkeypatch.setenv(name, value)
+    return [finding for finding in examine() if finding.check == "hosts"]
+
+
+def test_point_31_hosts_on_unshared_directories_are_refused_at_their_start(
+    database_url: str, engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has blocks in its own home: that is the default, and the same path on two machines is not one directory."""
+    of_a, of_b = (environment(database_url, tmp_path / host) for host in "ab")
+    with running_agent("a", of_a):
+        eventually(lambda: agents(engine) == ["a"], "the first agent")
+        assert refuse("b", of_b).startswith(
+            f"host 'b' sees the block store {tmp_path / 'b' / 'blocks'}, "
+            f"and host 'a' runs receivers with {tmp_path / 'a' / 'blocks'}, which is not the same one"
+        )
+        assert agents(engine) == ["a"]
+
+        [found] = findings(monkeypatch, of_b)
+        assert (found.health, found.found) == (
+            Health.FAILED,
+            f"host 'a' sees another block store: {tmp_path / 'a' / 'blocks'}",
+        )
+        assert "FOREBAY_BLOCK_STORE" in found.way_out
+
+        # The same directory by another name, as two hosts mount it.
+        (tmp_path / "mounted").symlink_to(tmp_path / "a" / "blocks")
+        shared = environment(database_url, tmp_path / "b", tmp_path / "mounted")
+        with running_agent("b", shared):
+            eventually(lambda: agents(engine) == ["a", "b"], "the second agent")
+            [found] = findings(monkeypatch, shared)
+            assert (found.health, found.found) == (Health.OK, "the block store is shared with a, b")
+
+
+def test_an_agent_that_only_tracks_may_see_another(database_url: str, engine: sa.Engine, tmp_path: Path) -> None:
+    of_a = environment(database_url, tmp_path / "a")
+    with running_agent("a", of_a):
+        eventually(lambda: agents(engine) == ["a"], "the first agent")
+        tracker = subprocess.Popen(
+            command("b", "--roles", "tracker", "--parent-pipe"),
+            env=environment(database_url, tmp_path / "b"),
+            stdin=subprocess.PIPE,
+        )
+        try:
+            eventually(lambda: agents(engine) == ["a", "b"], "the tracker's agent")
+        finally:
+            tracker.communicate(timeout=30)
+
+
+def test_a_store_that_can_not_be_written_is_said_at_the_start(database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    said = refuse("a", environment(database_url, tmp_path, tmp_path / "file" / "blocks"))
+    assert f"the block store {tmp_path / 'file' / 'blocks'} can't be reached" in said.splitlines()[-1]

@@ -1,0 +1,145 @@
+"""`forebay stop`, `forebay start` and `forebay receivers` on a real driver log: what they write, say and refuse."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from forebay.cli.main import app
+from tests.driver_log import NOON, Log, make_log
+from tracker_store.engine import connect
+from tracker_store.leadership import read_leadership, take_leadership
+from tracker_store.pipeline_states import advance_stops
+from tracker_store.pipelines import get_pipeline
+from tracker_store.receivers import placements
+from tracker_store.schema import DesiredState, PipelineState, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from typer.testing import Result
+
+
+@pytest.fixture
+def log(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
+    with connect(engine) as connection:
+        yield make_log(connection, receivers=2)
+
+
+def forebay(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def said(result: Result) -> str:
+    return " ".join(result.output.split())
+
+
+def lead(log: Log) -> int:
+    term = take_leadership(log.connection, seen=read_leadership(log.connection), holder="me")
+    assert term is not None
+    return term
+
+
+def state(log: Log) -> PipelineState:
+    return get_pipeline(log.connection, "words").state
+
+
+def test_k12_a_time_out_says_what_is_open_and_leaves_it_stopping(log: Log) -> None:
+    lead(log)
+    log.add_at(log.receiver_ids[0], NOON)
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE' WHERE ordinal = 2"))
+    result = forebay("stop", "--timeout", "600ms")
+    assert result.exit_code == 1
+    assert "words is still stopping; open: receivers: lines/2 ACTIVE; waiting: 10 records in 2 blocks" in said(result)
+    assert "Not stopped within 0.6 s. It goes on stopping" in said(result)
+    assert state(log) is PipelineState.STOPPING
+    # It is asked for the whole system, which `forebay up` looks at.
+    assert log.connection.execute(sa.text("SELECT ends_system FROM forebay.pipelines")).scalar_one()
+
+
+def test_without_a_tracker_it_says_that_nobody_carries_it_out(log: Log) -> None:
+    result = forebay("stop", "--pipeline", "words", "--timeout", "0s")
+    assert result.exit_code == 0, "it was only to be asked for"
+    assert "No tracker leads" in said(result)
+    assert state(log) is PipelineState.STOPPING
+
+
+def test_what_is_stopped_is_said_and_started_again(log: Log) -> None:
+    term = lead(log)
+    forebay("stop", "--timeout", "0s")
+    advance_stops(log.connection, term=term)
+    result = forebay("stop", "--json")
+    assert result.exit_code == 0
+    answer = json.loads(result.stdout)
+    assert (answer["stopped"], answer["ended"]) == (True, True)
+    assert answer["pipelines"][0]["state"] == "STOPPED"
+    assert json.loads(forebay("start", "--json").stdout) == {"started": ["words"]}
+    assert state(log) is PipelineState.RUNNING
+    assert "Nothing to start" in said(forebay("start"))
+
+
+def test_what_there_is_not_and_what_can_not_be_is_named(log: Log) -> None:
+    assert state(log) is PipelineState.RUNNING
+    for arguments, words in (
+        (("stop", "--pipeline", "word"), "pipeline 'word' is not in the driver log"),
+        (("start", "--pipeline", "word"), "pipeline 'word' is not in the driver log"),
+        (("stop", "--timeout", "soon"), "soon"),
+        (("receivers", "restart", "line"), "receiver 'line'. There is no such receiver"),
+        (("receivers", "stop", "lines/3"), "receiver 'lines/3'. There is no such receiver"),
+    ):
+        result = forebay(*arguments)
+        assert result.exit_code != 0
+        assert words in said(result)
+    assert state(log) is PipelineState.RUNNING
+
+
+def test_receivers_are_listed_with_their_reason_and_their_rate(log: Log) -> None:
+    log.connection.execute(
+        sa.text("UPDATE forebay.receivers SET state = 'FAILED', reason = 'no such host', rate_limit = 1500")
+    )
+    text = said(forebay("receivers"))
+    for word in ("lines/1", "lines/2", "FAILED", "running", "1,500.0", "lines/2: no such host"):
+        assert word in text
+    rows = json.loads(forebay("receivers", "--json").stdout)["receivers"]
+    assert [(row["stream"], row["ordinal"], row["state"], row["rate_limit"]) for row in rows] == [
+        ("lines", 1, "FAILED", 1500.0),
+        ("lines", 2, "FAILED", 1500.0),
+    ]
+
+
+def test_k04_a_failed_receiver_is_restarted_by_its_name(log: Log) -> None:
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'FAILED'"))
+    result = forebay("receivers", "restart", "lines/2")
+    assert result.exit_code == 0
+    assert "lines/2 (it was FAILED) will be started anew." in said(result)
+    assert [(row.state, row.assignment) for row in placements(log.connection)] == [
+        (ReceiverState.FAILED, 0),
+        (ReceiverState.INACTIVE, 1),
+    ]
+    forebay("receivers", "stop", "lines/2")
+    refused = forebay("receivers", "restart", "lines/2")
+    assert refused.exit_code == 1
+    assert "receiver lines/2. It is stopped, and would not start" in said(refused)
+
+
+def test_a_streams_receivers_are_wanted_otherwise_and_again(log: Log) -> None:
+    for verb, wanted in (
+        ("pause", DesiredState.PAUSED),
+        ("stop", DesiredState.STOPPED),
+        ("start", DesiredState.RUNNING),
+    ):
+        assert forebay("receivers", verb, "lines").exit_code == 0
+        assert [row.desired_state for row in placements(log.connection)] == [wanted, wanted]
+    term = lead(log)
+    forebay("stop", "--timeout", "0s")
+    advance_stops(log.connection, term=term)
+    refused = forebay("receivers", "start", "lines/1")
+    assert refused.exit_code == 1
+    assert "`forebay start` lets both run" in said(refused)

@@ -1,0 +1,113 @@
+"""docs/how-to/monitoring.md and docs/reference/http-api.md: commands run, names and settings are the program's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from orchestration.settings import Settings
+from orchestration.tracker.http import TrackerHttpServer, TrackerView
+from orchestration.tracker.listen_address import ListenAddress
+from orchestration.tracker.metrics import FOREBAY, STREAMING_SOURCE
+from orchestration.tracker.streaming_api import STATUS
+from tests.class_file import read_class
+from tests.driver_log import make_log
+from tests.polling import eventually
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+DOCS = Path(__file__).parents[3] / "docs"
+HOW_TO = (DOCS / "how-to" / "monitoring.md").read_text(encoding="utf-8")
+REFERENCE = (DOCS / "reference" / "http-api.md").read_text(encoding="utf-8")
+_COMMANDS = re.compile(r"^```sh runnable\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("commands", _COMMANDS.findall(HOW_TO) + _COMMANDS.findall(REFERENCE))
+def test_commands(engine: sa.Engine, tmp_path: Path, commands: str) -> None:
+    with connect(engine) as connection:
+        make_log(connection)
+    view = TrackerView("host:1", lambda: 1, dict)
+    address_file = tmp_path / Settings.model_fields["home"].default / "run" / "tracker.url"
+    with TrackerHttpServer(engine, view, ListenAddress("127.0.0.1", 0), address_file=address_file):
+        eventually(address_file.exists, "the file with the address")
+        done = subprocess.run(
+            ["sh", "-euc", commands],
+            env={"PATH": os.environ["PATH"]},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_both_pages_have_commands() -> None:
+    assert [len(_COMMANDS.findall(page)) for page in (HOW_TO, REFERENCE)] == [1, 1]
+
+
+def test_every_metric_stands_in_the_table_as_it_is() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]+) \| (.*) \|$", HOW_TO, re.MULTILINE)
+    expected = [(f"streaming_{name}", "gauge", "pipeline", meaning) for name, meaning in STREAMING_SOURCE.items()]
+    expected += [(name, kind, ", ".join(labels) or "none", text) for name, (kind, labels, text) in FOREBAY.items()]
+    assert rows == expected
+
+
+def test_alerts_ask_for_metrics_and_labels_that_there_are() -> None:
+    scrape, alerts = (yaml.safe_load(block) for block in _YAML.findall(HOW_TO))
+    assert scrape["scrape_configs"][0]["authorization"]
+    known = {f"streaming_{name}" for name in STREAMING_SOURCE} | FOREBAY.keys()
+    for rule in alerts["groups"][0]["rules"]:
+        names = set(re.findall(r"(?:streaming|forebay)_\w+", rule["expr"]))
+        assert names
+        assert names <= known, rule["alert"]
+        for labels in re.findall(r"by \(([^)]*)\)", rule["expr"]):
+            for name in names & FOREBAY.keys():
+                assert set(labels.split(", ")) <= set(FOREBAY[name][1]), rule["alert"]
+        used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert used <= {label for labels in re.findall(r"by \(([^)]*)\)", rule["expr"]) for label in labels.split(", ")}
+
+
+def test_settings_and_defaults_are_the_programs() -> None:
+    rows = dict(re.findall(r"^\| `FOREBAY_(TRACKER_\w+)` \| `?([^|`]+?)`? \|", HOW_TO, re.MULTILINE))
+    fields = {name.upper(): field for name, field in Settings.model_fields.items() if name.startswith("tracker_")}
+    assert rows == {name: str(field.default).replace("None", "none") for name, field in fields.items()}
+
+
+@pytest.mark.parametrize(
+    ("heading", "name"),
+    [
+        ("Statistics", "StreamingStatistics"),
+        ("Receivers", "ReceiverInfo"),
+        ("Batches", "BatchInfo"),
+        ("Output operations", "OutputOperationInfo"),
+    ],
+)
+def test_o03_the_reference_explains_each_of_sparks_fields(heading: str, name: str) -> None:
+    [section] = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", REFERENCE, re.MULTILINE | re.DOTALL)
+    spark = read_class("spark-streaming", f"org.apache.spark.status.api.v1.streaming.{name}").fields
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == spark
+
+
+def test_states_and_statuses_are_the_programs() -> None:
+    rows = dict(re.findall(r"^\| ([A-Z]{6,})\b[^|]* \| ([A-Z]+)\b", REFERENCE, re.MULTILINE))
+    assert rows == {state.value: status.value for state, status in STATUS.items()}
+
+
+def test_every_path_stands_in_the_table(engine: sa.Engine, tmp_path: Path) -> None:
+    server = TrackerHttpServer(
+        engine, TrackerView("host:1", lambda: 1, dict), ListenAddress("127.0.0.1", 0), address_file=tmp_path / "url"
+    )
+    paths = re.findall(r"^\| `(/[^`]*)` \|", REFERENCE, re.MULTILINE)
+    assert [re.sub(r"\{\w+\}", "{}", path) for path in paths] == [
+        re.sub(r"\{\w+\}", "{}", path) for path in server.paths
+    ]

@@ -1,0 +1,173 @@
+"""The receiver sensor on a real driver log: which FAILED receiver it starts anew, when, and when a person must."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+import sqlalchemy as sa
+
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.dagster import build_definitions
+from forebay.sources import SocketText
+from orchestration.apply import apply
+from orchestration.dagster_defs.receiver_sensor import (
+    REASON_TAG,
+    RECEIVER_TAG,
+    Restart,
+    due_restarts,
+    pause_before,
+    restart_job,
+    restart_op_name,
+)
+from tracker_store.engine import connect
+from tracker_store.receivers import placements, receiver_events
+from tracker_store.schema import ReceiverEventKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
+    with connect(engine) as made:
+        yield made
+
+
+def declare(name: str, *streams: Stream) -> Pipeline:
+    pipeline = Pipeline(name, interval="10s")
+    pipeline.output(inputs=list(streams), sink=ParquetSink("/out"), name="counts")(
+        (lambda a: a) if len(streams) == 1 else (lambda a, b: a)
+    )
+    return pipeline
+
+
+def stream(name: str = "lines", **settings: object) -> Stream:
+    return Stream(name, SocketText(host="127.0.0.1", port=9999), **settings)  # type: ignore[arg-type]
+
+
+def fail(connection: sa.Connection, *, ago: timedelta = timedelta(hours=2), reason: str = "no such host") -> None:
+    connection.execute(
+        sa.text("UPDATE forebay.receivers SET state = 'FAILED', reason = :reason, since = clock_timestamp() - :ago"),
+        {"reason": reason, "ago": ago},
+    )
+
+
+def restart(connection: sa.Connection, pipeline: Pipeline, due: Restart) -> dg.ExecuteInProcessResult:
+    connection.commit()
+    return restart_job(pipeline).execute_in_process(
+        run_config={
+            "ops": {
+                restart_op_name(pipeline): {
+                    "config": {
+                        "receiver_id": due.receiver_id,
+                        "assignment": due.assignment,
+                        "reason": due.reason,
+                    }
+                }
+            }
+        }
+    )
+
+
+def sensor(pipeline: Pipeline) -> dg.SensorDefinition:
+    return build_definitions(pipeline).get_repository_def().get_sensor_def(f"{pipeline.name}_receivers")
+
+
+@pytest.fixture
+def named(database_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    return database_url
+
+
+@pytest.mark.usefixtures("named")
+def test_an_episode_is_one_run_that_says_who_and_why(connection: sa.Connection) -> None:
+    pipeline = declare("words", stream())
+    apply(connection, [pipeline])
+    context = dg.build_sensor_context()
+    assert sensor(pipeline)(context) == dg.SkipReason("no receiver is FAILED")
+    fail(connection)
+    first, again = (sensor(pipeline)(context) for _ in range(2))
+    assert isinstance(first, dg.SensorResult)
+    assert isinstance(again, dg.SensorResult)
+    [request] = first.run_requests or []
+    [same] = again.run_requests or []
+    [receiver] = placements(connection)
+    assert request.run_key == same.run_key == f"{receiver.receiver_id}:{receiver.assignment}"
+    assert request.tags[RECEIVER_TAG] == "lines/1"
+    assert request.tags[REASON_TAG] == "no such host"
+    # Its configuration is what the job takes.
+    job = restart_job(pipeline)
+    assert job.execute_in_process(run_config=request.run_config).success
+    [restarted] = placements(connection)
+    assert (restarted.state, restarted.assignment) == (ReceiverState.INACTIVE, receiver.assignment + 1)
+    kind, message, detail = receiver_events(connection, receiver.receiver_id)[-1]
+    assert (kind, message) == (ReceiverEventKind.RESTARTED, "restarted after: no such host")
+    assert detail.startswith("Dagster run ")
+    # A run that comes late does nothing: the next episode is not its own.
+    fail(connection)
+    assert job.execute_in_process(run_config=request.run_config).success
+    assert placements(connection)[0].state is ReceiverState.FAILED
+
+
+@pytest.mark.usefixtures("named")
+def test_k04_w15_no_endless_loop_a_pause_that_doubles_then_a_person(connection: sa.Connection) -> None:
+    lines = stream(max_restarts_per_hour=2)
+    pipeline = declare("words", lines)
+    apply(connection, [pipeline])
+    for number in (1, 2):
+        fail(connection, ago=pause_before(number) - 3 * SECOND)
+        none, [waits] = due_restarts(connection, [lines])
+        assert none == []
+        assert waits.startswith(f"lines/1 is FAILED: no such host; restart {number} of 2 in ")
+        fail(connection, ago=pause_before(number))
+        [due], waiting = due_restarts(connection, [lines])
+        assert waiting == []
+        assert restart(connection, pipeline, due).success
+    assert pause_before(2) == 2 * pause_before(1)
+    fail(connection)
+    assert sensor(pipeline)(dg.build_sensor_context()) == dg.SkipReason(
+        "lines/1 stays FAILED, 2 of 2 restarts of this hour are used: no such host; when that is mended: "
+        "forebay receivers restart lines/1"
+    )
+    # An hour later it may be tried again.
+    connection.execute(sa.text("UPDATE forebay.receiver_events SET at = at - interval '61 minutes'"))
+    [due], _ = due_restarts(connection, [lines])
+    assert due.receiver == "lines/1"
+
+
+def test_zero_restarts_leave_it_to_a_person(connection: sa.Connection) -> None:
+    lines = stream(max_restarts_per_hour=0)
+    apply(connection, [declare("words", lines)])
+    fail(connection)
+    due, [waits] = due_restarts(connection, [lines])
+    assert due == []
+    assert "0 of 0" in waits
+
+
+def test_each_stream_has_one_sensor_though_several_pipelines_read_it() -> None:
+    shared, own = stream("shared"), stream("own")
+    pipelines = [declare("first", shared), declare("second", shared, own), declare("third", shared)]
+    repository = build_definitions(*pipelines).get_repository_def()
+    sensors = {found.name: found for found in repository.sensor_defs if found.name.endswith("_receivers")}
+    assert {name: found.description for name, found in sensors.items()} == {
+        "first_receivers": "Starts FAILED receivers of shared anew.",
+        "second_receivers": "Starts FAILED receivers of own anew.",
+    }
+    assert all(found.default_status is dg.DefaultSensorStatus.RUNNING for found in sensors.values())
+
+
+def test_without_a_driver_log_it_skips_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = declare("words", stream())
+    monkeypatch.delenv("FOREBAY_DATABASE_URL", raising=False)
+    skipped = sensor(pipeline)(dg.build_sensor_context())
+    assert isinstance(skipped, dg.SkipReason)
+    assert "FOREBAY_DATABASE_URL" in (skipped.skip_message or "")
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+    skipped = sensor(pipeline)(dg.build_sensor_context())
+    assert isinstance(skipped, dg.SkipReason)
+    assert "trying again" in (skipped.skip_message or "")

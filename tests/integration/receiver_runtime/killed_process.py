@@ -1,0 +1,84 @@
+"""A real receiver process that is killed with stored and unregistered blocks, and its successor; on any store."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from receiver_runtime.block_store.segment import IntactFrame
+from receiver_runtime.block_store.stores import replicas_of
+from receiver_runtime.exit_codes import ExitCode
+from tests.integration.receiver_runtime.receiver_rig import eventually, exit_code
+from tracker_store.checks import check_data
+from tracker_store.engine import connect
+from tracker_store.schema import ReceiverEventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from receiver_runtime.block_store.interface import BlockStore
+    from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig
+
+
+def segment_paths(store: BlockStore) -> list[str]:
+    """Of every replica, in the order of epochs and segments."""
+    return sorted({path for replica in replicas_of(store) for path in replica.segment_paths()})
+
+
+def stored(rig: ReceiverRig) -> list[str]:
+    """Every record in an intact frame of any file, by epoch and file."""
+    store = rig.store
+    found: list[str] = []
+    for path in segment_paths(store):
+        for item in store.scan(path):
+            if isinstance(item, IntactFrame):
+                for batch in store.read_batches(path, item.offset, item.length, item.crc32c):
+                    found.extend(batch.column(0).to_pylist())
+    return found
+
+
+def holds_unregistered(rig: ReceiverRig, blocks: int) -> bool:
+    store = rig.store
+    frames = sum(isinstance(item, IntactFrame) for path in segment_paths(store) for item in store.scan(path))
+    [(registered,)] = rig.execute("SELECT count(*) FROM forebay.blocks WHERE segment_id IS NOT NULL")
+    return frames >= int(registered) + blocks
+
+
+def check_each_stored_record_came_out_once(rig: ReceiverRig) -> None:
+    values = rig.values()
+    assert values == stored(rig)
+    numbers = [int(value) for value in values]
+    assert numbers == sorted(set(numbers))
+    with connect(rig.engine) as connection:
+        assert [result for result in check_data(connection) if not result.passed] == []
+
+
+def kill_and_take_over(
+    rig: ReceiverRig,
+    source: NumberedSource,
+    proxy: tuple[CuttingProxy, str],
+    *,
+    before_the_next: Callable[[], None] = lambda: None,
+) -> None:
+    """Kill a process that can't register, in the midst of receiving; what it had stored comes out once."""
+    between, url = proxy
+    process = rig.start(database_url=url)
+    eventually(lambda: rig.records() > 50, "50 records")
+    between.away = True
+    between.cut()
+    eventually(lambda: holds_unregistered(rig, 3), "3 blocks that are stored and not registered")
+    process.kill()
+    process.wait()
+    source.sending.clear()
+    before, waiting = rig.records(), len(stored(rig))
+    assert waiting > before
+    before_the_next()
+    second = rig.start()
+    eventually(lambda: rig.records() == waiting, "what was stored is registered")
+    source.sending.set()
+    eventually(lambda: rig.records() > waiting + 50, "and the new process receives")
+    second.send_signal(signal.SIGTERM)
+    assert exit_code(second) == ExitCode.STOPPED
+    check_each_stored_record_came_out_once(rig)
+    assert rig.events().count(ReceiverEventKind.SALVAGED) == 1
+    assert {state for _, state, _ in rig.segments()} == {"SEALED"}

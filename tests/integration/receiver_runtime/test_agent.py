@@ -1,0 +1,147 @@
+"""A real agent and its receiver processes: crashes, restarts, the spare process, and a stop that meets an outage."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from receiver_runtime import agent as agent_module
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.segment import IntactFrame
+from receiver_runtime.sources.socket_text import SocketText
+from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
+from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, eventually
+from tracker_store.checks import check_data
+from tracker_store.engine import connect, create_engine
+
+
+def test_k04_an_exit_is_reported_with_the_last_lines_of_its_log_and_restarts_wait_ever_longer(
+    database_url: str, tmp_path: Path
+) -> None:
+    with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1, poison=True) as (rig, [poison]):
+        rig.place(poison)
+        eventually(lambda: len(rig.events("EXITED").get(poison, [])) >= 4, "four crashes")
+        messages = rig.events("EXITED")[poison][:4]
+        [row] = rig.execute("SELECT detail FROM forebay.receiver_events WHERE kind = 'EXITED' ORDER BY id LIMIT 1")
+    assert all("exited with code 3" in message for message in messages)
+    assert [f"crash {n}" in message for n, message in enumerate(messages, 1)] == [True] * 4
+    delays = [float(message.rpartition("restart in ")[2].removesuffix(" s")) for message in messages]
+    assert delays[0] == 0
+    assert 0 < delays[1] < delays[2] < delays[3]
+    assert "receiver state" in row.detail
+    assert (
+        row.detail.splitlines()
+        == (tmp_path / "logs" / f"receiver-{poison}.log").read_text().splitlines()[: len(row.detail.splitlines())]
+    )
+
+
+def test_the_spare_process_takes_over_from_one_that_was_killed(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_module, "SPARE_AFTER_SECONDS", 0.5)
+    with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1, spare=True) as (rig, sources):
+        [receiver_id] = sources
+        rig.place(receiver_id)
+        rig.flow([receiver_id])
+        eventually(lambda: len(rig.processes()) == 2, "the spare process")
+        [spare] = [process for process in rig.processes() if "--spare" in process.cmdline()]
+        for killed in rig.processes():
+            if killed != spare:
+                killed.kill()
+        eventually(lambda: rig.epochs() == {receiver_id: 2}, "the second claim")
+        rig.flow([receiver_id])
+        [row] = rig.execute("SELECT p.pid FROM forebay.receivers r JOIN forebay.processes p ON p.id = r.process_id")
+        assert row.pid == spare.pid
+        # There is another one again, and what the first one says is in the receiver's log.
+        eventually(lambda: len(rig.processes()) == 2, "the next spare process")
+        log = (tmp_path / "logs" / f"receiver-{receiver_id}.log").read_text()
+        assert log.count("starting on") >= 2
+
+        # A spare process that is killed is missed by nobody, and there is another.
+        [next_spare] = [process for process in rig.processes() if process.pid != spare.pid]
+        next_spare.kill()
+        eventually(
+            lambda: {process.pid for process in rig.processes()} - {spare.pid, next_spare.pid}, "one more spare process"
+        )
+        assert rig.epochs() == {receiver_id: 2}
+        assert len(rig.events("EXITED")[receiver_id]) == 1
+        everybody = rig.processes()
+    assert not any(process.is_running() for process in everybody)
+    numbers = rig.numbers(receiver_id)
+    assert numbers == sorted(set(numbers))
+
+
+def unread_bytes(server_port: int) -> int:
+    """What the kernel still holds of what a server on this machine sent."""
+    count = 0
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        _, local, remote, state, queues, *_ = line.split()
+        if state == "01" and server_port in (int(local.partition(":")[2], 16), int(remote.partition(":")[2], 16)):
+            count += sum(int(queue, 16) for queue in queues.split(":"))
+    return count
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="asks Linux what the receiver has read")
+def test_an_agent_that_stops_while_postgres_is_away_leaves_what_it_accepted_for_salvage(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its receivers drain to the disk, can't register, and are killed; the next agent's register it all, once."""
+    monkeypatch.setattr(agent_module, "STOP_GRACE_SECONDS", 4.0)
+    url = sa.make_url(database_url)
+    assert url.port is not None
+    with ExitStack() as stack:
+        proxy = stack.enter_context(closing(CuttingProxy(url.port)))
+        source = stack.enter_context(closing(NumberedSource(pause=0.002)))
+        through = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+        first = HostRig(through, tmp_path, receivers_per_process=1)
+        stack.callback(first.engine.dispose)
+        declared = SocketText(host="127.0.0.1", port=source.port).model_dump(mode="json")
+        receiver_id = first.declare("numbers", declared, block_interval="50ms", block_queue_size=100)
+        first.start()
+        first.place(receiver_id)
+        first.flow([receiver_id])
+
+        proxy.away = True
+        proxy.cut()
+        sent = source.sent
+        eventually(lambda: source.sent > sent + 200, "200 lines that can not be registered")
+        source.sending.clear()
+        eventually(lambda: unread_bytes(source.port) == 0, "the receiver's reading")
+        processes = first.processes()
+        first.stop()
+        assert not any(process.is_running() for process in processes)
+        proxy.away = False
+
+        # Nobody signed off: the tracker finds the old agent silent and places the receiver anew.
+        second = HostRig(through, tmp_path, receivers_per_process=1)
+        stack.callback(second.engine.dispose)
+        before = second.records()[receiver_id]
+        assert before < source.sent - 100, "nothing was left to be salvaged"
+        assert stored(tmp_path) == list(range(source.sent))
+        second.start()
+        stack.callback(second.stop)
+        second.place(receiver_id)
+        eventually(lambda: second.records()[receiver_id] == source.sent, "all that was accepted")
+        assert second.numbers(receiver_id) == list(range(source.sent))
+        assert len(second.events("SALVAGED")[receiver_id]) == 1
+        source.sending.set()
+        second.flow([receiver_id])
+        engine = create_engine(database_url, application_name="tests")
+        stack.callback(engine.dispose)
+        with connect(engine) as connection:
+            assert [result for result in check_data(connection) if not result.passed] == []
+
+
+def stored(root: Path) -> list[int]:
+    """Every record in a file, by file and place."""
+    store = LocalBlockStore(root / "blocks")
+    found: list[int] = []
+    for path in sorted(store.segment_paths()):
+        for item in store.scan(path):
+            assert isinstance(item, IntactFrame)
+            for batch in store.read_batches(path, item.offset, item.length, item.crc32c):
+                found.extend(int(value) for value in batch.column(0).to_pylist())
+    return found

@@ -1,0 +1,49 @@
+"""A real receiver process whose write-ahead log lies on a real S3 server; `make s3`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from tests.integration.receiver_runtime.killed_process import kill_and_take_over
+from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig
+from tests.s3_server import S3Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.s3, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def source() -> Iterator[NumberedSource]:
+    made = NumberedSource()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def proxy(database_url: str) -> Iterator[tuple[CuttingProxy, str]]:
+    url = sa.make_url(database_url)
+    assert url.port is not None
+    made = CuttingProxy(url.port)
+    yield made, url.set(host="127.0.0.1", port=made.port).render_as_string(hide_password=False)
+    made.close()
+
+
+@pytest.mark.parametrize("replicas", ["s3", "s3 and a directory"])
+def test_point_19_what_a_killed_process_had_stored_on_s3_comes_out_once(
+    database_url: str, tmp_path: Path, source: NumberedSource, proxy: tuple[CuttingProxy, str], replicas: str
+) -> None:
+    server = S3Server(tmp_path / "s3")
+    server.start()
+    rig = ReceiverRig.on_socket(database_url, tmp_path / "receiver", source.port, block_queue_size=5)
+    rig.roots = server.url("log") if replicas == "s3" else f"{server.url('log')},{tmp_path / 'here'}"
+    try:
+        kill_and_take_over(rig, source, proxy)
+    finally:
+        rig.close()
+        server.kill()

@@ -1,0 +1,293 @@
+"""Stopping and starting pipelines in the driver log: what is waited for, and what goes on (K12, S04, W19)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tracker_store.batches import claim_attempt, complete_batch
+from tracker_store.engine import connect
+from tracker_store.errors import AllocationError, NotAppliedError
+from tracker_store.leadership import read_leadership, take_leadership
+from tracker_store.pipeline_states import advance_stops, all_ended, start_pipelines, stop_pipelines, stop_progress
+from tracker_store.pipelines import apply_pipeline, get_pipeline
+from tracker_store.processes import deregister_process, heartbeat, register_process
+from tracker_store.received_block_tracker import batch_times
+from tracker_store.receivers import (
+    NoSuchReceiverError,
+    PipelinesStoppedError,
+    failed_receivers,
+    placements,
+    placements_on_agent,
+    receiver_events,
+    receivers_named,
+    restart_receiver,
+    schedule_receiver,
+    set_desired_state,
+    set_receiver_state,
+)
+from tracker_store.schema import (
+    PIPELINE_TRANSITIONS,
+    DesiredState,
+    PipelineState,
+    ProcessKind,
+    ReceiverEventKind,
+    ReceiverState,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def log(engine: sa.Engine) -> Iterator[Log]:
+    with connect(engine) as connection:
+        yield make_log(connection)
+
+
+@pytest.fixture
+def term(log: Log) -> int:
+    taken = take_leadership(log.connection, seen=read_leadership(log.connection), holder="me")
+    assert taken is not None
+    return taken
+
+
+def run_receiver(log: Log, term: int) -> tuple[int, int]:
+    """Place the log's receiver and let a process claim it; returns its assignment and process."""
+    agent = register_process(log.connection, kind=ProcessKind.AGENT, name="a", host="h", pid=1, slots=4)
+    [receiver] = log.receiver_ids
+    schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent, why="")
+    [placed] = placements_on_agent(log.connection, agent)
+    process = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=2)
+    assert set_receiver_state(
+        log.connection,
+        receiver_id=receiver,
+        assignment=placed.assignment,
+        state=ReceiverState.ACTIVE,
+        process_id=process,
+    )
+    return placed.assignment, process
+
+
+def end_receiver(log: Log, assignment: int) -> None:
+    """As its process does when everything is registered."""
+    [receiver] = log.receiver_ids
+    assert set_receiver_state(
+        log.connection, receiver_id=receiver, assignment=assignment, state=ReceiverState.INACTIVE, reason="stopped"
+    )
+
+
+def state(log: Log, name: str = "words") -> PipelineState:
+    return get_pipeline(log.connection, name).state
+
+
+def desired(log: Log) -> DesiredState:
+    return placements(log.connection)[0].desired_state
+
+
+def test_k12_s04_a_pipeline_is_stopped_only_when_receiver_blocks_and_batches_are_done(log: Log, term: int) -> None:
+    [receiver] = log.receiver_ids
+    claimed = log.add_at(receiver, NOON)
+    assignment, process = run_receiver(log, term)
+    assert stop_pipelines(log.connection) == ["words"]
+    assert state(log) is PipelineState.STOPPING
+    assert advance_stops(log.connection, term=term) == [("receiver stops", receiver)]
+    [steering] = heartbeat(log.connection, process_id=process, receiver_ids=[receiver])
+    assert steering.desired_state is DesiredState.STOPPED, "its process is told"
+
+    # It drains: one more block, registered after the stop was asked for.
+    add(log.connection, block(claimed, claimed.sequence + 2, segment_id=1))
+    assert advance_stops(log.connection, term=term) == []
+    [progress] = stop_progress(log.connection, ["words"])
+    assert (progress.receivers, progress.waiting_records) == (("lines/1 ACTIVE",), 20)
+
+    end_receiver(log, assignment)
+    assert advance_stops(log.connection, term=term) == [], "records wait"
+    # The next boundary after its last block, which the sensor comes to.
+    log.connection.execute(sa.text("UPDATE forebay.blocks SET added_at = :noon"), {"noon": NOON})
+    time = NOON + INTERVAL
+    log.tracker.allocate_blocks_to_batch(time)
+    assert advance_stops(log.connection, term=term) == [], "the last batch has not run"
+    [progress] = stop_progress(log.connection, ["words"])
+    assert (progress.waiting_records, progress.unfinished_batches, progress.batch_state) == (0, 1, "ALLOCATED")
+    run = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="run", host="h", pid=3)
+    claim_attempt(log.connection, pipeline_id=log.pipeline_id, batch_time=time, attempt=1, run_id="run", process_id=run)
+    assert advance_stops(log.connection, term=term) == [], "it runs"
+    complete_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=time, attempt=1, outputs=[])
+    assert not all_ended(log.connection)
+    assert advance_stops(log.connection, term=term) == [("pipeline stopped", log.pipeline_id)]
+    assert state(log) is PipelineState.STOPPED
+    assert all_ended(log.connection)
+    assert not all_ended(log.connection, after_seconds=60)
+    with pytest.raises(AllocationError, match="stopped and makes no batch"):
+        log.tracker.allocate_blocks_to_batch(time + INTERVAL)
+
+
+def test_a_stop_asked_for_again_changes_nothing_and_a_start_takes_it_back(log: Log, term: int) -> None:
+    assignment, _ = run_receiver(log, term)
+    stop_pipelines(log.connection)
+    advance_stops(log.connection, term=term)
+    [before] = stop_progress(log.connection, ["words"])
+    stop_pipelines(log.connection)
+    assert stop_progress(log.connection, ["words"]) == [before]
+    assert desired(log) is DesiredState.STOPPED
+    assert start_pipelines(log.connection) == ["words"]
+    advance_stops(log.connection, term=term)
+    assert (state(log), desired(log)) == (PipelineState.RUNNING, DesiredState.RUNNING)
+    assert placements(log.connection)[0].assignment == assignment
+    assert not all_ended(log.connection)
+    assert start_pipelines(log.connection) == []
+
+
+def test_what_an_operator_had_wanted_of_a_receiver_holds_again_after_the_start(log: Log, term: int) -> None:
+    [receiver] = log.receiver_ids
+    set_desired_state(log.connection, receiver_id=receiver, desired=DesiredState.PAUSED)
+    stop_pipelines(log.connection)
+    advance_stops(log.connection, term=term)
+    assert (state(log), desired(log)) == (PipelineState.STOPPED, DesiredState.STOPPED)
+    with pytest.raises(PipelinesStoppedError, match="forebay start"):
+        set_desired_state(log.connection, receiver_id=receiver, desired=DesiredState.RUNNING)
+    start_pipelines(log.connection, names=["words"])
+    advance_stops(log.connection, term=term)
+    assert desired(log) is DesiredState.PAUSED
+
+
+def test_a_stream_that_another_pipeline_reads_goes_on(log: Log, term: int) -> None:
+    """What had come before the stop gets its batch; what comes later waits behind the stopped pipeline's cursor."""
+    [receiver] = log.receiver_ids
+    claimed = log.add_at(receiver, NOON)
+    run_receiver(log, term)
+    apply_pipeline(
+        log.connection,
+        name="other",
+        declaration={"max_attempts": 3, "streams": ["lines"]},
+        stream_ids=[log.stream_id],
+        interval=INTERVAL,
+    )
+    stop_pipelines(log.connection, name="words")
+    assert advance_stops(log.connection, term=term) == []
+    assert desired(log) is DesiredState.RUNNING
+    time = NOON + INTERVAL
+    log.tracker.allocate_blocks_to_batch(time)
+    complete(log, time)
+    add(log.connection, block(claimed, claimed.sequence + 2, segment_id=1))
+    assert advance_stops(log.connection, term=term) == [("pipeline stopped", log.pipeline_id)]
+    assert not all_ended(log.connection), "one of two, and not asked to end the system"
+    # It starts where it stopped: the interval of what waits is not skipped.
+    start_pipelines(log.connection, names=["words"])
+    assert batch_times(log.connection, log.pipeline_id).last == time
+    assert log.tracker.has_unallocated_blocks()
+    stop_pipelines(log.connection)
+    assert advance_stops(log.connection, term=term) == [("receiver stops", receiver)], "nobody reads it any more"
+
+
+def complete(log: Log, time: object) -> None:
+    log.connection.execute(
+        sa.text("UPDATE forebay.batches SET state = 'COMPLETED', completed_at = now() WHERE batch_time = :time"),
+        {"time": time},
+    )
+
+
+def test_after_a_stop_the_intervals_in_between_are_no_batches(log: Log, term: int) -> None:
+    stop_pipelines(log.connection)
+    advance_stops(log.connection, term=term)
+    start_pipelines(log.connection)
+    times = batch_times(log.connection, log.pipeline_id)
+    assert times.next_due > times.newest, "it was last decided at a noon long ago"
+
+
+def test_a_receiver_that_was_placed_and_never_claimed_is_not_waited_for(log: Log, term: int) -> None:
+    agent = register_process(log.connection, kind=ProcessKind.AGENT, name="a", host="h", pid=1, slots=4)
+    [receiver] = log.receiver_ids
+    schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent, why="")
+    stop_pipelines(log.connection)
+    assert advance_stops(log.connection, term=term) == [
+        ("receiver stops", receiver),
+        ("receiver ended", receiver),
+        ("pipeline stopped", log.pipeline_id),
+    ]
+
+
+def test_a_receiver_that_still_drains_after_it_was_taken_from_its_agent_is_waited_for(log: Log, term: int) -> None:
+    [receiver] = log.receiver_ids
+    _, process = run_receiver(log, term)
+    assert restart_receiver(log.connection, receiver_id=receiver, why="asked for")
+    stop_pipelines(log.connection)
+    assert advance_stops(log.connection, term=term) == [("receiver stops", receiver)]
+    deregister_process(log.connection, process, "drained")
+    assert advance_stops(log.connection, term=term) == [("pipeline stopped", log.pipeline_id)]
+
+
+def test_a_deposed_leader_stops_nothing(log: Log, term: int) -> None:
+    stop_pipelines(log.connection)
+    take_leadership(log.connection, seen=read_leadership(log.connection), holder="another")
+    assert advance_stops(log.connection, term=term) == [("deposed", None)]
+    assert state(log) is PipelineState.STOPPING
+
+
+def test_only_the_transitions_of_the_table_happen(log: Log, term: int) -> None:
+    seen = {(PipelineState.RUNNING, PipelineState.RUNNING)}
+    before = state(log)
+    for step in (
+        lambda: stop_pipelines(log.connection),
+        lambda: start_pipelines(log.connection),
+        lambda: stop_pipelines(log.connection, name="words"),
+        lambda: advance_stops(log.connection, term=term),
+        lambda: stop_pipelines(log.connection),
+        lambda: start_pipelines(log.connection, names=["words"]),
+    ):
+        step()
+        seen.add((before, state(log)))
+        before = state(log)
+    moves = {(old, new) for old, new in seen if old is not new}
+    assert moves == {(old, new) for old, targets in PIPELINE_TRANSITIONS.items() for new in targets}
+
+
+def test_an_unknown_pipeline_is_named(log: Log) -> None:
+    with pytest.raises(NotAppliedError, match="'word'"):
+        stop_pipelines(log.connection, name="word")
+    with pytest.raises(NotAppliedError, match="'word'"):
+        start_pipelines(log.connection, names=["words", "word"])
+
+
+def test_k04_a_failed_receiver_is_restarted_once_an_episode_and_the_restarts_are_counted(log: Log, term: int) -> None:
+    [receiver] = log.receiver_ids
+    assignment, _ = run_receiver(log, term)
+    set_receiver_state(
+        log.connection, receiver_id=receiver, assignment=assignment, state=ReceiverState.FAILED, reason="it broke"
+    )
+    [failed] = failed_receivers(log.connection, ["lines"])
+    assert (failed.receiver_id, failed.assignment, failed.reason, failed.restarts) == (
+        receiver,
+        assignment,
+        "it broke",
+        0,
+    )
+    assert failed_receivers(log.connection, ["others"]) == []
+    arguments = {"receiver_id": receiver, "why": "it broke", "by": "Dagster run 1", "failed_under": assignment}
+    assert restart_receiver(log.connection, **arguments)  # type: ignore[arg-type]
+    assert not restart_receiver(log.connection, **arguments), "it is INACTIVE, under the next"  # type: ignore[arg-type]
+    [placed] = placements(log.connection)
+    assert (placed.state, placed.assignment) == (ReceiverState.INACTIVE, assignment + 1)
+    assert (ReceiverEventKind.RESTARTED, "it broke", "Dagster run 1") in receiver_events(log.connection, receiver)
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'FAILED'"))
+    assert failed_receivers(log.connection, ["lines"])[0].restarts == 1
+    # By a person: allowed whatever the count is, and not counted.
+    assert restart_receiver(log.connection, receiver_id=receiver, why="restarted by an operator")
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'FAILED'"))
+    assert failed_receivers(log.connection, ["lines"])[0].restarts == 1
+    set_desired_state(log.connection, receiver_id=receiver, desired=DesiredState.STOPPED)
+    assert failed_receivers(log.connection, ["lines"]) == []
+    assert not restart_receiver(log.connection, receiver_id=receiver, why="asked for"), "it is to be stopped"
+
+
+def test_receivers_by_their_names(log: Log) -> None:
+    assert [row.ordinal for row in receivers_named(log.connection, "lines")] == [1]
+    assert receivers_named(log.connection, "lines/1") == receivers_named(log.connection, "lines")
+    assert claim_anew(log.connection, log.receiver_ids[0]).epoch
+    for unknown in ("line", "lines/2", "lines/x"):
+        with pytest.raises(NoSuchReceiverError, match=unknown):
+            receivers_named(log.connection, unknown)

@@ -1,0 +1,160 @@
+"""A source that is acknowledged, on every host at once, and the receiver that acknowledges it."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Self
+
+from forebay.receiver import Receiver
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+_CHUNK = 20
+_PAUSE = 0.05
+# So many chunks may be on their way without an acknowledgement.
+_WINDOW = 4
+
+
+class AckingReceiver(Receiver):
+    """Reads lines of numbers, each line one block, and acknowledges each when it is registered."""
+
+    columns = (("number", "int64"),)
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def on_start(self) -> None:
+        """Connect on a thread."""
+        self._stopping = threading.Event()
+        self._connection: socket.socket | None = None
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def on_stop(self) -> None:
+        """What was read is handed on before this returns."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", self._port), timeout=5) as connection,
+                ThreadPoolExecutor(_WINDOW) as threads,
+                connection.makefile("rb") as lines,
+            ):
+                self.report_connected(f"127.0.0.1:{self._port}")
+                while not self._stopping.is_set():
+                    # A line comes as a whole, in one piece.
+                    if select.select([connection], [], [], 0.1)[0]:
+                        line = lines.readline()
+                        if not line:
+                            break
+                        threads.submit(self._store, connection, line)
+        except OSError as error:
+            self.restart("the source can't be read", error)
+            return
+        if not self._stopping.is_set():
+            self.restart("the source is gone")
+
+    def _store(self, connection: socket.socket, line: bytes) -> None:
+        numbers = [int(word) for word in line.split()]
+        self.store(numbers)
+        # Only now.
+        connection.sendall(b"%d\n" % numbers[0])
+
+
+class AckedSource:
+    """Sends 1, 2, 3 … once, in chunks, to whoever connects on whichever host; knows what was acknowledged.
+
+    What a connection took and did not acknowledge is never sent again, so that nothing may come out twice.
+    """
+
+    def __init__(self, listeners: Sequence[socket.socket]) -> None:
+        self._listeners = listeners
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._sending = threading.Event()
+        self._threads = [threading.Thread(target=self._serve, args=(listener,)) for listener in listeners]
+        self.sent = 0
+        self.acknowledged: set[int] = set()
+        self._on_their_way: set[int] = set()
+
+    def send(self) -> None:
+        """Go on sending."""
+        self._sending.set()
+
+    def pause(self) -> None:
+        """Keep connections, send nothing."""
+        self._sending.clear()
+
+    def is_at_rest(self) -> bool:
+        """Whether all that was sent is acknowledged, or its connection has ended."""
+        with self._lock:
+            return not self._on_their_way
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+        for listener in self._listeners:
+            listener.close()
+
+    def _serve(self, listener: socket.socket) -> None:
+        listener.settimeout(0.2)
+        threads: list[threading.Thread] = []
+        while not self._stopped.is_set():
+            with contextlib.suppress(TimeoutError):
+                connection, _ = listener.accept()
+                threads.append(threading.Thread(target=self._feed, args=(connection,)))
+                threads[-1].start()
+        for thread in threads:
+            thread.join()
+
+    def _feed(self, connection: socket.socket) -> None:
+        waiting: set[int] = set()
+        try:
+            with connection, contextlib.suppress(OSError):
+                self._converse(connection, waiting)
+        finally:
+            with self._lock:
+                self._on_their_way -= waiting
+
+    def _converse(self, connection: socket.socket, waiting: set[int]) -> None:
+        rest = b""
+        while not self._stopped.is_set():
+            if self._sending.is_set() and len(waiting) < _WINDOW:
+                first = self._next()
+                waiting.add(first)
+                connection.sendall(b" ".join(b"%d" % n for n in range(first, first + _CHUNK)) + b"\n")
+            if select.select([connection], [], [], _PAUSE)[0]:
+                data = connection.recv(4096)
+                if not data:
+                    return
+                *acknowledged, rest = (rest + data).split(b"\n")
+                for word in acknowledged:
+                    waiting.remove(int(word))
+                    with self._lock:
+                        self._on_their_way.remove(int(word))
+                        self.acknowledged.update(range(int(word), int(word) + _CHUNK))
+                time.sleep(_PAUSE)
+
+    def _next(self) -> int:
+        with self._lock:
+            first = self.sent + 1
+            self.sent += _CHUNK
+            self._on_their_way.add(first)
+            return first

@@ -1,0 +1,290 @@
+"""Hosts with an agent each, and a receiver each of one stream; one driver log and one block store that all share.
+
+They are network namespaces, or only names on one machine.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psutil
+import pytest
+import sqlalchemy as sa
+import structlog
+
+from forebay.sources import CustomSource
+from orchestration.spark.data_source import ForebayReader
+from receiver_runtime.block_store.stores import open_block_store
+from tests.faults.driver_log_server import DriverLogServer
+from tests.namespaces.acking import AckedSource
+from tracker_store.engine import connect, create_engine
+from tracker_store.pipelines import apply_pipeline, apply_stream, get_pipeline
+from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
+
+    from tests.namespaces.network import Network
+
+STREAM = "numbers"
+PIPELINE = "numbered"
+POLL_SECONDS = 0.1
+_INTERVAL = timedelta(seconds=1)
+_ROOT = Path(__file__).parents[2]
+
+Found = TypeVar("Found")
+
+_log = structlog.get_logger(__name__)
+
+
+class BridgedPostgres(DriverLogServer):
+    """An embedded server that the hosts on a bridge reach too."""
+
+    def __init__(self, data_directory: Path, network: Network) -> None:
+        super().__init__(data_directory, listen_addresses=f"127.0.0.1,{network.address}")
+        self._network = network
+
+    def start(self, timeout: float = 60.0) -> None:
+        self.server.initialise()
+        with (self.server.data_directory / "pg_hba.conf").open("a") as file:
+            file.write(f"host all all {self._network.subnet} scram-sha-256\n")
+        super().start(timeout)
+
+    def url_on_hosts(self, url: str) -> str:
+        """The same database's URL for the hosts."""
+        return url.replace("@127.0.0.1:", f"@{self._network.address}:")
+
+
+class Hosts:
+    """The agents, what they run, and what stands in the driver log."""
+
+    def __init__(
+        self,
+        home: Path,
+        database_url: str,
+        block_store: str,
+        source: AckedSource,
+        in_host: Callable[[str, Sequence[str]], Sequence[str]],
+    ) -> None:
+        self.home = home
+        self.database_url = database_url
+        self.block_store = block_store
+        self.source = source
+        self.engine = create_engine(database_url, application_name="fault tests")
+        self._in_host = in_host
+        self._agents: dict[str, psutil.Popen] = {}
+
+    def start_agent(self, host: str, url: str, **settings: str) -> None:
+        """`forebay agent --host HOST`, in that host, with a home of its own."""
+        home = self.home / host
+        home.mkdir()
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
+        environment |= {
+            "FOREBAY_HOME": str(home),
+            "FOREBAY_DATABASE_URL": url,
+            "FOREBAY_BLOCK_STORE": self.block_store,
+            **settings,
+        }
+        with (home / "agent.log").open("wb") as log:
+            self._agents[host] = psutil.Popen(
+                self._in_host(host, [sys.executable, "-m", "forebay.cli", "agent", "--host", host, "--parent-pipe"]),
+                cwd=_ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def stop_agents(self) -> None:
+        """As their service manager does; whatever does not end is killed."""
+        families = [process for host in self._agents for process in self.family(host)]
+        for agent in self._agents.values():
+            agent.stdin.close()
+        for process in psutil.wait_procs(families, timeout=40)[1]:
+            process.kill()
+        for agent in self._agents.values():
+            agent.wait()
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def family(self, host: str) -> list[psutil.Process]:
+        """The agent of a host and all its children; nothing once it has ended."""
+        agent = self._agents[host]
+        return [] if agent.poll() is not None else [agent, *agent.children(recursive=True)]
+
+    def receiver_process(self, receiver_id: int) -> psutil.Process:
+        """The process in which a receiver runs."""
+        [row] = self.execute(
+            "SELECT p.pid FROM forebay.receivers r JOIN forebay.processes p ON p.id = r.process_id WHERE r.id = :id",
+            id=receiver_id,
+        )
+        return psutil.Process(row.pid)
+
+    def log_of(self, host: str) -> str:
+        """What a host's agent has said."""
+        return (self.home / host / "agent.log").read_text(encoding="utf-8")
+
+    def leader(self) -> tuple[str, int]:
+        """The host of the leading tracker, and its term."""
+        [row] = self.execute("SELECT term, holder FROM forebay.leadership")
+        pid = int(row.holder.rpartition(":")[2])
+        host = next(host for host in self._agents if pid in {process.pid for process in self.family(host)})
+        return host, int(row.term)
+
+    # -- the driver log ----------------------------------------------------------------------------------------------
+
+    def execute(self, statement: str, **values: object) -> list[Any]:
+        """One statement; its rows."""
+        with connect(self.engine) as connection:
+            result = connection.execute(sa.text(statement), values)
+            return list(result) if result.returns_rows else []
+
+    def receivers(self) -> dict[int, tuple[str, str | None, int, int]]:
+        """(state, host, epoch, registered records) of each receiver."""
+        rows = self.execute(
+            "SELECT r.id, r.state, p.host, head.epoch, head.total_records FROM forebay.receivers r "
+            "LEFT JOIN forebay.processes p ON p.id = r.agent_id LEFT JOIN LATERAL ("
+            "  SELECT b.epoch, b.total_records FROM forebay.blocks b WHERE b.receiver_id = r.id "
+            "  ORDER BY b.sequence DESC LIMIT 1) head ON true ORDER BY r.id"
+        )
+        return {row.id: (row.state, row.host, row.epoch or 0, int(row.total_records or 0)) for row in rows}
+
+    def on(self, host: str) -> list[int]:
+        """The receivers that are placed on a host."""
+        return [receiver_id for receiver_id, row in self.receivers().items() if row[1] == host]
+
+    def events(self, kind: str, receiver_id: int) -> list[tuple[int, str]]:
+        """(epoch, what was said) of a receiver's events of a kind."""
+        rows = self.execute(
+            "SELECT epoch, message || ': ' || detail AS said FROM forebay.receiver_events "
+            "WHERE kind = :kind AND receiver_id = :receiver ORDER BY id",
+            kind=kind,
+            receiver=receiver_id,
+        )
+        return [(row.epoch, row.said) for row in rows]
+
+    def until(self, what: str, look: Callable[[], Found | None], seconds: float = 30.0) -> Found:
+        """Poll until `look` finds something."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if found := look():
+                return found
+            time.sleep(POLL_SECONDS)
+        return pytest.fail(f"not within {seconds:g} s: {what}\n{self.report()}")
+
+    def flow(self, receiver_ids: Sequence[int], records: int = 200, seconds: float = 30.0) -> None:
+        """Until each of them is ACTIVE and has registered so many more records."""
+        self.source.send()
+        goals = {receiver_id: row[3] + records for receiver_id, row in self.receivers().items()}
+
+        def flowed() -> bool:
+            now = self.receivers()
+            return all(now[one][0] == "ACTIVE" and now[one][3] >= goals[one] for one in receiver_ids)
+
+        self.until(f"{records} more records of {list(receiver_ids)}", flowed, seconds)
+
+    def numbers(self) -> list[int]:
+        """All that is registered, by the rows of the driver log."""
+        store = open_block_store(self.block_store)
+        rows = self.execute(
+            'SELECT g.path, b."offset", b.length, b.crc32c FROM forebay.blocks b '
+            "JOIN forebay.log_segments g ON g.id = b.segment_id ORDER BY b.receiver_id, b.sequence"
+        )
+        batches = (batch for row in rows for batch in store.read_batches(*row))
+        return [number for batch in batches for number in batch["number"].to_pylist()]
+
+    def check_every_acknowledged_number_came_out_once(self) -> None:
+        """As a batch reads it; of the rest, which nobody was told to be in, none is there twice."""
+        self.source.pause()
+        self.until("nothing is on its way but what was given up", self.source.is_at_rest)
+        with connect(self.engine) as connection:
+            pipeline = get_pipeline(connection, PIPELINE).pipeline_id
+            newest = self.execute("SELECT max(added_at) AS at FROM forebay.blocks")[0].at
+
+            def due() -> datetime | None:
+                times = batch_times(connection, pipeline)
+                return times.newest if times.newest > newest else None
+
+            batch_time = self.until("a boundary behind the newest block", due)
+            ReceivedBlockTracker(connection, pipeline).allocate_blocks_to_batch(batch_time)
+        reader = ForebayReader(
+            {
+                "pipeline": PIPELINE,
+                "batch_time": batch_time.isoformat(),
+                "stream": STREAM,
+                "database_url": self.database_url,
+                "block_store": self.block_store,
+            }
+        )
+        batches = (batch for partition in reader.partitions() for batch in reader.read(partition))
+        came_out = sorted(number for batch in batches for number in batch["number"].to_pylist())
+        assert came_out == sorted(self.numbers()), "the data source reads something else than what is registered"
+        assert len(set(came_out)) == len(came_out), "something came out twice"
+        assert self.source.acknowledged
+        assert self.source.acknowledged - set(came_out) == set(), "an acknowledged number is lost"
+        _log.info(
+            "every acknowledged number is there once",
+            acknowledged=len(self.source.acknowledged),
+            sent=self.source.sent,
+        )
+
+    def report(self) -> str:
+        """The state of things, for a failure."""
+        lines = []
+        for table in ("receiver_status", "processes", "receiver_events", "leadership"):
+            lines += [str(row) for row in self.execute(f"SELECT * FROM forebay.{table}")]
+        for log in [path for host in self._agents for path in sorted((self.home / host).rglob("*.log"))]:
+            lines += [f"--- {log}", *log.read_text(encoding="utf-8").splitlines()[-30:]]
+        return "\n".join(lines)
+
+
+def _here(_host: str, command: Sequence[str]) -> Sequence[str]:
+    return command
+
+
+@contextmanager
+def running_hosts(
+    hosts: Sequence[str],
+    *,
+    home: Path,
+    database_url: str,
+    block_store: str,
+    listeners: Sequence[socket.socket],
+    url_on_hosts: str | None = None,
+    in_host: Callable[[str, Sequence[str]], Sequence[str]] = _here,
+    **settings: str,
+) -> Iterator[Hosts]:
+    """All of it, receiving on each host. The pipeline only says who reads.
+
+    `listeners` are the source's, all at one port; `in_host` makes of a command one that runs in a host.
+    """
+    with ExitStack() as stack:
+        source = stack.enter_context(AckedSource(listeners))
+        rig = Hosts(home, database_url, block_store, source, in_host)
+        stack.callback(rig.engine.dispose)
+        declared = CustomSource(
+            receiver="tests.namespaces.acking:AckingReceiver", options={"port": listeners[0].getsockname()[1]}
+        )
+        with connect(rig.engine) as connection:
+            stream_id = apply_stream(
+                connection,
+                name=STREAM,
+                declaration={"source": declared.model_dump(mode="json"), "settings": {}},
+                receivers=len(hosts),
+            )
+            apply_pipeline(connection, name=PIPELINE, declaration={}, stream_ids=[stream_id], interval=_INTERVAL)
+        stack.callback(rig.stop_agents)
+        for host in hosts:
+            rig.start_agent(host, url_on_hosts or database_url, **settings)
+        rig.flow(list(rig.receivers()), seconds=60.0)
+        yield rig

@@ -1,0 +1,123 @@
+"""A host that is cut off for 30 s and comes back: its receiver has moved, and what it still holds is refused."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import structlog
+
+from receiver_runtime.exit_codes import ExitCode
+from tests.namespaces.hosts import Hosts, running_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.namespaces.hosts import BridgedPostgres
+    from tests.namespaces.network import Network
+    from tests.s3_server import S3Server
+
+pytestmark = [pytest.mark.namespaces, pytest.mark.timeout(240)]
+
+CUT_SECONDS = 30.0
+# Design §4: a candidate waits for 3 s, and looks every second; the rest is for a machine that is busy.
+LEADER_SECONDS = 8.0
+# The lease of 10 s, a tick, the start of a process, and salvage.
+TAKE_OVER_SECONDS = 25.0
+
+_log = structlog.get_logger(__name__)
+
+
+@contextmanager
+def three_hosts(network: Network, postgres: BridgedPostgres, home: Path, block_store: str) -> Iterator[Hosts]:
+    """One in each namespace, receiving."""
+    first = network.listen(network.hosts[0])
+    # A namespace of our own has every port free.
+    listeners = [first, *(network.listen(host, first.getsockname()[1]) for host in network.hosts[1:])]
+    url = postgres.new_database()
+    with running_hosts(
+        network.hosts,
+        home=home,
+        database_url=url,
+        block_store=block_store,
+        listeners=listeners,
+        url_on_hosts=postgres.url_on_hosts(url),
+        in_host=network.command,
+    ) as rig:
+        yield rig
+
+
+@pytest.mark.parametrize("leads", [False, True], ids=["a receiver's host", "the leader's host"])
+def test_w21_k05_a_host_that_was_cut_off_is_replaced_and_refused(
+    network: Network, postgres: BridgedPostgres, home: Path, *, leads: bool
+) -> None:
+    """Its own source goes on and so does its disk, which all share: salvage has something to find."""
+    with three_hosts(network, postgres, home, str(home / "blocks")) as rig:
+        moved = cut_and_heal(rig, network, leads=leads)
+        [(_, said)] = rig.events("SALVAGED", moved)
+        _log.info("salvaged", said=said)
+        assert "registered as" in said
+        rig.check_every_acknowledged_number_came_out_once()
+
+
+def test_w21_a_host_that_was_cut_off_from_an_object_store_too(
+    network: Network, postgres: BridgedPostgres, home: Path, s3: S3Server
+) -> None:
+    with three_hosts(network, postgres, home, s3.url("hosts")) as rig:
+        cut_and_heal(rig, network, leads=True)
+        rig.check_every_acknowledged_number_came_out_once()
+
+
+def cut_and_heal(rig: Hosts, network: Network, *, leads: bool) -> int:
+    """Cut off the leader's host, or another, for 30 s under load, and put it back; its receiver."""
+    leader, term = rig.leader()
+    cut = leader if leads else next(host for host in network.hosts if host != leader)
+    [receiver_id] = rig.on(cut)
+    others = [one for one in rig.receivers() if one != receiver_id]
+    before = rig.receivers()
+    old_process = rig.receiver_process(receiver_id)
+
+    network.cut(cut)
+    begin = time.monotonic()
+    if leads:
+        rig.until("another tracker leads", lambda: rig.leader()[1] > term, LEADER_SECONDS)
+        _log.info("another tracker leads", after=round(time.monotonic() - begin, 1))
+    rig.until("its lease is over", lambda: rig.events("LEASE_EXPIRED", receiver_id), TAKE_OVER_SECONDS)
+    _log.info("the lease is over", after=round(time.monotonic() - begin, 1))
+    rig.until(
+        "another process has claimed the receiver",
+        lambda: rig.receivers()[receiver_id][2] > before[receiver_id][2],
+        TAKE_OVER_SECONDS,
+    )
+    rig.flow([receiver_id], seconds=TAKE_OVER_SECONDS)
+    _log.info("it receives elsewhere", after=round(time.monotonic() - begin, 1))
+    placed = rig.receivers()
+    assert placed[receiver_id][1] not in (cut, None)
+    rig.until("the cut is over", lambda: time.monotonic() - begin > CUT_SECONDS, CUT_SECONDS)
+    rig.flow(list(placed))
+    term = rig.leader()[1]
+
+    network.heal(cut)
+    begin = time.monotonic()
+    # Refused, says so, and ends by the code of those who are.
+    rig.until("the old process has ended", lambda: not old_process.is_running(), 60.0)
+    _log.info("the old process has ended", after=round(time.monotonic() - begin, 1))
+    rig.until("it has said so", lambda: rig.events("FENCED", receiver_id))
+    assert [epoch for epoch, _ in rig.events("FENCED", receiver_id)] == [before[receiver_id][2]]
+    rig.until("its agent has seen it", lambda: f"exited with code {ExitCode.FENCED.value}" in rig.log_of(cut))
+    rig.until(
+        "its agent takes part again",
+        lambda: rig.execute(
+            "SELECT 1 FROM forebay.processes WHERE kind = 'agent' AND host = :cut AND ended_at IS NULL", cut=cut
+        ),
+    )
+    rig.flow(list(placed))
+    # Nobody else ever moved, nor does anyone go back.
+    now = rig.receivers()
+    assert {one: row[:3] for one, row in now.items()} == {one: row[:3] for one, row in placed.items()}
+    assert {one: now[one][1:3] for one in others} == {one: before[one][1:3] for one in others}
+    assert rig.leader()[1] == term, "somebody took the lead from a leader that lives"
+    return receiver_id

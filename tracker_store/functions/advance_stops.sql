@@ -1,0 +1,72 @@
+-- advance_stops: the leader takes each stop and each start one step further; called every second, it settles.
+--
+-- Authority: receivers of the streams that pipelines read, none of which is RUNNING, are desired stopped until one of
+-- them runs again; what was wanted of them before is kept. A pipeline that is STOPPING becomes STOPPED when those
+-- receivers have ended in order (or have nobody who could: their process is gone, and salvage is the next start's), no
+-- block of theirs waits for a batch, and no batch is unfinished. Of a stream that others go on reading, what had come
+-- before the stop was asked for must be in a batch; the rest waits behind the pipeline's cursor.
+-- Locks: the leader's row FOR SHARE first, then the pipelines that do not run, then the receivers that change, by id.
+-- The locks on pipelines keep a batch from being allocated while it is looked whether anything waits; that look is a
+-- later statement, whose snapshot is from after the wait.
+CREATE FUNCTION forebay.advance_stops(of_term bigint)
+RETURNS TABLE (outcome text, id bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    unread bigint[];
+BEGIN
+    PERFORM 1 FROM leadership l WHERE l.term = of_term FOR SHARE;
+    IF NOT FOUND THEN
+        outcome := 'deposed';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    PERFORM 1 FROM pipelines p WHERE p.state <> 'RUNNING' AND p.removed_at IS NULL ORDER BY p.id FOR NO KEY UPDATE;
+    SELECT coalesce(array_agg(u.stream_id), '{}') INTO unread FROM (
+        SELECT unnest(p.stream_ids) AS stream_id FROM pipelines p WHERE p.removed_at IS NULL AND p.state <> 'RUNNING'
+        EXCEPT
+        SELECT unnest(p.stream_ids) FROM pipelines p WHERE p.removed_at IS NULL AND p.state = 'RUNNING') AS u;
+
+    PERFORM 1 FROM receivers r
+    WHERE (r.stream_id = ANY (unread) AND r.removed_at IS NULL) <> (r.desired_before_stop IS NOT NULL)
+          OR r.desired_state = 'stopped' AND r.state = 'SCHEDULED'
+    ORDER BY r.id FOR UPDATE;
+    IF FOUND THEN
+        RETURN QUERY
+            UPDATE receivers r SET desired_before_stop = r.desired_state, desired_state = 'stopped'
+            WHERE r.stream_id = ANY (unread) AND r.removed_at IS NULL AND r.desired_before_stop IS NULL
+            RETURNING 'receiver stops', r.id;
+        RETURN QUERY
+            UPDATE receivers r SET desired_state = r.desired_before_stop, desired_before_stop = NULL
+            WHERE r.desired_before_stop IS NOT NULL AND (r.stream_id <> ALL (unread) OR r.removed_at IS NOT NULL)
+            RETURNING 'receiver goes on', r.id;
+        -- Nobody has claimed it, and nobody will under this assignment: no process is there to say that it ended.
+        RETURN QUERY
+            UPDATE receivers r SET state = 'INACTIVE', reason = 'stopped before it began', since = clock_timestamp(),
+                                   agent_id = NULL, process_id = NULL, assignment = r.assignment + 1
+            WHERE r.desired_state = 'stopped' AND r.state = 'SCHEDULED'
+            RETURNING 'receiver ended', r.id;
+    END IF;
+
+    RETURN QUERY
+        UPDATE pipelines p SET state = 'STOPPED', state_since = clock_timestamp()
+        WHERE p.state = 'STOPPING' AND p.removed_at IS NULL
+              AND NOT EXISTS (
+                  SELECT FROM receivers r
+                  WHERE r.stream_id = ANY (p.stream_ids) AND r.desired_before_stop IS NOT NULL AND (
+                      r.state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')
+                      -- Taken from its agent, and still draining; as long as a placement would wait for it.
+                      OR r.since > clock_timestamp() - interval '20 seconds' AND EXISTS (
+                          SELECT FROM processes o WHERE o.id = r.process_id AND o.ended_at IS NULL)))
+              AND NOT EXISTS (
+                  SELECT FROM stream_lag w
+                  WHERE w.pipeline_id = p.id AND w.waiting_records > 0
+                        AND (w.stream_id = ANY (unread) OR w.oldest_added_at < p.state_since))
+              AND NOT EXISTS (
+                  SELECT FROM batches b
+                  WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED'))
+        RETURNING 'pipeline stopped', p.id;
+END
+$$;
