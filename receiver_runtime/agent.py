@@ -338,6 +338,9 @@ class Agent:
         if history.crashes >= MAX_CRASHES:
             history.refused_assignment = member.assignment
             reason = f"crashed {history.crashes} times in a row, the last time: {what}"
+            # Who starts it anew has mended something, or wants it tried as often again.
+            history.crashes = 0
+            history.backoff.reset()
             self._reports.append(
                 lambda connection: set_receiver_state(
                     connection,

@@ -65,6 +65,15 @@ class BatchStats:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineProcessingTimes:
+    """How long a pipeline's newest completed batches took; those without records ran nowhere."""
+
+    pipeline: str
+    interval: timedelta
+    times: list[timedelta]
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineTotals:
     """A pipeline's batches, counted by state, with the records of those COMPLETED."""
 
@@ -108,6 +117,25 @@ def batch_stats(connection: sa.Connection, *, limit: int = 20) -> list[BatchStat
             {"limit": limit},
         ).mappings()
         return [BatchStats(**row) for row in rows]
+
+
+def processing_times(connection: sa.Connection, *, seconds: float) -> list[PipelineProcessingTimes]:
+    """Of each live pipeline's completed batches of the last seconds, or of its last three intervals. No locks.
+
+    Costs those batches: they are found by their times.
+    """
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT p.name, p.batch_interval, array_agg(b.processing_time) AS times FROM forebay.pipelines p "
+                "JOIN forebay.batch_stats b ON b.pipeline_id = p.id AND b.state = 'COMPLETED' "
+                "  AND b.processing_time IS NOT NULL AND b.batch_time > clock_timestamp() "
+                "  - greatest(make_interval(secs => :seconds), 3 * p.batch_interval) "
+                "WHERE p.removed_at IS NULL GROUP BY p.name, p.batch_interval ORDER BY p.name"
+            ),
+            {"seconds": seconds},
+        ).all()
+    return [PipelineProcessingTimes(row.name, row.batch_interval, row.times) for row in rows]
 
 
 def pipeline_totals(connection: sa.Connection) -> list[PipelineTotals]:

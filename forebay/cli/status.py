@@ -16,6 +16,7 @@ from rich.table import Table
 from forebay.cli.database import database_url
 from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
+from orchestration.spark.executor_allocation import SCALING_INTERVAL, scaling
 from tracker_store import status as store
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
@@ -119,9 +120,15 @@ def status(
             receivers = [asdict(row) for row in store.receiver_status(connection)]
             lag = [asdict(row) for row in store.stream_lag(connection)]
             newest = [asdict(row) for row in store.batch_stats(connection, limit=batches)]
+            times = store.processing_times(connection, seconds=SCALING_INTERVAL.total_seconds())
         engine.dispose()
+    scalings = [
+        {"pipeline": row.pipeline, **asdict(decision)}
+        for row in times
+        if (decision := scaling(row.times, row.interval)) is not None
+    ]
     if as_json:
-        report = {"receivers": receivers, "lag": lag, "batches": newest}
+        report = {"receivers": receivers, "lag": lag, "batches": newest, "scaling": scalings}
         typer.echo(
             json.dumps(
                 {name: [{k: _plain(v) for k, v in row.items()} for row in rows] for name, rows in report.items()}
@@ -133,3 +140,9 @@ def status(
     for pipeline in sorted({str(row["pipeline"]) for row in newest}) or ["none yet"]:
         rows = [row for row in newest if row["pipeline"] == pipeline]
         console.print(_table(f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows))
+    for row in scalings:
+        if row["executors"] > 0:
+            console.print(
+                f"Batches of {row['pipeline']} take {row['ratio']:.0%} of their interval (mean of {row['batches']}): "
+                f"lengthen the interval, or give Spark more: {row['executors']} executors, by Spark Streaming's rule."
+            )

@@ -12,7 +12,7 @@ import dagster as dg
 from orchestration.apply import declared_streams
 from orchestration.dagster_defs.assets import output_assets, stream_asset
 from orchestration.dagster_defs.batch_sensor import batch_sensor
-from orchestration.dagster_defs.checks import checks_job, pipeline_checks
+from orchestration.dagster_defs.checks import checks_job, pipeline_checks, stream_checks
 from orchestration.dagster_defs.jobs import batch_job
 from orchestration.dagster_defs.receiver_sensor import owned_streams, receiver_sensor, restart_job
 
@@ -28,16 +28,18 @@ def build_definitions(*pipelines: Pipeline) -> dg.Definitions:
     owned = {pipeline: streams for pipeline in pipelines if (streams := owned_streams(pipelines)[pipeline.name])}
     restarts = {pipeline: restart_job(pipeline) for pipeline in owned}
     jobs = {pipeline.name: batch_job(pipeline) for pipeline in pipelines}
-    checks = {pipeline.name: pipeline_checks(pipeline) for pipeline in pipelines}
+    checks = {pipeline: [pipeline_checks(pipeline)] for pipeline in pipelines}
+    for pipeline, streams in owned.items():
+        checks[pipeline].append(stream_checks(pipeline, streams))
     return dg.Definitions(
         assets=[
             *(stream_asset(stream) for stream in declared_streams(pipelines)),
             *(output_assets(pipeline) for pipeline in pipelines),
         ],
-        asset_checks=list(checks.values()),
+        asset_checks=[check for of_pipeline in checks.values() for check in of_pipeline],
         jobs=[
             *jobs.values(),
-            *(checks_job(pipeline, checks[pipeline.name]) for pipeline in pipelines),
+            *(checks_job(pipeline, *checks[pipeline]) for pipeline in pipelines),
             *restarts.values(),
         ],
         sensors=[

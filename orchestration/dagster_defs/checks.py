@@ -11,16 +11,20 @@ import dagster as dg
 import sqlalchemy as sa
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from orchestration.pipeline import Output, Pipeline
+from orchestration.dagster_defs.assets import stream_key
+from orchestration.pipeline import Output, Pipeline, Stream
 from orchestration.settings import Settings
 from tracker_store import checks
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import get_pipeline
+from tracker_store.schema import DesiredState, ReceiverState
+from tracker_store.status import receiver_status
 
 # Each asset check, and the proofs that it stands for.
 BLOCKS_INTACT = "blocks_intact"
 BATCHES_INTACT = "batches_intact"
 COMMITTED_ONCE = "committed_once"
+RECEIVERS_ACTIVE = "receivers_active"
 DESCRIPTIONS = {
     BLOCKS_INTACT: (
         "The blocks of its streams: sequences without a gap, totals that add up, nobody added who was replaced, "
@@ -31,6 +35,11 @@ DESCRIPTIONS = {
         "still needed."
     ),
     COMMITTED_ONCE: "Committed once for each completed batch.",
+}
+_AS_WANTED = {
+    DesiredState.RUNNING: (ReceiverState.ACTIVE,),
+    DesiredState.PAUSED: (ReceiverState.PAUSED,),
+    DesiredState.STOPPED: (ReceiverState.INACTIVE,),
 }
 _BLOCKS = (
     checks.chains_are_gapless,
@@ -100,11 +109,58 @@ def pipeline_checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
     return prove
 
 
-def checks_job(pipeline: Pipeline, definition: dg.AssetChecksDefinition) -> UnresolvedAssetJobDefinition:
+def check_receivers(connection: sa.Connection, streams: Sequence[Stream]) -> Iterator[dg.AssetCheckResult]:
+    """Whether each stream's receivers are as they are wanted: a warning, for a state mends itself."""
+    everything = receiver_status(connection)
+    for stream in streams:
+        rows = [row for row in everything if row.stream == stream.name]
+        amiss = [row for row in rows if row.state not in _AS_WANTED[DesiredState(row.desired_state)]]
+        yield dg.AssetCheckResult(
+            # A stream with a receiver per host may have none yet, and receives nothing.
+            passed=bool(rows) and not amiss,
+            asset_key=stream_key(stream),
+            check_name=RECEIVERS_ACTIVE,
+            severity=dg.AssetCheckSeverity.WARN,
+            description=None if rows else "it has no receiver",
+            metadata={
+                f"{row.stream}/{row.ordinal}": f"{row.state}, wanted {row.desired_state}: {row.reason}" for row in rows
+            },
+        )
+
+
+def stream_checks(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.AssetChecksDefinition:
+    """`receivers_active` on each of `streams`, made in one step."""
+
+    @dg.multi_asset_check(
+        name=f"{pipeline.name}__stream_checks",
+        specs=[
+            dg.AssetCheckSpec(
+                RECEIVERS_ACTIVE,
+                asset=stream_key(stream),
+                description="Each of its receivers is ACTIVE, or PAUSED or stopped where that is wanted.",
+            )
+            for stream in streams
+        ],
+        description="Looks whether receivers run.",
+    )
+    def look() -> Iterator[dg.AssetCheckResult]:
+        engine = create_engine(
+            Settings().require_database_url(), application_name=f"forebay checks {pipeline.name}", pool_size=1
+        )
+        try:
+            with connect(engine) as connection:
+                yield from check_receivers(connection, streams)
+        finally:
+            engine.dispose()
+
+    return look
+
+
+def checks_job(pipeline: Pipeline, *definitions: dg.AssetChecksDefinition) -> UnresolvedAssetJobDefinition:
     """`PIPELINE_checks`: the checks alone, for a schedule of one's own."""
     return dg.define_asset_job(
         f"{pipeline.name}_checks",
-        selection=dg.AssetSelection.checks(definition),
+        selection=dg.AssetSelection.checks(*definitions),
         executor_def=dg.in_process_executor,
         description=f"Proves that the driver log of {pipeline.name} is intact; runs no batch.",
         tags={"forebay/pipeline": pipeline.name},

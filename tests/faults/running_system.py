@@ -124,10 +124,10 @@ class RunningSystem:
         self.source.send()
         self.until(f"{records} more records registered", lambda: self.registered() >= goal)
 
-    def settle(self) -> None:
+    def settle(self, seconds: float = 150.0) -> None:
         """The calm: the source pauses; then nothing may be left waiting (liveness)."""
         self.source.pause()
-        self.until("everything registered is completed and nothing waits", self._nothing_waits, 150.0)
+        self.until("everything registered is completed and nothing waits", self._nothing_waits, seconds)
 
     def check_every_number_came_out_once(self) -> None:
         """Safety: what is in registered blocks, by the numbers, is what is in the output, each number once."""

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
-from orchestration.dagster_defs.checks import DESCRIPTIONS, check_pipeline
+from orchestration.dagster_defs.checks import DESCRIPTIONS, RECEIVERS_ACTIVE, check_pipeline, check_receivers
 from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tracker_store.batches import claim_attempt, complete_batch
 from tracker_store.engine import connect
@@ -118,14 +118,40 @@ def test_a_pipeline_that_is_not_applied_has_nothing_to_check(connection: sa.Conn
         list(check_pipeline(connection, pipeline))
 
 
+@pytest.mark.parametrize(
+    ("state", "desired", "good"),
+    [
+        ("ACTIVE", "running", True),
+        ("FAILED", "running", False),
+        ("INACTIVE", "running", False),
+        ("PAUSED", "paused", True),
+        ("INACTIVE", "stopped", True),
+        ("ACTIVE", "stopped", False),
+    ],
+)
+def test_a_receiver_that_is_not_as_it_is_wanted_is_a_warning_on_its_stream(
+    connection: sa.Connection, pipeline: Pipeline, log: Log, state: str, desired: str, good: bool
+) -> None:
+    connection.execute(
+        sa.text("UPDATE forebay.receivers SET state = :state, desired_state = :desired, reason = 'so it is'"),
+        {"state": state, "desired": desired},
+    )
+    [result] = check_receivers(connection, pipeline.streams)
+    assert result.asset_key == dg.AssetKey(["forebay", "lines"])
+    assert (result.passed, result.severity) == (good, dg.AssetCheckSeverity.WARN)
+    assert "so it is" in str(result.metadata)
+
+
 def test_the_job_of_checks_runs_them_and_the_batch_job_does_not(
     pipeline: Pipeline, log: Log, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))
     repository = build_definitions(pipeline).get_repository_def()
     assert [node.name for node in repository.get_job("words_batch").nodes] == ["words__outputs"]
     with dg.DagsterInstance.ephemeral() as instance:
         finished = repository.get_job("words_checks").execute_in_process(instance=instance)
     evaluations = finished.get_asset_check_evaluations()
-    assert len(evaluations) == 2 * len(DESCRIPTIONS)
+    assert len(evaluations) == 2 * len(DESCRIPTIONS) + 1
+    assert {evaluation.check_name for evaluation in evaluations} == {*DESCRIPTIONS, RECEIVERS_ACTIVE}
     assert all(evaluation.passed for evaluation in evaluations)

@@ -33,7 +33,8 @@ RUNBOOK = Path(__file__).parents[3] / "docs" / "runbooks" / "receiver-killed.md"
 def runbook_statement(verb: str, *, within: str) -> str:
     """The page's one statement of this kind under the heading."""
     [section] = [part for part in RUNBOOK.read_text(encoding="utf-8").split("\n## ") if within in part.split("\n")[0]]
-    [statement] = re.findall(rf"^```sql runnable\n({verb} .*?)^```", section, re.MULTILINE | re.DOTALL)
+    found: list[str] = re.findall(rf"^```sql runnable\n({verb} .*?)^```", section, re.MULTILINE | re.DOTALL)
+    [statement] = found
     return statement
 
 

@@ -22,6 +22,7 @@ from tracker_store.batches import (
     fail_attempt,
     oldest_unfinished_batch,
 )
+from tracker_store.block_stores import attach_block_store
 from tracker_store.blocks import AddOutcome, NewBlock, OffsetLink, open_partition
 from tracker_store.cleanup import (
     clean_up_keys,
@@ -155,6 +156,7 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
         letter = StoredDeadLetter("not UTF-8", 0, 3, block(claimed, 9, segment_id=left).handle)
         assert [add_dead_letters(connection, [letter], receiver_id=receiver, epoch=1) for _ in range(2)] == [1, 0]
         seal_salvaged(connection, {left: 1000})
+        attach_block_store(connection, host="here", roots={"directory-1": "/blocks"})
         deregister_process(connection, process)
         release_receivers_of_agent(connection, agent_id=agent, why="stopped")
     assert [row.state for row in placements(owner)] == [ReceiverState.INACTIVE]

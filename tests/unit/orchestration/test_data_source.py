@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import pickle
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestration.spark.data_source import ForebayReader, partitions_of, spark_schema
+from orchestration.spark.data_source import BlockPartition, ForebayReader, partitions_of, spark_schema
+from receiver_runtime.block_store import stores
+from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.object_store import ObjectBlockStore
 from receiver_runtime.sources.socket_text import SocketText
+from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tracker_store.blocks import BlockHandle
 from tracker_store.received_block_tracker import AllocatedBlock
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def block(number: int, length: int) -> AllocatedBlock:
@@ -42,3 +52,34 @@ def test_the_driver_logs_password_does_not_travel_to_the_tasks() -> None:
     travelled = pickle.dumps(reader)
     assert b"secret" not in travelled
     assert pickle.loads(travelled)._options == {"stream": "lines"}
+
+
+@pytest.mark.parametrize(
+    ("store", "error", "passed_over"),
+    [
+        ("directory", BlockMissingError("p", 0, 1, "gone"), True),
+        ("directory", BlockCorruptError("p", 0, "a", "b", "torn"), True),
+        ("object store", BlockMissingError("p", 0, 1, "gone"), True),
+        ("object store", BlockCorruptError("p", 0, "a", "b", "other"), False),
+    ],
+)
+def test_h01_a_task_passes_over_what_the_run_counts_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, error: Exception, *, passed_over: bool
+) -> None:
+    made = (
+        LocalBlockStore(tmp_path) if store == "directory" else ObjectBlockStore(MemoryObjects(), "s3://bucket/prefix")
+    )
+
+    def read_batches(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(made, "read_batches", read_batches)
+    monkeypatch.setattr(stores, "open_block_store", lambda _: made)
+    reader = ForebayReader({"block_store": "any"})
+    for ephemeral in (True, False):
+        task = reader.read(BlockPartition([("p", 0, 1, 2, ephemeral)]))
+        if ephemeral and passed_over:
+            assert list(task) == []
+        else:
+            with pytest.raises(type(error)):
+                list(task)

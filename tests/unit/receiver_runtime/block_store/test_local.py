@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -158,3 +159,16 @@ def test_a_spark_worker_loads_pyarrow_and_google_crc32c_and_nothing_else_of_othe
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["['receiver_runtime']", "[]"]
+
+
+def test_a_root_that_was_emptied_takes_segments_again_and_one_that_is_gone_does_not(tmp_path: Path) -> None:
+    root = tmp_path / "blocks"
+    store = LocalBlockStore(root)
+    store.create_segment("receiver-7/9-000001.segment").close()
+    shutil.rmtree(root)
+    with pytest.raises(FileNotFoundError):
+        store.create_segment("receiver-7/9-000002.segment")
+    assert not root.exists()
+    root.mkdir()
+    store.create_segment("receiver-7/9-000003.segment").close()
+    assert list(store.segment_paths()) == ["receiver-7/9-000003.segment"]

@@ -17,6 +17,7 @@ from receiver_runtime.block_store.errors import (
 )
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.object_store import ObjectBlockStore
+from receiver_runtime.block_store.reading import FrameAt
 from receiver_runtime.block_store.replicated import ReplicatedBlockStore
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
@@ -290,3 +291,27 @@ def test_a_directory_and_an_object_store_are_replicas_of_each_other(tmp_path: Pa
     for replica in store.replicas:
         for handle in handles:
             replica.read_frame(PATH, handle.offset, handle.length, handle.crc32c)
+
+
+def test_h01_a_frame_is_lost_when_every_replica_lost_it(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path)
+    handles = [replicas.write(sequence) for sequence in (1, 2, 3)]
+    path = replicas.rows.paths[1]
+    frames = [FrameAt(offset, LENGTH, frame(sequence=n).crc32c) for n, (_, offset) in enumerate(handles, start=1)]
+    assert replicas.store.lost_frames(path, frames) == set()
+    first, second = (site.root / path for site in replicas.sites)
+    whole_file = first.read_bytes()
+    # The first lost the end, the second has other bytes in the middle.
+    first.write_bytes(whole_file[: LENGTH + 7])
+    second.write_bytes(whole_file[:LENGTH] + bytes(LENGTH) + whole_file[2 * LENGTH :])
+    assert replicas.store.lost_frames(path, frames) == {frames[1]}
+    replicas.sites[1].root.rename(tmp_path / "away")
+    with pytest.raises(StoreUnavailableError, match="can't be reached"):
+        replicas.store.lost_frames(path, frames)
+    assert replicas.store.lost_frames(path, frames[:1]) == set()
+
+
+def test_h01_other_bytes_are_a_crash_s_doing_only_where_a_crash_may_leave_them(tmp_path: Path) -> None:
+    here, there = LocalBlockStore(tmp_path), ObjectBlockStore(MemoryObjects(), "s3://bucket/prefix")
+    assert ReplicatedBlockStore([here, here]).crash_may_spoil
+    assert not ReplicatedBlockStore([here, there]).crash_may_spoil

@@ -1,0 +1,129 @@
+"""From a crash to FAILED to a person, with a real agent, tracker and sensor: no loop is endless (K04, W15, W20)."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forebay import Stream
+from forebay.sources import SocketText
+from orchestration.dagster_defs import receiver_sensor
+from orchestration.dagster_defs.receiver_sensor import due_restarts
+from orchestration.tracker.tracker import Tracker
+from receiver_runtime import agent as agent_module
+from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
+from tests.integration.receiver_runtime.receiver_rig import NumberedSource
+from tests.polling import eventually
+from tracker_store.engine import connect
+from tracker_store.receivers import restart_receiver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import sqlalchemy as sa
+
+CRASHES = 3
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "MAX_CRASHES", CRASHES)
+    monkeypatch.setattr(receiver_sensor, "FIRST_PAUSE", timedelta(0))
+
+
+@pytest.fixture
+def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
+    with connect(engine) as made:
+        yield made
+
+
+class Leader:
+    """A tracker that leads, ticked by the test while it waits."""
+
+    def __init__(self, engine: sa.Engine, connection: sa.Connection, rig: HostRig) -> None:
+        self._tracker = Tracker(engine, heartbeat_limit_seconds=60)
+        self._connection = connection
+        self._rig = rig
+
+    def until_state(self, receiver_id: int, state: str) -> str:
+        """Lead until the receiver is in this state; the reason."""
+
+        def arrived() -> bool:
+            self._tracker.tick(self._connection)
+            return self._rig.states()[receiver_id][0] == state
+
+        eventually(arrived, f"receiver {receiver_id} {state}", seconds=90)
+        return self._rig.states()[receiver_id][1]
+
+
+@pytest.mark.usefixtures("quick")
+def test_k04_w20_crashes_end_as_failed_then_dagster_tries_then_a_person_must(
+    engine: sa.Engine, connection: sa.Connection, database_url: str, tmp_path: Path
+) -> None:
+    with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1, poison=True) as (rig, [poison]):
+        leader = Leader(engine, connection, rig)
+        stream = Stream("numbers0", SocketText(host="127.0.0.1", port=1), max_restarts_per_hour=1)
+        for episode in (1, 2):
+            reason = leader.until_state(poison, "FAILED")
+            assert reason == f"crashed {CRASHES} times in a row, the last time: receiver process exited with code 3"
+            assert len(rig.events("EXITED")[poison]) == CRASHES * episode, "each episode has all of its attempts"
+            assert len(rig.events("FAILED")[poison]) == episode
+            assert rig.processes() == []
+            due, waiting = due_restarts(connection, [stream])
+            if episode == 1:
+                assert waiting == []
+                assert restart_receiver(
+                    connection,
+                    receiver_id=poison,
+                    why=due[0].reason,
+                    by="Dagster run 1",
+                    failed_under=due[0].assignment,
+                )
+                # It is placed again, by the tracker, and claimed by a process.
+                leader.until_state(poison, "ACTIVE")
+        assert due == []
+        assert "numbers0/1 stays FAILED, 1 of 1 restarts" in waiting[0]
+        claims = rig.epochs()
+        for _ in range(3):
+            leader.until_state(poison, "FAILED")
+        assert rig.epochs() == claims
+
+
+@pytest.mark.usefixtures("quick")
+def test_w20_a_restart_of_a_failed_receiver_receives_again_once_the_source_is_there(
+    engine: sa.Engine, connection: sa.Connection, database_url: str, tmp_path: Path
+) -> None:
+    """Its own restarts are used up; what it had registered and what comes after is there once."""
+    with host_rig(
+        database_url,
+        tmp_path,
+        receivers=1,
+        receivers_per_process=1,
+        receiver_max_restarts="2",
+        receiver_restart_delay="50ms",
+    ) as (rig, sources):
+        [(receiver, source)] = sources.items()
+        leader = Leader(engine, connection, rig)
+        leader.until_state(receiver, "ACTIVE")
+        rig.flow([receiver])
+        source.close()
+        assert "2 restarts in a row did not help" in leader.until_state(receiver, "FAILED")
+        assert len(rig.events("FAILED")[receiver]) == 1
+        before = rig.numbers(receiver)
+        with closing(NumberedSource(pause=0.02)) as another:
+            rig.execute(
+                "UPDATE forebay.streams SET declaration = "
+                "jsonb_set(declaration, '{source,port}', to_jsonb(CAST(:port AS int)))",
+                port=another.port,
+            )
+            assert restart_receiver(connection, receiver_id=receiver, why="restarted by an operator")
+            leader.until_state(receiver, "ACTIVE")
+            rig.flow([receiver])
+            # The other source counts from the beginning, too.
+            after = rig.numbers(receiver)[len(before) :]
+            assert before == list(range(len(before)))
+            assert after == list(range(len(after)))
