@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage s3 namespaces stress check wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage systems s3 namespaces stress check wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -50,6 +50,9 @@ test-postgres: $(STAMP) ## the driver log's tests on Postgres 16, and on each th
 SECONDS ?= 15
 outage: $(STAMP) ## Postgres stopped, killed, full, locked, failed over under load; SECONDS=15 of each long outage
 	POSTGRES_AWAY_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m outage tests/faults $(ARGS)
+
+systems: $(STAMP) ## whole systems that are drained, stopped with records in flight, or lose a host or their tracker
+	$(BIN)/python -m pytest -m systems tests/faults $(ARGS)
 
 s3: $(STAMP) ## the block store on a real S3 server, which Go builds once into ~/.cache/forebay-tests
 	$(BIN)/python -m pytest -m s3 tests/integration/s3 $(ARGS)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.systems
+
 SECONDS = 60.0
 RECEIVER = (
     "SELECT r.state, agent.name AS agent, (SELECT coalesce(max(total_records), 0) FROM forebay.blocks) AS records "

@@ -22,7 +22,7 @@ from tests.state_directory import state_directory
 if TYPE_CHECKING:
     from tests.faults.running_system import RunningSystem
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.systems, pytest.mark.spark, pytest.mark.timeout(600)]
 
 # So that what is in flight is in the block generator, where the original loses it: longer than it takes to send it.
 BLOCK_INTERVAL = "15s"

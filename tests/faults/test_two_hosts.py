@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.systems, pytest.mark.timeout(180)]
 
 
 @pytest.fixture

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.systems
+
 HANDED_OVER_SECONDS = 5.0
 
 
