@@ -85,9 +85,11 @@ class HostRig:
         return [sys.executable, "-c", _RUN, self._database_url, store, str(self._poison_port), *words]
 
     def start(self) -> None:
-        """Start the agent."""
+        """Start the agent; returns when it, and not one before it, has registered."""
+        agents = "SELECT coalesce(max(id), 0) FROM forebay.processes WHERE kind = 'agent'"
+        before = self.execute(agents)[0][0]
         self._thread.start()
-        eventually(lambda: self.execute("SELECT 1 FROM forebay.processes WHERE kind = 'agent'"), "the agent")
+        eventually(lambda: self.execute(agents)[0][0] > before, "the agent")
 
     def stop(self) -> None:
         """Stop it as SIGTERM does; returns when all of its processes are gone."""
