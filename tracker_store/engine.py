@@ -37,6 +37,8 @@ def _session_options(statement_timeout: str) -> str:
             "lock_timeout": LOCK_TIMEOUT,
             "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_TIMEOUT,
             "timezone": "UTC",
+            # What may not scan is priced beyond reason, and a server with LLVM would compile each such plan first.
+            "jit": "off",
         }.items()
     )
 

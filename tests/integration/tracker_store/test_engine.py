@@ -31,6 +31,12 @@ def write(engine: sa.Engine) -> None:
         connection.execute(sa.text("UPDATE forebay.leadership SET counter = counter + 1"))
 
 
+def test_plans_that_may_not_scan_are_not_compiled(engine: sa.Engine) -> None:
+    """A server with LLVM did so for each of them: the checks of the log took five times as long."""
+    with connect(engine) as connection:
+        assert connection.execute(sa.text("SHOW jit")).scalar_one() == "off"
+
+
 def test_a_connection_to_a_server_that_only_reads_is_not_kept(engine: sa.Engine, one_connection: sa.Engine) -> None:
     """Its session stays so for ever: whoever kept it in a pool would never see the server recover."""
     with connect(engine) as connection:
