@@ -33,6 +33,7 @@ from tracker_store.batches import get_batch
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError
 from tracker_store.outputs import commits_of_batch
+from tracker_store.pipelines import apply_stream
 from tracker_store.schema import BatchState
 
 if TYPE_CHECKING:
@@ -256,6 +257,9 @@ def test_a_batch_whose_commit_meets_a_dead_server_comes_out_once(server: DriverL
     with connect(engine) as connection:
         log = make_log(connection)
         log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
+        # A run asks the declaration for the stream's columns.
+        declaration = {"source": lines.source.model_dump(mode="json"), "settings": {}}
+        apply_stream(connection, name="lines", declaration=declaration, receivers=1)
         time = NOON + INTERVAL
         log.tracker.allocate_blocks_to_batch(time)
 
