@@ -12,9 +12,11 @@ _DEADLINE_SECONDS = 30.0
 _STEP_SECONDS = 0.01
 
 
-def eventually(predicate: Callable[[], object], what: str, *, seconds: float = _DEADLINE_SECONDS) -> None:
+def eventually(
+    predicate: Callable[[], object], what: str, *, seconds: float = _DEADLINE_SECONDS, step: float = _STEP_SECONDS
+) -> None:
     """Return as soon as `predicate` is true; fails after `seconds`, naming `what` did not come."""
     deadline = time.monotonic() + seconds
     while not predicate():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}, in vain"
-        time.sleep(_STEP_SECONDS)
+        time.sleep(step)

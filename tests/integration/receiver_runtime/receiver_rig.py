@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.sources.socket_text import SocketText
+from tests import polling
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_stream
 from tracker_store.receivers import placements, receiver_events
@@ -46,10 +47,7 @@ sys.exit(
 
 def eventually(predicate: Callable[[], object], what: str) -> None:
     """Poll until `predicate` holds; fails the test at a deadline that is never reached when all is well."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not predicate():
-        assert time.monotonic() < deadline, f"{what} did not come true in {DEADLINE_SECONDS} s"
-        time.sleep(0.02)
+    polling.eventually(predicate, what, seconds=DEADLINE_SECONDS, step=0.02)
 
 
 class NumberedSource:

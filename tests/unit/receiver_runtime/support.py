@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.block_store.files import Files
@@ -15,6 +14,7 @@ from receiver_runtime.block_store.frame import (
     SourceRule,
     encode_frame,
 )
+from tests import polling
 from tracker_store.blocks import AddOutcome, AddResult, BlockHandle, NewBlock, Steering
 from tracker_store.errors import OutcomeUnknownError
 from tracker_store.schema import DesiredState
@@ -30,10 +30,7 @@ DEADLINE_SECONDS = 60.0
 
 def eventually(predicate: Callable[[], object], what: str = "it") -> None:
     """Poll until `predicate` holds; fails the test after a deadline that is never reached when all is well."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not predicate():
-        assert time.monotonic() < deadline, f"{what} did not come true in {DEADLINE_SECONDS} s"
-        time.sleep(0.002)
+    polling.eventually(predicate, what, seconds=DEADLINE_SECONDS, step=0.002)
 
 
 def reaches(figure: Callable[[], int], least: int) -> Callable[[], bool]:
