@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage systems s3 namespaces stress check wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage cluster systems s3 namespaces stress soak check wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -32,8 +32,10 @@ demo: $(STAMP) ## the whole way of a record on real flights; takes about three m
 up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C
 	@$(BIN)/forebay up $(ARGS)
 
-test: $(STAMP) ## the whole test suite; ARGS="tests/unit -k frame" for a part
-	@$(BIN)/python -m pytest $(ARGS)
+# Files are handed out whole, in order: what a module shares is made once, and the slow ones come first.
+WORKERS ?= 2
+test: $(STAMP) ## the whole test suite, in two processes; ARGS="tests/unit -k frame" for a part
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The driver log's tests; every other version of Postgres that is to be had here.
 POSTGRES_TESTS := tests/integration/tracker_store --ignore=tests/integration/tracker_store/test_embedded_postgres.py
@@ -51,8 +53,14 @@ SECONDS ?= 15
 outage: $(STAMP) ## Postgres stopped, killed, full, locked, failed over under load; SECONDS=15 of each long outage
 	POSTGRES_AWAY_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m outage tests/faults $(ARGS)
 
+cluster: $(STAMP) ## a pipeline on a Spark standalone cluster and on Spark Connect; streaming queries that are killed
+	$(BIN)/python -m pytest -m cluster tests/integration $(ARGS)
+
 systems: $(STAMP) ## whole systems that are drained, stopped with records in flight, or lose a host or their tracker
 	$(BIN)/python -m pytest -m systems tests/faults $(ARGS)
+
+e2e: $(STAMP) ## the UI's pages in a headless Chromium, which must be on PATH; pictures go to build/screenshots
+	$(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 
 s3: $(STAMP) ## the block store on a real S3 server, which Go builds once into ~/.cache/forebay-tests
 	$(BIN)/python -m pytest -m s3 tests/integration/s3 $(ARGS)
@@ -61,6 +69,10 @@ namespaces: $(STAMP) ## three hosts as network namespaces, one of them cut off f
 	$(BIN)/python -m pytest -m namespaces tests/namespaces $(ARGS)
 
 MINUTES ?= 3
+MINUTES ?= 60
+soak: $(STAMP) ## a system at a 2 s interval, for MINUTES=60: does a batch cost at the end what it cost at the beginning?
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
+
 stress: $(STAMP) ## two owners per receiver, kills, racing allocations, clean-up, then an independent checker; MINUTES=3
 	$(BIN)/python -m tests.stress.driver_log --minutes $(MINUTES)
 

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.ingest_bare import Bare, bare_loop
 from benchmarks.ingest_disk import synced_write_rate
 from benchmarks.ingest_read_back import read_back
 from benchmarks.ingest_receiver import Ingested, Receiver
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from benchmarks.server import Server
 
 _COMPRESSIONS: Sequence[Compression] = ("lz4", "zstd", "none")
+# The default, and what Spark's log does, which is not compressed.
+_AIMED = (DEFAULT_COMPRESSION, "none")
 _SPARK_AIM = 8.0
 _DISK_AIM = 0.8
 _READ_BACK_AIM = 0.9
@@ -75,12 +78,24 @@ _QUICK = Sizes(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Peers:
+    """Of each round."""
+
+    spark: Sequence[SparkIngested]
+    counting: Sequence[SparkIngested]
+    bare: Sequence[Bare]
+    disk: Sequence[float]
+
+
 def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port: int) -> None:
-    """Rounds in turn: the disk, Forebay by each compression, Spark."""
+    """Rounds in turn: the disk, the bare loop, Forebay by each compression, Spark's two applications."""
     report.section(f"From a socket to registered blocks, lines of {LINE_BYTES} bytes, one receiver")
     disk: list[float] = []
     ours: dict[Compression, list[Ingested]] = {compression: [] for compression in _COMPRESSIONS}
     peer: list[SparkIngested] = []
+    counting: list[SparkIngested] = []
+    bare: list[Bare] = []
     for number in range(sizes.rounds):
 
         def of_disk() -> None:
@@ -91,16 +106,24 @@ def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port
             ours[compression].append(receiver.measure(warm_up=sizes.warm_up, seconds=sizes.seconds))
             shutil.rmtree(receiver.block_store)
 
-        def of_spark(number: int = number) -> None:
+        def of_bare_loop() -> None:
+            bare.append(bare_loop(directory, port, warm_up=sizes.warm_up, seconds=sizes.seconds))
+
+        def of_spark(found: list[SparkIngested], *, counts: bool, number: int = number) -> None:
             checkpoint = directory / f"checkpoint{number}"
-            found = receive_with_spark(port, checkpoint, warm_up=sizes.spark_warm_up, seconds=sizes.spark_seconds)
-            peer.append(found)
+            found.append(
+                receive_with_spark(
+                    port, checkpoint, warm_up=sizes.spark_warm_up, seconds=sizes.spark_seconds, counts=counts
+                )
+            )
             shutil.rmtree(checkpoint)
 
         turns: list[Callable[[], None]] = [
             of_disk,
+            of_bare_loop,
             *(partial(of_ours, compression) for compression in _COMPRESSIONS),
-            of_spark,
+            partial(of_spark, peer, counts=False),
+            partial(of_spark, counting, counts=True),
         ]
         # Nobody always comes after the same one: a disk may slow down after a burst.
         first = number * 2 % len(turns)
@@ -110,22 +133,19 @@ def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port
             os.sync()
         told = ", ".join(f"{name} {ours[name][-1].records_per_second:,.0f}" for name in _COMPRESSIONS)
         report.console.print(
-            f"  round {number + 1} of {sizes.rounds}, records/s: {told}, Spark {peer[-1].records_per_second:,.0f}; "
+            f"  round {number + 1} of {sizes.rounds}, records/s: {told}, Spark {peer[-1].records_per_second:,.0f}, "
+            f"counting {counting[-1].records_per_second:,.0f}; bare loop {bare[-1].records_per_second:,.0f}; "
             f"disk {disk[-1] / 1e6:,.0f} MB/s"
         )
     for compression in _COMPRESSIONS:
-        default = compression == DEFAULT_COMPRESSION
-        _figures(report, compression, ours[compression], peer, disk, default=default)
+        _figures(report, compression, ours[compression], _Peers(peer, counting, bare, disk))
 
 
 def _figures(
     report: Report,
     compression: Compression,
     ours: Sequence[Ingested],
-    peer: Sequence[SparkIngested],
-    disk: Sequence[float],
-    *,
-    default: bool,
+    peers: _Peers,
 ) -> None:
     rates = [one.records_per_second for one in ours]
     stored = statistics.median(one.stored_bytes_per_record for one in ours)
@@ -133,30 +153,51 @@ def _figures(
         rate_figure(
             f"received, {compression}",
             rates,
-            [one.records_per_second for one in peer],
-            peer_name="Spark's socketTextStream with its log",
+            [one.records_per_second for one in peers.spark],
+            peer_name="Spark with its log, no batch read",
             unit="records/s",
-            aim=_SPARK_AIM if default else None,
+            aim=_SPARK_AIM if compression in _AIMED else None,
+        ),
+        rate_figure(
+            f"received, {compression}",
+            rates,
+            [one.records_per_second for one in peers.counting],
+            peer_name="Spark with its log, batches counted",
+            unit="records/s",
+        ),
+        rate_figure(
+            f"received, {compression}",
+            rates,
+            [one.records_per_second for one in peers.bare],
+            peer_name="a bare loop",
+            unit="records/s",
         ),
         time_figure(
             f"CPU, {compression}",
             statistics.median(one.cpu_per_million for one in ours),
-            statistics.median(one.cpu_per_million for one in peer),
-            peer_name="Spark's JVM",
+            statistics.median(one.cpu_per_million for one in peers.spark),
+            peer_name="Spark's JVM, no batch read",
+            unit="s/million records",
+        ),
+        time_figure(
+            f"CPU, {compression}",
+            statistics.median(one.cpu_per_million for one in ours),
+            statistics.median(one.cpu_per_million for one in peers.bare),
+            peer_name="a bare loop",
             unit="s/million records",
         ),
         rate_figure(
             f"received bytes, {compression}",
             [rate * LINE_BYTES / 1e6 for rate in rates],
-            [rate / 1e6 for rate in disk],
+            [rate / 1e6 for rate in peers.disk],
             peer_name=f"the disk, {_BLOCK_BYTES // _MIB} MiB appended and synced",
             unit="MB/s",
-            aim=_DISK_AIM if default else None,
+            aim=_DISK_AIM if compression in _AIMED else None,
         ),
         rate_figure(
             f"stored bytes, {compression}",
             [one.records_per_second * one.stored_bytes_per_record / 1e6 for one in ours],
-            [rate / 1e6 for rate in disk],
+            [rate / 1e6 for rate in peers.disk],
             peer_name="the disk, the same",
             unit="MB/s",
         ),

@@ -1,9 +1,12 @@
 """The peer of `benchmarks.ingest`: pyspark's own `socketTextStream`, with its receiver's write-ahead log.
 
 Each measurement has a JVM of its own, a child of a process of its own: it runs with Spark's usual Java settings
-whatever else the benchmark starts, and its CPU time is its own. The application does nothing with a batch, so that
-receiving has the machine to itself. Spark flushes its log to the operating system and does not sync it on a local file
-system.
+whatever else the benchmark starts, and its CPU time is its own. Spark flushes its log to the operating system and does
+not sync it on a local file system.
+
+There are two applications. One does nothing with a batch, so that receiving has the machine to itself; it is what can
+be compared with a receiver alone. The other one counts each batch's records, in the JVM: the least that an application
+does, since one that reads none needs no receiver.
 """
 
 from __future__ import annotations
@@ -46,10 +49,20 @@ class SparkIngested:
     cpu_per_million: float
 
 
-def receive_with_spark(port: int, directory: Path, *, warm_up: float, seconds: float) -> SparkIngested:
-    """Receive from the port for so long, with a checkpoint in the directory, by a JVM that is new."""
+def receive_with_spark(
+    port: int, directory: Path, *, warm_up: float, seconds: float, counts: bool = False
+) -> SparkIngested:
+    """Receive from the port for so long, with a checkpoint in the directory, by a JVM that is new.
+
+    Args:
+        port: of the sender.
+        directory: is made.
+        warm_up: seconds before it is measured.
+        seconds: that are measured.
+        counts: the application counts each batch's records; else it reads none.
+    """
     directory.mkdir()
-    order = {"port": port, "directory": str(directory), "warm_up": warm_up, "seconds": seconds}
+    order = {"port": port, "directory": str(directory), "warm_up": warm_up, "seconds": seconds, "counts": counts}
     answer = subprocess.run(  # noqa: S603  this module
         [sys.executable, "-m", "benchmarks.ingest_spark", json.dumps(order)],
         cwd=Path(__file__).parents[1],
@@ -64,7 +77,9 @@ def receive_with_spark(port: int, directory: Path, *, warm_up: float, seconds: f
     return SparkIngested(**json.loads(answer.stdout.splitlines()[-1]))
 
 
-def _measure(context: SparkContext, port: int, directory: Path, *, warm_up: float, seconds: float) -> SparkIngested:
+def _measure(
+    context: SparkContext, port: int, directory: Path, *, warm_up: float, seconds: float, counts: bool
+) -> SparkIngested:
     from pyspark import StorageLevel  # noqa: PLC0415  only this process has a JVM
     from pyspark.streaming import StreamingContext  # noqa: PLC0415
 
@@ -74,8 +89,10 @@ def _measure(context: SparkContext, port: int, directory: Path, *, warm_up: floa
     streaming.checkpoint(str(directory))
     # One copy in memory: with the log there is no need for Spark's default of two, and its documentation says so.
     lines = streaming.socketTextStream("127.0.0.1", port, StorageLevel.MEMORY_AND_DISK)
-    # The application looks at each block and reads none. No function of Python's, for which the JVM would call back.
-    cast("Any", lines)._jdstream.dstream().register()  # noqa: SLF001
+    # No function of Python's, for which the JVM would call back. An output that is only registered has a task for each
+    # block, which reads none of it.
+    stream = cast("Any", lines)._jdstream.dstream()  # noqa: SLF001
+    (stream.count() if counts else stream).register()
     streaming.start()
     jvm = psutil.Process(cast("Any", context._gateway).proc.pid)  # noqa: SLF001  the only way to it
     _until(lambda: any(_batches(streaming).values()))
@@ -122,7 +139,12 @@ def _main() -> None:
     context.setLogLevel("ERROR")
     try:
         found = _measure(
-            context, order["port"], directory / "checkpoint", warm_up=order["warm_up"], seconds=order["seconds"]
+            context,
+            order["port"],
+            directory / "checkpoint",
+            warm_up=order["warm_up"],
+            seconds=order["seconds"],
+            counts=order["counts"],
         )
         print(json.dumps(dataclasses.asdict(found)), flush=True)  # noqa: T201  the answer
     finally:

@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _measure(report, "one by one", _one_by_one, seconds)
     _measure(report, "by bytes, 100 a record", _in_bytes, seconds)
     report.note("A full bucket, a tenth of a second's worth, passes at the start: +1 % of ten seconds.")
-    report.note("One by one, a million calls a second are more than one Python thread makes.")
+    report.note("One by one, a million calls a second take a quarter of a core: beside other work they may be fewer.")
     report.print(as_json=options.json)
     return 0
 

@@ -51,7 +51,9 @@ class Sizes:
     limit_seconds: float
 
 
-_FULL = Sizes(receivers=1000, processes=8, seconds=30, limit_seconds=5)
+# One process a core: what more of them have to share, they wake each other for.
+_PROCESSES = min(8, os.cpu_count() or 1)
+_FULL = Sizes(receivers=1000, processes=_PROCESSES, seconds=30, limit_seconds=5)
 _QUICK = Sizes(receivers=200, processes=2, seconds=8, limit_seconds=2)
 
 

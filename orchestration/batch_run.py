@@ -1,4 +1,4 @@
-"""Runs one attempt at one batch: claim, read, compute, write, commit, publish, complete.
+"""Runs one attempt at one batch, or a replay of it: claim, read, compute, write, commit, publish, complete.
 
 Knows nothing of Dagster, so that it can be run and killed in a test as it is. What makes it once per batch time is
 the driver log: the attempt's number is checked, under the batch's lock, by every statement that matters, and an
@@ -12,6 +12,8 @@ import socket
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,11 @@ import structlog
 
 from orchestration.batch import Batch
 from orchestration.lost_blocks import LostBlocks, find_lost_blocks, report_lost_blocks
+from orchestration.output_run import run_output
+from orchestration.patience import patiently
 from orchestration.pipeline import Window
+from orchestration.spark.sinks.sink import OutputAttempt
+from orchestration.store_away import pause_after, store_away
 from tracker_store import batches, outputs
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import BatchHeldError, DriverLogError
@@ -30,7 +36,7 @@ from tracker_store.retry import retry_delay
 from tracker_store.schema import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     import sqlalchemy as sa
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
     from orchestration.settings import Settings
 
 HEARTBEAT_SECONDS = 1.0
+RECORD_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +66,19 @@ class OutputResult:
     lost_records: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """An attempt that was claimed: which outputs it is to bring out, of those that are due."""
+
+    pipeline_id: int
+    batch_time: datetime
+    number: int
+    run_id: str
+    outputs: Sequence[Output]
+    due: Sequence[Output]
+    is_replay: bool = False
+
+
 def run_batch(
     pipeline: Pipeline,
     *,
@@ -74,100 +94,176 @@ def run_batch(
     Raises BatchHeldError when another run holds the batch, and whatever the user's function raises, after the
     attempt was recorded as failed.
     """
+    due = [output for output in pipeline.outputs.values() if output.is_due(batch_time)]
+
+    def claim(connection: sa.Connection, pipeline_id: int, process_id: int) -> _Attempt:
+        batches.claim_attempt(
+            connection,
+            pipeline_id=pipeline_id,
+            batch_time=batch_time,
+            attempt=attempt,
+            run_id=run_id,
+            process_id=process_id,
+        )
+        return _Attempt(pipeline_id, batch_time, attempt, run_id, due, due)
+
+    return _carry_out(pipeline, batch_time, claim, settings=settings, session=session)
+
+
+def replay_batch(
+    pipeline: Pipeline,
+    *,
+    batch_time: datetime,
+    outputs: Sequence[str] = (),
+    run_id: str,
+    settings: Settings,
+    session: Callable[[], SparkSession],
+) -> list[OutputResult]:
+    """Run a finished batch again, with the blocks that it was given then, and replace `outputs` (all unless named).
+
+    An output that is not due in this batch is left out. What fails leaves the batch, and the outputs that were not
+    replaced yet, as they were. Raises as `run_batch`; BlocksNotRetainedError before anything is written.
+    """
+    due = [output for output in pipeline.outputs.values() if output.is_due(batch_time)]
+    chosen = [output for output in due if not outputs or output.name in outputs]
+    windows = [window.length for output in chosen for window in output.windows]
+
+    def claim(connection: sa.Connection, pipeline_id: int, process_id: int) -> _Attempt:
+        number = batches.claim_replay(
+            connection,
+            pipeline_id=pipeline_id,
+            batch_time=batch_time,
+            run_id=run_id,
+            process_id=process_id,
+            reach=max(windows, default=timedelta(0)),
+        )
+        return _Attempt(pipeline_id, batch_time, number, run_id, chosen, due, is_replay=True)
+
+    return _carry_out(pipeline, batch_time, claim, settings=settings, session=session)
+
+
+def _carry_out(
+    pipeline: Pipeline,
+    batch_time: datetime,
+    claim: Callable[[sa.Connection, int, int], _Attempt],
+    *,
+    settings: Settings,
+    session: Callable[[], SparkSession],
+) -> list[OutputResult]:
     engine = create_engine(settings.require_database_url(), application_name=f"forebay batch {pipeline.name}")
     try:
         with _heartbeats(engine, name=f"{pipeline.name} {batch_time.isoformat()}") as process_id:
             with connect(engine) as connection:
-                row = get_pipeline(connection, pipeline.name)
-                batches.claim_attempt(
-                    connection,
-                    pipeline_id=row.pipeline_id,
-                    batch_time=batch_time,
-                    attempt=attempt,
-                    run_id=run_id,
-                    process_id=process_id,
-                )
-            log.info("batch claimed", pipeline=pipeline.name, batch_time=batch_time.isoformat(), attempt=attempt)
+                attempt = claim(connection, get_pipeline(connection, pipeline.name).pipeline_id, process_id)
+            log.info(
+                "batch claimed",
+                pipeline=pipeline.name,
+                batch_time=batch_time.isoformat(),
+                attempt=attempt.number,
+                replay=attempt.is_replay,
+            )
             try:
-                return _run_outputs(
-                    engine, pipeline, row.pipeline_id, batch_time, attempt, settings=settings, session=session
-                )
+                return _run_outputs(engine, pipeline, attempt, settings=settings, session=session)
             except Exception as error:
-                # Where this can't be said, the tracker says it: this process's heartbeat ends with it.
-                with _logged("could not record that the attempt failed"), connect(engine) as connection:
-                    batches.fail_attempt(
-                        connection,
-                        pipeline_id=row.pipeline_id,
-                        batch_time=batch_time,
-                        attempt=attempt,
-                        run_id=run_id,
-                        error=f"{type(error).__name__}: {error}"[:2000],
-                        max_attempts=pipeline.max_attempts,
-                        retry_after=retry_delay(attempt),
-                    )
+                _record_failure(engine, pipeline, attempt, error)
                 raise
     finally:
         engine.dispose()
 
 
+def _record_failure(engine: sa.Engine, pipeline: Pipeline, attempt: _Attempt, error: Exception) -> None:
+    """Where this can't be said, the tracker says it: this process's heartbeat ends with it."""
+    away = store_away(error)
+    fail = partial(
+        batches.fail_attempt,
+        pipeline_id=attempt.pipeline_id,
+        batch_time=attempt.batch_time,
+        attempt=attempt.number,
+        run_id=attempt.run_id,
+        error=(away or f"{type(error).__name__}: {error}")[:2000],
+        max_attempts=pipeline.max_attempts,
+        retry_after=pause_after(attempt.number) if away else retry_delay(attempt.number),
+        blocked=away is not None,
+    )
+    with _logged("could not record that the attempt failed"):
+        # Not twice as long as a commit waits that failed for the same reason.
+        patiently(engine, fail, "the attempt's failure", seconds=RECORD_SECONDS)
+
+
 def _run_outputs(
     engine: sa.Engine,
     pipeline: Pipeline,
-    pipeline_id: int,
-    batch_time: datetime,
-    attempt: int,
+    attempt: _Attempt,
     *,
     settings: Settings,
     session: Callable[[], SparkSession],
 ) -> list[OutputResult]:
+    pipeline_id, batch_time = attempt.pipeline_id, attempt.batch_time
     with connect(engine) as connection:
-        committed = {commit.output: commit for commit in outputs.commits_of_batch(connection, pipeline_id, batch_time)}
-        batch, lost = _batch(connection, pipeline, pipeline_id, batch_time, attempt, settings=settings)
+        # A replay replaces what others have committed, but not what it did itself before it was launched again.
+        committed = {
+            commit.output: commit
+            for commit in outputs.commits_of_batch(connection, pipeline_id, batch_time)
+            if not attempt.is_replay or commit.attempt == attempt.number
+        }
+        runs = batches.runs_of_batch(connection, pipeline_id, batch_time)
+        batch, lost = _batch(connection, pipeline, attempt, settings=settings)
     results: list[OutputResult] = []
-    due = [output for output in pipeline.outputs.values() if output.is_due(batch_time)]
-    for output in due:
+    for output in attempt.outputs:
         commit = committed.get(output.name)
         if commit is None:
-            result = _result(output, batch, settings=settings, session=session())
-            written = output.sink.write(result, batch_time=batch_time, attempt=attempt)
-            with connect(engine) as connection:
-                outputs.commit_output(
-                    connection,
-                    pipeline_id=pipeline_id,
-                    batch_time=batch_time,
-                    attempt=attempt,
-                    output=output.name,
-                    location=written.location,
-                    rows=written.rows,
-                )
-            result_of = OutputResult(output.name, attempt, written.location, written.rows, lost.blocks, lost.records)
-            results.append(result_of)
+            written = run_output(
+                engine,
+                output,
+                OutputAttempt(
+                    pipeline.name, pipeline_id, output.name, batch_time, attempt.number, attempt.run_id, runs
+                ),
+                partial(output_result, output, batch, settings=settings, session=session),
+                replaces=attempt.is_replay,
+            )
+            results.append(
+                OutputResult(output.name, attempt.number, written.location, written.rows, lost.blocks, lost.records)
+            )
         else:
             results.append(
                 OutputResult(output.name, commit.attempt, commit.location, commit.rows, lost.blocks, lost.records)
             )
         output.sink.publish(results[-1].location, batch_time=batch_time)
+    patiently(engine, partial(_complete, attempt), "the batch's completion")
     with connect(engine) as connection:
-        batches.complete_batch(
-            connection,
-            pipeline_id=pipeline_id,
-            batch_time=batch_time,
-            attempt=attempt,
-            outputs=[output.name for output in due],
-        )
         report_lost_blocks(connection, lost, pipeline=pipeline.name, batch_time=batch_time)
     return results
+
+
+def _complete(attempt: _Attempt, connection: sa.Connection) -> None:
+    names = [output.name for output in attempt.outputs]
+    if attempt.is_replay:
+        batches.complete_replay(
+            connection,
+            pipeline_id=attempt.pipeline_id,
+            batch_time=attempt.batch_time,
+            attempt=attempt.number,
+            outputs=names,
+            due=[output.name for output in attempt.due],
+        )
+    else:
+        batches.complete_batch(
+            connection,
+            pipeline_id=attempt.pipeline_id,
+            batch_time=attempt.batch_time,
+            attempt=attempt.number,
+            outputs=names,
+        )
 
 
 def _batch(
     connection: sa.Connection,
     pipeline: Pipeline,
-    pipeline_id: int,
-    batch_time: datetime,
-    attempt: int,
+    attempt: _Attempt,
     *,
     settings: Settings,
 ) -> tuple[Batch, LostBlocks]:
+    pipeline_id, batch_time = attempt.pipeline_id, attempt.batch_time
     row = batches.get_batch(connection, pipeline_id, batch_time)
     if row is None:
         raise BatchHeldError(f"pipeline {pipeline.name!r} has no batch at {batch_time.isoformat()}")
@@ -179,8 +275,7 @@ def _batch(
     }
     windows = [
         tracker.get_blocks_of_window_and_stream(batch_time, entry.length, stream_ids[entry.stream.name])
-        for output in pipeline.outputs.values()
-        if output.is_due(batch_time)
+        for output in attempt.outputs
         for entry in output.inputs
         if isinstance(entry, Window)
     ]
@@ -188,7 +283,7 @@ def _batch(
     batch = Batch(
         pipeline=pipeline.name,
         time=batch_time,
-        attempt=attempt,
+        attempt=attempt.number,
         records=row.records,
         _blocks=blocks,
         lost_blocks=lost.blocks,
@@ -197,9 +292,18 @@ def _batch(
     return batch, lost
 
 
-def _result(output: Output, batch: Batch, *, settings: Settings, session: SparkSession) -> DataFrame:
+def output_result(
+    output: Output,
+    batch: Batch,
+    *,
+    settings: Settings,
+    session: Callable[[], SparkSession],
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """What an output's function makes of the batch; `options` are further ones of the `forebay` format."""
+    spark = session()
     arguments = {
-        parameter: _read(session, entry, batch, settings)
+        parameter: _read(spark, entry, batch, settings, options or {})
         for parameter, entry in zip(output.parameters, output.inputs, strict=True)
     }
     if output.wants_batch:
@@ -207,7 +311,9 @@ def _result(output: Output, batch: Batch, *, settings: Settings, session: SparkS
     return output.function(**arguments)  # type: ignore[no-any-return]
 
 
-def _read(session: SparkSession, entry: Stream | Window, batch: Batch, settings: Settings) -> DataFrame:
+def _read(
+    session: SparkSession, entry: Stream | Window, batch: Batch, settings: Settings, options: Mapping[str, str]
+) -> DataFrame:
     from orchestration.spark.batch_reader import columns_of_stream  # noqa: PLC0415  as the next
     from orchestration.spark.data_source import FORMAT, spark_schema  # noqa: PLC0415  loads pyspark
 
@@ -225,6 +331,7 @@ def _read(session: SparkSession, entry: Stream | Window, batch: Batch, settings:
         .option("batch_time", batch.time.isoformat())
         .option("stream", stream.name)
         .option("block_store", settings.block_store_roots)
+        .options(**options)
         .load()
     )
 

@@ -31,8 +31,7 @@ def load_pipelines(module_name: str) -> list[Pipeline]:
         message = f"module {module_name!r} can't be imported from {search}: {error}"
         raise PipelineModuleError(message) from error
     except DeclarationError as error:
-        line = _line_in(error, module_name)
-        message = f"module {module_name!r}{line}: {error}"
+        message = f"module {module_name!r}: {error}"
         raise PipelineModuleError(message) from error
     found: dict[str, Pipeline] = {}
     for value in vars(module).values():
@@ -47,15 +46,3 @@ def load_pipelines(module_name: str) -> list[Pipeline]:
         message = f"module {module_name!r} declares no Pipeline at its top level"
         raise PipelineModuleError(message)
     return [found[name] for name in sorted(found)]
-
-
-def _line_in(error: BaseException, module_name: str) -> str:
-    file = getattr(sys.modules.get(module_name), "__file__", None)
-    trace = error.__traceback__
-    line = ""
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if code.co_filename == file or Path(code.co_filename).stem == module_name.rpartition(".")[2]:
-            line = f", line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return line

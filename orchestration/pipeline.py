@@ -10,6 +10,7 @@ import inspect
 import re
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import ValidationError
@@ -20,6 +21,7 @@ from receiver_runtime.sources.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
 
     import dagster as dg
     from pydantic import BaseModel
@@ -41,8 +43,28 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+_PACKAGES = ("forebay", "orchestration", "receiver_runtime", "tracker_store")
+_ROOT = Path(__file__).parents[1]
+
+
 class DeclarationError(ValueError):
-    """A stream, pipeline or output is declared in a way that can't work; the message says what to change."""
+    """A stream, pipeline or output is declared in a way that can't work; the message says what to change, and where."""
+
+    def __init__(self, message: str) -> None:
+        """Names the line of the declaration, `location`, after the message."""
+        self.location = _line_of_the_user(inspect.currentframe())
+        super().__init__(message if self.location is None else f"{message} ({self.location})")
+
+
+def _line_of_the_user(frame: FrameType | None) -> str | None:
+    """FILE:LINE of the innermost frame that is not Forebay's own; None where all are."""
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        ours = any(path.is_relative_to(_ROOT / package) for package in _PACKAGES)
+        if not ours and path.name and not path.name.startswith("<"):
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
 
 
 def _checked_name(kind: str, name: str) -> str:
@@ -314,6 +336,8 @@ class Pipeline:
     @property
     def runs_empty_batches(self) -> bool:
         """Whether a batch without records runs: a window may still have some of earlier ones."""
+        if self.settings.run_empty_batches is not None:
+            return self.settings.run_empty_batches
         return any(output.windows for output in self.outputs.values())
 
     @property
@@ -348,10 +372,22 @@ class Pipeline:
             if not inputs:
                 message = f"{where} has no input: name the streams that it reads, inputs=[...]"
                 raise DeclarationError(message)
+            for entry in inputs:
+                if not isinstance(entry, Stream | Window):
+                    message = (
+                        f"{where}: input {entry!r} is no stream: give the Stream itself (or its window), as declared, "
+                        "and not its name"
+                    )
+                    raise DeclarationError(message)
             output = Output(self, function, inputs, sink, output_name)
             for window in output.windows:
                 self._check_window(where, window)
             self.outputs[output_name] = output
+            try:
+                _ = self.streams
+            except DeclarationError:
+                del self.outputs[output_name]
+                raise
             return output
 
         return declare
@@ -374,6 +410,7 @@ class Pipeline:
             "max_bytes_per_batch": self.max_bytes_per_batch,
             "catch_up": self.catch_up,
             "max_attempts": self.max_attempts,
+            "runs_empty_batches": self.runs_empty_batches,
             "settings": self.settings.model_dump(mode="json"),
             "streams": [stream.name for stream in self.streams],
             "outputs": {

@@ -1,22 +1,33 @@
-"""What can be set of a pipeline's back pressure (keys after ``spark.streaming.backpressure.*``)."""
+"""What can be set of a pipeline: back pressure, batches, their runs in Dagster (keys after ``spark.streaming.*``)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from orchestration.spark.executor_allocation import SCALING_DOWN_RATIO, SCALING_UP_RATIO
 from orchestration.tracker.pid_rate_estimator import (
     DEFAULT_DERIVATIVE,
     DEFAULT_INTEGRAL,
     DEFAULT_MIN_RATE,
     DEFAULT_PROPORTIONAL,
 )
+from receiver_runtime.sources.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _checked_duration(value: str) -> str:
+    parse_duration(value)
+    return value
+
+
+Retention = Annotated[str, AfterValidator(_checked_duration)]
 
 
 class PipelineSettings(BaseModel):
@@ -36,6 +47,53 @@ class PipelineSettings(BaseModel):
     backpressure_pid_derived: Weight = DEFAULT_DERIVATIVE
     #: No rate below this is set, in records per second (spark.streaming.backpressure.pid.minRate).
     backpressure_pid_min_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DEFAULT_MIN_RATE
+    #: How many of its batches may run at the same time; they are made in order, and with more than 1 may come out in
+    #: any (spark.streaming.concurrentJobs).
+    concurrent_batches: Annotated[int, Field(ge=1, le=100)] = 1
+    #: Whether a batch without records runs; None: where an output has a window, which may hold records of earlier ones.
+    run_empty_batches: bool | None = None
+    #: What follows when a batch has used up its attempts: "continue" with the next, or "halt" until it is replayed or
+    #: discarded, or `forebay start` lets the pipeline go on. (In the original the next batches go on.)
+    on_failure: Literal["continue", "halt"] = "continue"
+    #: Whether output assets are partitioned in Dagster by batch time, so that a backfill replays an hour's or a day's
+    #: batches; None: they are not.
+    partitions: Literal["hour", "day"] | None = None
+    #: How many finished batch runs Dagster keeps (spark.streaming.ui.retainedBatches); failed ones are not counted.
+    ui_retained_batches: Annotated[int, Field(ge=1)] = 1_000
+    #: How long Dagster keeps a finished batch run, failed ones apart.
+    run_retention: Retention = "24h"
+    #: How long Dagster keeps a failed one.
+    failed_run_retention: Retention = "14d"
+
+    #: Whether what the scaling schedule decides takes effect (spark.streaming.dynamicAllocation.enabled); else it is
+    #: advice. On a cluster the next Spark session gets so many executors; on a local master: so many batch drivers.
+    dynamic_allocation_enabled: bool = False
+    #: Never fewer executors (spark.streaming.dynamicAllocation.minExecutors).
+    dynamic_allocation_min_executors: Annotated[int, Field(ge=1)] = 1
+    #: Never more (spark.streaming.dynamicAllocation.maxExecutors); None: as many as Spark gives.
+    dynamic_allocation_max_executors: Annotated[int, Field(ge=1)] | None = None
+    #: From this part of the interval on, batches take too long (spark.streaming.dynamicAllocation.scalingUpRatio).
+    dynamic_allocation_scaling_up_ratio: Ratio = SCALING_UP_RATIO
+    #: Up to this part they have time to spare (spark.streaming.dynamicAllocation.scalingDownRatio).
+    dynamic_allocation_scaling_down_ratio: Ratio = SCALING_DOWN_RATIO
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        up, down = self.dynamic_allocation_scaling_up_ratio, self.dynamic_allocation_scaling_down_ratio
+        if down >= up:
+            message = (
+                f"dynamic_allocation_scaling_up_ratio={up:g} must be more than "
+                f"dynamic_allocation_scaling_down_ratio={down:g}"
+            )
+            raise ValueError(message)
+        least, most = self.dynamic_allocation_min_executors, self.dynamic_allocation_max_executors
+        if most is not None and most < least:
+            message = (
+                f"dynamic_allocation_max_executors={most} must not be less than "
+                f"dynamic_allocation_min_executors={least}"
+            )
+            raise ValueError(message)
+        return self
 
     @classmethod
     def of_row(cls, declaration: Mapping[str, Any]) -> Self:

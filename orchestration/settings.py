@@ -5,12 +5,15 @@ Light: read by every process, so it loads neither Dagster nor Spark.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from receiver_runtime.block_store.roots import absolute_roots, one_root
+from receiver_runtime.sources.units import parse_duration
 
 
 class DatabaseUrlMissingError(Exception):
@@ -19,6 +22,10 @@ class DatabaseUrlMissingError(Exception):
     def __init__(self) -> None:
         """The docstring is the message."""
         super().__init__(type(self).__doc__)
+
+
+def _duration(value: object) -> object:
+    return timedelta(seconds=parse_duration(value)) if isinstance(value, str) else value
 
 
 class Settings(BaseSettings):
@@ -36,16 +43,38 @@ class Settings(BaseSettings):
         "commas between them, that are replicas; <home>/blocks unless named.",
     )
     module: str = Field("forebay.demo.pipeline", description="The Python module that declares your pipelines.")
-    spark_master: str = Field("local[*]", description="Where batches run: a Spark master URL.")
+    spark_master: str = Field(
+        "local[*]", description="Where batches run: a Spark master URL, or sc://HOST:PORT of a Spark Connect server."
+    )
+    spark_configuration: dict[str, str] = Field(
+        {}, description='What Spark sessions are configured with, as JSON: {"spark.executor.memory": "4g"}.'
+    )
     heartbeat_limit_seconds: float = Field(
         10.0,
         gt=1,
         description="A process is dead when its heartbeat counter has not moved for so long.",
     )
+    batch_driver_max_runs: int = Field(
+        5_000, ge=1, description="A batch driver is replaced by a new one after so many runs, without a gap."
+    )
+    batch_driver_max_memory_mb: int = Field(
+        3_072,
+        ge=256,
+        description="A batch driver is replaced by a new one when it, its JVM and Python workers hold more, in MiB.",
+    )
     tracker_http: str = Field(
         "127.0.0.1:3070",
         description="HOST:PORT where each tracker serves /health, /ready, /metrics and the JSON API; port 0: any free "
         "one; off: none. Elsewhere than on loopback it needs a token.",
+    )
+    history_retention: Annotated[timedelta, BeforeValidator(_duration)] = Field(
+        timedelta(days=14),
+        description="How long the driver log shows finished batches, receivers' events and dead letters, such as 14d.",
+    )
+    dagster_url: str | None = Field(
+        None,
+        description="The webserver of a Dagster instance that is Forebay's own, set by `forebay up`: there the batch "
+        "sensor waits for its boundary, the tracker pushes batches, and old batch runs are pruned. Elsewhere: none.",
     )
     tracker_token: SecretStr | None = Field(
         None, description="What a client of the tracker's HTTP server has to send: 'Authorization: Bearer TOKEN'."

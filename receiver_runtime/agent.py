@@ -5,10 +5,11 @@ and exit codes, so it imports neither tracker nor batch driver. It restarts a pr
 ever later; it never decides where a receiver runs. A fenced receiver is not started again before the tracker has made
 a newer assignment.
 
-Several receivers may share a process (``receivers_per_process``). Each ends by itself, and the process says so; a crash
-ends all of its receivers and counts against each of them. Who was in a crash is suspected for a while: suspects are
-started again with suspects only, in ever smaller groups, so that after a few crashes the one that is at fault is alone
-in its process and crashes nobody else. The first crash splits nothing: most are not a receiver's fault.
+Several receivers may share a process (``receivers_per_process``), but for those whose stream wants one of its own. Each
+ends by itself, and the process says so; a crash ends all of its receivers and counts against each of them. Who was in a
+crash is suspected for a while: suspects are started again with suspects only, in ever smaller groups, so that after a
+few crashes the one that is at fault is alone in its process and crashes nobody else. The first crash splits nothing:
+most are not a receiver's fault.
 
 A spare process (``spare_command``) waits with everything loaded for the next receivers that are to start here, so that
 after a crash, or for those of a host that is gone, nobody waits for an interpreter.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections import deque
@@ -35,6 +37,7 @@ from tracker_store.outage import SURVIVED, Outage
 from tracker_store.processes import (
     ProcessExpiredError,
     deregister_process,
+    end_processes_of_pid,
     heartbeat,
     register_process,
 )
@@ -45,15 +48,18 @@ from tracker_store.receivers import (
     report_event,
     set_receiver_state,
 )
+from tracker_store.run_queue import CRASHED
+from tracker_store.scaling import wanted_batch_drivers
 from tracker_store.schema import ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
-    import socket
     import threading
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import sqlalchemy as sa
+
+    from receiver_runtime.batch_drivers import BatchDrivers
 
 TICK_SECONDS = 0.5
 # So often between two ticks it looks whether a process has ended: that is not left for half a second.
@@ -150,6 +156,7 @@ class Agent:
         log_directory: Path,
         receivers_per_process: int = 1,
         spare_command: Sequence[str] | None = None,
+        batch_drivers: BatchDrivers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare an agent.
@@ -164,6 +171,7 @@ class Agent:
             log_directory: each child's output goes to a file here.
             receivers_per_process: how many may share a process; with 1 each is isolated from all others.
             spare_command: a process that waits for receivers (``spare_process``); None: there is none.
+            batch_drivers: this host's; None: it has none.
             clock: monotonic, in seconds.
         """
         self._engine = engine
@@ -175,6 +183,10 @@ class Agent:
         self._log_directory = log_directory
         self._receivers_per_process = receivers_per_process
         self._spare_command = spare_command
+        self._batch_drivers = batch_drivers
+        # Batch drivers' processes whose end the driver log does not know yet.
+        self._ended_pids: list[int] = []
+        self._least_batch_drivers = 0 if batch_drivers is None else batch_drivers.wanted
         self._clock = clock
         self._process_id: int | None = None
         self._processes: list[_ReceiverProcess] = []
@@ -182,6 +194,8 @@ class Agent:
         self._spare: _Spare | None = None
         self._spare_not_before = clock() + SPARE_AFTER_SECONDS
         self._histories: dict[str, _History] = {}
+        # Receivers that share their process with no other, by the newest placements.
+        self._alone: set[int] = set()
         # For the driver log; kept while it is away.
         self._reports: deque[Callable[[sa.Connection], object]] = deque(maxlen=_MAX_REPORTS)
 
@@ -192,6 +206,7 @@ class Agent:
         try:
             while not stop.is_set():
                 self._supervise_roles()
+                self._tend_batch_drivers()
                 try:
                     with connect(self._engine) as connection:
                         self._tick(connection)
@@ -232,9 +247,13 @@ class Agent:
             self._process_id = None
             return
         self._reconcile(connection, placements_on_agent(connection, self._process_id))
+        if self._batch_drivers is not None:
+            # As many as it was started for, and more where batches take too long for those (O04).
+            self._batch_drivers.wanted = max(self._least_batch_drivers, wanted_batch_drivers(connection))
 
     def _reconcile(self, connection: sa.Connection, placed: Sequence[Placement]) -> None:
         wanted = {placement.receiver_id: placement.assignment for placement in placed}
+        self._alone = {placement.receiver_id for placement in placed if placement.own_process}
         for process in list(self._processes):
             # In this order: what it said before its end is all heard after it.
             code = process.child.process.poll()
@@ -247,6 +266,7 @@ class Agent:
             else:
                 self._stop_unwanted(process, wanted)
         self._start_wanted(wanted)
+        self._report_ended_pids(connection)
         while self._reports:
             self._reports[0](connection)
             self._reports.popleft()
@@ -405,7 +425,11 @@ class Agent:
                 groups.setdefault(self._suspicion(history), []).append((receiver_id, assignment))
         for suspicion, receivers in groups.items():
             size = self._group_size(suspicion)
-            left = [pair for pair in receivers if not self._join(*pair, suspicion=suspicion, size=size)]
+            for pair in receivers:
+                if pair[0] in self._alone:
+                    self._start_receivers([pair])
+            sharing = [pair for pair in receivers if pair[0] not in self._alone]
+            left = [pair for pair in sharing if not self._join(*pair, suspicion=suspicion, size=size)]
             for first in range(0, len(left), size):
                 self._start_receivers(left[first : first + size])
 
@@ -417,6 +441,7 @@ class Agent:
             if (
                 len(process.members) < size
                 and receiver_id not in process.strays
+                and self._alone.isdisjoint(process.members)
                 and any(member.stopping_since is None for member in process.members.values())
                 and all(self._suspicion(self._history(_receiver_name(other))) == suspicion for other in process.members)
                 and _say(process, Run(receiver_id, assignment))
@@ -509,6 +534,23 @@ class Agent:
             if self._clock() >= self._history(role).not_before:
                 self._roles[role] = self._start(role, command)
 
+    def _tend_batch_drivers(self) -> None:
+        """What a driver was at that ended is said to be lost at once: its batch need not wait for the tracker."""
+        if self._batch_drivers is None:
+            return
+        self._ended_pids += self._batch_drivers.tick()
+
+    def _report_ended_pids(self, connection: sa.Connection) -> None:
+        while self._ended_pids:
+            end_processes_of_pid(
+                # A batch run that it was in has its row too, under the host's own name.
+                connection,
+                hosts=[self._host, socket.gethostname()],
+                pid=self._ended_pids[0],
+                why=CRASHED,
+            )
+            del self._ended_pids[0]
+
     def _start(self, name: str, command: Sequence[str], *, stdin: int = subprocess.PIPE) -> _Child:
         log_file = self._log_directory / f"{name}.log"
         output: IO[bytes] = log_file.open("ab")
@@ -535,6 +577,8 @@ class Agent:
 
     def _stop_all(self) -> None:
         """Receivers first: the tracker's word is not needed for them to drain."""
+        if self._batch_drivers is not None:
+            self._batch_drivers.drain()
         if self._spare is not None:
             self._end_spare(self._spare)
             self._spare = None
@@ -548,6 +592,8 @@ class Agent:
                 except subprocess.TimeoutExpired:
                     child.process.kill()
                     child.process.wait()
+        if self._batch_drivers is not None:
+            self._ended_pids += self._batch_drivers.stop()
         for process in self._processes:
             process.line.close()
         self._processes.clear()
@@ -558,6 +604,7 @@ class Agent:
             return
         try:
             with connect(self._engine) as connection:
+                self._report_ended_pids(connection)
                 release_receivers_of_agent(connection, agent_id=self._process_id, why="its agent was stopped")
                 deregister_process(connection, self._process_id)
         except SURVIVED as error:

@@ -1,23 +1,25 @@
 """Cuts what a receiver adds into blocks, every ``block_interval``, and pushes them on in order (B01 to B08).
 
-Two threads: the *timer* cuts the buffer into a block at each tick (or early, when the buffer is full) and puts it on
-a bounded queue; the *push* thread hands the blocks to the listener, first in, first out. A queue that is full stops
-the timer, a buffer that is full then stops whoever adds: so reading from the source stops, and memory is bounded by
-``(queue_size + 3) * max_block_bytes``: one block is filled, one waits for the queue, one is being pushed. A batch that
-is larger than a block comes in pieces that each fit, so no block is larger, except by one record that alone is.
+Two roles, which run at the same time: the *timer* cuts the buffer into a block at each tick (or early, when the buffer
+is full) and puts it on a bounded queue; the *push* role hands the blocks to the listener, first in, first out. A queue
+that is full stops the timer, a buffer that is full then stops whoever adds: so reading from the source stops, and
+memory is bounded by ``(queue_size + 3) * max_block_bytes``: one block is filled, one waits for the queue, one is being
+pushed. A batch that is larger than a block comes in pieces that each fit, so no block is larger, except by one record
+that alone is.
 
-A push that fails is reported and tried again with backoff for as long as it takes: the thread never dies of it (B07).
-Should a thread end by something else after all, the listener is told and the generator is aborted: nobody adds to a
-buffer that nobody empties.
+A generator alone has a thread for each role; those of a process share theirs (``block_threads``), of which no generator
+holds one while it has nothing to do or waits to try again.
 
-Locks: ``_buffer_changed`` guards state and buffer, ``_queue_changed`` the queue; they are never held together.
+A push that fails is reported and tried again with backoff for as long as it takes: the role never ends by it (B07).
+Should one end by something else after all, the listener is told and the generator is aborted: nobody adds to a buffer
+that nobody empties.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +27,7 @@ import pyarrow as pa
 import structlog
 
 from receiver_runtime.backoff import Backoff
+from receiver_runtime.block_threads import BlockThreads
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.records import conform, keep_record, to_batch
 
@@ -44,6 +47,8 @@ _PORTION_BYTES = 1024 * 1024
 _PUSH_FIRST_DELAY = 0.1
 _PUSH_LONGEST_DELAY = 30.0
 _IDLE_SECONDS = 1.0
+# A timer that is shared cuts and encodes no more than this itself: that takes some microseconds.
+_CUT_ON_TIMER_BYTES = 32 * 1024
 
 
 class GeneratorState(StrEnum):
@@ -113,7 +118,7 @@ class BlockGeneratorListener(Protocol):
         ...
 
     def on_thread_death(self, error: BaseException) -> None:
-        """One of the two threads ended by this; the generator was aborted."""
+        """One of the two roles ended by this; the generator was aborted."""
         ...
 
 
@@ -146,6 +151,7 @@ class BlockGenerator:
         max_block_bytes: no block is larger; but one record that is larger is a block of its own.
         name: for threads and logs.
         encode: called by the timer for each block, so that one is compressed while the push thread waits for the disk.
+        threads: to share; without them the generator makes two of its own.
     """
 
     def __init__(
@@ -160,6 +166,7 @@ class BlockGenerator:
         name: str = "receiver",
         clock: Clock | None = None,
         encode: Callable[[Sequence[pa.RecordBatch]], EncodedBlock] | None = None,
+        threads: BlockThreads | None = None,
     ) -> None:
         if block_interval <= 0:
             raise ValueError(f"a block interval of {block_interval} s: give more than 0, as '200ms'")
@@ -175,28 +182,35 @@ class BlockGenerator:
         self._clock = clock or SystemClock()
         self._encode = encode
 
-        self._buffer_changed = threading.Condition()
+        self._owns_threads = threads is None
+        # With a timer of its own, which then cuts and encodes whatever the size.
+        self._threads = threads or BlockThreads(at_once=1, most=1, slot=0, name=name, clock=self._clock)
+
+        # Everything below is under this lock; the condition's own `with` takes three times as long.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._state = GeneratorState.INITIALIZED
+        self._attached = False
+        self._aborted = False
+        # The timer's role: the buffer, whether it is being cut, and a block that waits for the queue.
         self._buffer = _Buffer()
         self._blocks_cut = 0
         self._cut_now = False
-
-        self._queue_changed = threading.Condition()
+        self._cutting = False
+        self._held: Block | None = None
+        self._tick_at = 0.0
+        # The push role: the queue, the block that is being pushed, and whether someone does or has been asked to.
         self._queue: deque[Block] = deque()
-        self._no_more_blocks = False
-        self._aborted = False
-
-        self._timer = threading.Thread(
-            target=self._guard, args=(self._run_timer,), name=f"{name} block timer", daemon=True
-        )
-        self._pusher = threading.Thread(
-            target=self._guard, args=(self._run_push,), name=f"{name} block push", daemon=True
-        )
+        self._current: Block | None = None
+        self._pushing = False
+        self._waits_to_retry = False
+        self._pushed_at = 0.0
+        self._backoff = Backoff(_PUSH_FIRST_DELAY, _PUSH_LONGEST_DELAY)
 
     @property
     def state(self) -> GeneratorState:
         """Where in its life it is."""
-        with self._buffer_changed:
+        with self._changed:
             return self._state
 
     @property
@@ -207,52 +221,69 @@ class BlockGenerator:
     @property
     def waiting_blocks(self) -> int:
         """Blocks on the queue."""
-        with self._queue_changed:
+        with self._changed:
             return len(self._queue)
 
     def start(self) -> None:
-        """Start both threads (B01). Raises GeneratorStateError unless Initialized."""
-        with self._buffer_changed:
+        """Begin to tick and to push (B01). Raises GeneratorStateError unless Initialized."""
+        with self._changed:
             self._move(GeneratorState.ACTIVE)
-        self._timer.start()
-        self._pusher.start()
+            self._attached = True
+            now = self._clock.monotonic()
+            self._tick_at, self._pushed_at = now + self._interval, now
+        self._threads.attach()
+        self._threads.at(self._tick_at, self._tick)
 
     def stop(self) -> None:
         """Stop adding, cut what is buffered, push all of it, end (B06). Elsewhere than Active: warns and returns.
 
         Returns when the last block is pushed, however long that takes; ``abort`` from another thread ends it.
         """
-        with self._buffer_changed:
+        with self._changed:
             state = self._state
             if state is GeneratorState.ACTIVE:
                 self._move(GeneratorState.STOPPED_ADDING_DATA)
-                self._buffer_changed.notify_all()
+                self._ask_for_cut()
+                # Whoever waits for room is told.
+                self._changed.notify_all()
         if state is not GeneratorState.ACTIVE:
             _log.warning("block generator is not active, nothing to stop", name=self._name, state=state)
             return
-        self._timer.join()
-        self._move_unless_aborted(GeneratorState.STOPPED_GENERATING_BLOCKS)
-        with self._queue_changed:
-            self._no_more_blocks = True
-            self._queue_changed.notify_all()
-        self._pusher.join()
-        self._move_unless_aborted(GeneratorState.STOPPED_ALL)
+        with self._changed:
+            while self._cutting or (not self._aborted and (self._held is not None or self._buffer.records)):
+                self._changed.wait()
+            self._move_unless_aborted(GeneratorState.STOPPED_GENERATING_BLOCKS)
+            while self._pushing or (not self._aborted and self._queue):
+                self._changed.wait()
+            self._move_unless_aborted(GeneratorState.STOPPED_ALL)
+        self._leave_threads()
 
     def abort(self) -> None:
         """End at once and drop what is held: nobody would accept it any more (the receiver was fenced).
 
-        Does not wait for the threads, so that a listener may call it.
+        Does not wait for what is under way, so that a listener may call it.
         """
-        with self._buffer_changed:
-            if self._state is not GeneratorState.STOPPED_ALL:
-                self._move(GeneratorState.STOPPED_ALL)
-            self._buffer = _Buffer()
-            self._buffer_changed.notify_all()
-        with self._queue_changed:
+        with self._changed:
+            self._move_unless_aborted(GeneratorState.STOPPED_ALL)
             self._aborted = True
+            self._buffer = _Buffer()
+            self._held = None
             self._queue.clear()
-            self._queue_changed.notify_all()
+            if self._waits_to_retry:
+                self._waits_to_retry = False
+                self._current = None
+                self._pushing = False
+            self._changed.notify_all()
         self._limiter.close()
+        self._leave_threads()
+
+    def _leave_threads(self) -> None:
+        with self._changed:
+            attached, self._attached = self._attached, False
+        if attached:
+            self._threads.detach()
+            if self._owns_threads:
+                self._threads.close()
 
     def add_data(self, record: object, metadata: object = None) -> None:
         """Add one record; waits for its permit, and while the buffer is full (B03).
@@ -264,7 +295,7 @@ class BlockGenerator:
         self._require_active()
         kept, nbytes = keep_record(record, self._schema)
         self._limiter.acquire(1, nbytes)
-        with self._buffer_changed:
+        with self._lock:
             self._wait_for_room(nbytes)
             buffer = self._buffer
             if len(buffer.singles) >= _PORTION_RECORDS or buffer.singles_nbytes >= _PORTION_BYTES:
@@ -292,11 +323,32 @@ class BlockGenerator:
             last = done == batch.num_rows
             nbytes = piece.nbytes
             self._limiter.acquire(piece.num_rows, nbytes)
-            with self._buffer_changed:
+            with self._changed:
                 self._wait_for_room(nbytes)
                 self._buffer.gather(self._schema)
                 self._buffer.batches.append(piece)
                 self._count(piece.num_rows, nbytes, records, metadata if last else None)
+
+    def add_if_free(self, batch: pa.RecordBatch) -> bool:
+        """As ``add_multiple_data``, if nothing is to be waited for; else nothing is added. Says whether it was.
+
+        Raises: as ``add_data``.
+        """
+        batch = conform(batch, self._schema)
+        nbytes = batch.nbytes
+        with self._lock:
+            if self._state is not GeneratorState.ACTIVE:
+                raise GeneratorStateError(f"the block generator takes no data, it is {self._state}")
+            buffer = self._buffer
+            if buffer.nbytes + nbytes > self._max_block_bytes:
+                return False
+            if not self._limiter.acquire_if_free(batch.num_rows, nbytes):
+                return False
+            if buffer.singles:
+                buffer.gather(self._schema)
+            buffer.batches.append(batch)
+            self._count(batch.num_rows, nbytes, batch, None)
+        return True
 
     def _require_active(self) -> None:
         if self.state is not GeneratorState.ACTIVE:
@@ -309,9 +361,8 @@ class BlockGenerator:
             and self._buffer.records
             and self._buffer.nbytes + nbytes > self._max_block_bytes
         ):
-            self._cut_now = True
-            self._buffer_changed.notify_all()
-            self._buffer_changed.wait()
+            self._ask_for_cut()
+            self._changed.wait()
         if self._state is not GeneratorState.ACTIVE:
             raise GeneratorStateError(f"the block generator takes no data, it is {self._state}")
 
@@ -325,48 +376,88 @@ class BlockGenerator:
             except Exception as error:  # noqa: BLE001  the data is in: who added it must not add it again
                 self._report("a listener failed when data was added", error)
         if self._buffer.nbytes >= self._max_block_bytes:
-            self._cut_now = True
-            self._buffer_changed.notify_all()
+            self._ask_for_cut()
 
-    def _guard(self, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except BaseException as error:  # noqa: BLE001  told to the listener; this is a thread's outermost frame
-            _log.exception("a thread of a block generator ended", name=self._name)
-            self.abort()
-            self._listener.on_thread_death(error)
+    # -- the timer's role: at most one thread at a time, the one for which `_cutting` was set ------------------------
 
-    def _run_timer(self) -> None:
-        tick = self._clock.monotonic() + self._interval
-        last = False
-        while not last:
-            with self._buffer_changed:
-                while (
-                    self._state is GeneratorState.ACTIVE
-                    and not self._cut_now
-                    and (left := tick - self._clock.monotonic()) > 0
-                ):
-                    self._clock.wait_on(self._buffer_changed, left)
-                stopping = self._state is not GeneratorState.ACTIVE
-                try:
-                    block = self._cut()
-                except Exception as error:  # noqa: BLE001  the timer must not end by it
-                    # Out of memory, say: the buffer is as it was, and the next tick tries again.
-                    self._report("a block could not be cut", error)
-                    block = None
-                    self._clock.wait_on(self._buffer_changed, self._interval)
-                last = stopping and not self._buffer.records
-                self._cut_now = False
-                self._buffer_changed.notify_all()
-            if block is not None:
-                # Nothing here may hold raw batches while it waits for the queue, nor a block that the queue has.
-                block = self._encoded(block)
-                self._enqueue(block)
-                block = None
+    def _tick(self) -> float | None:
+        """On the timer: cut what is there, if it is small; else have it cut. Returns when the next one is due."""
+        with self._lock:
+            if self._state is not GeneratorState.ACTIVE:
+                return None
             now = self._clock.monotonic()
-            if now >= tick:
-                # A tick that was missed (the queue was full) is not made up for.
-                tick += self._interval * (1 + (now - tick) // self._interval)
+            if now >= self._tick_at:
+                # A tick that was missed is not made up for.
+                self._tick_at += self._interval * (1 + (now - self._tick_at) // self._interval)
+            if not self._pushing and now - self._pushed_at >= _IDLE_SECONDS:
+                self._pushing = True
+                self._threads.submit(self._keep_house)
+            if not self._buffer.records or self._cutting or self._held is not None:
+                return self._tick_at
+            self._cutting = True
+            if not self._owns_threads and self._buffer.nbytes > _CUT_ON_TIMER_BYTES:
+                self._threads.submit(self._run_cut)
+                return self._tick_at
+        self._run_cut()
+        return self._tick_at
+
+    def _ask_for_cut(self) -> None:
+        """With the lock held: have the buffer cut before the next tick, or as soon as there is room for the block."""
+        self._cut_now = True
+        if self._buffer.records and not self._cutting and self._held is None:
+            self._cutting = True
+            if self._owns_threads:
+                self._threads.at(self._clock.monotonic(), self._run_cut)
+            else:
+                self._threads.submit(self._run_cut)
+
+    def _run_cut(self) -> None:
+        try:
+            while self._cut_one():
+                pass
+        except BaseException as error:  # noqa: BLE001  told to the listener; nothing of ours is above
+            self._die(error)
+
+    def _cut_one(self) -> bool:
+        """Cut a block, encode it, put it on the queue, or hold it; False when that is all for now."""
+        with self._lock:
+            self._cut_now = False
+            try:
+                block = self._cut()
+            except Exception as error:  # noqa: BLE001  the timer must not end by it
+                # Out of memory, say: the buffer is as it was, and the next tick tries again. Who waits for room is not
+                # woken, for there is none.
+                self._report("a block could not be cut", error)
+                self._cutting = False
+                if self._state is not GeneratorState.ACTIVE:
+                    self._threads.at(self._clock.monotonic() + self._interval, self._cut_again)
+                    self._changed.notify_all()
+                return False
+            if block is None:
+                self._cutting = False
+            self._changed.notify_all()
+        if block is None:
+            return False
+        # From here on nothing may hold raw batches, nor a block that the queue has.
+        block = self._encoded(block)
+        with self._lock:
+            if not self._aborted:
+                if len(self._queue) < self._queue_size:
+                    self._queue.append(block)
+                    self._have_pushed()
+                else:
+                    self._held = block
+            block = None
+            wanted = self._cut_now or self._state is not GeneratorState.ACTIVE
+            if not wanted or self._held is not None or not self._buffer.records:
+                self._cutting = False
+                if self._state is not GeneratorState.ACTIVE:
+                    self._changed.notify_all()
+            return self._cutting
+
+    def _cut_again(self) -> None:
+        with self._lock:
+            self._ask_for_cut()
 
     def _cut(self) -> Block | None:
         """With the lock held: the buffer as a block; None when it is empty (B04)."""
@@ -390,61 +481,97 @@ class BlockGenerator:
         if self._encode is None:
             return block
         try:
-            return replace(block, batches=(), encoded=self._encode(block.batches))
+            encoded = self._encode(block.batches)
         except Exception as error:  # noqa: BLE001  the timer must not end by it
             self._report(f"block {block.number} could not be encoded, it is tried again when it is pushed", error)
             return block
+        return Block(block.number, (), block.records, block.nbytes, block.metadata, encoded)
 
-    def _enqueue(self, block: Block) -> None:
-        with self._queue_changed:
-            while len(self._queue) >= self._queue_size and not self._aborted:
-                self._queue_changed.wait()
-            if not self._aborted:
-                self._queue.append(block)
-                self._queue_changed.notify_all()
+    # -- the push role: at most one thread at a time, the one for which `_pushing` was set ---------------------------
+
+    def _have_pushed(self) -> None:
+        """With the lock held: there is a block to push."""
+        if not self._pushing:
+            self._pushing = True
+            self._threads.submit(self._run_push)
 
     def _run_push(self) -> None:
-        while (block := self._next_block()) is not None:
-            self._push(block)
-
-    def _next_block(self) -> Block | None:
-        """The oldest block; None when there is none and will be none."""
-        while True:
-            with self._queue_changed:
-                if not self._queue and not self._no_more_blocks and not self._aborted:
-                    self._queue_changed.wait(_IDLE_SECONDS)
-                if self._aborted:
-                    return None
-                if self._queue:
-                    block = self._queue.popleft()
-                    self._queue_changed.notify_all()
-                    return block
-                if self._no_more_blocks:
-                    return None
-            try:
-                self._listener.on_idle()
-            except Exception as error:  # noqa: BLE001  the push thread must not end by it
-                self._report("house-keeping between two blocks failed", error)
-
-    def _push(self, block: Block) -> None:
-        backoff = Backoff(_PUSH_FIRST_DELAY, _PUSH_LONGEST_DELAY)
-        while True:
-            try:
-                self._listener.on_push_block(block)
-            except Exception as error:  # noqa: BLE001  the push thread must not end by it (B07)
-                # An abort makes pushes fail; that is no news.
-                with self._queue_changed:
-                    if self._aborted:
-                        return
-                self._report(f"block {block.number} could not be pushed, attempt {backoff.failures + 1}", error)
-            else:
-                return
-            deadline = self._clock.monotonic() + backoff.next_delay()
-            with self._queue_changed:
-                while not self._aborted and (left := deadline - self._clock.monotonic()) > 0:
-                    self._clock.wait_on(self._queue_changed, left)
-                if self._aborted:
+        try:
+            block = self._next_block()
+            while block is not None:
+                if not self._push(block):
+                    # The next try is due later, and not this thread's to wait for.
                     return
+                block = self._next_block(pushed=True)
+        except BaseException as error:  # noqa: BLE001  told to the listener; nothing of ours is above
+            self._die(error)
+
+    def _next_block(self, *, pushed: bool = False) -> Block | None:
+        """The oldest block that is not pushed; None when there is none, and the role is given up."""
+        with self._lock:
+            if self._aborted or pushed:
+                self._current = None
+            if self._aborted:
+                pass
+            elif self._current is None and self._queue:
+                self._current = self._queue.popleft()
+                if self._held is not None:
+                    self._queue.append(self._held)
+                    self._held = None
+                    if self._cut_now or self._state is not GeneratorState.ACTIVE:
+                        self._ask_for_cut()
+                        self._changed.notify_all()
+            if self._current is None:
+                self._pushing = False
+                self._pushed_at = self._clock.monotonic()
+                if self._state is not GeneratorState.ACTIVE:
+                    self._changed.notify_all()
+            return self._current
+
+    def _push(self, block: Block) -> bool:
+        """Push a block; False when that failed and is tried again."""
+        try:
+            self._listener.on_push_block(block)
+        except Exception as error:  # noqa: BLE001  the push thread must not end by it (B07)
+            # An abort makes pushes fail; that is no news.
+            with self._changed:
+                if self._aborted:
+                    return True
+            self._report(f"block {block.number} could not be pushed, attempt {self._backoff.failures + 1}", error)
+            with self._changed:
+                if self._aborted:
+                    return True
+                self._waits_to_retry = True
+                self._threads.at(self._clock.monotonic() + self._backoff.next_delay(), self._retry)
+            return False
+        if self._backoff.failures:
+            self._backoff.reset()
+        return True
+
+    def _retry(self) -> None:
+        """On the timer."""
+        with self._changed:
+            if self._waits_to_retry:
+                self._waits_to_retry = False
+                self._threads.submit(self._run_push)
+
+    def _keep_house(self) -> None:
+        try:
+            self._listener.on_idle()
+        except Exception as error:  # noqa: BLE001  the push thread must not end by it
+            self._report("house-keeping between two blocks failed", error)
+        except BaseException as error:  # noqa: BLE001  told to the listener; nothing of ours is above
+            self._die(error)
+            return
+        self._run_push()
+
+    def _die(self, error: BaseException) -> None:
+        _log.exception("a role of a block generator ended", name=self._name)
+        with self._changed:
+            # Whichever of the two it was: after the abort neither does anything more.
+            self._cutting = self._pushing = False
+        self.abort()
+        self._listener.on_thread_death(error)
 
     def _report(self, message: str, error: Exception) -> None:
         try:
@@ -453,9 +580,8 @@ class BlockGenerator:
             _log.exception("reporting an error failed", name=self._name, message=message)
 
     def _move_unless_aborted(self, to: GeneratorState) -> None:
-        with self._buffer_changed:
-            if self._state is not GeneratorState.STOPPED_ALL:
-                self._move(to)
+        if self._state is not GeneratorState.STOPPED_ALL:
+            self._move(to)
 
     def _move(self, to: GeneratorState) -> None:
         if to not in TRANSITIONS[self._state]:

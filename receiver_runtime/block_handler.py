@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.block_store.columns import stamped
 from receiver_runtime.block_store.frame import DeadLetterReason, FrameKind, SourceRule, encode_frame
-from receiver_runtime.block_store.payload import DEFAULT_COMPRESSION, Compression, encode_batches
+from receiver_runtime.block_store.payload import DEFAULT_COMPRESSION, Compression, encode_parts
 from tracker_store.blocks import BlockHandle, NewBlock
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class DeadLetter:
 class EncodedBlock:
     """A block as it will be stored, but for its frame: that needs a sequence, and this can be made before."""
 
-    payload: pa.Buffer
+    payload: Sequence[pa.Buffer]
     records: int
 
 
@@ -61,7 +61,7 @@ class BlockHandler:
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
         """Compress a block ahead of its turn, while its predecessor is written. Holds no lock."""
-        payload = encode_batches(self._schema, batches, compression=self._compression)
+        payload = encode_parts(self._schema, batches, compression=self._compression)
         return EncodedBlock(payload, sum(batch.num_rows for batch in batches))
 
     def store_block(

@@ -7,6 +7,9 @@ Permits come in at the rate and collect for a tenth of a second at most. So in a
 ``rate * (t + 0.1) + 1`` records pass, of takers that ask for at most ``piece`` at once. A taker of more than the bucket
 holds waits until all of its permits have come in, and then takes them: what is paid is paid before, never after, so
 that a new rate counts at once (the original's counted from the next but one).
+
+Who takes one record at a time pays for a millisecond's worth of them at once, where only records are limited: the next
+ones find theirs in that lot, which costs a tenth of a visit to the buckets. A new rate takes the rest of a lot back.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import threading
 from receiver_runtime.clock import Clock, SystemClock
 
 _BURST_SECONDS = 0.1
+_LOT_SECONDS = 0.001
 
 
 class _Bucket:
@@ -36,10 +40,11 @@ class _Bucket:
     def piece(self) -> float:
         return math.inf if self.rate == math.inf else max(1.0, math.floor(self.rate * _BURST_SECONDS))
 
-    def refill(self, elapsed: float, wanted: int) -> None:
-        # While someone collects, permits may pile up to what he needs, not beyond.
+    def refill(self, elapsed: float, wanted: int, given: int = 0) -> None:
+        # While someone collects, permits may pile up to what he needs, not beyond. What was given in a lot may have
+        # passed just now, so that it counts as if it were here.
         if self.rate != math.inf:
-            self.tokens = min(self.tokens + elapsed * self.rate, max(self.capacity, float(wanted)))
+            self.tokens = min(self.tokens + elapsed * self.rate, max(self.capacity - given, float(wanted)))
 
     def seconds_until(self, wanted: int) -> float:
         return 0.0 if self.rate == math.inf else (wanted - self.tokens) / self.rate
@@ -75,11 +80,15 @@ class RateLimiter:
         self._clock = clock or SystemClock()
         self._initial = _limit(initial_rate)
         self._ceiling = _limit(max_rate)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         # One taker at a time collects permits; the others queue up on this lock.
         self._turn = threading.Lock()
         self._records = _Bucket(self._in_force(rate))
         self._bytes = _Bucket(_limit(max_bytes_rate))
+        # Single permits that are paid for: as many as there were when the buckets were last filled, and what is left.
+        self._lot_given = 0
+        self._lot = 0
         self._at = self._clock.monotonic()
         self._closed = False
         self._unlimited = self._has_no_limit()
@@ -108,6 +117,8 @@ class RateLimiter:
             if wanted == self._records.rate:
                 return
             self._refill(0, 0)
+            self._records.tokens += self._lot
+            self._lot = self._lot_given = 0
             self._records.set_rate(wanted)
             self._unlimited = self._has_no_limit()
             self._changed.notify_all()
@@ -122,7 +133,12 @@ class RateLimiter:
         # The first is read without the lock: who comes as a limit is set may have come just before.
         if self._unlimited or (permits == 0 and nbytes == 0):
             return
-        with self._turn, self._changed:
+        if permits == 1 and self._lot:
+            with self._lock:
+                if self._lot:
+                    self._lot -= 1
+                    return
+        with self._turn, self._lock:
             self._refill(0, 0)
             while not self._closed and (wait := self._seconds_until(permits, nbytes)) > 0:
                 self._clock.wait_on(self._changed, wait)
@@ -130,6 +146,34 @@ class RateLimiter:
             if not self._closed:
                 self._records.take(permits)
                 self._bytes.take(nbytes)
+                if permits == 1:
+                    self._make_lot()
+
+    def _make_lot(self) -> None:
+        """With the lock held, after a single permit: pay for the next ones too, where they are there."""
+        if self._bytes.rate == math.inf and not self._lot:
+            most = int(self._records.rate * _LOT_SECONDS) if self._records.rate != math.inf else 0
+            self._lot = self._lot_given = max(0, min(most, int(self._records.tokens)))
+            self._records.take(self._lot)
+
+    def acquire_if_free(self, permits: int, nbytes: int) -> bool:
+        """As ``acquire``, if that is done without a wait; else take nothing. Says whether it was done."""
+        if self._unlimited:
+            return True
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            with self._changed:
+                if self._closed:
+                    return True
+                self._refill(0, 0)
+                if self._seconds_until(permits, nbytes) > 0:
+                    return False
+                self._records.take(permits)
+                self._bytes.take(nbytes)
+                return True
+        finally:
+            self._turn.release()
 
     def close(self) -> None:
         """Let everything pass: at a stop, what was already read is stored without delay."""
@@ -143,6 +187,7 @@ class RateLimiter:
             if self._closed:
                 self._closed = False
                 self._records.tokens = self._bytes.tokens = 0.0
+                self._lot = self._lot_given = 0
                 self._at = self._clock.monotonic()
 
     def _in_force(self, rate: float | None) -> float:
@@ -157,7 +202,9 @@ class RateLimiter:
     def _refill(self, permits: int, nbytes: int) -> None:
         now = self._clock.monotonic()
         elapsed, self._at = now - self._at, now
-        self._records.refill(elapsed, permits)
+        self._records.refill(elapsed, permits, self._lot_given)
+        # What is gone of it is counted; what is left still may pass.
+        self._lot_given = self._lot
         self._bytes.refill(elapsed, nbytes)
 
 

@@ -1,8 +1,8 @@
 """A receiver process, from its start to its exit code: composes the parts of its receivers and owns nothing else.
 
-It runs any number of receivers, each with a claim, a write-ahead log and threads of its own; registrar, reporter and
-connections are shared. One receiver's end (it was fenced, it failed, it was stopped) touches no other; a crash ends
-them all. The process ends when its last receiver has ended.
+It runs any number of receivers, each with a claim and a write-ahead log of its own; registrar, reporter, connections
+and the threads that read what is little, make blocks and push them are shared. One receiver's end (it was fenced, it
+failed, it was stopped) touches no other; a crash ends them all. The process ends when its last receiver has ended.
 
 Order for each receiver: its declaration, the claim, the parts, the source. Nothing is read from a source before the
 claim is answered, for what is read then belongs to that epoch.
@@ -32,12 +32,14 @@ from receiver_runtime.block_handler import BlockHandler
 from receiver_runtime.block_store import frame
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.stores import open_block_store
+from receiver_runtime.block_threads import BlockThreads
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.driver_log import DriverLog, GivenUpError, ReceiverDriverLog
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, Message, Run, Stop, encode
 from receiver_runtime.receiver_start import prepare_receiver
 from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor
+from receiver_runtime.receivers.reading_loop import ReadingLoop
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
 from receiver_runtime.replica_reports import ReplicaReports
 from receiver_runtime.salvage import salvage, store_location
@@ -138,6 +140,8 @@ class _Shared:
     block_log: PostgresBlockLog
     registrar: Registrar
     reporter: StatusReporter
+    block_threads: BlockThreads
+    reading_loop: ReadingLoop
     starting: threading.BoundedSemaphore
 
 
@@ -220,6 +224,11 @@ class _ReceiverProcess:
         # What is held may still be accepted, until someone claims.
         self._end_all(Ending(ExitCode.FENCED, str(error), drained=True))
 
+    def _queued(self) -> dict[int, int]:
+        with self._changed:
+            lives = list(self._lives.values())
+        return {life.receiver_id: queued for life in lives if (queued := life.queued()) is not None}
+
     # -- the main thread ---------------------------------------------------------------------------------------------
 
     def run(self, receivers: Sequence[tuple[int, int]]) -> ExitCode:
@@ -250,7 +259,7 @@ class _ReceiverProcess:
                 c, kind=ProcessKind.RECEIVER, name=_name(c, receivers), host=self._host, pid=os.getpid()
             ),
         )
-        block_log = PostgresBlockLog(self._engine, process_id=process_id)
+        block_log = PostgresBlockLog(self._engine, process_id=process_id, queued=self._queued)
         shared = _Shared(
             engine=self._engine,
             process_id=process_id,
@@ -260,13 +269,18 @@ class _ReceiverProcess:
             block_log=block_log,
             registrar=Registrar(block_log, on_expired=self._on_expired, clock=self._clock),
             reporter=StatusReporter(self._driver_log, clock=self._clock),
+            block_threads=BlockThreads(clock=self._clock),
+            reading_loop=ReadingLoop(),
             starting=threading.BoundedSemaphore(_STARTING_AT_ONCE),
         )
         shared.reporter.start()
         shared.registrar.start()
+        shared.reading_loop.start()
         return shared
 
     def _close(self, shared: _Shared) -> None:
+        shared.reading_loop.close()
+        shared.block_threads.close()
         shared.reporter.stop()
         shared.registrar.stop()
         shared.block_log.close()
@@ -303,7 +317,10 @@ def _exit_code(endings: Sequence[Ending]) -> ExitCode:
 
 
 class _ReceiverLife:
-    """One receiver in this process, from its claim to its end, on a thread of its own."""
+    """One receiver in this process, from its claim to its end, on a thread of its own: the supervisor's control thread.
+
+    Besides it a receiver has the threads that its own code makes; all others are the process's.
+    """
 
     def __init__(
         self,
@@ -338,6 +355,12 @@ class _ReceiverLife:
         if supervisor is not None:
             supervisor.end(ending)
 
+    def queued(self) -> int | None:
+        """Blocks that wait to be stored; None before it is claimed. Any thread, at any time; returns at once."""
+        with self._lock:
+            supervisor = self._supervisor
+        return None if supervisor is None else supervisor.generator.waiting_blocks
+
     def _run(self, shared: _Shared) -> None:
         try:
             ending = self._live(shared)
@@ -371,9 +394,7 @@ class _ReceiverLife:
             _log.error("the receiver could not start", receiver_id=self.receiver_id, error=str(error))
             self._tell(ReceiverEventKind.FAILED, "the receiver could not start", str(error))
             return Ending(ExitCode.FAILED, str(error), drained=True)
-        ending = supervisor.await_termination()
-        assert ending is not None
-        return ending
+        return supervisor.run()
 
     # -- the start, step by step -------------------------------------------------------------------------------------
 
@@ -459,6 +480,8 @@ class _ReceiverLife:
             reporter=self._reporter,
             desired_state=steering.desired_state,
             rate_limit=steering.rate_limit,
+            threads=shared.block_threads,
+            reading_loop=shared.reading_loop,
             clock=shared.clock,
         )
         rows.tell(supervisor)
@@ -467,7 +490,6 @@ class _ReceiverLife:
                 # Asked for between two questions; nothing was read.
                 raise GivenUpError(self._wanted_end.reason)
             self._supervisor = supervisor
-        supervisor.start()
         return supervisor
 
     def _claim(self) -> Claim:

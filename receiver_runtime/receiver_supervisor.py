@@ -46,8 +46,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from receiver_runtime.block_handler import BlockHandler, DeadLetter, EncodedBlock
+    from receiver_runtime.block_threads import BlockThreads
     from receiver_runtime.driver_log import DeadLetterRows
     from receiver_runtime.receiver import Receiver
+    from receiver_runtime.receivers.reading_loop import ReadingLoop
     from receiver_runtime.registrar import Registrar
     from receiver_runtime.sources.receiver_settings import ReceiverSettings
     from receiver_runtime.status_reporter import Reporter
@@ -105,7 +107,7 @@ class _Restart:
 
 
 class ReceiverSupervisor:
-    """See the module. ``start`` once; ``stop`` any number of times; ``await_termination`` for the end.
+    """See the module. ``start`` or ``run`` once; ``stop`` any number of times; ``await_termination`` for the end.
 
     Args:
         receiver: not attached yet.
@@ -116,6 +118,8 @@ class ReceiverSupervisor:
         registrar: started by its owner.
         driver_log: for the rows of dead letters.
         reporter: of this receiver and epoch.
+        threads: for its block generator, where it shares them with other receivers.
+        reading_loop: for its quiet connections, likewise.
     """
 
     def __init__(
@@ -132,6 +136,8 @@ class ReceiverSupervisor:
         reporter: Reporter,
         desired_state: DesiredState = DesiredState.RUNNING,
         rate_limit: float | None = None,
+        threads: BlockThreads | None = None,
+        reading_loop: ReadingLoop | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._receiver = receiver
@@ -142,6 +148,7 @@ class ReceiverSupervisor:
         self._handler = handler
         self._driver_log = driver_log
         self._reporter = reporter
+        self._reading_loop = reading_loop
         self._clock = clock or SystemClock()
         self._schema = receiver.record_schema
         self._limiter = RateLimiter(
@@ -162,6 +169,7 @@ class ReceiverSupervisor:
             name=f"receiver {claim.receiver_id}",
             clock=self._clock,
             encode=handler.encode,
+            threads=threads,
         )
         self._backoff = Backoff(
             settings.receiver_restart_delay,
@@ -201,7 +209,6 @@ class ReceiverSupervisor:
         # What keeps blocks from being registered, and why; it is the reason that operators see, while there is any.
         self._hindrances: dict[str, str] = {}
         self._reason = "receiving"
-        self._control = threading.Thread(target=self._run, name=f"receiver {claim.receiver_id} supervisor", daemon=True)
         receiver.attach_supervisor(self)
 
     # -- the owner's side --------------------------------------------------------------------------------------------
@@ -223,9 +230,17 @@ class ReceiverSupervisor:
         return self._limiter
 
     def start(self) -> None:
-        """Start the block generator, then the receiver (S01), unless it is desired otherwise."""
+        """As ``run``, on a thread of its own; returns at once."""
         self._generator.start()
-        self._control.start()
+        threading.Thread(target=self._run, name=f"receiver {self._claim.receiver_id} supervisor", daemon=True).start()
+
+    def run(self) -> Ending:
+        """Start the block generator, then the receiver (S01), unless it is desired otherwise; returns at its end.
+
+        The caller's thread is the control thread.
+        """
+        self._generator.start()
+        return self._run()
 
     def stop(self, message: str, error: BaseException | None = None) -> None:
         """Ask for the end, drained; returns at once (S04). The first reason given is the one that counts."""
@@ -256,6 +271,11 @@ class ReceiverSupervisor:
         """Of the stream."""
         return self._stream_id
 
+    @property
+    def reading_loop(self) -> ReadingLoop | None:
+        """Who reads from connections on which little comes, where there is one."""
+        return self._reading_loop
+
     def is_started(self) -> bool:
         """State is Started (R04)."""
         return self.state is SupervisorState.STARTED
@@ -284,6 +304,13 @@ class ReceiverSupervisor:
                 done += piece.num_rows
                 self._generator.add_multiple_data(piece, metadata if done == batch.num_rows else None)
                 self._accepted = True
+
+    def push_if_free(self, batch: pa.RecordBatch) -> bool:
+        """As ``push_buffered``, but for a wait: where there was to be one, nothing is added; says whether it was."""
+        if not self._generator.add_if_free(batch):
+            return False
+        self._accepted = True
+        return True
 
     def push_and_report_block(
         self, records: pa.RecordBatch | pa.Table | Sequence[object], metadata: object = None
@@ -472,7 +499,7 @@ class ReceiverSupervisor:
 
     # -- the control thread ------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self) -> Ending:
         try:
             while (ending := self._step()) is None:
                 pass
@@ -490,6 +517,7 @@ class ReceiverSupervisor:
         with self._changed:
             self._ending = ending
             self._changed.notify_all()
+        return ending
 
     def _step(self) -> Ending | None:
         """Wait for the next thing to do and do it; returns the end when it has come."""
@@ -686,6 +714,9 @@ class ReceiverSupervisor:
 
     def _clear(self, what: str) -> str:
         """A hindrance is gone: show the next one, or the reason that it hid; returns what it was."""
+        if not self._hindrances:
+            # For each block that is stored; only who stores blocks puts this one there.
+            return ""
         with self._changed:
             was = self._hindrances.pop(what, "")
             now = next(iter(self._hindrances.values()), self._reason)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from tests.polling import eventually
 from tracker_store.blocks import AddResult, BlockHandle, Claim, NewBlock, add_blocks, claim, newest_epoch
 from tracker_store.pipelines import apply_pipeline, apply_stream
 from tracker_store.received_block_tracker import ReceivedBlockTracker
@@ -109,3 +110,13 @@ def make_log(connection: sa.Connection, *, receivers: int = 1, pipeline: str = "
         {"noon": NOON, "id": pipeline_id},
     )
     return Log(connection, stream_id, pipeline_id, [row.receiver_id for row in placements(connection)])
+
+
+def wait_until_blocked(connection: sa.Connection, sessions: int = 1) -> None:
+    """Return as soon as so many sessions of this database wait for a lock."""
+    statement = sa.text(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    eventually(
+        lambda: connection.execute(statement).scalar_one() >= sessions, f"{sessions} session(s) that wait for a lock"
+    )

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from tracker_store.engine import named_failures
-from tracker_store.errors import AttemptSupersededError, BatchHeldError, OutputNotCommittedError
+from tracker_store.errors import (
+    AttemptSupersededError,
+    BatchHeldError,
+    BlocksNotRetainedError,
+    NotQuarantinedError,
+    OutputNotCommittedError,
+)
 from tracker_store.leadership import LED
-from tracker_store.schema import BatchState
+from tracker_store.schema import AttemptKind, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A batch as stored; `run_id` is its newest attempt's; `retry_due`: no backoff stands in the way."""
+    """A batch as stored; `run_id` is its newest attempt's; `retry_due`: no backoff stands in the way.
+
+    `launch_attempt`: the attempt whose run Dagster was asked for last, if any.
+    """
 
     batch_time: datetime
     oldest_time: datetime
@@ -32,6 +41,20 @@ class BatchRow:
     retry_at: datetime | None
     run_id: str | None
     reason: str
+    launch_attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """An attempt at a batch, as stored."""
+
+    attempt: int
+    kind: AttemptKind
+    state: AttemptState
+    run_id: str
+    started_at: datetime
+    ended_at: datetime | None
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +70,7 @@ class RunningAttempt:
 
 _BATCH = (
     "SELECT b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.bytes, b.blocks, b.retry_at, b.reason, "
+    "b.launch_attempt, "
     "b.retry_at IS NULL OR b.retry_at <= clock_timestamp() AS retry_due, a.run_id "
     "FROM forebay.batches b LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id "
     "AND a.batch_time = b.batch_time AND a.attempt = b.attempt "
@@ -66,6 +90,7 @@ def _batch(row: sa.Row[Any]) -> BatchRow:
         retry_at=row.retry_at,
         run_id=row.run_id,
         reason=row.reason,
+        launch_attempt=row.launch_attempt,
     )
 
 
@@ -79,17 +104,23 @@ def get_batch(connection: sa.Connection, pipeline_id: int, batch_time: datetime)
     return None if row is None else _batch(row)
 
 
-def oldest_unfinished_batch(connection: sa.Connection, pipeline_id: int) -> BatchRow | None:
-    """The batch that the pipeline has to finish first. No locks; the partial index holds few rows."""
+def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[BatchRow]:
+    """The batches that the pipeline has to finish, oldest first. No locks; the partial index holds few rows."""
     with named_failures():
-        row = connection.execute(
+        rows = connection.execute(
             sa.text(
-                _BATCH + "WHERE b.pipeline_id = :pipeline AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED') "
-                "ORDER BY b.batch_time LIMIT 1"
+                _BATCH + "WHERE b.pipeline_id = :pipeline AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') "
+                "ORDER BY b.batch_time LIMIT :limit"
             ),
-            {"pipeline": pipeline_id},
-        ).one_or_none()
-    return None if row is None else _batch(row)
+            {"pipeline": pipeline_id, "limit": limit},
+        ).all()
+    return [_batch(row) for row in rows]
+
+
+def oldest_unfinished_batch(connection: sa.Connection, pipeline_id: int) -> BatchRow | None:
+    """The batch that the pipeline has to finish first. No locks."""
+    found = unfinished_batches(connection, pipeline_id, limit=1)
+    return found[0] if found else None
 
 
 def claim_attempt(
@@ -117,6 +148,35 @@ def claim_attempt(
         raise BatchHeldError(row.detail)
 
 
+def claim_replay(
+    connection: sa.Connection,
+    *,
+    pipeline_id: int,
+    batch_time: datetime,
+    run_id: str,
+    process_id: int,
+    reach: timedelta,
+) -> int:
+    """Take the next attempt of a finished batch, to run it again; returns its number.
+
+    `reach` is the longest window that it reads, 0 without any. Locks: the receivers' rows FOR SHARE, the batch's row.
+    Raises BatchHeldError, and BlocksNotRetainedError where a block that it would read is no longer there.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT outcome, detail, number FROM forebay.claim_replay(:pipeline, :time, :run, :process, :reach)"
+            ),
+            {"pipeline": pipeline_id, "time": batch_time, "run": run_id, "process": process_id, "reach": reach},
+        ).one()
+    if row.outcome == "not retained":
+        raise BlocksNotRetainedError(row.detail)
+    if row.outcome != "claimed":
+        raise BatchHeldError(row.detail)
+    number: int = row.number
+    return number
+
+
 def fail_attempt(
     connection: sa.Connection,
     *,
@@ -128,18 +188,20 @@ def fail_attempt(
     max_attempts: int,
     retry_after: timedelta,
     term: int | None = None,
+    blocked: bool = False,
 ) -> BatchState | None:
     """End an attempt as failed; returns FAILED or QUARANTINED, or None where it was not the batch's attempt.
 
-    With `term` it is the leader's word, and counts in that term only (None else). Locks: leadership FOR SHARE,
-    the batch's row.
+    One that is `blocked` (its block store can't be reached) leaves the batch BLOCKED, and is not counted. A replay
+    leaves the batch as it is, and its state is returned. With `term` it is the leader's word, and counts in that term
+    only (None else). Locks: leadership FOR SHARE, the pipeline's row, the batch's row.
     """
     with named_failures():
         outcome: str | None = connection.execute(
             sa.text(
-                LED
-                + "SELECT forebay.fail_attempt(:pipeline, :time, :attempt, :run, :error, :max_attempts, :retry_after) "
-                "FROM led"
+                LED  # noqa: S608  a constant
+                + "SELECT forebay.fail_attempt(:pipeline, :time, :attempt, :run, :error, :max_attempts, :retry_after, "
+                ":blocked) FROM led"
             ),
             {
                 "term": term,
@@ -150,6 +212,7 @@ def fail_attempt(
                 "error": error,
                 "max_attempts": max_attempts,
                 "retry_after": retry_after,
+                "blocked": blocked,
             },
         ).scalar_one_or_none()
     return None if outcome in (None, "not its attempt") else BatchState(outcome)
@@ -181,6 +244,109 @@ def complete_batch(
         raise OutputNotCommittedError(row.detail)
 
 
+def complete_replay(
+    connection: sa.Connection,
+    *,
+    pipeline_id: int,
+    batch_time: datetime,
+    attempt: int,
+    outputs: Sequence[str],
+    due: Sequence[str],
+) -> None:
+    """End a replay that has replaced `outputs`; a QUARANTINED batch all of whose outputs `due` are there is COMPLETED.
+
+    Locks: the pipeline's row, the batch's row. Raises AttemptSupersededError and OutputNotCommittedError.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT outcome, detail FROM forebay.complete_replay("
+                ":pipeline, :time, :attempt, CAST(:outputs AS text[]), CAST(:due AS text[]))"
+            ),
+            {
+                "pipeline": pipeline_id,
+                "time": batch_time,
+                "attempt": attempt,
+                "outputs": list(outputs),
+                "due": list(due),
+            },
+        ).one()
+    if row.outcome == "superseded":
+        raise AttemptSupersededError(row.detail)
+    if row.outcome == "not committed":
+        raise OutputNotCommittedError(row.detail)
+
+
+def discard_batch(connection: sa.Connection, *, pipeline_id: int, batch_time: datetime) -> int:
+    """Give a quarantined batch up; returns how many blocks were kept for it.
+
+    Locks: the pipeline's row, the batch's row. Raises NotQuarantinedError.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text("SELECT outcome, detail, kept FROM forebay.discard_batch(:pipeline, :time)"),
+            {"pipeline": pipeline_id, "time": batch_time},
+        ).one()
+    if row.outcome != "discarded":
+        raise NotQuarantinedError(row.detail)
+    kept: int = row.kept
+    return kept
+
+
+def list_batches(
+    connection: sa.Connection,
+    pipeline_id: int,
+    *,
+    first: datetime | None = None,
+    last: datetime | None = None,
+    states: Sequence[BatchState] = (),
+    limit: int,
+) -> list[BatchRow]:
+    """Batches from `first` to `last`, in these states (any unless given), newest first. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                _BATCH + "WHERE b.pipeline_id = :pipeline "
+                "AND (CAST(:first AS timestamptz) IS NULL OR b.batch_time >= :first) "
+                "AND (CAST(:last AS timestamptz) IS NULL OR b.batch_time <= :last) "
+                "AND (cardinality(CAST(:states AS text[])) = 0 OR b.state = ANY (CAST(:states AS text[]))) "
+                "ORDER BY b.batch_time DESC LIMIT :limit"
+            ),
+            {
+                "pipeline": pipeline_id,
+                "first": first,
+                "last": last,
+                "states": [state.value for state in states],
+                "limit": limit,
+            },
+        ).all()
+    return [_batch(row) for row in rows]
+
+
+def attempts_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> list[AttemptRow]:
+    """Every attempt at a batch, in the order of their numbers. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT attempt, kind, state, run_id, started_at, ended_at, error FROM forebay.batch_attempts "
+                "WHERE pipeline_id = :pipeline AND batch_time = :time ORDER BY attempt"
+            ),
+            {"pipeline": pipeline_id, "time": batch_time},
+        ).all()
+    return [
+        AttemptRow(
+            attempt=row.attempt,
+            kind=AttemptKind(row.kind),
+            state=AttemptState(row.state),
+            run_id=row.run_id,
+            started_at=row.started_at,
+            ended_at=row.ended_at,
+            error=row.error,
+        )
+        for row in rows
+    ]
+
+
 def attempts_of_ended_processes(connection: sa.Connection) -> list[RunningAttempt]:
     """Running attempts whose process has ended (or was declared dead). No locks; O(running attempts)."""
     with named_failures():
@@ -192,3 +358,16 @@ def attempts_of_ended_processes(connection: sa.Connection) -> list[RunningAttemp
             )
         ).all()
     return [RunningAttempt(row.pipeline_id, row.batch_time, row.attempt, row.run_id, row.process_id) for row in rows]
+
+
+def runs_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> dict[int, str]:
+    """The run of each attempt at a batch, by the attempt's number. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT attempt, run_id FROM forebay.batch_attempts "
+                "WHERE pipeline_id = :pipeline AND batch_time = :time"
+            ),
+            {"pipeline": pipeline_id, "time": batch_time},
+        ).all()
+    return {row.attempt: row.run_id for row in rows}

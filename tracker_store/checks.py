@@ -190,9 +190,12 @@ def ranges_are_contiguous(connection: sa.Connection, pipeline_id: int | None = N
                       w.receiver_id, w.batch_time, lower(w.sequences), w.next - 1)
         FROM forebay.pipelines p
         CROSS JOIN LATERAL (
-            SELECT a.*, lag(upper(a.sequences)) OVER (PARTITION BY a.receiver_id ORDER BY a.batch_time) AS next
-            FROM forebay.batch_allocations a WHERE a.pipeline_id = p.id) AS w
+            SELECT a.*, lag(upper(a.sequences)) OVER earlier AS next, lag(a.batch_time) OVER earlier AS before
+            FROM forebay.batch_allocations a WHERE a.pipeline_id = p.id
+            WINDOW earlier AS (PARTITION BY a.receiver_id ORDER BY a.batch_time)) AS w
         WHERE lower(w.sequences) <> w.next AND $OF_PIPELINE
+          -- Of what is forgotten only quarantined batches are left.
+          AND w.before >= coalesce(p.history_from, '-infinity')
           -- What a stream's retention took before it was read is a counted loss, and no gap.
           AND NOT EXISTS (SELECT 1 FROM forebay.cleanup_events e
                           WHERE e.receiver_id = w.receiver_id AND e.unread_records > 0
@@ -204,7 +207,8 @@ def ranges_are_contiguous(connection: sa.Connection, pipeline_id: int | None = N
         JOIN forebay.cursors c ON c.pipeline_id = p.id
         CROSS JOIN LATERAL (
             SELECT max(upper(a.sequences)) AS next FROM forebay.batch_allocations a
-            WHERE a.pipeline_id = p.id AND a.receiver_id = c.receiver_id) AS newest
+            WHERE a.pipeline_id = p.id AND a.receiver_id = c.receiver_id
+              AND a.batch_time >= coalesce(p.history_from, '-infinity')) AS newest
         WHERE c.next_sequence <> newest.next AND $OF_PIPELINE
         UNION ALL
         SELECT format('%s, receiver %s: the cursor is at %s, the newest block is %s', p.name, c.receiver_id,
@@ -272,7 +276,7 @@ def unfinished_batches_have_their_blocks(connection: sa.Connection, pipeline_id:
         SELECT format('%s, batch %s (%s): the range %s of receiver %s is cleaned up to %s', p.name, t.batch_time,
                       t.state, a.sequences, a.receiver_id, r.low_mark)
         FROM forebay.pipelines p
-        JOIN forebay.batches t ON t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED')
+        JOIN forebay.batches t ON t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
         JOIN forebay.batch_allocations a ON a.pipeline_id = t.pipeline_id AND a.batch_time = t.batch_time
         JOIN forebay.receivers r ON r.id = a.receiver_id
         WHERE p.removed_at IS NULL AND lower(a.sequences) <= r.low_mark AND $OF_PIPELINE
@@ -282,7 +286,10 @@ def unfinished_batches_have_their_blocks(connection: sa.Connection, pipeline_id:
         FROM forebay.pipelines p
         JOIN forebay.batches t ON t.pipeline_id = p.id AND t.state = 'QUARANTINED'
         LEFT JOIN LATERAL (
+            -- Of its own; what a window needs besides lies with them.
             SELECT sum(k.records) AS records FROM forebay.kept_blocks k
+            JOIN forebay.batch_allocations a ON a.pipeline_id = k.pipeline_id AND a.batch_time = k.batch_time
+                 AND a.receiver_id = k.receiver_id AND k.sequence <@ a.sequences
             WHERE k.pipeline_id = t.pipeline_id AND k.batch_time = t.batch_time) AS kept ON true
         WHERE p.removed_at IS NULL AND t.records <> coalesce(kept.records, 0) AND $OF_PIPELINE
         """,
@@ -329,6 +336,7 @@ def attempts_agree_with_their_batch(connection: sa.Connection, pipeline_id: int 
         WHERE $OF_PIPELINE
           AND a.state IS DISTINCT FROM CASE t.state
               WHEN 'RUNNING' THEN 'RUNNING' WHEN 'FAILED' THEN 'FAILED' WHEN 'QUARANTINED' THEN 'FAILED'
+              WHEN 'BLOCKED' THEN 'BLOCKED' WHEN 'DISCARDED' THEN 'FAILED'
               WHEN 'COMPLETED' THEN CASE WHEN t.attempt > 0 THEN 'SUCCEEDED' END END
         """,
         pipeline_id,
@@ -466,7 +474,7 @@ def _differing(source: str, installed: sa.Row[Any]) -> list[str]:
         for name, kind in (
             re.sub(r"\s+DEFAULT\b.*", "", argument.strip(), flags=re.DOTALL).split(None, 1)
             for argument in re.split(r",(?![^']*'(?:[^']*'[^']*')*[^']*$)", plain)
-            if not argument.strip().startswith("OUT ")
+            if argument.strip() and not argument.strip().startswith("OUT ")
         )
     ]
     head = re.sub(r"--[^\n]*", "", match["head"])

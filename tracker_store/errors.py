@@ -65,6 +65,14 @@ class OutputNotCommittedError(DriverLogError):
     """A batch can't complete before each of its outputs is committed: run all outputs of the pipeline."""
 
 
+class BlocksNotRetainedError(DriverLogError):
+    """Nothing was changed: give the pipeline a longer `retention`, and the next batches can be replayed for longer."""
+
+
+class NotQuarantinedError(DriverLogError):
+    """Only a quarantined batch that nobody replays can be discarded: `forebay batches` shows which there are."""
+
+
 class AllocationError(DriverLogError):
     """The batch can't be allocated at this time: ask for a boundary after the last one that has passed."""
 
@@ -75,6 +83,18 @@ class SchemaConflictError(DriverLogError):
 
 class NotAppliedError(DriverLogError):
     """The driver log does not know this declaration: run `forebay apply`."""
+
+
+class ReaderRemovedError(DriverLogError):
+    """A named reader that was removed holds nothing back: start the query again, and it goes on if nothing is lost."""
+
+
+class ReaderPositionError(DriverLogError):
+    """The query can't go on from its checkpoint: give it a new checkpoint location, to begin where its reader is."""
+
+
+class ReaderStreamError(DriverLogError):
+    """A named reader belongs to one stream: give the query another reader's name, or remove it: `forebay readers`."""
 
 
 class StrandingChangeError(DriverLogError):

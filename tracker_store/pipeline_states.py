@@ -65,8 +65,12 @@ def stop_pipelines(connection: sa.Connection, *, name: str | None = None) -> lis
     return _known(names, name)
 
 
-def start_pipelines(connection: sa.Connection, *, names: Sequence[str] | None = None) -> list[str]:
+def start_pipelines(
+    connection: sa.Connection, *, names: Sequence[str] | None = None, lift_halts: bool = True
+) -> list[str]:
     """Let pipelines run (all of them without names); returns those that did not.
+
+    What a quarantined batch has halted goes on too, where `lift_halts`.
 
     One that was STOPPED with nothing waiting goes on at the next batch time: the intervals in between never were.
     Locks: those pipelines' rows. Raises NotAppliedError for a name that there is not.
@@ -77,16 +81,20 @@ def start_pipelines(connection: sa.Connection, *, names: Sequence[str] | None = 
                 "WITH before AS ("
                 "  SELECT p.id, p.state, NOT EXISTS (SELECT FROM forebay.stream_lag w "
                 "    WHERE w.pipeline_id = p.id AND w.waiting_records > 0) AS nothing_waits "
-                "  FROM forebay.pipelines p WHERE p.removed_at IS NULL AND p.state <> 'RUNNING' "
+                "  FROM forebay.pipelines p "
+                "  WHERE p.removed_at IS NULL AND (p.state <> 'RUNNING' OR p.halted_by IS NOT NULL AND :lift) "
                 "    AND (CAST(:names AS text[]) IS NULL OR p.name = ANY (CAST(:names AS text[])))) "
-                "UPDATE forebay.pipelines p SET state = 'RUNNING', state_since = clock_timestamp(), "
-                "  ends_system = false, last_batch_time = CASE "
+                "UPDATE forebay.pipelines p SET state = 'RUNNING', "
+                "  state_since = CASE WHEN p.state = 'RUNNING' THEN p.state_since ELSE clock_timestamp() END, "
+                "  ends_system = false, halted_by = CASE WHEN :lift THEN NULL ELSE p.halted_by END, "
+                "  last_batch_time = CASE "
                 "    WHEN p.state = 'STOPPED' AND b.state = 'STOPPED' AND b.nothing_waits THEN greatest("
                 "      p.last_batch_time, date_bin(p.batch_interval, clock_timestamp(), timestamptz 'epoch')) "
                 "    ELSE p.last_batch_time END "
-                "FROM before b WHERE b.id = p.id AND p.state <> 'RUNNING' RETURNING p.name"
+                "FROM before b WHERE b.id = p.id AND (p.state <> 'RUNNING' OR p.halted_by IS NOT NULL AND :lift) "
+                "RETURNING p.name"
             ),
-            {"names": None if names is None else list(names)},
+            {"names": None if names is None else list(names), "lift": lift_halts},
         ).scalars()
         started = sorted(rows)
         known = set(
@@ -155,10 +163,10 @@ def stop_progress(connection: sa.Connection, names: Sequence[str]) -> list[StopP
                 "  SELECT count(*) FILTER (WHERE b.state <> 'QUARANTINED') AS batches, "
                 "    count(*) FILTER (WHERE b.state = 'QUARANTINED') AS quarantined FROM forebay.batches b "
                 "  WHERE b.pipeline_id = p.id "
-                "    AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'QUARANTINED')) AS unfinished "
+                "    AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED', 'QUARANTINED')) AS unfinished "
                 "LEFT JOIN LATERAL ("
                 "  SELECT b.batch_time, b.state, b.attempt, b.reason FROM forebay.batches b "
-                "  WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED') "
+                "  WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') "
                 "  ORDER BY b.batch_time LIMIT 1) AS oldest ON true "
                 "WHERE p.removed_at IS NULL AND p.name = ANY (CAST(:names AS text[])) ORDER BY p.name"
             ),

@@ -1,7 +1,7 @@
 """Statements on `streams` and `pipelines`: declarations as versioned rows.
 
-Only `forebay apply` (and `forebay up` at its start) writes here. A declaration that is applied again unchanged
-changes nothing.
+Only `forebay apply` (and `forebay up` at its start) declares here, and `forebay pipelines remove` takes a pipeline out.
+A declaration that is applied again unchanged changes nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,24 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from tracker_store.engine import named_failures
-from tracker_store.errors import NotAppliedError
+from tracker_store.errors import DriverLogError, NotAppliedError
 from tracker_store.schema import PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+class PipelineRunsError(DriverLogError):
+    """It runs, or an attempt at a batch of it does: stop it first, `forebay stop --pipeline NAME`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedPipeline:
+    """What a pipeline left behind: records that had been in no batch, and batches that did not complete."""
+
+    waiting_records: int
+    unfinished_batches: int
+    kept_batches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +47,10 @@ class StreamRow:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """A declared pipeline as applied; every batch time up to `last_batch_time` is decided."""
+    """A declared pipeline as applied; every batch time up to `last_batch_time` is decided.
+
+    `halted_by`: the quarantined batch that it waits for (on_failure = "halt").
+    """
 
     pipeline_id: int
     name: str
@@ -44,6 +60,7 @@ class PipelineRow:
     interval: timedelta
     last_batch_time: datetime
     state: PipelineState
+    halted_by: datetime | None = None
 
 
 def list_streams(connection: sa.Connection) -> list[StreamRow]:
@@ -64,7 +81,7 @@ def list_pipelines(connection: sa.Connection) -> list[PipelineRow]:
     with named_failures():
         rows = connection.execute(
             sa.text(
-                "SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state "
+                "SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state, halted_by "
                 "FROM forebay.pipelines WHERE removed_at IS NULL ORDER BY name"
             )
         ).all()
@@ -76,7 +93,7 @@ def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:
     with named_failures():
         row = connection.execute(
             sa.text(
-                "SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state "
+                "SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state, halted_by "
                 "FROM forebay.pipelines WHERE name = :name AND removed_at IS NULL"
             ),
             {"name": name},
@@ -96,6 +113,7 @@ def _pipeline(row: sa.Row[Any]) -> PipelineRow:
         interval=row.batch_interval,
         last_batch_time=row.last_batch_time,
         state=PipelineState(row.state),
+        halted_by=row.halted_by,
     )
 
 
@@ -201,6 +219,25 @@ def apply_pipeline(
             },
         ).scalar_one()
     return pipeline_id
+
+
+def remove_pipeline(connection: sa.Connection, name: str) -> RemovedPipeline:
+    """Give a pipeline up, so that it holds no block back. Locks: its row.
+
+    Raises NotAppliedError for a name that there is not, PipelineRunsError while it runs.
+    """
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT outcome, waiting_records, unfinished_batches, kept_batches FROM forebay.remove_pipeline(:name)"
+            ),
+            {"name": name},
+        ).one()
+    if row.outcome == "unknown":
+        raise NotAppliedError(f"pipeline {name!r} is not in the driver log")
+    if row.outcome != "removed":
+        raise PipelineRunsError(f"pipeline {name!r}")
+    return RemovedPipeline(row.waiting_records, row.unfinished_batches, row.kept_batches)
 
 
 def start_at_latest(connection: sa.Connection, pipeline_id: int) -> int:

@@ -13,7 +13,7 @@ from tracker_store.errors import DriverLogError
 from tracker_store.schema import DesiredState, ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class ProcessExpiredError(DriverLogError):
@@ -53,18 +53,29 @@ def register_process(
     return process_id
 
 
-def heartbeat(connection: sa.Connection, *, process_id: int, receiver_ids: Sequence[int] = ()) -> list[Steering]:
+def heartbeat(
+    connection: sa.Connection,
+    *,
+    process_id: int,
+    receiver_ids: Sequence[int] = (),
+    queued: Mapping[int, int] | None = None,
+) -> list[Steering]:
     """Raise the process's counter by one; returns what each of `receiver_ids` is to do.
 
-    Locks: the process's row. Raises ProcessExpiredError when the process was declared dead.
+    `queued`: blocks in the queues of those that have one, for people. Locks: the process's row. Raises
+    ProcessExpiredError when the process was declared dead.
     """
     with named_failures():
         rows = connection.execute(
             sa.text(
                 "SELECT alive, receiver_id, rate_limit, desired_state, assignment "
-                "FROM forebay.heartbeat(:process, CAST(:receivers AS bigint[]))"
+                "FROM forebay.heartbeat(:process, CAST(:receivers AS bigint[]), CAST(:queued AS integer[]))"
             ),
-            {"process": process_id, "receivers": list(receiver_ids)},
+            {
+                "process": process_id,
+                "receivers": list(receiver_ids),
+                "queued": [(queued or {}).get(receiver_id) for receiver_id in receiver_ids],
+            },
         ).all()
     if not rows[0].alive:
         raise ProcessExpiredError(f"process {process_id}")
@@ -83,6 +94,21 @@ def deregister_process(connection: sa.Connection, process_id: int, reason: str =
             ),
             {"id": process_id, "reason": reason},
         )
+
+
+def end_processes_of_pid(connection: sa.Connection, *, hosts: Sequence[str], pid: int, why: str) -> int:
+    """End what a process of the operating system had registered; for its parent, which has seen it end.
+
+    Returns how many rows were still open. Locks: those rows.
+    """
+    with named_failures():
+        return connection.execute(
+            sa.text(
+                "UPDATE forebay.processes SET ended_at = clock_timestamp(), end_reason = :why "
+                "WHERE host = ANY (CAST(:hosts AS text[])) AND pid = :pid AND ended_at IS NULL"
+            ),
+            {"hosts": list(hosts), "pid": pid, "why": why},
+        ).rowcount
 
 
 def live_processes(connection: sa.Connection) -> list[LiveProcess]:

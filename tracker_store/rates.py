@@ -72,7 +72,8 @@ _BATCH = (
     "   WHERE n.pipeline_id = b.pipeline_id AND n.batch_time = b.batch_time AND r.stream_id = :stream) AS records "
     "FROM forebay.batches b "
     "LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id AND a.batch_time = b.batch_time "
-    "  AND a.attempt = b.attempt AND a.state = 'SUCCEEDED' "
+    # A replay is an attempt, too: it says nothing about how fast batches are.
+    "  AND a.attempt = b.attempt AND a.state = 'SUCCEEDED' AND a.kind = 'run' "
     "WHERE b.pipeline_id = :pipeline AND b.state = 'COMPLETED' "
 )
 
@@ -155,7 +156,7 @@ def pipeline_progress(connection: sa.Connection) -> list[PipelineProgress]:
                 "       + coalesce(sum(b.attempt), 0)::bigint AS counter, "
                 "       coalesce(bool_or(b.state = 'RUNNING'), false) AS running "
                 "FROM forebay.pipelines p LEFT JOIN forebay.batches b ON b.pipeline_id = p.id "
-                "  AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED') "
+                "  AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') "
                 "WHERE p.removed_at IS NULL GROUP BY p.id ORDER BY p.id"
             )
         ).all()

@@ -23,6 +23,7 @@ class BatchTimes:
     last: datetime
     next_due: datetime
     newest: datetime
+    now: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,15 @@ def batch_times(connection: sa.Connection, pipeline_id: int) -> BatchTimes:
             sa.text(
                 "SELECT last_batch_time AS last, "
                 "date_bin(batch_interval, last_batch_time, timestamptz 'epoch') + batch_interval AS next_due, "
-                "date_bin(batch_interval, clock_timestamp(), timestamptz 'epoch') AS newest "
-                "FROM forebay.pipelines WHERE id = :pipeline AND removed_at IS NULL"
+                "date_bin(batch_interval, clock.now, timestamptz 'epoch') AS newest, clock.now "
+                "FROM forebay.pipelines, (SELECT clock_timestamp() AS now OFFSET 0) AS clock "
+                "WHERE id = :pipeline AND removed_at IS NULL"
             ),
             {"pipeline": pipeline_id},
         ).one_or_none()
     if row is None:
         raise NotAppliedError(f"pipeline {pipeline_id} is not in the driver log")
-    return BatchTimes(row.last, row.next_due, row.newest)
+    return BatchTimes(row.last, row.next_due, row.newest, row.now)
 
 
 class ReceivedBlockTracker:
@@ -164,10 +166,12 @@ class ReceivedBlockTracker:
                     "UNION "
                     "SELECT k.receiver_id, k.sequence, k.records, g.path, k.segment_id, "
                     """  k."offset", k.length, k.crc32c, k.added_at, g.durability = 'ephemeral' """
-                    "FROM forebay.kept_blocks k "
-                    "JOIN forebay.receivers r ON r.id = k.receiver_id "
+                    "FROM forebay.batch_allocations a "
+                    "JOIN forebay.receivers r ON r.id = a.receiver_id "
+                    "JOIN forebay.kept_blocks k ON k.pipeline_id = a.pipeline_id AND k.batch_time >= a.batch_time "
+                    "  AND k.receiver_id = a.receiver_id AND k.sequence <@ a.sequences "
                     "JOIN forebay.log_segments g ON g.id = k.segment_id "
-                    "WHERE k.pipeline_id = :pipeline AND k.batch_time BETWEEN :first AND :last "
+                    "WHERE a.pipeline_id = :pipeline AND a.batch_time BETWEEN :first AND :last "
                     "  AND (CAST(:stream AS bigint) IS NULL OR r.stream_id = :stream) "
                     "ORDER BY receiver_id, sequence"
                 ),

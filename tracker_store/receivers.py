@@ -47,7 +47,8 @@ class Placement:
     """Where a receiver stands, for the tracker and the agents.
 
     `host` is the one where it may run, `preferred_host` the one that it asked for; `listens`: at an address of its
-    own. `handing_over`: it is placed nowhere, and the process that had it has not signed off.
+    own. `handing_over`: it is placed nowhere, and the process that had it has not signed off. `own_process`: it shares
+    its process with no other.
     """
 
     receiver_id: int
@@ -63,6 +64,7 @@ class Placement:
     preferred_host: str | None
     listens: bool
     handing_over: bool
+    own_process: bool = False
 
 
 _PLACEMENT_COLUMNS = (
@@ -70,7 +72,8 @@ _PLACEMENT_COLUMNS = (
     "r.reason, r.host, r.preferred_location, "
     "coalesce(CAST(s.declaration ->> 'listens' AS boolean), false) AS listens, "
     "r.agent_id IS NULL AND EXISTS (SELECT FROM forebay.processes p WHERE p.id = r.process_id AND p.ended_at IS NULL) "
-    "AS handing_over "
+    "AS handing_over, "
+    "coalesce(CAST(s.declaration -> 'settings' ->> 'own_process' AS boolean), false) AS own_process "
     "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id"
 )
 
@@ -90,6 +93,7 @@ def _placement(row: sa.Row[Any]) -> Placement:
         preferred_host=row.preferred_location,
         listens=row.listens,
         handing_over=row.handing_over,
+        own_process=row.own_process,
     )
 
 

@@ -1,4 +1,4 @@
-"""Who may do what in the driver log: three roles with the least that their processes need (design §4).
+"""Who may do what in the driver log: four roles with the least that their processes need (design §4).
 
 A login is made a member of a role; the migrating user owns everything, and needs no role. The functions run as their
 owner (SECURITY DEFINER, with a pinned search_path), so a role that may EXECUTE `add_block` and not INSERT into `blocks`
@@ -50,6 +50,7 @@ ROLES: Mapping[str, Role] = {
             "open_partition",
             "register_schema",
             "salvage_blocks",
+            "wanted_batch_drivers",
         ),
         {
             **_read("blocks", "streams", "alembic_version"),
@@ -72,24 +73,37 @@ ROLES: Mapping[str, Role] = {
             "add_host_receiver",
             "advance_stops",
             "allocate_blocks_to_batch",
+            "attach_reader",
             "claim_attempt",
+            "claim_replay",
+            "clean_up_events",
+            "clean_up_history",
             "clean_up_offsets",
             "clean_up_receiver",
             "commit_output",
             "complete_batch",
+            "complete_replay",
+            "discard_batch",
             "driver_log_between",
             "expire_process",
             "expire_stream_rates",
             "fail_attempt",
             "heartbeat",
+            "move_reader",
+            "leads",
+            "record_scaling",
             "record_stream_rate",
+            "release_launch",
             "release_receivers",
+            "remove_pipeline",
             "schedule_receiver",
             "set_rate_limits",
             "start_at_latest",
+            "take_launch",
         ),
         {
             **_read(*_EVERYTHING),
+            "batch_drivers": ("SELECT", "INSERT", "UPDATE", "DELETE"),
             "block_stores": ("SELECT", "DELETE"),
             "leadership": ("SELECT", "UPDATE"),
             "log_segments": ("SELECT", "UPDATE (state)", "DELETE"),
@@ -102,9 +116,19 @@ ROLES: Mapping[str, Role] = {
                 "UPDATE (state, desired_state, reason, since, assignment, agent_id, process_id)",
                 "UPDATE (removed_at, host)",
             ),
+            "readers": ("SELECT", "UPDATE (removed_at)"),
             "record_keys": ("SELECT", "DELETE"),
+            "run_queue": ("SELECT", "INSERT", "UPDATE", "DELETE"),
             "streams": ("SELECT", "INSERT", "UPDATE"),
         },
+    ),
+    "forebay_reader": Role(
+        "what a streaming query of Spark's does: reads where blocks lie, and moves its own named reader",
+        ("attach_reader", "move_reader"),
+        _read(
+            *("blocks", "log_segments", "reader_cursors", "readers", "receivers", "stream_schemas", "streams"),
+            "alembic_version",
+        ),
     ),
     "forebay_operator": Role(
         "a person who looks: reads all, changes nothing",
@@ -162,7 +186,8 @@ def grant_statement(role: str, rights: Role) -> str:
             *(
                 f"GRANT USAGE ON SEQUENCE forebay.{table}_id_seq TO {role}"
                 for table, granted in rights.tables.items()
-                if "INSERT" in granted
+                # A table whose key is another's has no sequence.
+                if "INSERT" in granted and "id" in metadata.tables[f"{metadata.schema}.{table}"].columns
             ),
         ],
     )

@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import INT8RANGE, JSONB, ExcludeConstraint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 SCHEMA = "forebay"
 
@@ -90,17 +90,32 @@ class BatchState(StrEnum):
     RUNNING = "RUNNING"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
+    BLOCKED = "BLOCKED"  # its block store can't be reached: tried again, without using attempts up
     QUARANTINED = "QUARANTINED"
+    DISCARDED = "DISCARDED"  # given up by a person: its kept blocks are gone
 
 
 BATCH_TRANSITIONS: Mapping[BatchState, frozenset[BatchState]] = {
     # A run may die before it claims: its attempt is recorded as failed without the batch ever RUNNING.
     BatchState.ALLOCATED: frozenset({BatchState.RUNNING, BatchState.FAILED, BatchState.QUARANTINED}),
-    BatchState.RUNNING: frozenset({BatchState.COMPLETED, BatchState.FAILED, BatchState.QUARANTINED}),
+    BatchState.RUNNING: frozenset(
+        {BatchState.COMPLETED, BatchState.FAILED, BatchState.BLOCKED, BatchState.QUARANTINED}
+    ),
     BatchState.FAILED: frozenset({BatchState.RUNNING, BatchState.FAILED, BatchState.QUARANTINED}),
+    BatchState.BLOCKED: frozenset({BatchState.RUNNING, BatchState.FAILED, BatchState.QUARANTINED}),
     BatchState.COMPLETED: frozenset(),
-    BatchState.QUARANTINED: frozenset({BatchState.COMPLETED}),
+    BatchState.QUARANTINED: frozenset({BatchState.COMPLETED, BatchState.DISCARDED}),
+    BatchState.DISCARDED: frozenset(),
 }
+# What has yet to come out, as SQL has it; the partial index `batches_unfinished` holds just these.
+UNFINISHED_STATES = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED, BatchState.BLOCKED)
+
+
+class AttemptKind(StrEnum):
+    """What an attempt is for: `run` brings a batch out, `replay` runs again what is COMPLETED or QUARANTINED."""
+
+    RUN = "run"
+    REPLAY = "replay"
 
 
 class AttemptState(StrEnum):
@@ -109,6 +124,7 @@ class AttemptState(StrEnum):
     RUNNING = "RUNNING"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
+    BLOCKED = "BLOCKED"  # the block store could not be reached; not counted in max_attempts
 
 
 class ProcessKind(StrEnum):
@@ -117,6 +133,22 @@ class ProcessKind(StrEnum):
     AGENT = "agent"
     RECEIVER = "receiver"
     BATCH_RUN = "batch run"
+    BATCH_DRIVER = "batch driver"
+
+
+class BatchDriverState(StrEnum):
+    """Whether a batch driver may be given runs; its process's end is its end."""
+
+    STARTING = "STARTING"  # loads the code and starts Spark
+    READY = "READY"  # claims runs
+    DRAINING = "DRAINING"  # claims no more, and ends
+
+
+BATCH_DRIVER_TRANSITIONS: Mapping[BatchDriverState, frozenset[BatchDriverState]] = {
+    BatchDriverState.STARTING: frozenset({BatchDriverState.READY, BatchDriverState.DRAINING}),
+    BatchDriverState.READY: frozenset({BatchDriverState.DRAINING}),
+    BatchDriverState.DRAINING: frozenset(),
+}
 
 
 class ReceiverEventKind(StrEnum):
@@ -161,7 +193,7 @@ class LinkKind(StrEnum):
     LOST = "lost"  # the source no longer has them; they are counted, not stored
 
 
-def _one_of(column: str, states: type[StrEnum]) -> str:
+def _one_of(column: str, states: Iterable[StrEnum]) -> str:
     values = ", ".join(f"'{state.value}'" for state in states)
     return f"{column} IN ({values})"
 
@@ -269,6 +301,17 @@ pipelines = Table(
         server_default="false",
         comment="Stopped with all others: `forebay up` ends when each pipeline is STOPPED and was stopped so",
     ),
+    Column("removed_why", Text, comment="By whom, and what it had not done by then; null while it is declared"),
+    Column(
+        "halted_by",
+        DateTime(timezone=True),
+        comment='The quarantined batch that halted it (on_failure = "halt"); null while it goes on',
+    ),
+    Column(
+        "history_from",
+        DateTime(timezone=True),
+        comment="Batches before this are forgotten, but for those that are quarantined; null: none are",
+    ),
     CheckConstraint("version > 0", name="pipelines_version_positive"),
     CheckConstraint(_one_of("state", PipelineState), name="pipelines_state"),
     CheckConstraint("batch_interval > interval '0'", name="pipelines_interval_positive"),
@@ -280,7 +323,7 @@ processes = Table(
     "processes",
     metadata,
     _identity("The process in every other table"),
-    Column("kind", Text, nullable=False, comment="agent, receiver or batch run"),
+    Column("kind", Text, nullable=False, comment="agent, receiver, batch run or batch driver"),
     Column("name", Text, nullable=False, comment="Shown to people: a host, a receiver, a pipeline and batch time"),
     Column("host", Text, nullable=False, comment="Where it runs"),
     Column("pid", Integer, nullable=False, comment="Its process id on that host"),
@@ -308,12 +351,52 @@ processes = Table(
         server_default="false",
         comment="An agent that gets no receivers and loses those that it has; the next agent of its name inherits it",
     ),
+    Column(
+        "queued",
+        JSONB,
+        comment="Blocks in the queue of each of its receivers, by id, at its newest heartbeat; null for what has none",
+    ),
     CheckConstraint(_one_of("kind", ProcessKind), name="processes_kind"),
     CheckConstraint("slots >= 0", name="processes_slots"),
     # An agent that starts asks what was wanted of its forerunner; batch runs are many, and not in it.
     Index("processes_agents", "name", "id", postgresql_where=text("kind = 'agent'")),
     Index("processes_live", "kind", postgresql_where=text("ended_at IS NULL")),
     comment="Which processes live (a heartbeat counter that moves), where, with how many slots?",
+    postgresql_with=HOT,
+)
+
+batch_drivers = Table(
+    "batch_drivers",
+    metadata,
+    Column("process_id", BigInteger, primary_key=True, autoincrement=False, comment="The driver's process"),
+    Column("location", Text, nullable=False, comment="The Dagster code location whose batch runs it takes"),
+    Column(
+        "state", Text, nullable=False, server_default=BatchDriverState.STARTING, comment="STARTING, READY or DRAINING"
+    ),
+    _now("since", "When it came to that state"),
+    CheckConstraint(_one_of("state", BatchDriverState), name="batch_drivers_state"),
+    comment="Which batch drivers take runs? (Those whose process has not ended.)",
+    postgresql_with=HOT,
+)
+
+run_queue = Table(
+    "run_queue",
+    metadata,
+    Column("run_id", Text, primary_key=True, comment="The Dagster run"),
+    Column("location", Text, nullable=False, comment="The code location that it is of"),
+    Column("process_id", BigInteger, comment="The batch driver that has claimed it; null while it waits"),
+    Column(
+        "cancel_requested",
+        Boolean,
+        nullable=False,
+        server_default="false",
+        comment="Its driver is to cancel it",
+    ),
+    _now("enqueued_at", "When it was handed over"),
+    Column("claimed_at", DateTime(timezone=True), comment="When a driver took it; null while it waits"),
+    CheckConstraint("(process_id IS NULL) = (claimed_at IS NULL)", name="run_queue_claimed"),
+    Index("run_queue_waiting", "location", "enqueued_at", postgresql_where=text("process_id IS NULL")),
+    comment="Which Dagster runs wait for a batch driver, or are in one? (A run that has ended has no row.)",
     postgresql_with=HOT,
 )
 
@@ -694,6 +777,59 @@ cursors = Table(
     postgresql_with={**HOT, "fillfactor": "50"},
 )
 
+scaling_decisions = Table(
+    "scaling_decisions",
+    metadata,
+    Column("pipeline_id", BigInteger, primary_key=True, comment="The pipeline whose batches it is about"),
+    Column("ratio", Double, nullable=False, comment="Mean processing time of its newest batches to its interval"),
+    Column("batches", Integer, nullable=False, comment="How many batches that is the mean of"),
+    Column("executors", Integer, nullable=False, comment="Executors that Spark should have for its batches"),
+    Column(
+        "batch_drivers",
+        Integer,
+        nullable=False,
+        comment="Batch drivers that it wants: 1 is the one that pipelines share, what is more comes on top of it",
+    ),
+    Column("applied", Boolean, nullable=False, comment="Whether it takes effect; else it is advice"),
+    Column("reason", Text, nullable=False, comment="Why, and how it takes effect"),
+    _now("since", "Since when these numbers are wanted"),
+    _now("decided_at", "When it was looked at last"),
+    CheckConstraint("ratio >= 0 AND batches > 0", name="scaling_decisions_seen"),
+    CheckConstraint("executors > 0 AND batch_drivers > 0", name="scaling_decisions_positive"),
+    comment="How many executors, or batch drivers, should a pipeline's batches have to fit their interval (O04)?",
+)
+
+readers = Table(
+    "readers",
+    metadata,
+    _identity("The reader in every other table; one that is removed and attached again gets a new one"),
+    Column("name", Text, nullable=False, comment="As its query names it; unique among those that are not removed"),
+    Column("stream_id", BigInteger, nullable=False, comment="The stream that it reads"),
+    _now("attached_at", "When a query asked for it first"),
+    Column("removed_at", DateTime(timezone=True), comment="When it was removed; null while it holds blocks back"),
+    Index("readers_live_name", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
+    Index("readers_live_stream", "stream_id", postgresql_where=text("removed_at IS NULL")),
+    comment="Which streaming queries read a stream by a cursor of their own, that clean-up respects?",
+)
+
+reader_cursors = Table(
+    "reader_cursors",
+    metadata,
+    Column("reader_id", BigInteger, nullable=False, comment="The reader"),
+    Column("receiver_id", BigInteger, nullable=False, comment="The receiver that is read"),
+    Column(
+        "next_sequence",
+        BigInteger,
+        nullable=False,
+        comment="The first sequence that it may still ask for; moved by its query's commits, and only forward",
+    ),
+    _now("moved_at", "When it was moved last, or placed"),
+    PrimaryKeyConstraint("reader_id", "receiver_id"),
+    CheckConstraint("next_sequence > 0", name="reader_cursors_positive"),
+    comment="Up to which block of each receiver has a named reader read?",
+    postgresql_with={**HOT, "fillfactor": "50"},
+)
+
 batches = Table(
     "batches",
     metadata,
@@ -739,7 +875,11 @@ batches = Table(
         comment="When the last of its outputs was committed; null unless COMPLETED",
     ),
     Column("reason", Text, nullable=False, server_default="", comment="Why it failed, or why nothing ran; else empty"),
+    Column("launch_attempt", Integer, comment="The attempt whose run Dagster was asked for last; null: none was"),
+    Column("launched_at", DateTime(timezone=True), comment="When that was, by the database's clock; null: it was not"),
+    Column("launched_by", Text, comment="Who asked: the batch sensor, or a tracker that pushes; null: nobody has"),
     PrimaryKeyConstraint("pipeline_id", "batch_time"),
+    CheckConstraint("num_nulls(launch_attempt, launched_at, launched_by) IN (0, 3)", name="batches_launch_whole"),
     CheckConstraint(_one_of("state", BatchState), name="batches_state"),
     CheckConstraint("attempt >= 0", name="batches_attempt"),
     CheckConstraint("oldest_time <= batch_time", name="batches_oldest_time"),
@@ -748,8 +888,10 @@ batches = Table(
         "batches_unfinished",
         "pipeline_id",
         "batch_time",
-        postgresql_where=text("state IN ('ALLOCATED', 'RUNNING', 'FAILED')"),
+        postgresql_where=text(_one_of("state", UNFINISHED_STATES)),
     ),
+    # Dagster's pages ask for the minutes that are over.
+    Index("batches_completed", "pipeline_id", "completed_at", postgresql_where=text("completed_at IS NOT NULL")),
     comment="Which batches were made, how large are they, and what has become of them?",
 )
 
@@ -781,7 +923,7 @@ batch_attempts = Table(
     Column("pipeline_id", BigInteger, nullable=False, comment="The batch's pipeline"),
     Column("batch_time", DateTime(timezone=True), nullable=False, comment="The batch"),
     Column("attempt", Integer, nullable=False, comment="Its number, from 1"),
-    Column("state", Text, nullable=False, server_default="RUNNING", comment="RUNNING, SUCCEEDED or FAILED"),
+    Column("state", Text, nullable=False, server_default="RUNNING", comment="RUNNING, SUCCEEDED, FAILED or BLOCKED"),
     Column("run_id", Text, nullable=False, comment="The Dagster run; empty when none is known"),
     Column(
         "process_id", BigInteger, comment="The process whose heartbeat is watched; null for a run that never claimed"
@@ -789,8 +931,23 @@ batch_attempts = Table(
     _now("started_at", "When it claimed the batch"),
     Column("ended_at", DateTime(timezone=True), comment="When it ended; null while it runs"),
     Column("error", Text, nullable=False, server_default="", comment="Why it failed; else empty"),
+    Column(
+        "kind",
+        Text,
+        nullable=False,
+        server_default="run",
+        comment="run, or replay: of a batch that is COMPLETED or QUARANTINED, which it may complete and never fails",
+    ),
+    Column(
+        "reach",
+        Interval,
+        nullable=False,
+        server_default=text("interval '0'"),
+        comment="How far before its batch time a replay reads (its longest window): clean-up waits for it",
+    ),
     PrimaryKeyConstraint("pipeline_id", "batch_time", "attempt"),
     CheckConstraint(_one_of("state", AttemptState), name="batch_attempts_state"),
+    CheckConstraint(_one_of("kind", AttemptKind), name="batch_attempts_kind"),
     CheckConstraint("(state = 'RUNNING') = (ended_at IS NULL)", name="batch_attempts_ended_at"),
     Index(
         "batch_attempts_running",
@@ -834,7 +991,8 @@ kept_blocks = Table(
     Column("crc32c", BigInteger, nullable=False, comment="The checksum of its frame, header and payload"),
     PrimaryKeyConstraint("pipeline_id", "batch_time", "receiver_id", "sequence"),
     Index("kept_blocks_segment", "segment_id"),
-    comment="Which blocks does a quarantined batch still need, after clean-up took their rows?",
+    comment="Which blocks does a quarantined batch, or a window that ends with it, still need, after clean-up took "
+    "their rows?",
 )
 
 cleanup_events = Table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -10,7 +11,11 @@ import sqlalchemy as sa
 from tracker_store.engine import named_failures
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
+    from datetime import datetime
+
+# So long, and so many of its intervals, a pipeline may complete nothing while blocks wait for it.
+STALE_AFTER = timedelta(minutes=5)
+STALE_AFTER_INTERVALS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,34 @@ class ReceiverStatus:
     last_block_at: datetime | None
     dead_letters: int
     rate_limit: float | None
+    queued_blocks: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatus:
+    """A row of the view `pipeline_status`; `holds_back_for`: so long it has completed nothing while blocks wait."""
+
+    pipeline: str
+    state: str
+    state_since: datetime
+    batch_interval: timedelta
+    last_batch_time: datetime
+    waiting_blocks: int
+    waiting_records: int
+    waiting_bytes: int
+    lag: timedelta | None
+    unfinished_batches: int
+    running_batches: int
+    last_completed_time: datetime | None
+    last_completed_at: datetime | None
+    holds_back_for: timedelta | None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it has held blocks back for longer than batches that are late explain."""
+        return self.holds_back_for is not None and self.holds_back_for > max(
+            STALE_AFTER, STALE_AFTER_INTERVALS * self.batch_interval
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +123,22 @@ def receiver_status(connection: sa.Connection) -> list[ReceiverStatus]:
             sa.text(f"SELECT {columns} FROM forebay.receiver_status ORDER BY stream, ordinal")  # noqa: S608  our own names
         ).mappings()
         return [ReceiverStatus(**row) for row in rows]
+
+
+def pipeline_status(connection: sa.Connection) -> list[PipelineStatus]:
+    """Every pipeline that is declared. No locks."""
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT pipeline, state, state_since, batch_interval, last_batch_time, waiting_blocks, "
+                "waiting_records, waiting_bytes, clock_timestamp() - oldest_added_at AS lag, unfinished_batches, "
+                "running_batches, last_completed_time, last_completed_at, "
+                "CASE WHEN holds_back_since IS NOT NULL THEN "
+                "  greatest(clock_timestamp() - holds_back_since, interval '0') END AS holds_back_for "
+                "FROM forebay.pipeline_status ORDER BY pipeline"
+            )
+        ).all()
+    return [PipelineStatus(*row) for row in rows]
 
 
 def stream_lag(connection: sa.Connection) -> list[StreamLag]:

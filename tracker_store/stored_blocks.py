@@ -91,6 +91,31 @@ def stored_blocks(connection: sa.Connection) -> Iterator[StoredBlock]:
             after = (rows[-1].receiver_id, rows[-1].sequence)
 
 
+def find_stored_block(connection: sa.Connection, *, stream: str, ordinal: int, sequence: int) -> StoredBlock | None:
+    """A block by its receiver and number, also one that is only kept for a quarantined batch. No locks."""
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                'SELECT e.receiver_id, e.sequence, g.path, e.segment_id, e."offset", e.length, e.crc32c FROM ('
+                '  SELECT b.receiver_id, b.sequence, b.segment_id, b."offset", b.length, b.crc32c '
+                "  FROM forebay.blocks b "
+                "  UNION ALL "
+                '  SELECT k.receiver_id, k.sequence, k.segment_id, k."offset", k.length, k.crc32c '
+                "  FROM forebay.kept_blocks k) AS e "
+                "JOIN forebay.receivers r ON r.id = e.receiver_id JOIN forebay.streams s ON s.id = r.stream_id "
+                "JOIN forebay.log_segments g ON g.id = e.segment_id "
+                "WHERE s.name = :stream AND s.removed_at IS NULL AND r.ordinal = :ordinal "
+                "  AND e.sequence = :sequence LIMIT 1"
+            ),
+            {"stream": stream, "ordinal": ordinal, "sequence": sequence},
+        ).one_or_none()
+    if row is None:
+        return None
+    return StoredBlock(
+        row.receiver_id, row.sequence, row.path, BlockHandle(row.segment_id, row.offset, row.length, row.crc32c)
+    )
+
+
 def count_stored_blocks(connection: sa.Connection) -> int:
     """About how many `stored_blocks` will yield. No locks; O(receivers)."""
     with named_failures():

@@ -79,7 +79,10 @@ class OutputCommit:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverCounters:
-    """A receiver's running totals; `kept_bytes` are those of its blocks that are not cleaned up."""
+    """A receiver's running totals; `kept_bytes` are those of its blocks that are not cleaned up.
+
+    `queued` blocks are in its process's queue, not stored yet; null where no process holds it.
+    """
 
     receiver_id: int
     stream: str
@@ -90,6 +93,7 @@ class ReceiverCounters:
     records: int
     bytes: int
     kept_bytes: int
+    queued: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ _BATCH = (
 # Found in the partial index. Batches before it are finished for ever.
 _FIRST_UNFINISHED = (
     "coalesce((SELECT u.batch_time FROM forebay.batches u WHERE u.pipeline_id = :pipeline "
-    "          AND u.state IN ('ALLOCATED', 'RUNNING', 'FAILED') ORDER BY u.batch_time LIMIT 1), 'infinity')"
+    "          AND u.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') ORDER BY u.batch_time LIMIT 1), 'infinity')"
 )
 
 
@@ -245,7 +249,8 @@ def count_unfinished_batches(connection: sa.Connection) -> dict[int, UnfinishedB
                 "SELECT b.pipeline_id, count(*) FILTER (WHERE b.state <> 'RUNNING') AS waiting, "
                 "  count(*) FILTER (WHERE b.state = 'RUNNING') AS running, "
                 "  coalesce(sum(b.records) FILTER (WHERE b.attempt > 0), 0)::bigint AS started_records "
-                "FROM forebay.batches b WHERE b.state IN ('ALLOCATED', 'RUNNING', 'FAILED') GROUP BY b.pipeline_id"
+                "FROM forebay.batches b WHERE b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') "
+                "GROUP BY b.pipeline_id"
             )
         ).all()
     return {row.pipeline_id: UnfinishedBatches(row.waiting, row.running, row.started_records) for row in rows}
@@ -296,8 +301,10 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
             sa.text(
                 "SELECT r.id, s.name, r.ordinal, r.state, r.process_id, r.rate_limit, "
                 "  coalesce(newest.total_records, 0) AS records, coalesce(newest.total_bytes, 0) AS bytes, "
-                "  coalesce(newest.total_bytes - oldest.total_bytes + oldest.bytes, 0) AS kept_bytes "
+                "  coalesce(newest.total_bytes - oldest.total_bytes + oldest.bytes, 0) AS kept_bytes, "
+                "  (holder.queued ->> r.id::text)::integer AS queued "
                 "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id "
+                "LEFT JOIN forebay.processes holder ON holder.id = r.process_id AND holder.ended_at IS NULL "
                 "LEFT JOIN LATERAL (SELECT b.total_records, b.total_bytes FROM forebay.blocks b "
                 "  WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true "
                 "LEFT JOIN LATERAL (SELECT b.bytes, b.total_bytes FROM forebay.blocks b "
@@ -317,6 +324,7 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
             row.records,
             row.bytes,
             row.kept_bytes,
+            row.queued,
         )
         for row in rows
     ]

@@ -46,7 +46,11 @@ FROM (
     UNION ALL
     SELECT v.at, 'receiver_events'::text, 'receiver ' || v.kind, false, v.receiver_id, NULL::bigint,
            NULL::timestamptz, v.epoch, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, v.message
-    FROM forebay.receiver_events v) AS e
+    FROM forebay.receiver_events v
+    UNION ALL
+    SELECT p.removed_at, 'pipelines'::text, 'pipeline removed'::text, false, NULL::bigint, p.id, NULL::timestamptz,
+           NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, coalesce(p.removed_why, '')
+    FROM forebay.pipelines p WHERE p.removed_at IS NOT NULL) AS e
 LEFT JOIN forebay.receivers r ON r.id = e.receiver_id
 LEFT JOIN forebay.streams s ON s.id = r.stream_id
 LEFT JOIN forebay.pipelines p ON p.id = e.pipeline_id
@@ -57,8 +61,9 @@ LEFT JOIN forebay.pipelines p ON p.id = e.pipeline_id
     "driver_log_between(from_time, to_time), which finds its ends by halving.",
     {
         "at": "When, by the database's clock",
-        "source": "The table that holds the event: blocks, batches, cleanup_events or receiver_events",
-        "event": "block added, epoch claimed, batch allocated, cleaned up, or receiver and the kind of its event",
+        "source": "The table that holds the event: blocks, batches, cleanup_events, receiver_events or pipelines",
+        "event": "block added, epoch claimed, batch allocated, cleaned up, pipeline removed, or receiver and the kind "
+        "of its event",
         "stream": "The receiver's stream; null for an allocation",
         "ordinal": "The receiver's number within its stream, from 1; null for an allocation",
         "receiver_id": "The receiver; null for an allocation, whose ranges are in batch_allocations",
@@ -70,7 +75,7 @@ LEFT JOIN forebay.pipelines p ON p.id = e.pipeline_id
         "last_sequence": "Last of them; the same as first_sequence for a block",
         "records": "Records added, allocated or cleaned up; null for a receiver event",
         "bytes": "The same in bytes as stored",
-        "detail": "A receiver event's message, an allocation's size, a clean-up's loss",
+        "detail": "A receiver event's message, an allocation's size, a clean-up's loss, what a removed pipeline left",
     },
 )
 
@@ -81,10 +86,12 @@ SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.state, r.desired_stat
        coalesce(newest.total_records, 0) AS records, coalesce(newest.total_bytes, 0) AS bytes,
        newest.added_at AS last_block_at, r.rate_limit, r.stream_id,
        (SELECT count(*) FROM forebay.dead_letters d WHERE d.receiver_id = r.id AND d.part = 0) AS dead_letters,
-       error.at AS last_error_at, error.message AS last_error
+       error.at AS last_error_at, error.message AS last_error,
+       (holder.queued ->> r.id::text)::integer AS queued_blocks
 FROM forebay.receivers r
 JOIN forebay.streams s ON s.id = r.stream_id
 LEFT JOIN forebay.processes agent ON agent.id = r.agent_id
+LEFT JOIN forebay.processes holder ON holder.id = r.process_id AND holder.ended_at IS NULL
 LEFT JOIN LATERAL (
     SELECT b.epoch, b.sequence, b.total_records, b.total_bytes, b.added_at FROM forebay.blocks b
     WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
@@ -116,6 +123,8 @@ WHERE r.removed_at IS NULL
         "dead_letters": "Records that could not be processed and are kept aside",
         "last_error_at": "When its last error was reported; null when there was none (K07, K08 of the original)",
         "last_error": "What that error said",
+        "queued_blocks": "Blocks in its process's queue that are not stored yet, at the newest heartbeat; null where "
+        "no process holds it. At the stream's block_queue_size it reads no further",
     },
 )
 
@@ -152,6 +161,89 @@ GROUP BY p.id, p.name, s.name, s.id
         "waiting_records": "Records in them",
         "waiting_bytes": "The same in bytes as stored",
         "oldest_added_at": "When the oldest of them was added; null when nothing waits",
+    },
+)
+
+_PIPELINE_STATUS = View(
+    """
+SELECT p.name AS pipeline, p.id AS pipeline_id, p.state, p.state_since, p.batch_interval, p.last_batch_time,
+       lag.blocks AS waiting_blocks, lag.records AS waiting_records, lag.bytes AS waiting_bytes, lag.oldest_added_at,
+       unfinished.batches AS unfinished_batches, unfinished.running AS running_batches,
+       completed.batch_time AS last_completed_time, completed.completed_at AS last_completed_at,
+       CASE WHEN lag.records > 0 OR unfinished.batches > 0 THEN greatest(
+           completed.completed_at, p.applied_at, CASE WHEN p.state = 'RUNNING' THEN p.state_since END,
+           least(lag.oldest_added_at, unfinished.oldest)) END AS holds_back_since
+FROM forebay.pipelines p
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(w.waiting_blocks), 0)::bigint AS blocks, coalesce(sum(w.waiting_records), 0)::bigint AS records,
+           coalesce(sum(w.waiting_bytes), 0)::bigint AS bytes,
+           min(w.oldest_added_at) FILTER (WHERE w.waiting_records > 0) AS oldest_added_at
+    FROM forebay.stream_lag w WHERE w.pipeline_id = p.id) AS lag
+CROSS JOIN LATERAL (
+    SELECT count(*) AS batches, count(*) FILTER (WHERE b.state = 'RUNNING') AS running, min(b.allocated_at) AS oldest
+    FROM forebay.batches b
+    WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')) AS unfinished
+LEFT JOIN LATERAL (
+    SELECT b.batch_time, b.completed_at FROM forebay.batches b
+    WHERE b.pipeline_id = p.id AND b.state = 'COMPLETED' ORDER BY b.batch_time DESC LIMIT 1) AS completed ON true
+WHERE p.removed_at IS NULL
+""",
+    "Each pipeline: its state, what waits for it, what it has completed, and since when it holds blocks back. Costs "
+    "two probes per pipeline and receiver, its unfinished batches, and its batches back to the newest that completed.",
+    {
+        "pipeline": "The pipeline",
+        "pipeline_id": "The pipeline's id",
+        "state": "RUNNING, STOPPING or STOPPED",
+        "state_since": "When it came to that state",
+        "batch_interval": "Batch times are its multiples",
+        "last_batch_time": "Its cursor in time: every batch time up to here is decided",
+        "waiting_blocks": "Sequences past its cursors, epoch markers among them; 0 when no record waits",
+        "waiting_records": "Records in them",
+        "waiting_bytes": "The same in bytes as stored",
+        "oldest_added_at": "When the oldest of them was added; null when nothing waits",
+        "unfinished_batches": "Batches that are allocated and neither complete nor given up",
+        "running_batches": "Those of them that run now",
+        "last_completed_time": "Its newest completed batch; null before the first",
+        "last_completed_at": "When that was complete",
+        "holds_back_since": "Since when it has completed nothing while blocks wait for it or for its batches, which "
+        "clean-up must keep; null when nothing waits",
+    },
+)
+
+_READER_LAG = View(
+    """
+SELECT d.id AS reader_id, d.name AS reader, s.name AS stream, s.id AS stream_id,
+       coalesce(sum(newest.sequence - first_row.sequence + 1) FILTER (
+           WHERE newest.total_records > first_row.total_records - first_row.records), 0)::bigint AS waiting_blocks,
+       coalesce(sum(newest.total_records - first_row.total_records + first_row.records), 0)::bigint
+           AS waiting_records,
+       coalesce(sum(newest.total_bytes - first_row.total_bytes + first_row.bytes), 0)::bigint AS waiting_bytes,
+       min(first_row.added_at) AS oldest_added_at, max(c.moved_at) AS moved_at, d.attached_at
+FROM forebay.readers d
+JOIN forebay.streams s ON s.id = d.stream_id
+LEFT JOIN forebay.receivers r ON r.stream_id = s.id
+LEFT JOIN forebay.reader_cursors c ON c.reader_id = d.id AND c.receiver_id = r.id
+LEFT JOIN forebay.blocks first_row ON first_row.receiver_id = r.id
+     AND first_row.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)
+LEFT JOIN LATERAL (
+    SELECT b.sequence, b.total_records, b.total_bytes FROM forebay.blocks b
+    WHERE b.receiver_id = r.id AND first_row.sequence IS NOT NULL ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
+WHERE d.removed_at IS NULL
+GROUP BY d.id, d.name, s.name, s.id, d.attached_at
+""",
+    "What each named reader's query has not yet committed, all of which clean-up keeps for it. Costs two probes per "
+    "reader and receiver, however much waits.",
+    {
+        "reader_id": "The reader's id",
+        "reader": "The reader, as its query names it",
+        "stream": "The stream that it reads",
+        "stream_id": "The stream's id",
+        "waiting_blocks": "Sequences past the reader's cursors, epoch markers among them; 0 when no record waits",
+        "waiting_records": "Records in them",
+        "waiting_bytes": "The same in bytes as stored",
+        "oldest_added_at": "When the oldest of them was added; null when nothing waits",
+        "moved_at": "When its query moved a cursor last; null when its stream had no receiver yet",
+        "attached_at": "When a query asked for it first",
     },
 )
 
@@ -200,6 +292,8 @@ FROM (
     SELECT k.pipeline_id, k.batch_time, k.receiver_id, k.sequence, k.added_at, k.records, k.bytes, k.segment_id,
            k."offset", k.length, k.crc32c, true
     FROM forebay.kept_blocks k
+    JOIN forebay.batch_allocations a ON a.pipeline_id = k.pipeline_id AND a.batch_time = k.batch_time
+         AND a.receiver_id = k.receiver_id AND k.sequence <@ a.sequences
     WHERE NOT EXISTS (SELECT 1 FROM forebay.blocks b WHERE b.receiver_id = k.receiver_id AND b.sequence = k.sequence)
     ) AS e
 JOIN forebay.pipelines p ON p.id = e.pipeline_id
@@ -235,7 +329,10 @@ SELECT p.name AS pipeline, p.id AS pipeline_id, b.batch_time, b.oldest_time, b.s
        b.blocks, b.reason, attempt.run_id, attempt.started_at AS processing_started_at, b.completed_at,
        attempt.started_at - b.oldest_time AS scheduling_delay,
        b.completed_at - attempt.started_at AS processing_time,
-       CASE WHEN attempt.started_at IS NOT NULL THEN b.completed_at - b.oldest_time END AS total_delay
+       CASE WHEN attempt.started_at IS NOT NULL THEN b.completed_at - b.oldest_time END AS total_delay,
+       attempt.kind,
+       (SELECT count(*) FROM forebay.batch_attempts n WHERE n.pipeline_id = b.pipeline_id
+        AND n.batch_time = b.batch_time AND n.kind = 'replay') AS replays
 FROM forebay.batches b
 JOIN forebay.pipelines p ON p.id = b.pipeline_id
 LEFT JOIN forebay.batch_attempts attempt ON attempt.pipeline_id = b.pipeline_id
@@ -248,18 +345,21 @@ LEFT JOIN forebay.batch_attempts attempt ON attempt.pipeline_id = b.pipeline_id
         "pipeline_id": "The pipeline's id",
         "batch_time": "The boundary at which its blocks were cut: they were added before it",
         "oldest_time": "The oldest boundary that it stands for; before batch_time when missed ones were merged",
-        "state": "ALLOCATED, RUNNING, COMPLETED, FAILED (between two attempts) or QUARANTINED",
-        "attempt": "How many attempts were made; 0: none",
+        "state": "ALLOCATED, RUNNING, COMPLETED, FAILED (between two attempts), BLOCKED (its block store is away), "
+        "QUARANTINED or DISCARDED",
+        "attempt": "The number of the attempt that brought it out, or else of its newest one; 0: none was made",
         "records": "Records allocated to it",
         "bytes": "The same in bytes as stored",
         "blocks": "Sequences allocated to it, epoch markers among them",
         "reason": "Why it failed, or why nothing ran",
-        "run_id": "The Dagster run of its newest attempt; null before the first",
-        "processing_started_at": "When its newest attempt started",
+        "run_id": "The Dagster run of that attempt; null before the first",
+        "processing_started_at": "When that attempt started",
         "completed_at": "When the last of its outputs was committed; null until then",
         "scheduling_delay": "processing_started_at - oldest_time: how long its records waited for a run",
         "processing_time": "completed_at - processing_started_at",
         "total_delay": "scheduling_delay + processing_time",
+        "kind": "run, or replay where one brought it out after it was quarantined; null before the first attempt",
+        "replays": "How many replays of it were made; those of a COMPLETED batch change nothing else here",
     },
 )
 
@@ -373,6 +473,8 @@ VIEWS: Mapping[str, View] = {
     "driver_log": _DRIVER_LOG,
     "receiver_status": _RECEIVER_STATUS,
     "stream_lag": _STREAM_LAG,
+    "pipeline_status": _PIPELINE_STATUS,
+    "reader_lag": _READER_LAG,
     "unallocated_blocks": _UNALLOCATED_BLOCKS,
     "batch_blocks": _BATCH_BLOCKS,
     "batch_stats": _BATCH_STATS,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,11 +19,17 @@ from orchestration.tracker.listen_address import listen_address
 from tracker_store.engine import create_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-ROLES = ("receivers", "tracker")
+    from orchestration.tracker.tracker import Tracker
+
+ROLES = ("receivers", "tracker", "batch-driver")
+# A batch driver needs the Dagster instance that it is for: who runs an agent for one says so.
+DEFAULT_ROLES = ("receivers", "tracker")
 DEFAULT_SLOTS = 16
 DEFAULT_RECEIVERS_PER_PROCESS = 1
+# A request to Dagster that is under way ends by itself.
+PUSHER_STOP_SECONDS = 6.0
 
 
 def _roles(value: str) -> list[str]:
@@ -37,7 +44,9 @@ def _roles(value: str) -> list[str]:
 def agent(
     host: Annotated[str | None, typer.Option(help="The name of this host; its own unless given.")] = None,
     slots: Annotated[int, typer.Option(min=0, help="How many receivers may run here.")] = DEFAULT_SLOTS,
-    roles: Annotated[str, typer.Option(help="What runs here: receivers, tracker, or both.")] = ",".join(ROLES),
+    roles: Annotated[
+        str, typer.Option(help="What runs here: receivers, tracker, batch-driver, with commas between them.")
+    ] = ",".join(DEFAULT_ROLES),
     receivers_per_process: Annotated[
         int,
         typer.Option(
@@ -54,6 +63,15 @@ def agent(
             "second.",
         ),
     ] = True,
+    batch_drivers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="FOREBAY_BATCH_DRIVERS",
+            help="How many batch drivers run here, with the role batch-driver: each has Spark and runs one batch at a "
+            "time. 0: each batch starts a process of its own.",
+        ),
+    ] = 1,
     parent_pipe: Annotated[  # noqa: FBT002
         bool, typer.Option("--parent-pipe", hidden=True, help="Stop at the end of standard input.")
     ] = False,
@@ -64,6 +82,7 @@ def agent(
     its receivers have drained.
     """
     from receiver_runtime.agent import Agent  # noqa: PLC0415  other commands need none of it
+    from receiver_runtime.batch_drivers import BatchDrivers  # noqa: PLC0415
     from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415
     from receiver_runtime.store_attachment import attach  # noqa: PLC0415
 
@@ -91,6 +110,7 @@ def agent(
         pairs = [word for pair in receivers for word in ("--receiver", "{}:{}".format(*pair))]
         return [*command, "receiver", "--host", here, *pairs]
 
+    log_directory = Path(settings.home) / "logs"
     Agent(
         engine,
         name=here,
@@ -98,9 +118,14 @@ def agent(
         slots=slots if has_receivers else 0,
         receiver_command=receiver_command,
         role_commands={"tracker": [*command, "tracker"]} if "tracker" in wanted else {},
-        log_directory=Path(settings.home) / "logs",
+        log_directory=log_directory,
         receivers_per_process=receivers_per_process,
         spare_command=[*command, "receiver", "--host", here, "--spare"] if spare and "receivers" in wanted else None,
+        batch_drivers=BatchDrivers(
+            [*command, "batch-driver", "--agent-line", "--host", here], log_directory, wanted=batch_drivers
+        )
+        if "batch-driver" in wanted
+        else None,
     ).run(stop)
     engine.dispose()
 
@@ -123,7 +148,7 @@ def tracker() -> None:
     candidate = Tracker(
         engine,
         heartbeat_limit_seconds=settings.heartbeat_limit_seconds,
-        cleaner=Cleaner(open_block_store(settings.block_store_roots)),
+        cleaner=Cleaner(open_block_store(settings.block_store_roots), history=settings.history_retention),
     )
     with ExitStack() as serving:
         if address is not None:
@@ -139,5 +164,25 @@ def tracker() -> None:
             serving.enter_context(
                 TrackerHttpServer(reading, view, address, address_file=settings.home / "run" / "tracker.url")
             )
+        if settings.dagster_url is not None:
+            serving.enter_context(_pushing(settings, settings.dagster_url, candidate, stop))
         candidate.run(stop)
     engine.dispose()
+
+
+@contextmanager
+def _pushing(settings: Settings, dagster_url: str, candidate: Tracker, stop: threading.Event) -> Iterator[None]:
+    """Batches are pushed while the candidate leads; by a connection and a thread of its own."""
+    from orchestration.tracker.batch_pusher import BatchPusher  # noqa: PLC0415  other commands need none of it
+    from orchestration.tracker.dagster_client import DagsterClient  # noqa: PLC0415
+
+    engine = create_engine(settings.require_database_url(), application_name="forebay batch pusher", pool_size=1)
+    pusher = BatchPusher(engine, DagsterClient(dagster_url), name=candidate.name)
+    thread = threading.Thread(target=pusher.run, args=(stop, lambda: candidate.term), name="batch pusher", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(PUSHER_STOP_SECONDS)
+        engine.dispose()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
+from itertools import islice
+from pathlib import Path  # noqa: TC003  read by typer
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from forebay.cli.database import driver_log
 from orchestration.block_verification import BlockReport, repair_blocks, verify_blocks
 from orchestration.settings import Settings
+from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.stores import open_block_store
-from tracker_store.stored_blocks import count_stored_blocks
+from tracker_store.stored_blocks import count_stored_blocks, find_stored_block
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -127,3 +131,55 @@ def repair(as_json: AsJson = False) -> None:  # noqa: FBT002
             console.print(f"not copied to {replica}: {path}: {why}", style="bold red", markup=False)
     away = any(replica.unreachable for replica in report.replicas)
     raise typer.Exit(1 if report.lost or done.not_copied or away else 0)
+
+
+@app.command()
+def records(
+    receiver: Annotated[str, typer.Argument(metavar="STREAM/N", help="The receiver that stored the block.")],
+    sequence: Annotated[int, typer.Argument(help="The block's number in the receiver's sequence.")],
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many records; all unless given.")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="A file that is made: Parquet where it ends in .parquet, else a line a record.")
+    ] = None,
+) -> None:
+    """Print the records of one block, a JSON object a line. Binary values are in base64."""
+    console = Console(highlight=False, stderr=True, soft_wrap=True)
+    stream, _, ordinal = receiver.rpartition("/")
+    if not stream or not ordinal.isdecimal():
+        message = f"{receiver!r}: give the receiver as STREAM/N, such as lines/1 (`forebay receivers` lists them)"
+        raise typer.BadParameter(message)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        block = find_stored_block(connection, stream=stream, ordinal=int(ordinal), sequence=sequence)
+    if block is None:
+        console.print(f"Receiver {receiver} has no block {sequence}: it was cleaned up, or is an epoch's marker.")
+        raise typer.Exit(1)
+    handle = block.handle
+    try:
+        batches = list(
+            open_block_store(Settings().block_store_roots).read_batches(
+                block.path, handle.offset, handle.length, handle.crc32c
+            )
+        )
+    except (BlockStoreError, OSError) as error:
+        console.print(str(error), style="bold red", markup=False)
+        raise typer.Exit(1) from error
+    if to is not None and to.suffix == ".parquet":
+        import pyarrow as pa  # noqa: PLC0415  as the next
+        import pyarrow.parquet as pq  # noqa: PLC0415  loaded where it is asked for
+
+        table = pa.Table.from_batches(batches)
+        pq.write_table(table if limit is None else table.slice(0, limit), to)
+        console.print(f"{to} is written.", markup=False)
+        return
+    lines = (json.dumps(row, default=_as_text, ensure_ascii=False) for batch in batches for row in batch.to_pylist())
+    if to is None:
+        for line in islice(lines, limit):
+            typer.echo(line)
+        return
+    with to.open("w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in islice(lines, limit))
+    console.print(f"{to} is written.", markup=False)
+
+
+def _as_text(value: object) -> str:
+    return b64encode(value).decode("ascii") if isinstance(value, bytes) else str(value)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DAGSTER_SCHEMA = "dagster"
 DATABASE_VARIABLE = "FOREBAY_DAGSTER_DATABASE_URL"
 LOCATION = "forebay"
+URL_FILE = "url"
 # Ticks without a batch are one every few seconds; the others are few.
 SKIPPED_TICK_DAYS = 1
 TICK_DAYS = 7
@@ -47,8 +48,17 @@ def write_dagster_home(directory: Path, *, code_server_port: int) -> Path:
         "storage": {"postgres": {"postgres_url": {"env": DATABASE_VARIABLE}}},
         # Launches at once: order and concurrency of batches are the batch sensor's.
         "run_coordinator": {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"},
-        "sensors": {"use_threads": True, "num_workers": 4},
-        "run_monitoring": {"enabled": True, "start_timeout_seconds": 120, "poll_interval_seconds": 10},
+        # Batch runs go to the agent's batch drivers, every other run to Dagster's default launcher.
+        "run_launcher": {"module": "orchestration.run_launcher.launcher", "class": "BatchRunLauncher"},
+        # Batch sensors wait for their boundaries (batch_sensor.py): none may take the place of another.
+        # Where they lie by default, written without the four processes that Dagster starts for each run.
+        "compute_logs": {
+            "module": "orchestration.run_launcher.compute_logs",
+            "class": "FileComputeLogManager",
+            "config": {"base_dir": str(directory / "storage")},
+        },
+        "sensors": {"use_threads": True, "num_workers": 32},
+        "run_monitoring": {"enabled": True, "start_timeout_seconds": 300, "poll_interval_seconds": 5},
         "retention": {
             "sensor": {"purge_after_days": days},
             "schedule": {"purge_after_days": days},

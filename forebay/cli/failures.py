@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from orchestration.modules import PipelineModuleError
+from orchestration.replay import ReplayError
 from orchestration.settings import DatabaseUrlMissingError
 from orchestration.tracker.listen_address import ListenAddressError
 from tracker_store.errors import DriverLogError
@@ -23,6 +24,6 @@ def clear_errors(console: Console) -> Iterator[None]:
     """Print a known error and exit with 1; anything else is a bug and keeps its stack."""
     try:
         yield
-    except (DatabaseUrlMissingError, DriverLogError, ListenAddressError, PipelineModuleError) as error:
+    except (DatabaseUrlMissingError, DriverLogError, ListenAddressError, PipelineModuleError, ReplayError) as error:
         console.print(str(error), style="bold red", markup=False)
         raise typer.Exit(1) from error

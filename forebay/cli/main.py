@@ -9,8 +9,9 @@ from typing import Annotated
 import structlog
 import typer
 
-from forebay.cli import agent, agents, blocks, db, receivers
+from forebay.cli import agent, agents, batches, blocks, db, pipelines, readers, receivers
 from forebay.cli.apply import apply
+from forebay.cli.batch_driver import batch_driver
 from forebay.cli.demo import demo
 from forebay.cli.doctor import doctor
 from forebay.cli.receiver import receiver
@@ -63,7 +64,11 @@ app.command()(doctor)
 app.command()(agent.agent)
 app.add_typer(agents.app, name="agents")
 app.add_typer(receivers.app, name="receivers")
+app.add_typer(pipelines.app, name="pipelines")
+app.add_typer(readers.app, name="readers")
+app.add_typer(batches.app, name="batches")
 app.add_typer(blocks.app, name="blocks")
 app.add_typer(db.app, name="db")
+app.command()(batch_driver)
 app.command(hidden=True)(receiver)
 app.command(hidden=True)(agent.tracker)

@@ -15,22 +15,33 @@ from rich.table import Table
 
 from forebay.cli.database import database_url
 from forebay.cli.failures import clear_errors
+from forebay.cli.pipelines import plain, stale_line
 from orchestration.settings import Settings
 from orchestration.spark.executor_allocation import SCALING_INTERVAL, scaling
 from tracker_store import status as store
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.scaling import scaling_decisions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
+PIPELINE_COLUMNS = {
+    "pipeline": "pipeline",
+    "state": "state",
+    "state_since": "since",
+    "waiting_records": "waiting",
+    "unfinished_batches": "batches open",
+    "last_completed_time": "last completed",
+}
 RECEIVER_COLUMNS = {
     "stream": "stream",
     "ordinal": "no.",
     "state": "state",
     "host": "host",
     "records": "records",
+    "queued_blocks": "queue",
     "last_block_at": "last block",
     "dead_letters": "dead letters",
     "reason": "reason",
@@ -108,8 +119,9 @@ def status(
     batches: Annotated[int, typer.Option(min=1, help="How many batches to show, newest first.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
-    """Show receivers, what waits for each pipeline (lag), and the newest batches with their delays.
+    """Show pipelines, receivers, what waits for each pipeline (lag), and the newest batches with their delays.
 
+    "queue" counts blocks that a receiver has cut and not stored yet.
     "waited" is the scheduling delay (processing start - batch time), "ran" the processing time, "total" their sum.
     Durations are in seconds, also in the JSON; times are UTC.
     """
@@ -119,6 +131,8 @@ def status(
         with connect(engine) as connection:
             receivers = [asdict(row) for row in store.receiver_status(connection)]
             lag = [asdict(row) for row in store.stream_lag(connection)]
+            pipelines = store.pipeline_status(connection)
+            decisions = {row.pipeline: row for row in scaling_decisions(connection)}
             newest = [asdict(row) for row in store.batch_stats(connection, limit=batches)]
             times = store.processing_times(connection, seconds=SCALING_INTERVAL.total_seconds())
         engine.dispose()
@@ -128,20 +142,33 @@ def status(
         if (decision := scaling(row.times, row.interval)) is not None
     ]
     if as_json:
-        report = {"receivers": receivers, "lag": lag, "batches": newest, "scaling": scalings}
+        report = {
+            "pipelines": [plain(row) for row in pipelines],
+            "receivers": receivers,
+            "lag": lag,
+            "batches": newest,
+            "scaling": scalings,
+            "decisions": [asdict(row) for row in decisions.values()],
+        }
         typer.echo(
             json.dumps(
                 {name: [{k: _plain(v) for k, v in row.items()} for row in rows] for name, rows in report.items()}
             )
         )
         return
+    console.print(_table("Pipelines", PIPELINE_COLUMNS, [asdict(row) for row in pipelines]))
     console.print(_table("Receivers", RECEIVER_COLUMNS, receivers))
     console.print(_table("Lag: what no batch has yet", LAG_COLUMNS, lag))
     for pipeline in sorted({str(row["pipeline"]) for row in newest}) or ["none yet"]:
         rows = [row for row in newest if row["pipeline"] == pipeline]
         console.print(_table(f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows))
+    for stale in pipelines:
+        if stale.is_stale:
+            console.print(stale_line(stale), style="bold red", markup=False, soft_wrap=True)
+    for decided in decisions.values():
+        console.print(f"{decided.pipeline}: {decided.reason}.", markup=False, soft_wrap=True)
     for row in scalings:
-        if row["executors"] > 0:
+        if row["executors"] > 0 and row["pipeline"] not in decisions:
             console.print(
                 f"Batches of {row['pipeline']} take {row['ratio']:.0%} of their interval (mean of {row['batches']}): "
                 f"lengthen the interval, or give Spark more: {row['executors']} executors, by Spark Streaming's rule."

@@ -120,6 +120,12 @@ def _say_what_is_open(console: Console, progress: Sequence[store.StopProgress], 
     for row in progress:
         if row.state is PipelineState.STOPPING:
             console.print(f"{row.pipeline} is still stopping; open: {what_is_open(row)}", markup=False)
+            if row.waiting_records and not row.receivers and not row.unfinished_batches:
+                console.print(
+                    f"Nobody makes a batch of what waits: does Dagster run, and does its module declare "
+                    f"{row.pipeline}? If it is not wanted any more: forebay pipelines remove {row.pipeline}",
+                    markup=False,
+                )
     if not leads:
         console.print("No tracker leads, so nobody carries it out: start one with forebay up, or forebay agent.")
 

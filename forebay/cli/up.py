@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 from rich.console import Console
 
+from forebay.cli.agent import ROLES
 from forebay.cli.apply import changes_table
 from forebay.cli.dagster_home import (
     DATABASE_VARIABLE,
+    URL_FILE,
     dagster_database_url,
     ensure_dagster_schema,
     write_dagster_home,
@@ -180,20 +182,22 @@ class Services:
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
             self.changes = apply(connection, pipelines)
-            # Whatever was stopped: who starts the system wants it to run.
-            start_pipelines(connection, names=[pipeline.name for pipeline in pipelines])
+            # Whatever was stopped: who starts the system wants it to run. What a batch has halted waits for a person.
+            start_pipelines(connection, names=[pipeline.name for pipeline in pipelines], lift_halts=False)
         engine.dispose()
         ensure_dagster_schema(self._database_url)
         code_server_port = _free_port()
         dagster_home = self._settings.home.absolute() / "dagster"
         workspace = str(write_dagster_home(dagster_home, code_server_port=code_server_port))
+        # Where commands in this home find Dagster while this runs.
+        (dagster_home / URL_FILE).write_text(self.ui_url, encoding="utf-8")
         environment = self._environment(dagster_home)
         python = [sys.executable, "-m"]
         self._supervisor.start(
             [
                 Child(
                     "agent",
-                    [*python, "forebay.cli", "agent", "--parent-pipe"],
+                    [*python, "forebay.cli", "agent", "--parent-pipe", "--roles", ",".join(ROLES)],
                     environment,
                     guarded=False,
                     stop_grace=AGENT_STOP_SECONDS,
@@ -253,6 +257,8 @@ class Services:
         return {
             "DAGSTER_HOME": str(dagster_home),
             DATABASE_VARIABLE: dagster_database_url(self.database_url),
+            # Marks the instance as Forebay's own: see Settings.dagster_url.
+            "FOREBAY_DAGSTER_URL": self.ui_url,
             "FOREBAY_BLOCK_STORE": self._settings.block_store_roots,
             "FOREBAY_DATABASE_URL": self.database_url,
             "FOREBAY_HOME": str(self._settings.home.absolute()),

@@ -10,40 +10,64 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from orchestration.apply import declared_streams
-from orchestration.dagster_defs.assets import output_assets, stream_asset
+from orchestration.dagster_defs.assets import output_assets
+from orchestration.dagster_defs.batch_checks import batch_checks
+from orchestration.dagster_defs.batch_plots import plot_assets
 from orchestration.dagster_defs.batch_sensor import batch_sensor
 from orchestration.dagster_defs.checks import checks_job, pipeline_checks, stream_checks
 from orchestration.dagster_defs.jobs import batch_job
+from orchestration.dagster_defs.maintenance import maintenance_job, maintenance_schedule
+from orchestration.dagster_defs.observation_sensor import observation_sensor
 from orchestration.dagster_defs.receiver_sensor import owned_streams, receiver_sensor, restart_job
+from orchestration.dagster_defs.replay_job import replay_job
+from orchestration.dagster_defs.scaling_schedule import scaling_job, scaling_schedule
+from orchestration.dagster_defs.spark_resource import spark_configuration
+from orchestration.dagster_defs.stream_assets import stream_asset
 
 if TYPE_CHECKING:
     from orchestration.pipeline import Pipeline
 
 
-def build_definitions(*pipelines: Pipeline) -> dg.Definitions:
-    """Assets with their checks, a batch job, a batch sensor and a job of checks for each of `pipelines`.
+def build_definitions(*pipelines: Pipeline, spark: object | None = None) -> dg.Definitions:
+    """Assets with their checks, a batch job, a replay job, a batch sensor and a job of checks for each of `pipelines`.
 
-    Each stream's receivers are looked after by the sensor of the first of `pipelines` that reads it.
+    Each stream's receivers are looked after by the sensor of the first of `pipelines` that reads it; one job, on a
+    schedule that is named after the first, takes their old runs out of Dagster.
+
+    `spark` is a `PySparkResource` of dagster-pyspark: its `spark_config` is what the batches' sessions are made with,
+    over what FOREBAY_SPARK_CONFIGURATION says. Raises SparkResourceError where it is none.
     """
+    configuration = spark_configuration(spark)
     owned = {pipeline: streams for pipeline in pipelines if (streams := owned_streams(pipelines)[pipeline.name])}
     restarts = {pipeline: restart_job(pipeline) for pipeline in owned}
     jobs = {pipeline.name: batch_job(pipeline) for pipeline in pipelines}
-    checks = {pipeline: [pipeline_checks(pipeline)] for pipeline in pipelines}
+    checks = {pipeline: [pipeline_checks(pipeline), batch_checks(pipeline)] for pipeline in pipelines}
     for pipeline, streams in owned.items():
         checks[pipeline].append(stream_checks(pipeline, streams))
+    scalings = {pipeline: scaling_job(pipeline) for pipeline in pipelines}
+    maintenance = [maintenance_job(pipelines)] if pipelines else []
     return dg.Definitions(
         assets=[
             *(stream_asset(stream) for stream in declared_streams(pipelines)),
-            *(output_assets(pipeline) for pipeline in pipelines),
+            *(output_assets(pipeline, configuration) for pipeline in pipelines),
+            *(asset for pipeline in pipelines for asset in plot_assets(pipeline)),
         ],
         asset_checks=[check for of_pipeline in checks.values() for check in of_pipeline],
         jobs=[
             *jobs.values(),
+            *(replay_job(pipeline, configuration) for pipeline in pipelines),
             *(checks_job(pipeline, *checks[pipeline]) for pipeline in pipelines),
             *restarts.values(),
+            *scalings.values(),
+            *maintenance,
+        ],
+        schedules=[
+            *(scaling_schedule(pipeline, job) for pipeline, job in scalings.items()),
+            *(maintenance_schedule(pipelines, job) for job in maintenance),
         ],
         sensors=[
             *(batch_sensor(pipeline, jobs[pipeline.name]) for pipeline in pipelines),
+            *(observation_sensor(pipeline, owned.get(pipeline, [])) for pipeline in pipelines),
             *(receiver_sensor(pipeline, streams, restarts[pipeline]) for pipeline, streams in owned.items()),
         ],
     )

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from orchestration.batch_schedule import PIPELINE_TAG, job_name
+
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
@@ -15,12 +17,12 @@ if TYPE_CHECKING:
 def batch_job(pipeline: Pipeline) -> UnresolvedAssetJobDefinition:
     """`PIPELINE_batch`; its executor is the job's own, so that no other project's default is touched."""
     return dg.define_asset_job(
-        f"{pipeline.name}_batch",
+        job_name(pipeline.name),
         # A selection of assets brings their checks with it, and those read the whole log.
         selection=dg.AssetSelection.assets(
             *(output.asset_key for output in pipeline.outputs.values())
         ).without_checks(),
         executor_def=dg.in_process_executor,
         description=f"Runs one batch of {pipeline.name}; launched by its batch sensor.",
-        tags={"forebay/pipeline": pipeline.name},
+        tags={PIPELINE_TAG: pipeline.name},
     )

@@ -2,8 +2,9 @@
 
 A receiver is FAILED when its agent's or its own attempts are used up (design §5). The sensor decides when it is worth
 another try: after a pause that doubles, and at most `max_restarts_per_hour` times; then it is a person's turn. It keeps
-no state: how often is counted in the driver log, and an episode is the assignment under which the receiver failed. With
-Dagster down nothing here happens, and nothing else depends on it.
+no state: how often is counted in the driver log, and an episode is the assignment under which the receiver failed. A
+run that never came to its work (it was deleted, its machine went) is asked for again under another key, ever later.
+With Dagster down nothing here happens, and nothing else depends on it.
 """
 
 # No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
@@ -26,6 +27,8 @@ REASON_TAG = "forebay/reason"
 
 FIRST_PAUSE = timedelta(seconds=10)
 LONGEST_PAUSE = timedelta(minutes=10)
+# So long after it was asked for, a run that has restarted nothing is asked for again; then after twice that, and so on.
+ASK_AGAIN_AFTER = timedelta(minutes=5)
 # A tag is read in a list of runs; the run's configuration has the whole reason.
 _REASON_TAG_LENGTH = 200
 
@@ -38,11 +41,14 @@ class Restart:
     receiver_id: int
     assignment: int
     reason: str
+    # Since when the run of this episode should have been asked for.
+    due_for: timedelta = timedelta(0)
 
     @property
     def run_key(self) -> str:
-        """One run per episode: each restart raises the assignment."""
-        return f"{self.receiver_id}:{self.assignment}"
+        """One run per episode: each restart raises the assignment. One that was lost has a successor."""
+        asked_again = int(self.due_for / ASK_AGAIN_AFTER + 1).bit_length() - 1
+        return f"{self.receiver_id}:{self.assignment}" + (f":{asked_again}" if asked_again else "")
 
 
 class RestartConfig(dg.Config):
@@ -88,7 +94,7 @@ def due_restarts(connection: sa.Connection, streams: Sequence[Stream]) -> tuple[
                 f"{left.total_seconds():.0f} s"
             )
         else:
-            due.append(Restart(name, failed.receiver_id, failed.assignment, failed.reason))
+            due.append(Restart(name, failed.receiver_id, failed.assignment, failed.reason, -left))
     return due, waiting
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from receiver_runtime.sources.base import Source
+
 APPLICATION = "forebay spark planner"
 
 
@@ -31,7 +33,8 @@ def _stream(connection: sa.Connection, name: str) -> StreamRow:
     raise NotAppliedError(f"stream {name!r} is not in the driver log")
 
 
-def _engine(database_url: str | None) -> sa.Engine:
+def planner_engine(database_url: str | None) -> sa.Engine:
+    """One connection to the driver log, the environment's unless it is named."""
     return create_engine(database_url or Settings().require_database_url(), application_name=APPLICATION, pool_size=1)
 
 
@@ -42,7 +45,7 @@ def blocks_of_input(
 
     Raises NotAppliedError.
     """
-    engine = _engine(database_url)
+    engine = planner_engine(database_url)
     try:
         with connect(engine) as connection:
             tracker = ReceivedBlockTracker(connection, get_pipeline(connection, pipeline).pipeline_id)
@@ -63,7 +66,7 @@ def columns_of_stream(database_url: str | None, stream: str) -> Sequence[tuple[s
         NotAppliedError: there is no such stream.
         SourceError: no receiver has begun, and its class is not installed here.
     """
-    engine = _engine(database_url)
+    engine = planner_engine(database_url)
     try:
         with connect(engine) as connection:
             row = _stream(connection, stream)
@@ -72,11 +75,14 @@ def columns_of_stream(database_url: str | None, stream: str) -> Sequence[tuple[s
         engine.dispose()
     source = parse_source(row.declaration["source"])
     if not registered and isinstance(source, CustomSource):
-        return _declared_columns(source, stream)
+        return declared_columns(source, stream)
     return union(*registered, source.columns)
 
 
-def _declared_columns(source: CustomSource, stream: str) -> Sequence[tuple[str, str]]:
+def declared_columns(source: Source, stream: str) -> Sequence[tuple[str, str]]:
+    """A stream's columns before any receiver has begun, without the driver log. Raises SourceError."""
+    if not isinstance(source, CustomSource):
+        return source.columns
     try:
         receiver_class = source.load()
     except SourceError as error:

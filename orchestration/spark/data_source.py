@@ -1,7 +1,8 @@
 """`spark.read.format("forebay")`: reads exactly the blocks that were allocated to a batch, in parallel.
 
 Options: `pipeline` and `batch_time` (ISO 8601) name the batch, `stream` the input; with `window_seconds` it is the
-blocks of all batches of the time that ends with the batch. `database_url` and `block_store` default to the
+blocks of all batches of the time that ends with the batch. `spark.readStream` has options of its own
+(`stream_reader`). `database_url` and `block_store` default to the
 environment's (`FOREBAY_DATABASE_URL`, …). The planner asks the driver log once; a task reads files and
 nothing else, and verifies every block's checksum. Python workers load this module: it loads no Dagster.
 """
@@ -21,11 +22,14 @@ from receiver_runtime.block_store.columns import arrow_schema, fitted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pyspark.sql.datasource import DataSourceStreamReader
     from pyspark.sql.types import StructType
 
     from tracker_store.received_block_tracker import AllocatedBlock
 
 FORMAT = "forebay"
+
+_OF_A_BATCH = ("pipeline", "batch_time")
 
 # Several small blocks make one task: starting a task costs more than reading a few MiB.
 PARTITION_BYTES = 32 * 1024 * 1024
@@ -127,6 +131,10 @@ class ForebayReader(DataSourceReader):
             stream=self._options["stream"],
             window=None if window is None else timedelta(seconds=float(window)),
         )
+        only = self._options.get("only_blocks")
+        if only is not None:
+            wanted = set(only.split(","))
+            blocks = [block for block in blocks if f"{block.receiver_id}:{block.sequence}" in wanted]
         return partitions_of(blocks) or [BlockPartition([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -160,11 +168,13 @@ class ForebayDataSource(DataSource):
         """The format's name."""
         return FORMAT
 
-    def _checked_options(self) -> dict[str, str]:
+    def _checked_options(self, *needed: str) -> dict[str, str]:
         options = {key: value for key, value in self.options.items() if value is not None}
-        missing = [name for name in ("pipeline", "batch_time", "stream") if name not in options]
+        missing = [name for name in (*needed, "stream") if name not in options]
         if missing:
             message = f"format {FORMAT!r} needs the option(s) {', '.join(missing)}: .option({missing[0]!r}, …)"
+            if missing[:2] == [*_OF_A_BATCH]:
+                message += "; or, for spark.readStream, 'reader'"
             raise ReadOptionError(message)
         if "block_store" not in options:
             from orchestration.settings import Settings  # noqa: PLC0415
@@ -176,10 +186,17 @@ class ForebayDataSource(DataSource):
         """The stream's columns, as its source declares them."""
         from orchestration.spark.batch_reader import columns_of_stream  # noqa: PLC0415
 
-        options = self._checked_options()
+        # Spark does not say here whether it is going to read a batch or a stream.
+        options = self._checked_options() if "reader" in self.options else self._checked_options(*_OF_A_BATCH)
         return spark_schema(columns_of_stream(options.get("database_url"), options["stream"]))
 
     def reader(self, schema: StructType) -> ForebayReader:
         """A reader of the batch's blocks."""
         # As Spark's own worker has it, which compares.
-        return ForebayReader(self._checked_options(), to_arrow_schema(schema, timezone="UTC"))
+        return ForebayReader(self._checked_options(*_OF_A_BATCH), to_arrow_schema(schema, timezone="UTC"))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        """A named reader of the stream, for `spark.readStream`."""
+        from orchestration.spark.stream_reader import ForebayStreamReader  # noqa: PLC0415  which needs this module
+
+        return ForebayStreamReader(self._checked_options("reader"), to_arrow_schema(schema, timezone="UTC"))

@@ -1,7 +1,8 @@
 """How many executors Spark should have, by how long batches take: the original's ExecutorAllocationManager (O04).
 
-Pure: it looks at processing times and answers with a number; who may act on it does. Forebay runs each batch in a Spark
-session of its own, so that nothing here adds or removes an executor of a running one: `forebay status` recommends.
+Pure: it looks at processing times and answers with numbers. The scaling schedule writes them down; a Spark session that
+is made on a cluster takes its number of executors from there, and an agent its number of batch drivers, where Spark
+runs within them. `forebay status` shows them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 SCALING_UP_RATIO = 0.9
 SCALING_DOWN_RATIO = 0.3
 SCALING_INTERVAL = timedelta(seconds=60)
+
+MAX_EXECUTORS = "spark.dynamicAllocation.maxExecutors"
 
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -64,3 +67,72 @@ def executors_in_all(current: int, more: int, *, least: int, most: int | None = 
     if more > 0:
         return max(current + more if most is None else min(most, current + more), least)
     return current - 1 if more < 0 and current > least else current
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Between what a pipeline's numbers may move; `batch_drivers`: as many as its batches may run at a time."""
+
+    least: int = 1
+    most: int | None = None
+    batch_drivers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is wanted from now on, and why."""
+
+    executors: int
+    batch_drivers: int
+    reason: str
+
+
+def has_executors(master: str) -> bool:
+    """Whether a Spark master gives a session executors of its own; a local one runs all within the batch driver."""
+    # A Connect server's are not ours to ask for.
+    return not master.startswith(("local", "sc://")) or master.startswith("local-cluster")
+
+
+def decide(
+    found: Scaling, *, executors: int, batch_drivers: int, bounds: Bounds, master: str, applied: bool
+) -> Decision:
+    """What follows from what was found, where so many executors and batch drivers were wanted until now."""
+    takes = f"batches take {found.ratio:.0%} of their interval (mean of {found.batches})"
+    if has_executors(master):
+        wanted = executors_in_all(executors, found.executors, least=bounds.least, most=bounds.most)
+        if wanted == executors:
+            at_bound = ", the most that is allowed: lengthen the interval" if found.executors > 0 else ""
+            return Decision(wanted, 1, f"{takes}: {_count(wanted, 'executor')} as before{at_bound}")
+        how = "the next Spark session has them" if applied else "advice, dynamic_allocation_enabled is off"
+        return Decision(wanted, 1, f"{takes}: {_count(wanted, 'executor')} instead of {executors}; {how}")
+    wanted = executors_in_all(batch_drivers, found.executors, least=1, most=bounds.batch_drivers)
+    if wanted != batch_drivers:
+        how = "agents start them" if applied else "advice, dynamic_allocation_enabled is off"
+        return Decision(1, wanted, f"{takes}: {_count(wanted, 'batch driver')} instead of {batch_drivers}; {how}")
+    if found.executors > 0:
+        return Decision(
+            1,
+            wanted,
+            f"{takes}, and no more than {_count(wanted, 'batch')} of it may run at a time: lengthen the interval, "
+            "raise concurrent_batches, or give Spark a larger machine",
+        )
+    return Decision(1, wanted, f"{takes}: {_count(wanted, 'batch driver')} as before")
+
+
+def executor_configuration(master: str, *, executors: int, least: int) -> dict[str, str]:
+    """What a Spark session is made with to have so many executors; nothing where the master gives none."""
+    if not has_executors(master):
+        return {}
+    return {
+        "spark.dynamicAllocation.enabled": "true",
+        # So that it needs no shuffle service beside the executors.
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.minExecutors": str(min(least, executors)),
+        "spark.dynamicAllocation.initialExecutors": str(executors),
+        MAX_EXECUTORS: str(executors),
+    }
+
+
+def _count(number: int, what: str) -> str:
+    plural = "batches" if what == "batch" else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"

@@ -1,16 +1,29 @@
-"""The SparkSession that batches run in: one per process, with the `forebay` format registered."""
+"""The SparkSession that batches run in: one per process, with the `forebay` format registered.
+
+A process that runs one batch calls ``spark_session``. One that runs many makes a ``WarmSession`` first: what is called
+afterwards gets that very session, as each run found it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from orchestration.spark.executor_allocation import MAX_EXECUTORS, has_executors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
     from orchestration.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 # A batch is small and short: a cold JVM gains more from a fast start than from its optimising compiler.
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.net.preferIPv4Stack=true"
@@ -20,29 +33,160 @@ _CONFIGURATION = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
+    # Between the JVM and its Python workers: a fifth of the time of reading blocks went to TCP.
+    "spark.python.unix.domain.socket.enabled": "true",
     "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
 }
+# Workers on other machines connect to the driver; those of a local master are its own threads.
+_LOCAL_CONFIGURATION = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_MASTER = "spark.master"
+_REMOTE = "spark.remote"
+_CONNECT = "sc://"
+# Which Python the workers run; unless it is named, the one that we are.
+_PYTHON = "spark.pyspark.python"
+
+# Set in a session that is ready as it is.
+_WARM_KEY = "spark.forebay.warm"
 
 
-def spark_session(settings: Settings, *, application: str) -> SparkSession:
-    """The process's session, made at the first call. Raises what `find_java_home` raises where there is no Java."""
+def spark_session(
+    settings: Settings, *, application: str, configuration: Mapping[str, str] | None = None
+) -> SparkSession:
+    """The process's session, made at the first call. Raises what `find_java_home` raises where there is no Java.
+
+    What it is configured with is, the later before the earlier: our own defaults, the settings' (master and
+    configuration), and `configuration`. One that is warm is only given the number of executors in that. On a cluster
+    our own code is shipped to its workers, and to a Connect server.
+    """
     from pyspark.sql import SparkSession  # noqa: PLC0415  the light parts of this package load no Spark
 
     from orchestration.java import find_java_home  # noqa: PLC0415
     from orchestration.spark.data_source import ForebayDataSource  # noqa: PLC0415
+    from orchestration.spark.shipping import code_archive  # noqa: PLC0415
 
-    if SparkSession.getActiveSession() is None:
+    active = SparkSession.getActiveSession()
+    if active is not None and active.conf.get(_WARM_KEY, "") == "true":
+        if configuration and MAX_EXECUTORS in configuration:
+            hold_executors(active, int(configuration[MAX_EXECUTORS]))
+        _say_what_is_ignored(active, configuration or {})
+        return active
+    wanted = session_configuration(settings, configuration)
+    if active is None and _REMOTE not in wanted:
         os.environ["JAVA_HOME"] = str(find_java_home(settings.home.absolute() / "java"))
         # Python workers import the format by name, also where Forebay runs from a checkout and is not installed.
         root = str(Path(__file__).resolve().parents[2])
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in paths if path and path != root)])
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(settings.spark_master).appName(application)
-    for key, value in _CONFIGURATION.items():
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ["PYSPARK_PYTHON"] = wanted.get(_PYTHON, sys.executable)
+    builder = SparkSession.builder.appName(application)
+    for key, value in wanted.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    if _REMOTE in wanted:
+        session.addArtifacts(str(code_archive(settings.home.absolute() / "spark")), pyfile=True)
+    elif not wanted[_MASTER].startswith("local"):
+        session.sparkContext.addPyFile(str(code_archive(settings.home.absolute() / "spark")))
     session.dataSource.register(ForebayDataSource)
     return session
+
+
+def _say_what_is_ignored(session: SparkSession, configuration: Mapping[str, str]) -> None:
+    other = sorted(
+        key
+        for key, value in configuration.items()
+        if key.partition(".")[2].partition(".")[0] != "dynamicAllocation" and session.conf.get(key, "") != value
+    )
+    if other:
+        log.warning(
+            "the batch driver's session has other settings: name them in its FOREBAY_SPARK_CONFIGURATION", keys=other
+        )
+
+
+def session_configuration(settings: Settings, configuration: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Everything that a session is configured with, its master (or Connect's address) included."""
+    asked = {**settings.spark_configuration, **(configuration or {})}
+    if _MASTER not in asked and _REMOTE not in asked:
+        asked[_REMOTE if settings.spark_master.startswith(_CONNECT) else _MASTER] = settings.spark_master
+    if _REMOTE in asked:
+        # The driver is the server's: what belongs to it is refused from here.
+        return {key: value for key, value in asked.items() if key != _MASTER}
+    local = _LOCAL_CONFIGURATION if asked[_MASTER].startswith("local") else {}
+    return {**_CONFIGURATION, **local, **asked}
+
+
+def spark_master(settings: Settings) -> str:
+    """Where a session of these settings runs: a master, or a Connect server's address."""
+    configuration = session_configuration(settings)
+    return configuration.get(_MASTER) or configuration[_REMOTE]
+
+
+def hold_executors(session: SparkSession, executors: int) -> None:
+    """Let a session on a cluster have so many executors from now on, as the original does; nothing on a local master.
+
+    Between two batches none of them has work, so those beyond it are ended.
+    """
+    jvm: Any = session.sparkContext._jvm  # noqa: SLF001  PySpark has no other way to Spark's developer API
+    context: Any = session.sparkContext._jsc.sc()  # noqa: SLF001
+    if not has_executors(str(session.sparkContext.master)):
+        return
+    running = context.getExecutorIds()
+    surplus = [running.apply(number) for number in range(executors, running.size())]
+    if surplus:
+        context.killExecutors(jvm.PythonUtils.toSeq(surplus))
+    context.requestTotalExecutors(executors, 0, jvm.PythonUtils.toScalaMap({}))
+
+
+class WarmSession:
+    """The session of a process that runs one batch after another; what one of them sets, the next doesn't see.
+
+    SQL configuration, temporary views and cached tables are put back between two runs. Functions that a run has
+    registered stay: a later run that registers one of that name replaces it.
+    """
+
+    def __init__(self, settings: Settings, *, application: str) -> None:
+        """Start it. Raises as ``spark_session`` does."""
+        self.session = spark_session(settings, application=application)
+        # A Connect server's jobs have tags and no groups.
+        self._remote = _REMOTE in session_configuration(settings)
+        self.session.conf.set(_WARM_KEY, "true")
+        self._conf = dict(self.session.conf.getAll)
+
+    def begin(self, run_id: str) -> None:
+        """The main thread's jobs belong to this run from now on. In the main thread."""
+        if self._remote:
+            self.session.clearTags()
+            self.session.addTag(run_id)
+        else:
+            self.session.sparkContext.setJobGroup(run_id, f"Dagster run {run_id}", interruptOnCancel=True)
+
+    def cancel(self, run_id: str) -> bool:
+        """Cancel the run's jobs that are running; whether there were any. From any thread; returns at once."""
+        if self._remote:
+            return bool(self.session.interruptTag(run_id))
+        context = self.session.sparkContext
+        jobs = context.statusTracker()
+        if not set(jobs.getJobIdsForGroup(run_id)) & set(jobs.getActiveJobsIds()):
+            return False
+        context.cancelJobGroup(run_id)
+        return True
+
+    def reset(self) -> None:
+        """Put back what a run has changed. In the main thread, after the run; fails where the session is spoilt."""
+        catalog = self.session.catalog
+        for table in catalog.listTables():
+            if table.isTemporary:
+                catalog.dropTempView(table.name)
+        catalog.clearCache()
+        conf = self.session.conf
+        now = dict(conf.getAll)
+        for key in now.keys() - self._conf.keys():
+            conf.unset(key)
+        for key, value in self._conf.items():
+            if now.get(key) != value:
+                conf.set(key, value)
+
+    def stop(self) -> None:
+        """End Spark; a session that is spoilt ends with the process."""
+        with contextlib.suppress(Exception):
+            self.session.stop()

@@ -22,6 +22,7 @@ from tracker_store.cleanup import (
     forget_segment,
     segments_to_delete,
 )
+from tracker_store.history import clean_up_events, clean_up_history, pipelines_with_history
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -40,6 +41,8 @@ RESTORE_WINDOW = timedelta(hours=1)
 # A store that is away holds a call up for so long.
 FAILING_SECONDS = 5.0
 KEY_WINDOW = timedelta(days=7)
+# How long finished batches, events and ended processes are shown.
+HISTORY = timedelta(days=14)
 
 log = structlog.get_logger(__name__)
 
@@ -55,6 +58,7 @@ class CleanupReport:
     keys: int = 0
     segments: int = 0
     more: bool = False
+    history: int = 0
 
 
 class Cleaner:
@@ -65,10 +69,15 @@ class Cleaner:
         store: BlockStore,
         *,
         restore_window: timedelta = RESTORE_WINDOW,
+        history: timedelta = HISTORY,
         rows_per_statement: int = ROWS_PER_STATEMENT,
     ) -> None:
-        """Work on `store`; files younger than `restore_window` stay, whatever became of their rows."""
+        """Work on `store`; files younger than `restore_window` stay, whatever became of their rows.
+
+        What has happened is forgotten after `history`.
+        """
         self._store = store
+        self._history = history
         self._restore_window = restore_window
         self._rows = rows_per_statement
         # By receiver: the last segment that could not be deleted, where there may be others behind it.
@@ -100,11 +109,22 @@ class Cleaner:
         for stream_id in streams:
             links += clean_up_offsets(connection, stream_id=stream_id, max_rows=self._rows, term=term)
             keys += clean_up_keys(connection, stream_id=stream_id, window=KEY_WINDOW, max_rows=self._rows, term=term)
+        history, more_history = self._forget(connection, term)
+        more |= more_history
         if unread:
             log.warning("blocks went that nothing had read: their stream's retention is over", records=unread)
         if blocks or segments:
             log.info("cleaned up", blocks=blocks, records=records, segments=segments)
-        return CleanupReport(blocks, records, unread, links, keys, segments, more)
+        return CleanupReport(blocks, records, unread, links, keys, segments, more, history)
+
+    def _forget(self, connection: sa.Connection, term: int | None) -> tuple[int, bool]:
+        """Take away rows of what happened long ago; how many, and whether there are more."""
+        parts = [
+            clean_up_history(connection, pipeline_id=pipeline, keep=self._history, max_rows=self._rows, term=term)
+            for pipeline in pipelines_with_history(connection)
+        ]
+        parts.append(clean_up_events(connection, keep=self._history, max_rows=self._rows, term=term))
+        return sum(part.rows for part in parts), any(part.more for part in parts)
 
     def _delete_segments(self, connection: sa.Connection, receiver_id: int, term: int | None) -> int:
         found = segments_to_delete(

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from orchestration.tracker.streaming_api import delays, epoch_ms
-from tracker_store.schema import ReceiverState
+from tracker_store.schema import PipelineState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +27,7 @@ MISSING = -1
 
 _PIPELINE = ("pipeline",)
 _RECEIVER = ("stream", "receiver")
+_READER = ("reader", "stream")
 _STREAM = ("pipeline", "stream")
 
 #: The original's gauges: name and meaning.
@@ -57,10 +58,22 @@ FOREBAY: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "forebay_tracker_leading": ("gauge", (), "Whether this tracker leads"),
     "forebay_leadership_term": ("gauge", (), "The term in which this tracker leads; none where it does not"),
     "forebay_quarantined_batches_total": ("counter", _PIPELINE, "Batches that failed for good and wait for a person"),
+    "forebay_pipeline_state": ("gauge", (*_PIPELINE, "state"), "1 for the state that it is in, 0 for the others"),
+    "forebay_pipeline_holds_back_seconds": (
+        "gauge",
+        _PIPELINE,
+        "So long it has completed nothing while blocks wait, which clean-up must keep; 0 where nothing waits",
+    ),
     "forebay_stream_waiting_blocks": ("gauge", _STREAM, "Blocks that no batch of the pipeline has yet"),
     "forebay_stream_waiting_records": ("gauge", _STREAM, "Records in them"),
     "forebay_stream_waiting_bytes": ("gauge", _STREAM, "The same in bytes as stored"),
     "forebay_stream_lag_seconds": ("gauge", _STREAM, "Age of the oldest of them; 0 where nothing waits"),
+    "forebay_reader_waiting_records": (
+        "gauge",
+        _READER,
+        "Records that its query has not committed, the last batch's too",
+    ),
+    "forebay_reader_waiting_bytes": ("gauge", _READER, "The same in bytes as stored, which clean-up must keep"),
     "forebay_receiver_records_total": ("counter", _RECEIVER, "Records registered in all its life"),
     "forebay_receiver_bytes_total": ("counter", _RECEIVER, "The same in bytes as stored"),
     "forebay_receiver_records_per_second": ("gauge", _RECEIVER, "Since the look before this one; none at the first"),
@@ -73,6 +86,11 @@ FOREBAY: Mapping[str, tuple[str, tuple[str, ...], str]] = {
         "Since its process's heartbeat counter moved, as the leading tracker sees it; none on others",
     ),
     "forebay_receiver_wal_bytes": ("gauge", _RECEIVER, "Bytes of its blocks that are not cleaned up"),
+    "forebay_receiver_queue_blocks": (
+        "gauge",
+        _RECEIVER,
+        "Blocks in its queue that are not stored yet, at its newest heartbeat; none where no process holds it",
+    ),
     "forebay_receiver_restarts_total": ("counter", _RECEIVER, "Restarts and crashes, since this tracker's first look"),
     "forebay_receiver_dead_letters_total": (
         "counter",
@@ -146,12 +164,20 @@ class _Found:
             yield from self._streaming_source(self._progress)
             for pipeline in self._progress.pipelines:
                 put("forebay_quarantined_batches_total", pipeline.quarantined, pipeline.pipeline.name)
+            for status in self._progress.statuses:
+                for state in PipelineState:
+                    put("forebay_pipeline_state", float(status.state == state), status.pipeline, state.value)
+                held = 0 if status.holds_back_for is None else status.holds_back_for.total_seconds()
+                put("forebay_pipeline_holds_back_seconds", held, status.pipeline)
             for lag in self._progress.lags:
                 labels = (lag.pipeline, lag.stream)
                 put("forebay_stream_waiting_blocks", lag.waiting_blocks, *labels)
                 put("forebay_stream_waiting_records", lag.waiting_records, *labels)
                 put("forebay_stream_waiting_bytes", lag.waiting_bytes, *labels)
                 put("forebay_stream_lag_seconds", 0 if lag.lag is None else lag.lag.total_seconds(), *labels)
+            for reader in self._progress.readers:
+                put("forebay_reader_waiting_records", reader.waiting_records, reader.reader, reader.stream)
+                put("forebay_reader_waiting_bytes", reader.waiting_bytes, reader.reader, reader.stream)
             for receiver in self._progress.receivers:
                 self._receiver(receiver, put)
         yield from families.values()
@@ -178,6 +204,7 @@ class _Found:
         age = None if row.process_id is None else self._lease_ages.get(row.process_id)
         put("forebay_receiver_lease_age_seconds", age, *labels)
         put("forebay_receiver_wal_bytes", row.kept_bytes, *labels)
+        put("forebay_receiver_queue_blocks", row.queued, *labels)
         put("forebay_receiver_restarts_total", receiver.restarts, *labels)
         put("forebay_receiver_dead_letters_total", receiver.dead_letters, *labels)
 

@@ -42,10 +42,12 @@ STATUS: Mapping[BatchState, BatchStatus] = {
     BatchState.COMPLETED: BatchStatus.COMPLETED,
     # Its next attempt waits.
     BatchState.FAILED: BatchStatus.QUEUED,
+    BatchState.BLOCKED: BatchStatus.QUEUED,
     # In the original a batch that failed is completed, with failed operations.
     BatchState.QUARANTINED: BatchStatus.COMPLETED,
+    BatchState.DISCARDED: BatchStatus.COMPLETED,
 }
-_FINISHED = (BatchState.COMPLETED, BatchState.QUARANTINED)
+_FINISHED = (BatchState.COMPLETED, BatchState.QUARANTINED, BatchState.DISCARDED)
 
 
 def milliseconds(duration: timedelta) -> int:
@@ -131,7 +133,7 @@ def operations(
                 name,
                 commit,
                 active=pending and batch.state is BatchState.RUNNING,
-                failed=pending and batch.state in (BatchState.FAILED, BatchState.QUARANTINED),
+                failed=pending and batch.state in (BatchState.FAILED, BatchState.QUARANTINED, BatchState.DISCARDED),
             )
         )
     return found

@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from tracker_store import streaming_statistics as store
+from tracker_store.readers import ReaderLag, list_readers
 from tracker_store.schema import BatchState
-from tracker_store.status import StreamLag, stream_lag
+from tracker_store.status import PipelineStatus, StreamLag, pipeline_status, stream_lag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -114,6 +115,8 @@ class Progress:
     pipelines: Sequence[PipelineProgress]
     receivers: Sequence[ReceiverProgress]
     lags: Sequence[StreamLag]
+    statuses: Sequence[PipelineStatus]
+    readers: Sequence[ReaderLag]
 
 
 @dataclass(slots=True)
@@ -176,6 +179,8 @@ class StreamingProgress:
             ],
             [self._receiver(row, now) for row in counters],
             stream_lag(connection),
+            pipeline_status(connection),
+            list_readers(connection),
         )
         self._counters = {row.receiver_id: row for row in counters}
         return progress

@@ -6,6 +6,7 @@ proven is the code that runs, and no stand-in for it. Nothing else in the block 
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+#: What writes past the page cache are made of: a page, which every disk takes.
+DIRECT_BYTES = 4096
+
+# How a file system says that it can't do them, or not with this alignment.
+_NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+# Past the page cache; 0 where the system has no such thing.
+_DIRECT_FLAGS = os.O_WRONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_DIRECT", 0)
 # Flushes the data and the size that is needed to read it back; where it does not exist, everything.
 _sync_data = getattr(os, "fdatasync", os.fsync)
 
@@ -33,6 +41,29 @@ class Files:
     def write(self, fd: int, buffers: Sequence[Any]) -> int:
         """Append the buffers by one call; returns the bytes that were written, which may be fewer."""
         return os.writev(fd, buffers)
+
+    def open_direct(self, path: Path) -> int | None:
+        """Open a file for writing past the page cache; None where the system or the file system has no such thing."""
+        if not hasattr(os, "O_DIRECT"):
+            return None
+        try:
+            return os.open(path, _DIRECT_FLAGS)
+        except OSError as error:
+            if error.errno in _NO_DIRECT:
+                return None
+            raise
+
+    def write_direct(self, fd: int, buffer: Any, offset: int) -> int | None:  # noqa: ANN401  a buffer
+        """Write by one call; returns the bytes that were written, None where the file system refuses such a write.
+
+        Memory, length and offset are whole multiples of ``DIRECT_BYTES``.
+        """
+        try:
+            return os.pwrite(fd, buffer, offset)
+        except OSError as error:
+            if error.errno in _NO_DIRECT:
+                return None
+            raise
 
     def sync(self, fd: int) -> None:
         """Return when what was written survives a loss of power."""

@@ -34,11 +34,15 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import google_crc32c
 import pyarrow as pa
 
 from receiver_runtime.block_store.errors import InvalidFrameError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAGIC = b"FBAY"
 HEADER_VERSION = 1
@@ -105,20 +109,30 @@ class FrameHeader:
 
 @dataclass(frozen=True, slots=True)
 class EncodedFrame:
-    """A frame ready to be written: two buffers, so that the payload is not copied."""
+    """A frame ready to be written: its header and the parts of its payload, none of which is copied."""
 
     header: bytes
-    payload: pa.Buffer
+    parts: Sequence[pa.Buffer]
     crc32c: int
 
     @property
     def length(self) -> int:
         """Header and payload, in bytes."""
-        return len(self.header) + int(self.payload.size)
+        return sum(map(len, self.buffers))
+
+    @property
+    def payload(self) -> pa.Buffer:
+        """The payload in one piece: copied where it has several parts."""
+        return self.parts[0] if len(self.parts) == 1 else pa.py_buffer(b"".join(self.parts))
+
+    @property
+    def buffers(self) -> Sequence[pa.Buffer | bytes]:
+        """All of it, in order."""
+        return (self.header, *self.parts)
 
 
 def encode_frame(
-    payload: pa.Buffer | bytes,
+    payload: pa.Buffer | bytes | Sequence[pa.Buffer],
     *,
     kind: FrameKind,
     source_rule: SourceRule,
@@ -130,16 +144,21 @@ def encode_frame(
     reason: DeadLetterReason | None = None,
     part: int = 0,
 ) -> EncodedFrame:
-    """Frame a payload.
+    """Frame a payload, which may come in parts.
 
     Raises:
         InvalidFrameError: the payload is empty or larger than ``MAX_PAYLOAD_LENGTH``, a block has no records, or a
             dead letter no reason.
     """
-    buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
-    if not 0 < buffer.size <= MAX_PAYLOAD_LENGTH:
+    parts: Sequence[pa.Buffer]
+    if isinstance(payload, bytes):
+        parts = (pa.py_buffer(payload),)
+    else:
+        parts = (payload,) if isinstance(payload, pa.Buffer) else payload
+    size = sum(map(len, parts))
+    if not 0 < size <= MAX_PAYLOAD_LENGTH:
         raise InvalidFrameError(
-            f"a payload of {buffer.size} bytes can't be framed: it must have 1 to {MAX_PAYLOAD_LENGTH}; "
+            f"a payload of {size} bytes can't be framed: it must have 1 to {MAX_PAYLOAD_LENGTH}; "
             "make smaller blocks (max_block_bytes)"
         )
     if records < 1:
@@ -158,13 +177,15 @@ def encode_frame(
         epoch,
         sequence,
         registered_through,
-        buffer.size,
+        size,
     )
     bare = _HEADER.pack(*fields, 0, 0)
     header_crc = google_crc32c.value(bare[:_CHECKED_BY_HEADER])
     checked = _HEADER.pack(*fields, header_crc, 0)[:_CHECKED_BY_FRAME]
-    crc = google_crc32c.extend(google_crc32c.value(checked), buffer)
-    return EncodedFrame(header=checked + crc.to_bytes(4, "little"), payload=buffer, crc32c=crc)
+    crc = google_crc32c.value(checked)
+    for piece in parts:
+        crc = google_crc32c.extend(crc, piece)
+    return EncodedFrame(header=checked + crc.to_bytes(4, "little"), parts=parts, crc32c=crc)
 
 
 def decode_header(data: bytes) -> tuple[FrameHeader, int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from receiver_runtime.block_store.direct import Portions
 from receiver_runtime.block_store.errors import BlockMissingError, InvalidPathError, StoreUnavailableError
 from receiver_runtime.block_store.files import Files
 from receiver_runtime.block_store.reading import FrameAt, StoredFrame, batches_of, checked_frame, lost_by_reading
@@ -42,6 +43,7 @@ class LocalBlockStore:
         #: As people name it.
         self.name = str(self.root)
         self._files = files or Files()
+        self._portions = Portions()
         # Directories whose own entries this instance has synced; a set that only grows, by one per receiver.
         self._durable: set[Path] = set()
 
@@ -75,7 +77,7 @@ class LocalBlockStore:
         except OSError:
             self._files.close(fd)
             raise
-        return SegmentWriter(self._files, fd, target)
+        return SegmentWriter(self._files, fd, target, portions=self._portions)
 
     def read_frame(self, path: str, offset: int, length: int, crc32c: int) -> StoredFrame:
         """One frame by its handle: one read, one checksum, one copy in memory.

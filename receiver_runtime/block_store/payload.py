@@ -21,6 +21,9 @@ Compression = Literal["lz4", "zstd", "none"]
 
 DEFAULT_COMPRESSION: Compression = "lz4"
 
+# Less than this is copied.
+_CRUMB_BYTES = 64 * 1024
+
 
 def encode_batches(
     schema: pa.Schema, batches: Sequence[pa.RecordBatch], *, compression: Compression = DEFAULT_COMPRESSION
@@ -35,6 +38,20 @@ def encode_batches(
     return sink.getvalue()
 
 
+def encode_parts(
+    schema: pa.Schema, batches: Sequence[pa.RecordBatch], *, compression: Compression = DEFAULT_COMPRESSION
+) -> Sequence[pa.Buffer]:
+    """As ``encode_batches``, in parts: what is not compressed is not copied, the parts are the batches' own memory."""
+    if compression != "none":
+        return [encode_batches(schema, batches, compression=compression)]
+    sink = _Parts()
+    options = pa.ipc.IpcWriteOptions(compression=None, use_threads=False)
+    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.parts()
+
+
 def decode_batches(payload: pa.Buffer) -> Iterator[pa.RecordBatch]:
     """A payload to its record batches, decompressed one at a time."""
     with pa.ipc.open_stream(payload) as reader:
@@ -45,3 +62,43 @@ def payload_schema(payload: pa.Buffer) -> pa.Schema:
     """The schema that a payload carries."""
     with pa.ipc.open_stream(payload) as reader:
         return reader.schema
+
+
+class _Parts:
+    """What Arrow takes for a file: it keeps the buffers that it is given, and joins the crumbs between them."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[pa.Buffer] = []
+        self._crumbs: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: pa.Buffer | bytes) -> int:
+        size = len(data)
+        if size < _CRUMB_BYTES:
+            # Of a batch with few records too: a write of the operating system takes about a thousand parts.
+            self._crumbs.append(bytes(data))
+        else:
+            self._gather()
+            self._parts.append(data if isinstance(data, pa.Buffer) else pa.py_buffer(data))
+        self._size += size
+        return size
+
+    def parts(self) -> Sequence[pa.Buffer]:
+        self._gather()
+        return self._parts
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """The parts stay."""
+
+    def _gather(self) -> None:
+        if self._crumbs:
+            self._parts.append(pa.py_buffer(b"".join(self._crumbs)))
+            self._crumbs = []

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import google_crc32c
 
+from receiver_runtime.block_store.direct import LEAST_DIRECT_BYTES, copies, size_of, split
 from receiver_runtime.block_store.errors import InvalidFrameError, SegmentEndedError, SegmentWriteError
 from receiver_runtime.block_store.frame import (
     HEADER_LENGTH,
@@ -30,20 +31,34 @@ from receiver_runtime.block_store.frame import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    import pyarrow as pa
+
+    from receiver_runtime.block_store.direct import Portions
     from receiver_runtime.block_store.files import Files
 
 _WINDOW = 1 << 20
+# Of one write; Linux takes 1024.
+_MOST_BUFFERS = 1000
 
 
 class SegmentWriter:
-    """Appends frames to one new file. One thread at a time; the write-ahead log holds the lock."""
+    """Appends frames to one new file. One thread at a time; the write-ahead log holds the lock.
 
-    def __init__(self, files: Files, fd: int, path: Path) -> None:
+    Args:
+        files: the operating system's calls.
+        fd: the new file, open for appending.
+        path: of the file.
+        portions: where there are any, large frames are written past the page cache, see ``direct``.
+    """
+
+    def __init__(self, files: Files, fd: int, path: Path, *, portions: Portions | None = None) -> None:
         self._files = files
         self._fd: int | None = fd
+        self._portions = portions
+        self._direct_fd: int | None = None
         self._failed = False
         self._written = 0
         self.path = path
@@ -65,7 +80,10 @@ class SegmentWriter:
         fd = self._open_fd()
         offset = self._written
         try:
-            count = self._files.write(fd, (frame.header, frame.payload))
+            if self._portions is not None and frame.length >= LEAST_DIRECT_BYTES:
+                count = self._append_past_cache(fd, frame, self._portions)
+            else:
+                count = self._append(fd, frame.buffers)
         except OSError as error:
             self._failed = True
             raise SegmentWriteError(str(self.path), offset, str(error)) from error
@@ -95,13 +113,54 @@ class SegmentWriter:
     def skip_sync(self) -> None:
         """Count what was appended as good without a sync (ephemeral durability)."""
         self._open_fd()
+        # Nobody waits for the disk here: the page cache is the place for what follows.
+        self._portions = None
         self.synced_length = self._written
 
     def close(self) -> None:
         """Close the file; safe to call twice. Syncs nothing: what counts was synced."""
         if self._fd is not None:
             fd, self._fd = self._fd, None
+            direct_fd, self._direct_fd = self._direct_fd, None
+            if direct_fd is not None:
+                self._files.close(direct_fd)
             self._files.close(fd)
+
+    def _append_past_cache(self, fd: int, frame: EncodedFrame, portions: Portions) -> int:
+        """Write a frame, its whole pages past the page cache; returns how much of it, less after a short write."""
+        if self._direct_fd is None:
+            self._direct_fd = self._files.open_direct(self.path)
+            if self._direct_fd is None:
+                self._portions = None
+                return self._append(fd, frame.buffers)
+        head, middle, tail = split(frame.buffers, self._written)
+        done = self._append(fd, head)
+        if done < size_of(head):
+            return done
+        with portions.borrowed() as buffer:
+            for portion in copies(middle, buffer):
+                count = None
+                if self._portions is not None:
+                    count = self._files.write_direct(self._direct_fd, portion, self._written + done)
+                if count is None:
+                    # Refused, and nothing of it written.
+                    self._portions = None
+                    count = self._files.write(fd, [portion])
+                done += count
+                if count < len(portion):
+                    return done
+        return done + self._append(fd, tail)
+
+    def _append(self, fd: int, buffers: Sequence[pa.Buffer | bytes]) -> int:
+        """Write at the end by as few calls as the system allows; returns how much, less after a short write."""
+        done = 0
+        for first in range(0, len(buffers), _MOST_BUFFERS):
+            group = buffers[first : first + _MOST_BUFFERS]
+            count = self._files.write(fd, group)
+            done += count
+            if count < size_of(group):
+                break
+        return done
 
     def _open_fd(self) -> int:
         if self._fd is None or self._failed:

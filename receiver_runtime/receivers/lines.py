@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SCHEMA = pa.schema([("value", pa.string())])
 
+_SHORT_BYTES = 1024
 _LONGER_FROM = (0x80, 0x800, 0x10000)
 
 _Positions = npt.NDArray[np.intp]
@@ -106,6 +107,11 @@ class LineFraming:
 
     def _cut_lines(self, cut: Cut, data: bytes) -> pa.Array | None:
         """Whole records, the last delimiter included."""
+        if len(data) <= min(self._max, _SHORT_BYTES) and data.isascii() and data.count(self._delimiter) == 1:
+            # One short line now and then: vector code takes longer to set up than to run.
+            line = data[: -self._size]
+            text = (line.removesuffix(b"\r") if self._strips_cr else line).decode("ascii")
+            return pa.array([text], pa.string())
         raw_ends = self.ends(data)
         lines, ends = data, raw_ends
         if self._strips_cr and b"\r" in data:

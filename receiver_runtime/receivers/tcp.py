@@ -6,6 +6,8 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, NoReturn
 
+from receiver_runtime.sources.secret import SecretError
+
 if TYPE_CHECKING:
     from receiver_runtime.sources.tcp import Tls
 
@@ -49,7 +51,7 @@ def client_context(tls: Tls) -> ssl.SSLContext:
     else:
         _load_authorities(context, tls.ca_file)
     if tls.certificate_file is not None:
-        _load_certificate(context, tls.certificate_file, tls.key_file)
+        _load_certificate(context, tls.certificate_file, tls)
     return context
 
 
@@ -57,7 +59,7 @@ def server_context(tls: Tls) -> ssl.SSLContext:
     """To listen with. Raises TlsFileError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load_certificate(context, tls.certificate_file or "", tls.key_file)
+    _load_certificate(context, tls.certificate_file or "", tls)
     if tls.ca_file is not None:
         _load_authorities(context, tls.ca_file)
         context.verify_mode = ssl.CERT_REQUIRED
@@ -71,17 +73,22 @@ def _load_authorities(context: ssl.SSLContext, path: str) -> None:
         raise TlsFileError(f"ca_file {path} can't be used: {error}. Give a file of certificates, PEM.") from error
 
 
-def _load_certificate(context: ssl.SSLContext, path: str, key_path: str | None) -> None:
+def _load_certificate(context: ssl.SSLContext, path: str, tls: Tls) -> None:
+    key_path = tls.key_file
     try:
-        context.load_cert_chain(path, key_path, password=_no_passphrase)
+        password = _no_passphrase if tls.key_password is None else tls.key_password.resolve()
+    except SecretError as error:
+        raise TlsFileError(f"key_password: {error}") from None
+    try:
+        context.load_cert_chain(path, key_path, password=password)
     except OSError as error:
         files = path if key_path is None else f"{path} with key_file {key_path}"
         raise TlsFileError(
-            f"certificate_file {files} can't be used: {error}. Give a certificate and its own key, PEM, without a "
-            "passphrase, readable by the receiver."
+            f"certificate_file {files} can't be used: {error}. Give a certificate and its own key, PEM, readable "
+            "by the receiver, and the key's passphrase, if it has one, as key_password."
         ) from error
 
 
 def _no_passphrase() -> NoReturn:
     """OpenSSL would ask for it at the terminal, and wait."""
-    raise TlsFileError("the key has a passphrase, and nobody is there to type it")
+    raise TlsFileError("the key has a passphrase, and nobody is there to type it: give key_password")

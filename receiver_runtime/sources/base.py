@@ -27,7 +27,8 @@ class SourceError(ValueError):
 class Source(BaseModel):
     """One kind of source. A child sets ``kind`` to a ``Literal`` of its own, with that as its default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # What a field of a secret refuses is shown by no error (``secret``).
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     #: The record's columns as (name, Arrow type by name), fixed per kind of source (design §5).
     columns: ClassVar[tuple[tuple[str, str], ...]]

@@ -46,10 +46,13 @@ class ReceiverSettings(BaseModel):
     receiver_max_restart_delay: Seconds = 30.0
     #: So long without a failure, or one record received, and the count of restarts begins anew.
     receiver_healthy_after: Seconds = 60.0
-    #: Restarts in a row after which the receiver is FAILED; 0 means never.
-    receiver_max_restarts: Annotated[int, Field(ge=0)] = 0
+    #: Restarts in a row after which the receiver is FAILED; 0 means never. With the pauses above 150 of them take well
+    #: over an hour, so that a source that was away for an hour is read again without anybody's help.
+    receiver_max_restarts: Annotated[int, Field(ge=0)] = 150
     #: Times in an hour that Dagster's receiver sensor starts a FAILED receiver anew; then a person. 0: never.
     max_restarts_per_hour: Annotated[int, Field(ge=0)] = 3
+    #: Whether it shares its process with no other receiver, however many ``--receivers-per-process`` allows.
+    own_process: bool = False
     #: A segment is closed at this age (spark.streaming.receiver.writeAheadLog.rollingIntervalSecs) …
     segment_interval: Annotated[Seconds, Field(gt=0)] = 60.0
     #: … or before it grows past this.

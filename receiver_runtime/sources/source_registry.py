@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from receiver_runtime.sources.base import Source, SourceError
 from receiver_runtime.sources.custom import CustomSource
 from receiver_runtime.sources.raw_socket import RawSocket
+from receiver_runtime.sources.secret import SecretError
 from receiver_runtime.sources.socket_text import SocketText
 
 if TYPE_CHECKING:
@@ -48,5 +49,8 @@ def _sentence(kind: str, detail: ErrorDetails) -> str:
             return f"{field}: {kind} has no such field (found {detail['input']!r}): use {fields}"
         case "missing":
             return f"{field}: {kind} needs it and it is missing: give it"
+        case "value_error" if isinstance(detail.get("ctx", {}).get("error"), SecretError):
+            # What was found may be the secret itself.
+            return f"{field}: {message}"
         case _:
             return f"{field}: {message} (found {detail['input']!r}): correct it"

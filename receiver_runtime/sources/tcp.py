@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Source, SourceRule
+from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.units import parse_bytes, parse_duration
 
 _LISTEN = re.compile(r"(?:\[(?P<ipv6>[^\]\s/]+)\]|(?P<host>[^:\[\]\s/]+)):(?P<port>\d{1,5})")
@@ -35,16 +36,18 @@ class Tls(BaseModel):
         ca_file: certificates of the authorities to trust, PEM. A client's default is the system's.
         server_hostname: the name that the server's certificate must have, where it is not ``host``.
         certificate_file: our own certificate, followed by those between it and the authority, PEM.
-        key_file: its key, PEM, without a passphrase. Where it is missing, it is in ``certificate_file``.
+        key_file: its key, PEM. Where it is missing, it is in ``certificate_file``.
+        key_password: the key's passphrase, by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``).
         verify: False trusts any server: for trying out, never for data that matters.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     ca_file: str | None = None
     server_hostname: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
+    key_password: Secret | None = None
     verify: bool = True
 
     @field_validator("ca_file", "certificate_file", "key_file")
@@ -60,6 +63,8 @@ class Tls(BaseModel):
     def _check_pairs(self) -> Self:
         if self.key_file is not None and self.certificate_file is None:
             raise ValueError("key_file is of no use without its certificate: give certificate_file too")
+        if self.key_password is not None and self.certificate_file is None:
+            raise ValueError("key_password is of no use without its certificate: give certificate_file too")
         if not self.verify and (self.ca_file is not None or self.server_hostname is not None):
             raise ValueError("verify=False checks nothing: leave out ca_file and server_hostname, or verify=False")
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,8 +40,9 @@ POLL_SECONDS = 0.2
 class RunningSystem:
     """A system whose every process may be killed."""
 
-    def __init__(self, home: Path, source: NumberedSource, engine: sa.Engine, up: psutil.Process) -> None:
+    def __init__(self, home: Path, source: NumberedSource, engine: sa.Engine, up: psutil.Process, ui_url: str) -> None:
         self.home = home
+        self.ui_url = ui_url
         self.source = source
         self.engine = engine
         self._up = up
@@ -118,6 +120,26 @@ class RunningSystem:
         with connect(self.engine) as connection:
             return status.batch_stats(connection, limit=100_000)
 
+    def launchers(self) -> set[str]:
+        """Who has launched runs of batches."""
+        with connect(self.engine) as connection:
+            rows = connection.execute(
+                sa.text("SELECT DISTINCT launched_by FROM forebay.batches WHERE launched_by IS NOT NULL")
+            )
+            return set(rows.scalars())
+
+    def run_keys_with_several_runs(self) -> list[str]:
+        """Run keys under which Dagster has more than one run of a pipeline."""
+        with connect(self.engine) as connection:
+            rows = connection.execute(
+                sa.text(
+                    "SELECT k.value FROM dagster.run_tags k JOIN dagster.run_tags p ON p.run_id = k.run_id "
+                    "AND p.key = 'forebay/pipeline' WHERE k.key = 'dagster/run_key' "
+                    "GROUP BY p.value, k.value HAVING count(*) > 1"
+                )
+            )
+            return list(rows.scalars())
+
     def receive(self, records: int) -> None:
         """Let the source send until so many more records are registered."""
         goal = self.registered() + records
@@ -180,7 +202,9 @@ def _registered_blocks(connection: sa.Connection) -> list[tuple[str, int, int, i
 
 
 @contextmanager
-def running_system(home: Path, source: NumberedSource) -> Iterator[RunningSystem]:
+def running_system(
+    home: Path, source: NumberedSource, module: str = "tests.faults.numbered_pipeline"
+) -> Iterator[RunningSystem]:
     """Start `forebay up` in `home` on the numbered pipeline; stop it, and see that no process stays."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
     environment |= {
@@ -192,7 +216,7 @@ def running_system(home: Path, source: NumberedSource) -> Iterator[RunningSystem
     log = home / "up.log"
     with log.open("wb") as output:
         up = subprocess.Popen(
-            [sys.executable, "-m", "forebay.cli", "up", "tests.faults.numbered_pipeline", "--ui-port", "0"],
+            [sys.executable, "-m", "forebay.cli", "up", module, "--ui-port", "0"],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -206,7 +230,8 @@ def running_system(home: Path, source: NumberedSource) -> Iterator[RunningSystem
                 pytest.fail(f"forebay up did not start:\n{log.read_text(encoding='utf-8')}")
             time.sleep(POLL_SECONDS)
         engine = create_engine(EmbeddedPostgres(home / "postgres").url(), application_name="fault tests")
-        yield RunningSystem(home, source, engine, supervised)
+        [ui_url] = re.findall(r"^Dagster: (http://\S+)", log.read_text(encoding="utf-8"), re.MULTILINE)
+        yield RunningSystem(home, source, engine, supervised, ui_url)
         engine.dispose()
     finally:
         processes = supervised.children(recursive=True) if supervised.is_running() else []

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    import psutil
-
     from tests.faults.running_system import RunningSystem
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
@@ -62,26 +60,31 @@ def test_the_dagster_daemon(system: RunningSystem) -> None:
     system.check_every_number_came_out_once()
 
 
-def test_a_batch_run_in_progress(system: RunningSystem) -> None:
-    running = system.until(
-        "a batch is running", lambda: next((row for row in system.batches() if row.state == "RUNNING"), None)
-    )
-
-    def java_of_the_run() -> psutil.Process | None:
-        # The run's process is the parent of its JVM: killed in the middle of its Spark job.
-        return system.process("java", "org.apache.spark.deploy.SparkSubmit")
-
-    java = system.until("the run has started Spark", java_of_the_run)
-    run = next(
-        process
-        for process in java.parents()
-        if "multiprocessing" in " ".join(process.cmdline()) or "execute_run" in " ".join(process.cmdline())
-    )
-    system.kill(run)
+def test_the_webserver(system: RunningSystem) -> None:
+    """Batches of 2 s are pushed to it by the tracker; while it is away the batch sensor launches them."""
+    system.until("the tracker has pushed", lambda: any(name.startswith("tracker") for name in system.launchers()))
+    # Whatever has to warm up has done it.
     system.settle()
-    healed = next(row for row in system.batches() if row.batch_time == running.batch_time)
-    assert healed.state == "COMPLETED"
-    assert healed.attempt > running.attempt
+    webserver = system.process("dagster_webserver")
+    assert webserver is not None
+    system.kill(webserver)
+    system.receive(500)
+    system.settle()
+    system.check_every_number_came_out_once()
+    assert system.run_keys_with_several_runs() == [], "whoever launched, an attempt had one run"
+
+
+def test_the_batch_driver(system: RunningSystem) -> None:
+    """Whatever it was at; tests of its own kill it in the middle of a batch (test_batch_drivers)."""
+    system.until("a batch is running", lambda: any(row.state == "RUNNING" for row in system.batches()))
+    driver = system.process("forebay.cli", "batch-driver")
+    assert driver is not None
+    family = driver.children(recursive=True)
+    system.kill(driver)
+    system.until("its JVM is gone too", lambda: not any(process.is_running() for process in family))
+    system.settle()
+    successor = system.until("it is started again", lambda: system.process("forebay.cli", "batch-driver"))
+    assert successor.pid != driver.pid
     system.check_every_number_came_out_once()
 
 

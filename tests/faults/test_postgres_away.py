@@ -23,7 +23,7 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.batch_run import run_batch
 from orchestration.settings import Settings
-from orchestration.spark.sinks.sink import Written
+from orchestration.spark.sinks.sink import OutputAttempt, Written
 from orchestration.tracker.tracker import Tracker
 from tests.driver_log import INTERVAL, NOON, make_log
 from tests.faults.driver_log_server import Address, DriverLogServer, MountRefusedError, fill, small_file_system
@@ -237,10 +237,10 @@ class SinkAtTheEnd(ParquetSink):
         self._before_commit = before_commit
         self.published: list[str] = []
 
-    def write(self, result: DataFrame, *, batch_time: datetime, attempt: int) -> Written:
-        if attempt == 1:
+    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
+        if attempt.attempt == 1:
             self._before_commit()
-        return Written(f"attempt {attempt}", 10)
+        return Written(f"attempt {attempt.attempt}", 10)
 
     def publish(self, location: str, *, batch_time: datetime) -> None:
         self.published.append(location)

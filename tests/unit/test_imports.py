@@ -16,7 +16,16 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 _HEAVY = ("dagster", "pyspark", "py4j", "pandas")
 _LIGHT_PACKAGES = ("receiver_runtime", "tracker_store")
-_LIGHT_MODULES = ("forebay", "forebay.sources", "orchestration.pipeline", "orchestration.settings")
+_LIGHT_MODULES = (
+    "orchestration.batch_schedule",
+    "orchestration.tracker.batch_pusher",
+    "forebay",
+    "forebay.parsing",
+    "forebay.sources",
+    "forebay.testing",
+    "orchestration.pipeline",
+    "orchestration.settings",
+)
 
 _PROGRAM = (
     "import importlib, json, sys\n"

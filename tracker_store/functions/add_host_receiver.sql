@@ -9,8 +9,7 @@ SET search_path = forebay, pg_temp
 AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM 1 FROM leadership l WHERE l.term = of_term FOR SHARE;
-    IF NOT FOUND THEN
+    IF NOT leads(of_term) THEN
         outcome := 'deposed';
         RETURN NEXT;
         RETURN;

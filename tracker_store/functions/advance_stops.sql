@@ -1,7 +1,7 @@
 -- advance_stops: the leader takes each stop and each start one step further; called every second, it settles.
 --
 -- Authority: receivers of the streams that pipelines read, none of which is RUNNING, are desired stopped until one of
--- them runs again; what was wanted of them before is kept. A pipeline that is STOPPING becomes STOPPED when those
+-- them runs again (they stay so where all of these are removed); what was wanted of them before is kept. A pipeline that is STOPPING becomes STOPPED when those
 -- receivers have ended in order (or have nobody who could: their process is gone, and salvage is the next start's), no
 -- block of theirs waits for a batch, and no batch is unfinished. Of a stream that others go on reading, what had come
 -- before the stop was asked for must be in a batch; the rest waits behind the pipeline's cursor.
@@ -15,22 +15,26 @@ SET search_path = forebay, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
-    unread bigint[];
+    read bigint[];      -- streams that a pipeline reads which is RUNNING
+    unread bigint[];    -- those that are read, and by none of these
 BEGIN
-    PERFORM 1 FROM leadership l WHERE l.term = of_term FOR SHARE;
-    IF NOT FOUND THEN
+    IF NOT leads(of_term) THEN
         outcome := 'deposed';
         RETURN NEXT;
         RETURN;
     END IF;
     PERFORM 1 FROM pipelines p WHERE p.state <> 'RUNNING' AND p.removed_at IS NULL ORDER BY p.id FOR NO KEY UPDATE;
+    SELECT coalesce(array_agg(u.stream_id), '{}') INTO read FROM (
+        SELECT unnest(p.stream_ids) AS stream_id FROM pipelines p
+        WHERE p.removed_at IS NULL AND p.state = 'RUNNING') AS u;
     SELECT coalesce(array_agg(u.stream_id), '{}') INTO unread FROM (
-        SELECT unnest(p.stream_ids) AS stream_id FROM pipelines p WHERE p.removed_at IS NULL AND p.state <> 'RUNNING'
-        EXCEPT
-        SELECT unnest(p.stream_ids) FROM pipelines p WHERE p.removed_at IS NULL AND p.state = 'RUNNING') AS u;
+        SELECT unnest(p.stream_ids) AS stream_id FROM pipelines p
+        WHERE p.removed_at IS NULL AND p.state <> 'RUNNING') AS u
+    WHERE u.stream_id <> ALL (read);
 
     PERFORM 1 FROM receivers r
-    WHERE (r.stream_id = ANY (unread) AND r.removed_at IS NULL) <> (r.desired_before_stop IS NOT NULL)
+    WHERE r.stream_id = ANY (unread) AND r.removed_at IS NULL AND r.desired_before_stop IS NULL
+          OR r.desired_before_stop IS NOT NULL AND (r.stream_id = ANY (read) OR r.removed_at IS NOT NULL)
           OR r.desired_state = 'stopped' AND r.state = 'SCHEDULED'
     ORDER BY r.id FOR UPDATE;
     IF FOUND THEN
@@ -40,7 +44,7 @@ BEGIN
             RETURNING 'receiver stops', r.id;
         RETURN QUERY
             UPDATE receivers r SET desired_state = r.desired_before_stop, desired_before_stop = NULL
-            WHERE r.desired_before_stop IS NOT NULL AND (r.stream_id <> ALL (unread) OR r.removed_at IS NOT NULL)
+            WHERE r.desired_before_stop IS NOT NULL AND (r.stream_id = ANY (read) OR r.removed_at IS NOT NULL)
             RETURNING 'receiver goes on', r.id;
         -- Nobody has claimed it, and nobody will under this assignment: no process is there to say that it ended.
         RETURN QUERY
@@ -66,7 +70,7 @@ BEGIN
                         AND (w.stream_id = ANY (unread) OR w.oldest_added_at < p.state_since))
               AND NOT EXISTS (
                   SELECT FROM batches b
-                  WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED'))
+                  WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED'))
         RETURNING 'pipeline stopped', p.id;
 END
 $$;

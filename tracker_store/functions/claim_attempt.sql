@@ -23,7 +23,7 @@ BEGIN
     SELECT * INTO held FROM batch_attempts a
     WHERE a.pipeline_id = pipeline AND a.batch_time = at_time AND a.attempt = batch.attempt;
 
-    IF batch.state IN ('ALLOCATED', 'FAILED') AND number = batch.attempt + 1 THEN
+    IF batch.state IN ('ALLOCATED', 'FAILED', 'BLOCKED') AND number = batch.attempt + 1 THEN
         INSERT INTO batch_attempts (pipeline_id, batch_time, attempt, run_id, process_id)
         VALUES (pipeline, at_time, number, claiming_run, claiming_process);
         UPDATE batches SET state = 'RUNNING', attempt = number, retry_at = NULL, reason = ''

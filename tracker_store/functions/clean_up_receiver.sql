@@ -2,8 +2,9 @@
 --
 -- A block goes when every live pipeline that reads its stream has it in a finished batch older than the threshold and
 -- than the pipeline's retention (its longest window or replay time), which counts back from now and from the oldest
--- batch that is not finished; a stream that nothing reads keeps its blocks for the stream's own retention. A live pipeline without a cursor row counts as a cursor at 1. A quarantined
--- batch's blocks are in kept_blocks and hold nothing up.
+-- batch that is not finished; and when every named reader of the stream has read it. A stream that nothing reads keeps
+-- its blocks for the stream's own retention. A live pipeline or reader without a cursor row counts as a cursor at 1. A
+-- quarantined batch's blocks are in kept_blocks and hold nothing up.
 -- The receiver's newest row stays, epoch markers stay (a few a day; a backend that stalled for long is fenced by
 -- them), and each partition's newest link stays.
 -- Event first, then rows, in one transaction: a crash leaves both or neither. Files follow (delete_segments), and are
@@ -46,8 +47,8 @@ BEGIN
                least(threshold - interval '1 us', clock_timestamp() - p.retention - interval '1 us',
                      p.last_batch_time - p.retention,
                      (SELECT min(t.batch_time) FROM batches t
-                      WHERE t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED')) - p.retention)
-               AS done_with
+                      WHERE t.pipeline_id = p.id
+                        AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')) - p.retention) AS done_with
         FROM pipelines p WHERE p.removed_at IS NULL
     ), needs AS (
         -- What a reader has not taken yet …
@@ -55,12 +56,23 @@ BEGIN
         FROM live p LEFT JOIN cursors c ON c.pipeline_id = p.id AND c.receiver_id = receiver
         WHERE p.reads
         UNION ALL
+        SELECT coalesce(c.next_sequence, 1)
+        FROM readers d LEFT JOIN reader_cursors c ON c.reader_id = d.id AND c.receiver_id = receiver
+        WHERE d.stream_id = locked.stream_id AND d.removed_at IS NULL
+        UNION ALL
         -- … what its unfinished batches have (also of a stream that it reads no more) …
         SELECT lower(a.sequences)
         FROM live p
-        JOIN batches t ON t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED')
+        JOIN batches t ON t.pipeline_id = p.id AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
         JOIN batch_allocations a ON a.pipeline_id = t.pipeline_id AND a.batch_time = t.batch_time
              AND a.receiver_id = receiver
+        UNION ALL
+        -- … what a replay reads that runs …
+        SELECT lower(a.sequences)
+        FROM batch_attempts t
+        JOIN batch_allocations a ON a.pipeline_id = t.pipeline_id AND a.receiver_id = receiver
+             AND a.batch_time > t.batch_time - greatest(t.reach, interval '1 us') AND a.batch_time <= t.batch_time
+        WHERE t.state = 'RUNNING' AND t.kind = 'replay'
         UNION ALL
         -- … and what it may still ask for again.
         SELECT first_kept.sequence
@@ -70,7 +82,10 @@ BEGIN
             WHERE a.pipeline_id = p.id AND a.receiver_id = receiver AND a.batch_time > p.done_with
             ORDER BY a.batch_time LIMIT 1) AS first_kept
     )
-    SELECT min(n.sequence), NOT EXISTS (SELECT 1 FROM live p WHERE p.reads) INTO keep_from, unread FROM needs n;
+    SELECT min(n.sequence),
+           NOT EXISTS (SELECT 1 FROM live p WHERE p.reads)
+           AND NOT EXISTS (SELECT 1 FROM readers d WHERE d.stream_id = locked.stream_id AND d.removed_at IS NULL)
+    INTO keep_from, unread FROM needs n;
 
     IF unread THEN
         -- Nothing reads the stream: its own retention decides, found by halving on the primary key.
@@ -105,8 +120,10 @@ BEGIN
     records := last_gone.total_records - first_left.total_records + first_left.records;
     bytes := last_gone.total_bytes - first_left.total_bytes + first_left.bytes;
     IF unread THEN
-        -- Counted as loss, but for what a pipeline had read before it was removed.
-        SELECT max(c.next_sequence) - 1 INTO read_to FROM cursors c WHERE c.receiver_id = receiver;
+        -- Counted as loss, but for what a pipeline or a reader had read before it was removed.
+        SELECT max(c.next_sequence) - 1 INTO read_to FROM (
+            SELECT p.next_sequence FROM cursors p WHERE p.receiver_id = receiver
+            UNION ALL SELECT d.next_sequence FROM reader_cursors d WHERE d.receiver_id = receiver) AS c;
         unread_records := records;
         IF read_to > locked.low_mark THEN
             SELECT last_gone.total_records - b.total_records INTO unread_records

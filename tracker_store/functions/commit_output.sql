@@ -1,7 +1,7 @@
 -- commit_output: makes an attempt's result the one that counts for (pipeline, output, batch time).
 --
 -- Authority: this row is the commit; files are its projection. A zombie attempt changes nothing: the batch's row
--- is locked first, and only the attempt that it names may commit.
+-- is locked first, and only the attempt that it names, or the replay that runs, may commit.
 -- Locks: the batch's row in the first statement, then the output's row.
 CREATE FUNCTION forebay.commit_output(
     pipeline bigint, at_time timestamptz, number integer, output_name text, result_location text,
@@ -15,7 +15,9 @@ DECLARE
     batch batches;
 BEGIN
     SELECT * INTO batch FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = at_time FOR UPDATE;
-    IF batch.state IS DISTINCT FROM 'RUNNING' OR batch.attempt <> number THEN
+    IF (batch.state IS DISTINCT FROM 'RUNNING' OR batch.attempt <> number) AND NOT EXISTS (
+        SELECT 1 FROM batch_attempts a WHERE a.pipeline_id = pipeline AND a.batch_time = at_time
+        AND a.attempt = number AND a.kind = 'replay' AND a.state = 'RUNNING') THEN
         outcome := 'superseded';
         detail := format('the batch is %s at attempt %s', coalesce(batch.state, 'not there'), batch.attempt);
         RETURN NEXT;

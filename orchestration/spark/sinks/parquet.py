@@ -12,27 +12,35 @@ import os
 import shutil
 from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from orchestration.spark.sinks.sink import Sink, Written
+from orchestration.spark.sinks.sink import Guarantee, Sink, Written
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from pyspark.sql import DataFrame
 
+    from orchestration.spark.sinks.sink import OutputAttempt
+
 ATTEMPTS = "_attempts"
 
 
 def batch_directory(batch_time: datetime) -> str:
     """`date=…/hour=…/batch_time=…` in UTC, without colons; microseconds only where there are any."""
+    return f"{batch_time.astimezone(UTC):date=%Y-%m-%d/hour=%H}/batch_time={batch_stamp(batch_time)}"
+
+
+def batch_stamp(batch_time: datetime) -> str:
+    """The batch time in UTC as a file's name has it."""
     time = batch_time.astimezone(UTC)
-    stamp = time.strftime("%Y%m%dT%H%M%S") + (f".{time.microsecond:06d}" if time.microsecond else "") + "Z"
-    return f"{time:date=%Y-%m-%d/hour=%H}/batch_time={stamp}"
+    return time.strftime("%Y%m%dT%H%M%S") + (f".{time.microsecond:06d}" if time.microsecond else "") + "Z"
 
 
 class ParquetSink(Sink):
-    """Writes an output as Parquet under `path`, partitioned by date, hour and batch time."""
+    """Writes an output as Parquet under `path`, partitioned by date, hour and batch time. Exactly once."""
+
+    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
 
     def __init__(self, path: str | Path) -> None:
         """`path` is a directory; a relative one counts from the working directory of `forebay apply`."""
@@ -42,10 +50,9 @@ class ParquetSink(Sink):
         """What `forebay apply` writes of it."""
         return {"kind": "parquet", "path": str(self.path)}
 
-    def write(self, result: DataFrame, *, batch_time: datetime, attempt: int) -> Written:
+    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Write to the attempt's own directory; every file and directory is synced on return."""
-        stamp = batch_directory(batch_time).rpartition("=")[2]
-        directory = self.path / ATTEMPTS / stamp / f"attempt={attempt}"
+        directory = self.path / ATTEMPTS / batch_stamp(attempt.batch_time) / f"attempt={attempt.attempt}"
         # What an attempt of this number left behind was never committed: numbers are given out once.
         shutil.rmtree(directory, ignore_errors=True)
         # Hadoop's paths are not percent-encoded, so this is no `as_uri()`.

@@ -30,6 +30,7 @@ from forebay.cli.supervisor import (
     Supervisor,
     SupervisorRunningError,
 )
+from tests.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,13 +54,6 @@ WITH_GRANDCHILDREN = (
 
 OWN = "import sys; print('up', flush=True); sys.stdin.read()"
 """As Forebay's own children: watches its standard input."""
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -140,7 +134,7 @@ def test_a_killed_child_comes_back_ever_later(home: Path, sleeper: Callable[...,
             pid = supervisor.pid("victim")
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            until(lambda: seen.kinds("victim").count(ChildEventKind.STARTED) > round_, "started again")  # noqa: B023
+            eventually(lambda: seen.kinds("victim").count(ChildEventKind.STARTED) > round_, "started again")  # noqa: B023
         assert supervisor.statuses()[0].restarts == 3
     exits = [event.exit_code for event in seen.events if event.kind is ChildEventKind.EXITED]
     assert exits[:3] == [128 + signal.SIGKILL] * 3
@@ -162,7 +156,7 @@ def test_a_healthy_period_forgets_earlier_failures(home: Path, sleeper: Callable
     policy = RestartPolicy(first=0.01, most=0.01, healthy_after=0.0, attempts=1)
     with Supervisor(home, seen) as supervisor:
         supervisor.start([sleeper("short", "print('up', flush=True); import time; time.sleep(0.3)", restart=policy)])
-        until(lambda: seen.kinds("short").count(ChildEventKind.STARTED) >= 4, "the fourth start")
+        eventually(lambda: seen.kinds("short").count(ChildEventKind.STARTED) >= 4, "the fourth start")
         assert ChildEventKind.FAILED not in seen.kinds("short")
 
 
@@ -224,7 +218,7 @@ def test_stop_at_once_from_another_thread_hurries(home: Path, mark: str, sleeper
         supervisor.start([sleeper(f"stubborn_{n}", STUBBORN, stop_grace=60, guarded=n > 0) for n in range(2)])
         stopping = threading.Thread(target=supervisor.stop)
         stopping.start()
-        until(lambda: supervisor.wait(0) is not None, "under way")
+        eventually(lambda: supervisor.wait(0) is not None, "under way")
         supervisor.stop(at_once=True)
         stopping.join(10)
         assert not stopping.is_alive()
@@ -384,7 +378,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing(
     process = supervisor_process(WITH_GRANDCHILDREN, OWN)
     assert len(marked(mark)) == 6
     process.kill()
-    until(lambda: marked(mark) == [], "everything has ended by itself")
+    eventually(lambda: marked(mark) == [], "everything has ended by itself")
 
 
 def test_kill_9_of_a_guard_is_healed_by_its_supervisor(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
@@ -395,7 +389,7 @@ def test_kill_9_of_a_guard_is_healed_by_its_supervisor(home: Path, mark: str, sl
         guard = json.loads((home / "run" / "child.json").read_text())["guard"]["pid"]
         assert guard in orphans
         os.kill(guard, signal.SIGKILL)
-        until(lambda: seen.kinds("child").count(ChildEventKind.READY) == 2, "ready again")
+        eventually(lambda: seen.kinds("child").count(ChildEventKind.READY) == 2, "ready again")
         assert orphans.isdisjoint(process.pid for process in marked(mark))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -13,7 +13,7 @@ from orchestration.pipeline_settings import PipelineSettings
 from orchestration.tracker.rate_controller import STILL_AFTER_SECONDS, RateController
 from orchestration.tracker.tracker import Tracker
 from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
-from tracker_store.batches import claim_attempt, complete_batch
+from tracker_store.batches import claim_attempt, claim_replay, complete_batch, complete_replay, fail_attempt
 from tracker_store.engine import connect
 from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.pipelines import apply_pipeline, apply_stream
@@ -244,6 +244,24 @@ def test_c03_a_batch_counts_once_and_a_replay_not_at_all(log: Log, term: int) ->
     )
     tick(log, term)
     assert stream_rates(log.connection) == [before]
+
+
+def test_c03_a_quarantined_batch_that_a_replay_completes_says_nothing(log: Log, term: int) -> None:
+    fill(log, 3)
+    for number in (1, 2):
+        run(log, number, seconds=5)
+        tick(log, term)
+    [before] = stream_rates(log.connection)
+    third = NOON + 3 * INTERVAL
+    log.tracker.allocate_blocks_to_batch(third)
+    at: dict[str, Any] = {"pipeline_id": log.pipeline_id, "batch_time": third}
+    claim_attempt(log.connection, **at, attempt=1, run_id="run", process_id=1)
+    fail_attempt(log.connection, **at, attempt=1, run_id="run", error="no", max_attempts=1, retry_after=timedelta(0))
+    number = claim_replay(log.connection, **at, run_id="replay", process_id=1, reach=timedelta(0))
+    complete_replay(log.connection, **at, attempt=number, outputs=[], due=[])
+    tick(log, term)
+    [after] = stream_rates(log.connection)
+    assert after == replace(before, batch_time=third)
 
 
 def test_c03_many_batches_that_completed_while_nobody_led_count_each_in_order(log: Log, term: int) -> None:

@@ -4,155 +4,39 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-import sqlalchemy as sa
 
 from forebay import Batch, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply
-from orchestration.batch_run import OutputResult, run_batch
-from orchestration.settings import Settings
-from orchestration.spark.session import spark_session
+from orchestration.batch_run import run_batch
 from receiver_runtime.block_store.errors import StoreUnavailableError
-from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
-from receiver_runtime.block_store.payload import encode_batches
-from receiver_runtime.block_store.stores import open_block_store
-from tests.driver_log import claim_anew
+from tests.integration.orchestration.batch_rig import System, local_spark
 from tracker_store import batches
-from tracker_store.blocks import BlockHandle, NewBlock, add_blocks
 from tracker_store.engine import connect
 from tracker_store.errors import AttemptSupersededError, BatchHeldError
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
-from tracker_store.received_block_tracker import ReceivedBlockTracker
 from tracker_store.receivers import placements, receiver_events
 from tracker_store.schema import BatchState, ReceiverEventKind
-from tracker_store.segments import open_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
     from datetime import datetime
 
+    import sqlalchemy as sa
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
-SCHEMA = pa.schema([("value", pa.string())])
-
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    home = tmp_path_factory.mktemp("spark")
-    made = spark_session(Settings(home=home, spark_master="local[2]"), application="tests")
-    yield made
-    made.stop()
-
-
-class System:
-    """A driver log and block store with blocks in them, and a pipeline to run on them."""
-
-    def __init__(
-        self,
-        connection: sa.Connection,
-        url: str,
-        directory: Path,
-        session: SparkSession,
-        *,
-        block_store: str | None = None,
-    ) -> None:
-        self.connection = connection
-        self.settings = Settings(home=directory, database_url=url, block_store=block_store)
-        self.output = directory / "output"
-        self.session = session
-        self._begin: datetime | None = None
-        self._store = open_block_store(self.settings.block_store_roots)
-
-    def declare(self, function: Callable[..., Any], sink: ParquetSink | None = None) -> Pipeline:
-        lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
-        pipeline = Pipeline("words", interval="1h")
-        pipeline.output(inputs=[lines], sink=sink or ParquetSink(self.output), name="counts")(function)
-        apply(self.connection, [pipeline])
-        return pipeline
-
-    def receive(self, *blocks: Sequence[str], durability: str = "durable") -> None:
-        """Store and register blocks of lines, all in one segment."""
-        [placement] = placements(self.connection)
-        claimed = claim_anew(self.connection, placement.receiver_id)
-        path = f"{placement.receiver_id}/{claimed.epoch}.segment"
-        segment_id = open_segment(
-            self.connection,
-            receiver_id=placement.receiver_id,
-            epoch=claimed.epoch,
-            path=path,
-            source_rule="not_sent_again",
-            durability=durability,
-        )
-        writer = self._store.create_segment(path)
-        offset = 0
-        for sequence, lines in enumerate(blocks, start=claimed.sequence + 1):
-            batch = pa.record_batch([pa.array(lines, pa.string())], schema=SCHEMA)
-            frame = encode_frame(
-                encode_batches(SCHEMA, [batch]),
-                kind=FrameKind.BLOCK,
-                source_rule=SourceRule.NOT_SENT_AGAIN,
-                receiver_id=placement.receiver_id,
-                epoch=claimed.epoch,
-                sequence=sequence,
-                registered_through=sequence - 1,
-                records=len(lines),
-            )
-            writer.append(frame)
-            handle = BlockHandle(segment_id, offset, frame.length, frame.crc32c)
-            add_blocks(
-                self.connection,
-                [NewBlock(placement.receiver_id, claimed.epoch, sequence, len(lines), frame.length, handle)],
-            )
-            offset += frame.length
-        writer.sync()
-        writer.close()
-
-    def allocate(self, hour: int) -> datetime:
-        """Give what was received so far to the batch of an hour in the past."""
-        pipeline = get_pipeline(self.connection, "words")
-        self._begin = self._begin or pipeline.last_batch_time - timedelta(days=1)
-        time = self._begin + timedelta(hours=hour)
-        self.connection.execute(
-            sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": time - timedelta(hours=1)}
-        )
-        self.connection.execute(
-            sa.text(
-                "UPDATE forebay.blocks SET added_at = :t WHERE sequence >= coalesce((SELECT max(next_sequence) "
-                "FROM forebay.cursors), 1)"
-            ),
-            {"t": time - timedelta(minutes=1)},
-        )
-        ReceivedBlockTracker(self.connection, pipeline.pipeline_id).allocate_blocks_to_batch(time)
-        return time
-
-    def run(self, pipeline: Pipeline, time: datetime, attempt: int) -> list[OutputResult]:
-        return run_batch(
-            pipeline,
-            batch_time=time,
-            attempt=attempt,
-            run_id=f"run{attempt}",
-            settings=self.settings,
-            session=lambda: self.session,
-        )
-
-    def state(self, time: datetime) -> tuple[BatchState, int]:
-        batch = batches.get_batch(self.connection, get_pipeline(self.connection, "words").pipeline_id, time)
-        assert batch is not None
-        return batch.state, batch.attempt
-
-    def published(self) -> list[str]:
-        if not self.output.exists():
-            return []
-        table = ds.dataset(self.output, partitioning="hive", format="parquet").to_table()
-        return sorted(table["value"].to_pylist()) if table.num_rows else []
+    with local_spark(tmp_path_factory.mktemp("spark")) as made:
+        yield made
 
 
 @pytest.fixture

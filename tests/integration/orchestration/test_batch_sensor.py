@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -12,21 +13,25 @@ import sqlalchemy as sa
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply
-from orchestration.dagster_defs.batch_sensor import (
+from orchestration.batch_schedule import (
     ATTEMPT_TAG,
     BATCH_TIME_TAG,
     PIPELINE_TAG,
+    BatchRules,
     Launch,
     Wait,
-    batch_sensor,
-    next_step,
+    declaration_fingerprint,
 )
+from orchestration.dagster_defs.batch_sensor import batch_sensor, tick, wait_seconds
 from orchestration.dagster_defs.jobs import batch_job
-from tests.driver_log import Log
+from orchestration.settings import Settings
+from tests.driver_log import INTERVAL as LOG_INTERVAL
+from tests.driver_log import Log, make_log
 from tracker_store import batches
+from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect
 from tracker_store.pipeline_states import stop_pipelines
-from tracker_store.pipelines import get_pipeline
+from tracker_store.pipelines import get_pipeline, list_pipelines, list_streams
 from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import batch_times
 from tracker_store.receivers import placements
@@ -69,6 +74,15 @@ def behind(connection: sa.Connection, pipeline: Pipeline, boundaries: int) -> tu
     )
     log = Log(connection, row.stream_ids[0], row.pipeline_id, [p.receiver_id for p in placements(connection)])
     return log, [newest - n * INTERVAL for n in reversed(range(boundaries))]
+
+
+def next_step(connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance) -> Launch | Wait:
+    """The one launch of a tick, or what it waits for."""
+    steps = tick(connection, pipeline, instance)
+    if steps.launches:
+        [launch] = steps.launches
+        return launch
+    return Wait(steps.reason)
 
 
 def add_run(instance: dg.DagsterInstance, launch: Launch, status: dg.DagsterRunStatus) -> dg.DagsterRun:
@@ -286,3 +300,129 @@ def test_a_run_whose_attempt_the_tracker_has_failed_is_ended_in_dagster_too(
     ended = instance.get_run_by_id(run.run_id)
     assert ended is not None
     assert ended.status is dg.DagsterRunStatus.FAILURE
+
+
+def test_m01_concurrent_batches_are_made_in_order_and_no_more_of_them(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    """As concurrentJobs: a slow batch holds up none of the others, as many as there may be."""
+    pipeline = declare(concurrent_batches=2)
+    log, times = behind(connection, pipeline, 3)
+    log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
+    steps = tick(connection, pipeline, instance)
+    first, second = steps.launches
+    assert [first, second] == [Launch(time.isoformat(), 1) for time in times[:2]]
+    assert "1 more interval(s)" in steps.reason
+    assert batches.get_batch(connection, log.pipeline_id, times[2]) is None, "not made before it can run"
+    for launch, time in zip((first, second), times, strict=False):
+        claim(log, launch, time, add_run(instance, launch, dg.DagsterRunStatus.STARTED).run_id)
+    assert not tick(connection, pipeline, instance).launches
+    # The later one comes out first: the third goes on beside the first.
+    finish(log, second, times[1])
+    assert tick(connection, pipeline, instance).launches == (Launch(times[2].isoformat(), 1),)
+
+
+def test_concurrent_batches_have_their_own_blocks_whatever_the_order_in_which_they_end(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    """A window and clean-up go by what was allocated, which is in order, and by what is unfinished."""
+    pipeline = declare(concurrent_batches=2)
+    log, times = behind(connection, pipeline, 2)
+    log.add_at(log.receiver_ids[0], times[0] - SECOND, times[1] - SECOND)
+    first, second = tick(connection, pipeline, instance).launches
+    for launch, time in zip((first, second), times, strict=True):
+        claim(log, launch, time, add_run(instance, launch, dg.DagsterRunStatus.STARTED).run_id)
+    finish(log, second, times[1])
+    ranges = [log.tracker.get_ranges_of_batch(time)[0] for time in times]
+    assert ranges[0].last + 1 == ranges[1].first
+    window = log.tracker.get_blocks_of_window_and_stream(times[1], 2 * INTERVAL, log.stream_id)
+    assert len(window) == 2, "the window has the blocks of the batch that still runs"
+    connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
+    cleaned = clean_up_receiver(
+        connection, receiver_id=log.receiver_ids[0], threshold=times[1] + INTERVAL, max_rows=100
+    )
+    assert cleaned.blocks <= ranges[0].first - 1, "nothing of the batch that still runs has gone"
+    finish(log, first, times[0])
+    assert batches.oldest_unfinished_batch(connection, log.pipeline_id) is None
+
+
+def test_an_interval_without_records_runs_where_that_is_wanted(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    pipeline = declare(run_empty_batches=True)
+    _, [time] = behind(connection, pipeline, 1)
+    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 1)
+
+
+def test_a_tick_waits_for_a_boundary_that_is_near_and_for_no_other(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    pipeline = declare(run_empty_batches=True)
+    behind(connection, pipeline, 0)
+    started = monotonic()
+    assert not tick(connection, pipeline, instance, wait_seconds=1).launches or monotonic() - started < 3
+    # Now an interval of a second, whose boundary is always near: as a row would have it that was applied so.
+    connection.execute(
+        sa.text(
+            "UPDATE forebay.pipelines SET batch_interval = '1 s', last_batch_time = "
+            "date_bin('1 s', clock_timestamp(), timestamptz 'epoch')"
+        )
+    )
+    assert not tick(connection, pipeline, instance).launches
+    [launch] = tick(connection, pipeline, instance, wait_seconds=5).launches
+    late = connection.execute(
+        sa.text("SELECT extract(epoch FROM allocated_at - batch_time) FROM forebay.batches ORDER BY batch_time DESC")
+    ).scalars()
+    assert 0 <= float(next(iter(late))) < 1, launch
+
+
+@pytest.mark.parametrize(
+    ("interval", "url", "waits"),
+    [("10s", "http://127.0.0.1:3000", True), ("9s", "http://127.0.0.1:3000", False), ("10s", None, False)],
+)
+def test_only_in_forebays_own_instance_does_a_tick_wait_and_not_where_the_tracker_pushes(
+    monkeypatch: pytest.MonkeyPatch, interval: str, url: str | None, *, waits: bool
+) -> None:
+    if url is None:
+        monkeypatch.delenv("FOREBAY_DAGSTER_URL", raising=False)
+    else:
+        monkeypatch.setenv("FOREBAY_DAGSTER_URL", url)
+    assert (wait_seconds(Pipeline("words", interval=interval), Settings()) > 0) is waits
+
+
+def test_each_state_that_is_waited_for_has_its_reason(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
+    pipeline = declare(catch_up="merge")
+    log, times = behind(connection, pipeline, 2)
+    log.add_at(log.receiver_ids[0], times[0] - SECOND)
+    launch = next_step(connection, pipeline, instance)
+    assert isinstance(launch, Launch)
+    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
+    claim(log, launch, times[1], run.run_id)
+    connection.execute(
+        sa.text("UPDATE forebay.pipelines SET last_batch_time = last_batch_time - :i * 2"), {"i": INTERVAL}
+    )
+    reason = tick(connection, pipeline, instance).reason
+    assert f"attempt 1 is running in run {run.run_id}" in reason
+    assert "2 more interval(s)" in reason
+    assert "in one batch, and wait for the batch before to finish" in reason
+
+
+def test_a_row_of_an_older_release_has_the_defaults(connection: sa.Connection) -> None:
+    log = make_log(connection)
+    [row] = list_pipelines(connection)
+    assert BatchRules.of_row(row) == BatchRules(log.pipeline_id, "words", LOG_INTERVAL, max_attempts=3)
+
+
+def test_code_and_driver_log_have_one_fingerprint_exactly_when_they_agree(connection: sa.Connection) -> None:
+    pipeline = declare(backpressure_pid_min_rate=1e16)
+    apply(connection, [pipeline])
+    [row] = list_pipelines(connection)
+    streams = {stream.name: stream.declaration for stream in list_streams(connection)}
+
+    def of_code(pipeline: Pipeline) -> str:
+        return declaration_fingerprint(
+            pipeline.declaration(), {stream.name: stream.declaration() for stream in pipeline.streams}
+        )
+
+    assert declaration_fingerprint(row.declaration, streams) == of_code(pipeline)
+    assert of_code(pipeline) != of_code(declare())

@@ -12,9 +12,11 @@ import sqlalchemy as sa
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
+from orchestration.dagster_defs.batch_checks import DESCRIPTIONS as BATCH_CHECKS
+from orchestration.dagster_defs.batch_checks import check_batches
 from orchestration.dagster_defs.checks import DESCRIPTIONS, RECEIVERS_ACTIVE, check_pipeline, check_receivers
 from tests.driver_log import INTERVAL, NOON, Log, make_log
-from tracker_store.batches import claim_attempt, complete_batch
+from tracker_store.batches import claim_attempt, complete_batch, fail_attempt
 from tracker_store.engine import connect
 from tracker_store.errors import NotAppliedError
 from tracker_store.outputs import commit_output
@@ -76,6 +78,29 @@ def log(connection: sa.Connection, pipeline: Pipeline) -> Log:
     return log
 
 
+def keep_up(connection: sa.Connection, *, seconds: float = 3.0, due: int = 0) -> None:
+    """The newest batch was complete so long after its time, and so many boundaries are due."""
+    connection.execute(
+        sa.text(
+            "UPDATE forebay.batch_attempts SET started_at = batch_time + make_interval(secs => 1), "
+            "  ended_at = batch_time + make_interval(secs => :seconds)"
+        ),
+        {"seconds": seconds},
+    )
+    connection.execute(
+        sa.text(
+            "UPDATE forebay.batches SET completed_at = batch_time + make_interval(secs => :seconds) "
+            "WHERE state = 'COMPLETED'"
+        ),
+        {"seconds": seconds},
+    )
+    connection.execute(
+        # Half an interval of margin, so that no boundary falls between this and the look.
+        sa.text("UPDATE forebay.pipelines SET last_batch_time = clock_timestamp() - (:due + 0.5) * batch_interval"),
+        {"due": due},
+    )
+
+
 def passed(connection: sa.Connection, pipeline: Pipeline) -> dict[str, bool]:
     results = list(check_pipeline(connection, pipeline))
     return {f"{result.asset_key.path[-1]}:{result.check_name}": result.passed for result in results if result.asset_key}
@@ -119,6 +144,53 @@ def test_a_pipeline_that_is_not_applied_has_nothing_to_check(connection: sa.Conn
 
 
 @pytest.mark.parametrize(
+    ("seconds", "due", "failing"),
+    [
+        (3.0, 0, {}),
+        (11.0, 0, {"total_delay": dg.AssetCheckSeverity.WARN}),
+        (101.0, 0, {"total_delay": dg.AssetCheckSeverity.ERROR}),
+        (3.0, 1, {}),
+        (3.0, 2, {"queue_depth": dg.AssetCheckSeverity.WARN}),
+        (3.0, 11, {"queue_depth": dg.AssetCheckSeverity.ERROR}),
+    ],
+)
+def test_a_pipeline_that_falls_behind_fails_a_check_of_its_batches(
+    connection: sa.Connection,
+    pipeline: Pipeline,
+    log: Log,
+    seconds: float,
+    due: int,
+    failing: dict[str, dg.AssetCheckSeverity],
+) -> None:
+    keep_up(connection, seconds=seconds, due=due)
+    results = list(check_batches(connection, pipeline))
+    assert {result.asset_key for result in results} == {dg.AssetKey(["words", "batches"])}
+    assert {result.check_name: result.severity for result in results if not result.passed} == failing
+
+
+def test_a_batch_that_was_given_up_fails_a_check_until_a_person_has_seen_to_it(
+    connection: sa.Connection, pipeline: Pipeline, log: Log
+) -> None:
+    log.add_at(log.receiver_ids[0], NOON + INTERVAL + timedelta(seconds=1))
+    log.tracker.allocate_blocks_to_batch(NOON + 2 * INTERVAL)
+    fail_attempt(
+        connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=NOON + 2 * INTERVAL,
+        attempt=1,
+        run_id="run-2",
+        error="a division by zero",
+        max_attempts=1,
+        retry_after=timedelta(0),
+    )
+    keep_up(connection)
+    [failed] = [result for result in check_batches(connection, pipeline) if not result.passed]
+    assert (failed.check_name, failed.severity) == ("none_quarantined", dg.AssetCheckSeverity.ERROR)
+    assert failed.description is not None
+    assert "forebay batches --pipeline words" in failed.description
+
+
+@pytest.mark.parametrize(
     ("state", "desired", "good"),
     [
         ("ACTIVE", "running", True),
@@ -147,11 +219,12 @@ def test_the_job_of_checks_runs_them_and_the_batch_job_does_not(
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))
+    keep_up(log.connection)
     repository = build_definitions(pipeline).get_repository_def()
     assert [node.name for node in repository.get_job("words_batch").nodes] == ["words__outputs"]
     with dg.DagsterInstance.ephemeral() as instance:
         finished = repository.get_job("words_checks").execute_in_process(instance=instance)
     evaluations = finished.get_asset_check_evaluations()
-    assert len(evaluations) == 2 * len(DESCRIPTIONS) + 1
-    assert {evaluation.check_name for evaluation in evaluations} == {*DESCRIPTIONS, RECEIVERS_ACTIVE}
+    assert len(evaluations) == 2 * len(DESCRIPTIONS) + len(BATCH_CHECKS) + 1
+    assert {evaluation.check_name for evaluation in evaluations} == {*DESCRIPTIONS, *BATCH_CHECKS, RECEIVERS_ACTIVE}
     assert all(evaluation.passed for evaluation in evaluations)

@@ -30,13 +30,28 @@ def pipeline() -> Pipeline:
 def test_assets_job_and_sensor_by_their_names(pipeline: Pipeline) -> None:
     repository = build_definitions(pipeline).get_repository_def()
     keys = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
-    assert keys == {"forebay/lines", "word_count/word_counts", "word_count/raw"}
+    assert keys == {
+        "forebay/lines",
+        "word_count/word_counts",
+        "word_count/raw",
+        "word_count/batches",
+        "word_count/batches_1m",
+    }
     assert {job.name for job in repository.get_all_jobs() if not job.name.startswith("__")} == {
         "word_count_batch",
         "word_count_checks",
+        "word_count_maintenance",
+        "word_count_replay",
         "word_count_restart_receiver",
+        "word_count_scaling",
     }
-    assert [sensor.name for sensor in repository.sensor_defs] == ["word_count_batches", "word_count_receivers"]
+    assert [sensor.name for sensor in repository.sensor_defs] == [
+        "word_count_batches",
+        "word_count_observations",
+        "word_count_receivers",
+    ]
+    schedules = {schedule.name for schedule in repository.schedule_defs}
+    assert schedules == {"word_count_maintenance_schedule", "word_count_scaling"}
     graph = repository.asset_graph
     word_counts = graph.get(dg.AssetKey(["word_count", "word_counts"]))
     assert word_counts.group_name == "word_count"

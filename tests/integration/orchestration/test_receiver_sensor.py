@@ -90,7 +90,7 @@ def test_an_episode_is_one_run_that_says_who_and_why(connection: sa.Connection) 
     apply(connection, [pipeline])
     context = dg.build_sensor_context()
     assert sensor(pipeline)(context) == dg.SkipReason("no receiver is FAILED")
-    fail(connection)
+    fail(connection, ago=pause_before(1))
     first, again = (sensor(pipeline)(context) for _ in range(2))
     assert isinstance(first, dg.SensorResult)
     assert isinstance(again, dg.SensorResult)
@@ -138,6 +138,22 @@ def test_k04_w15_no_endless_loop_a_pause_that_doubles_then_a_person(connection: 
     connection.execute(sa.text("UPDATE forebay.receiver_events SET at = at - interval '61 minutes'"))
     [due], _ = due_restarts(connection, [lines])
     assert due.receiver == "lines/1"
+
+
+@pytest.mark.parametrize(
+    ("overdue", "suffix"),
+    [(0, ""), (299, ""), (301, ":1"), (899, ":1"), (901, ":2"), (2099, ":2"), (2101, ":3")],
+)
+def test_a_restart_whose_run_was_lost_is_asked_for_again_ever_later(
+    connection: sa.Connection, overdue: int, suffix: str
+) -> None:
+    """Dagster launches a key once: were it the same for ever, nobody would start the receiver again."""
+    lines = stream()
+    apply(connection, [declare("words", lines)])
+    fail(connection, ago=pause_before(1) + overdue * SECOND)
+    [due], _ = due_restarts(connection, [lines])
+    [receiver] = placements(connection)
+    assert due.run_key == f"{receiver.receiver_id}:{receiver.assignment}{suffix}"
 
 
 def test_zero_restarts_leave_it_to_a_person(connection: sa.Connection) -> None:

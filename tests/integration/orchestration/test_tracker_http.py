@@ -23,9 +23,11 @@ from tests.polling import eventually
 from tracker_store import batches, outputs
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_pipeline
-from tracker_store.processes import heartbeat, register_process
+from tracker_store.processes import deregister_process, heartbeat, register_process
+from tracker_store.readers import attach_reader, move_reader
 from tracker_store.receivers import report_event
 from tracker_store.schema import ProcessKind, ReceiverEventKind
+from tracker_store.status import receiver_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -495,6 +497,16 @@ def test_what_was_counted_stays_counted_when_it_is_no_longer_recent(url: str, lo
     assert ask(url, "/metrics").samples[restarts] == 3
 
 
+def test_point_32_what_a_named_reader_holds_back_is_seen(url: str, log: Log) -> None:
+    log.add_at(log.receiver_ids[0], NOON + SECOND, NOON + 2 * SECOND, records=10)
+    reader = attach_reader(log.connection, name="counting", stream="lines")
+    samples = ask(url, "/metrics").samples
+    assert samples["forebay_reader_waiting_records", "counting", "lines"] == 20
+    assert samples["forebay_reader_waiting_bytes", "counting", "lines"] == 200
+    move_reader(log.connection, reader.reader_id, {log.receiver_ids[0]: 4})
+    assert ask(url, "/metrics").samples["forebay_reader_waiting_records", "counting", "lines"] == 0
+
+
 def test_lag_state_and_rate_limit(url: str, log: Log) -> None:
     one, _ = log.receiver_ids
     log.add_at(one, NOON + SECOND, NOON + 2 * SECOND, records=10)
@@ -511,6 +523,36 @@ def test_lag_state_and_rate_limit(url: str, log: Log) -> None:
     assert samples["forebay_receiver_state", "2", "INACTIVE", "lines"] == 1
     assert samples["forebay_receiver_rate_limit", "1", "lines"] == 12.5
     assert ("forebay_receiver_rate_limit", "2", "lines") not in samples
+
+
+def test_how_full_a_receivers_queue_is(url: str, log: Log) -> None:
+    one, two = log.receiver_ids
+    process_id = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
+    log.connection.execute(sa.text("UPDATE forebay.receivers SET process_id = :p"), {"p": process_id})
+    # Before its claim a receiver has no queue.
+    heartbeat(log.connection, process_id=process_id, receiver_ids=[one, two], queued={one: 7})
+    samples = ask(url, "/metrics").samples
+    assert samples["forebay_receiver_queue_blocks", "1", "lines"] == 7
+    assert ("forebay_receiver_queue_blocks", "2", "lines") not in samples
+    assert [row.queued_blocks for row in receiver_status(log.connection)] == [7, None]
+    # A process that has ended holds nothing.
+    deregister_process(log.connection, process_id)
+    assert [row.queued_blocks for row in receiver_status(log.connection)] == [None, None]
+
+
+def test_a_pipelines_state_and_how_long_it_holds_blocks_back(url: str, log: Log) -> None:
+    samples = ask(url, "/metrics").samples
+    assert samples["forebay_pipeline_state", "words", "RUNNING"] == 1
+    assert samples["forebay_pipeline_state", "words", "STOPPED"] == 0
+    assert samples["forebay_pipeline_holds_back_seconds", "words"] == 0
+    log.add_at(log.receiver_ids[0], NOON)
+    log.connection.execute(
+        sa.text("UPDATE forebay.pipelines SET state = 'STOPPED', applied_at = clock_timestamp() - interval '2 hours'")
+    )
+    eventually(
+        lambda: ask(url, "/metrics").samples["forebay_pipeline_state", "words", "STOPPED"], "the next look's answer"
+    )
+    assert ask(url, "/metrics").samples["forebay_pipeline_holds_back_seconds", "words"] == pytest.approx(7200, abs=60)
 
 
 def test_the_lease_age_is_what_the_leader_sees_and_nobody_elses(engine: sa.Engine, home: Path, log: Log) -> None:

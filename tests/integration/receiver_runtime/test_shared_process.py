@@ -51,6 +51,26 @@ def test_one_receiver_comes_and_goes_and_the_others_notice_nothing(database_url:
         assert numbers == list(range(len(numbers)))
 
 
+def test_a_receiver_that_wants_a_process_of_its_own_has_one(database_url: str, tmp_path: Path) -> None:
+    with host_rig(database_url, tmp_path, receivers=4, receivers_per_process=30) as (rig, sources):
+        alone, first, second, late = sources
+        rig.execute(
+            "UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{settings,own_process}', 'true') "
+            "WHERE id = (SELECT stream_id FROM forebay.receivers WHERE id = :r)",
+            r=alone,
+        )
+        rig.place(alone, first, second)
+        rig.flow([alone, first, second])
+        assert len(rig.processes()) == 2
+        # Who comes later joins those that share.
+        rig.place(late)
+        rig.flow(list(sources))
+        assert len(rig.processes()) == 2
+        [(by_itself,)] = rig.execute("SELECT process_id FROM forebay.receivers WHERE id = :r", r=alone)
+        holders = rig.execute("SELECT id, process_id FROM forebay.receivers")
+        assert [receiver_id for receiver_id, process_id in holders if process_id == by_itself] == [alone]
+
+
 def test_a_process_that_is_killed_comes_back_with_all_of_its_receivers(database_url: str, tmp_path: Path) -> None:
     with host_rig(database_url, tmp_path, receivers=20, receivers_per_process=20) as (rig, sources):
         rig.place(*sources)

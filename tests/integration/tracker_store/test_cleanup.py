@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log
+from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, wait_until_blocked
 from tracker_store import batches
 from tracker_store.blocks import (
     ORIGIN,
@@ -135,18 +135,6 @@ def low_mark(log: Log, receiver_id: int) -> int:
         sa.text("SELECT low_mark FROM forebay.receivers WHERE id = :r"), {"r": receiver_id}
     ).scalar_one()
     return mark
-
-
-def wait_until_blocked(log: Log) -> None:
-    for _ in range(500):
-        if log.connection.execute(
-            sa.text(
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-            )
-        ).scalar_one():
-            return
-        log.connection.execute(sa.text("SELECT pg_sleep(0.01)"))
-    pytest.fail("no session waits for a lock")
 
 
 # -- what may go -------------------------------------------------------------------------------------------------------
@@ -467,7 +455,7 @@ def test_point_9_clean_up_waits_for_a_pipeline_that_is_being_attached(
         waiting = pool.submit(
             clean_up_receiver, connection, receiver_id=receiver_id, threshold=datetime.now(UTC), max_rows=100
         )
-        wait_until_blocked(log)
+        wait_until_blocked(log.connection)
         cursor.execute(
             "INSERT INTO forebay.pipelines (name, declaration, stream_ids, batch_interval, last_batch_time) "
             "VALUES ('late', '{}', %s, interval '1 s', clock_timestamp())",

@@ -1,8 +1,9 @@
 """The driver log against a plain-Python model of it, over random histories (hypothesis).
 
 Receivers, take-overs, zombies, single and grouped additions, retries, late and limited allocations by several
-pipelines, attempts that fail, quarantine and clean-up, in any order. After each step rows, ranges and states are what
-the model says; from wherever a history has led, a calm brings everything into exactly one completed batch per pipeline.
+pipelines, attempts that fail, quarantine, replays and clean-up, in any order. After each step rows, ranges and states
+are what the model says; from wherever a history has led, a calm brings everything into exactly one completed batch per
+pipeline.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from tracker_store import batches
 from tracker_store.blocks import AddOutcome, Claim, NewBlock, add_blocks, claim
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect
-from tracker_store.errors import AllocationError, AttemptSupersededError, BatchHeldError, ClaimLostError
+from tracker_store.errors import (
+    AllocationError,
+    AttemptSupersededError,
+    BatchHeldError,
+    BlocksNotRetainedError,
+    ClaimLostError,
+)
 from tracker_store.pipelines import apply_pipeline, apply_stream
 from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker
@@ -88,6 +95,8 @@ class Batch:
     ranges: dict[int, tuple[int, int]]
     state: BatchState
     attempt: int = 0
+    last_attempt: int = 0
+    replay: int | None = None
 
 
 @dataclass
@@ -348,6 +357,7 @@ class DriverLogMachine(RuleBasedStateMachine):
             process_id=self.process_id,
         )
         batch.attempt += 1
+        batch.last_attempt = batch.attempt
         batch.state = BatchState.RUNNING
 
     def complete(self, pipeline: Pipeline, batch: Batch) -> None:
@@ -406,6 +416,7 @@ class DriverLogMachine(RuleBasedStateMachine):
     def fail(self, pipeline: Pipeline, batch: Batch) -> None:
         if batch.state is not BatchState.RUNNING:
             batch.attempt += 1
+            batch.last_attempt = batch.attempt
         ended = batches.fail_attempt(
             self.connection,
             pipeline_id=pipeline.pipeline_id,
@@ -432,6 +443,98 @@ class DriverLogMachine(RuleBasedStateMachine):
                 attempt=batch.attempt - 1,
                 outputs=[],
             )
+
+    # -- replays -------------------------------------------------------------------------------------------------------
+
+    def finished(self) -> list[tuple[Pipeline, Batch]]:
+        return [(p, b) for p in self.live() for b in p.batches if b.state not in UNFINISHED]
+
+    def is_retained(self, batch: Batch) -> bool:
+        """Whether all records of a batch can still be read."""
+        return batch.state is BatchState.QUARANTINED or not any(
+            row.records and row.sequence <= self.receivers[receiver_id].low_mark
+            for receiver_id, (first, last) in batch.ranges.items()
+            for row in self.receivers[receiver_id].rows[first - 1 : last]
+        )
+
+    @precondition(lambda self: self.finished())
+    @rule(pick=any_one)
+    def start_a_replay(self, pick: int) -> None:
+        found = self.finished()
+        pipeline, batch = found[pick % len(found)]
+
+        def claim_replay() -> int:
+            return batches.claim_replay(
+                self.connection,
+                pipeline_id=pipeline.pipeline_id,
+                batch_time=batch.time,
+                run_id=f"replay {batch.last_attempt + 1}",
+                process_id=self.process_id,
+                reach=INTERVAL * 0,
+            )
+
+        if batch.replay is not None:
+            with pytest.raises(BatchHeldError, match="replay"):
+                claim_replay()
+        elif not self.is_retained(batch):
+            with pytest.raises(BlocksNotRetainedError):
+                claim_replay()
+        else:
+            batch.replay = claim_replay()
+            # Launched again under its own id, it gets what it has.
+            assert claim_replay() == batch.replay == batch.last_attempt + 1
+            batch.last_attempt = batch.replay
+
+    @precondition(lambda self: any(b.replay for p in self.pipelines for b in p.batches))
+    @rule(pick=any_one, succeeds=st.booleans())
+    def end_a_replay(self, pick: int, *, succeeds: bool) -> None:
+        found = [(p, b) for p in self.pipelines for b in p.batches if b.replay]
+        pipeline, batch = found[pick % len(found)]
+        assert batch.replay is not None
+        if not succeeds:
+            ended = batches.fail_attempt(
+                self.connection,
+                pipeline_id=pipeline.pipeline_id,
+                batch_time=batch.time,
+                attempt=batch.replay,
+                run_id="a run",
+                error="boom",
+                max_attempts=MAX_ATTEMPTS,
+                retry_after=INTERVAL * 0,
+            )
+            assert ended is batch.state
+        else:
+            assert self.sequences(pipeline, batch) == self.expected(batch)
+            self.complete_replay(pipeline, batch, batch.replay)
+            if batch.state is BatchState.QUARANTINED:
+                batch.state, batch.attempt = BatchState.COMPLETED, batch.replay
+        batch.replay = None
+
+    def complete_replay(self, pipeline: Pipeline, batch: Batch, attempt: int) -> None:
+        batches.complete_replay(
+            self.connection,
+            pipeline_id=pipeline.pipeline_id,
+            batch_time=batch.time,
+            attempt=attempt,
+            outputs=[],
+            due=[],
+        )
+
+    @precondition(lambda self: any(b.last_attempt for p in self.pipelines for b in p.batches))
+    @rule(pick=any_one)
+    def a_zombie_replay_completes_nothing(self, pick: int) -> None:
+        """An attempt that ended as failed, or was no replay."""
+        found = [(p, b) for p in self.pipelines for b in p.batches if b.last_attempt]
+        pipeline, batch = found[pick % len(found)]
+        [failed] = self.connection.execute(
+            sa.text(
+                "SELECT coalesce(min(attempt), 0) FROM forebay.batch_attempts WHERE pipeline_id = :p "
+                "AND batch_time = :t AND state = 'FAILED'"
+            ),
+            {"p": pipeline.pipeline_id, "t": batch.time},
+        ).scalars()
+        with pytest.raises(AttemptSupersededError):
+            self.complete_replay(pipeline, batch, failed)
 
     # -- clean-up ------------------------------------------------------------------------------------------------------
 
@@ -460,6 +563,13 @@ class DriverLogMachine(RuleBasedStateMachine):
                 for batch in pipeline.batches
                 if receiver_id in batch.ranges and (batch in unfinished or pipeline.retains or batch.tick > done_with)
             ]
+        # What a replay reads that runs, also of a pipeline that is gone.
+        needed += [
+            batch.ranges[receiver_id][0]
+            for pipeline in self.pipelines
+            for batch in pipeline.batches
+            if batch.replay and receiver_id in batch.ranges
+        ]
         return min(needed)
 
     # -- what always holds ---------------------------------------------------------------------------------------------
@@ -543,7 +653,12 @@ class DriverLogMachine(RuleBasedStateMachine):
         """Unfinished batches, retained ones, and a quarantined one even after its blocks' rows are gone."""
         for pipeline in self.live():
             for batch in pipeline.batches:
-                kept = batch.state in UNFINISHED or pipeline.retains or batch.state is BatchState.QUARANTINED
+                kept = (
+                    batch.state in UNFINISHED
+                    or pipeline.retains
+                    or batch.state is BatchState.QUARANTINED
+                    or batch.replay is not None
+                )
                 if kept and batch.ranges:
                     assert self.sequences(pipeline, batch) == self.expected(batch)
 
@@ -571,6 +686,9 @@ class DriverLogMachine(RuleBasedStateMachine):
                 assert [first for first, _ in ranges[1:]] == [last + 1 for _, last in ranges[:-1]]
                 assert ranges[-1][1] == receiver.newest
         self.ranges_are_the_models()
+        self.states_are_the_models()
+        while any(batch.replay for pipeline in self.pipelines for batch in pipeline.batches):
+            self.end_a_replay(0, succeeds=True)
         self.states_are_the_models()
         for number in range(len(self.receivers)):
             self.clean_up(number, 1000)

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
 from tests.cutting_proxy import Cut, CuttingProxy, is_call
-from tests.driver_log import Log, add, block, claim_anew, make_log
+from tests.driver_log import Log, add, block, claim_anew, make_log, wait_until_blocked
 from tracker_store.blocks import (
     ORIGIN,
     AddOutcome,
@@ -287,10 +287,10 @@ def test_point_12_a_client_that_stops_in_mid_statement_holds_up_no_take_over(
                 (receiver_id,),
             )
             zombie.go_on()
-            wait_until_blocked(log, 1)
+            wait_until_blocked(log.connection, 1)
             zombie.send(signal.SIGSTOP)
             taking_over = pool.submit(claim_anew, connection, receiver_id)
-            wait_until_blocked(log, 2)
+            wait_until_blocked(log.connection, 2)
             driver.rollback()
             successor = taking_over.result(10)
             added = [successor.sequence + n for n in (1, 2, 3)]
@@ -325,16 +325,3 @@ def test_w21_a_client_that_is_stopped_anywhere_is_refused_when_it_goes_on(
         finally:
             zombie.kill()
         assert_chain_of_two(log, zombie, successor, added)
-
-
-def wait_until_blocked(log: Log, sessions: int) -> None:
-    for _ in range(500):
-        waiting: int = log.connection.execute(
-            sa.text(
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-            )
-        ).scalar_one()
-        if waiting >= sessions:
-            return
-        log.connection.execute(sa.text("SELECT pg_sleep(0.01)"))
-    pytest.fail(f"{sessions} sessions never waited for a lock")

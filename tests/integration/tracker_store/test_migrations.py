@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
@@ -56,14 +57,17 @@ def test_down_and_up_again_with_data_in_it(engine: sa.Engine, database_url: str)
         make_log(connection)
 
 
-def test_one_revision_down_and_up_again_keeps_the_log(engine: sa.Engine, database_url: str) -> None:
+@pytest.mark.parametrize("revision", ["0002", "0001"])
+def test_down_to_an_older_revision_and_up_again_keeps_the_log(
+    engine: sa.Engine, database_url: str, revision: str
+) -> None:
     with connect(engine) as connection:
         log = make_log(connection)
         log.add_at(log.receiver_ids[0], NOON - INTERVAL, NOON + INTERVAL / 2)
         log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
-    migrate.downgrade(database_url, "-1")
+    migrate.downgrade(database_url, revision)
     with connect(engine) as connection:
-        assert migrate.current_revision(connection) == "0001"
+        assert migrate.current_revision(connection) == revision
         assert sa.inspect(connection).get_view_names(SCHEMA) == []
     migrate.upgrade(database_url)
     with connect(engine) as connection:

@@ -12,7 +12,7 @@ import psycopg2.errors
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import Log, add, block, claim_anew, make_log
+from tests.driver_log import Log, add, block, claim_anew, make_log, wait_until_blocked
 from tracker_store.blocks import (
     ORIGIN,
     AddOutcome,
@@ -134,18 +134,6 @@ def uncommitted(engine: sa.Engine, added: NewBlock) -> Iterator[psycopg2.extensi
         raw.invalidate()
 
 
-def wait_until_blocked(log: Log) -> None:
-    for _ in range(500):
-        if log.connection.execute(
-            sa.text(
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-            )
-        ).scalar_one():
-            return
-        log.connection.execute(sa.text("SELECT pg_sleep(0.01)"))
-    pytest.fail("no session waits for a lock")
-
-
 # -- the chain ---------------------------------------------------------------------------------------------------------
 
 
@@ -237,7 +225,7 @@ def test_point_5_an_origin_waits_for_one_in_flight_and_takes_its_answer(
             partition="0",
             start_offset=507,
         )
-        wait_until_blocked(log)
+        wait_until_blocked(log.connection)
         other.commit()
         assert waiting.result(10) == Position(0, 500)
 
@@ -328,7 +316,7 @@ def test_point_5_two_receivers_race_for_a_partition_and_the_later_ones_block_is_
         connect(engine) as connection,
     ):
         waiting = pool.submit(add_blocks, connection, group)
-        wait_until_blocked(log)
+        wait_until_blocked(log.connection)
         other.commit()
         with pytest.raises(sa.exc.IntegrityError, match="block_offsets"):
             waiting.result(10)
@@ -347,7 +335,7 @@ def test_point_5_a_rival_that_is_undone_leaves_the_partition_to_the_other(
         connect(engine) as connection,
     ):
         waiting = pool.submit(add, connection, linked(second, 2, link(500, 505)))
-        wait_until_blocked(log)
+        wait_until_blocked(log.connection)
         other.rollback()
         assert waiting.result(10).outcome is AddOutcome.ADDED
     assert sequences(log, first.receiver_id) == [1]
@@ -459,7 +447,7 @@ def test_point_3_a_predecessor_that_committed_after_the_inserts_snapshot_is_agai
     with connect(engine) as held, ThreadPoolExecutor(1) as pool:
         held.execute(sa.text("SET application_name = 'held'"))
         waiting = pool.submit(add, held, block(first, 3), block(first, 4))
-        wait_until_blocked(log)
+        wait_until_blocked(log.connection)
         assert add(log.connection, block(first, 2)).outcome is AddOutcome.ADDED
         log.connection.execute(sa.text("SELECT pg_advisory_unlock(1)"))
         assert waiting.result(10).outcome is AddOutcome.AGAIN
@@ -503,7 +491,7 @@ def test_two_receivers_race_with_one_key_and_the_later_one_is_named_alone(
         connect(engine) as connection,
     ):
         waiting = pool.submit(add, connection, keyed(second, 2, "a", "b"))
-        wait_until_blocked(log)
+        wait_until_blocked(log.connection)
         other.commit()
         with pytest.raises(sa.exc.IntegrityError, match="record_keys"):
             waiting.result(10)

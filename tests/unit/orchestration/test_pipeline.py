@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from forebay.sources import SocketText
 from orchestration.modules import PipelineModuleError, load_pipelines
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -111,9 +113,39 @@ def test_an_output_needs_an_input() -> None:
 
 def test_two_streams_of_one_name_are_refused() -> None:
     pipeline = Pipeline("p", interval="1s")
-    pipeline.output(inputs=[lines(), lines()], sink=SINK, name="out")(lambda a, b: (a, b))
     with pytest.raises(DeclarationError, match="two streams are named 'lines'"):
-        _ = pipeline.streams
+        pipeline.output(inputs=[lines(), lines()], sink=SINK, name="out")(lambda a, b: (a, b))
+    assert pipeline.outputs == {}
+
+
+def test_an_input_that_is_no_stream_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="input 'lines' is no stream: give the Stream itself"):
+        Pipeline("p", interval="1s").output(inputs=["lines"], sink=SINK, name="out")(  # type: ignore[list-item]
+            lambda frame: frame
+        )
+
+
+def _error_of(function: Callable[[], object]) -> str:
+    with pytest.raises(DeclarationError) as raised:
+        function()
+    return str(raised.value)
+
+
+def test_a_mistake_names_the_line_of_the_declaration() -> None:
+    """Wherever in Forebay it is found: the file and the line are those that the user wrote."""
+    line = inspect.currentframe()
+    assert line is not None
+    assert _error_of(lambda: Pipeline("p", interval="0s")).endswith(f"({__file__}:{line.f_lineno})")
+    assert _error_of(lambda: Stream("lines", SOURCE, block_queue_size=0)).endswith(f"({__file__}:{line.f_lineno})")
+    pipeline = Pipeline("p", interval="1s")
+
+    def declare() -> None:
+        @pipeline.output(inputs=[lines()], sink=SINK)
+        def first(one: DataFrame, two: DataFrame) -> None:
+            """Takes more than it is given."""
+
+    number = inspect.getsourcelines(declare)[1] + 1
+    assert _error_of(declare).endswith(f"({__file__}:{number})")
 
 
 def test_a_window_is_declared_by_its_length_and_slide() -> None:
@@ -170,7 +202,7 @@ def test_a_module_gives_its_pipelines(tmp_path: Path) -> None:
     [
         ("", "declares no Pipeline"),
         ("p = Pipeline('p', interval='1s')", "'p'.*has no output"),
-        ("\n\nPipeline('p', interval='0s')", "line 6.*longer than 0"),
+        ("\n\nPipeline('p', interval='0s')", r"longer than 0.*declared\.py:6\)"),
     ],
 )
 def test_a_mistake_in_a_module_names_the_line_or_the_thing(tmp_path: Path, text: str, message: str) -> None:

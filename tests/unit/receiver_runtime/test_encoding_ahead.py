@@ -60,7 +60,7 @@ class Encoder:
         if self.broken:
             raise MemoryError("no room")
         self.encoded += 1
-        return EncodedBlock(encode_batches(SCHEMA, batches), sum(batch.num_rows for batch in batches))
+        return EncodedBlock([encode_batches(SCHEMA, batches)], sum(batch.num_rows for batch in batches))
 
 
 def _generator(listener: Listener, encoder: Encoder) -> BlockGenerator:
@@ -85,7 +85,7 @@ def test_a_block_is_encoded_while_the_one_before_it_is_written() -> None:
     made.stop()
     blocks = [block.encoded for block in listener.pushed]
     values = [
-        [value for batch in decode_batches(encoded.payload) for value in batch.column(0).to_pylist()]
+        [value for batch in decode_batches(encoded.payload[0]) for value in batch.column(0).to_pylist()]
         for encoded in blocks
         if encoded is not None
     ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 
@@ -293,3 +294,54 @@ def test_a_piece_is_a_tenth_of_a_second_of_either_limit() -> None:
     assert RateLimiter(max_bytes_rate=1000).piece(10, 200) == 5
     assert RateLimiter(20, max_bytes_rate=1000).piece(10, 200) == 2
     assert RateLimiter(20, max_bytes_rate=1).piece(10, 200) == 1
+
+
+class WouldWaitError(Exception):
+    """Where a limiter would let its caller wait."""
+
+
+class ImpatientClock(ManualClock):
+    def wait_on(self, condition: threading.Condition, seconds: float | None) -> None:
+        raise WouldWaitError
+
+
+def _pass_at_once(limiter: RateLimiter) -> int:
+    for passed in itertools.count():
+        try:
+            limiter.acquire()
+        except WouldWaitError:
+            return passed
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize("before", [1, 5, 11, 500])
+def test_c01_single_permits_that_are_paid_for_together_pass_no_more_than_a_full_bucket(before: int) -> None:
+    clock = ImpatientClock()
+    limiter = RateLimiter(10_000, clock=clock)
+    for _ in range(before):
+        limiter.acquire()
+    clock.advance(60)
+    # What is left of the last lot is a part of the bucket, not more than it.
+    assert 980 <= _pass_at_once(limiter) <= 1_000
+    clock.advance(0.05)
+    assert 499 <= _pass_at_once(limiter) <= 500
+    clock.advance(60)
+    limiter.acquire(1_000)
+    assert _pass_at_once(limiter) == 0
+
+
+def test_c01_a_new_rate_takes_back_what_was_paid_for_and_not_used() -> None:
+    clock = ImpatientClock()
+    limiter = RateLimiter(100_000, clock=clock)
+    limiter.acquire()
+    limiter.update_rate(10)
+    assert _pass_at_once(limiter) == 1
+
+
+def test_c01_what_was_paid_for_is_gone_when_a_closed_limiter_opens_again() -> None:
+    clock = ImpatientClock()
+    limiter = RateLimiter(100_000, clock=clock)
+    limiter.acquire()
+    limiter.close()
+    limiter.reopen()
+    assert _pass_at_once(limiter) == 0

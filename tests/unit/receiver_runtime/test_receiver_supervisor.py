@@ -6,6 +6,7 @@ import time
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +21,7 @@ from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.receiver import Receiver, ReceiverAttachedError, ReceiverNotAttachedError
 from receiver_runtime.receiver_supervisor import TRANSITIONS, Ending, SupervisorState
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.write_ahead_log import WriteAheadLogClosedError
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import (
@@ -495,7 +497,8 @@ def test_only_the_first_of_many_wishes_to_restart_counts(receiver: HandReceiver,
             receiver.restart("again")
         eventually(receiver.is_stopped)
         receiver.restart("too late")
-        time.sleep(0.01)
+        # Told after the stop, by the thread that would stop it again.
+        eventually(lambda: made.reporter.events)
         assert receiver.stops == 1
         assert [message for _, message, _ in made.reporter.events] == ["again"]
 
@@ -509,6 +512,58 @@ def test_restarts_that_are_used_up_fail_the_receiver_with_the_reason(receiver: H
         assert made.reporter.states[-1] == (ReceiverState.FAILED, ending.reason)
         assert made.reporter.kinds()[-1] is ReceiverEventKind.FAILED
         assert receiver.starts == receiver.stops == 4
+
+
+def by_default(name: str) -> object:
+    return ReceiverSettings.model_fields[name].default
+
+
+#: As a stream has them that sets nothing.
+RESTARTS: dict[str, Any] = {
+    name: by_default(name)
+    for name in (
+        "receiver_restart_delay",
+        "receiver_max_restart_delay",
+        "receiver_healthy_after",
+        "receiver_max_restarts",
+    )
+}
+
+
+def test_k04_an_on_start_that_raises_for_ever_fails_the_receiver_with_its_reason(
+    receiver: HandReceiver, tmp_path: Path
+) -> None:
+    def refuse() -> None:
+        raise OSError("no such host")
+
+    receiver.on_starting = refuse
+    clock = ManualClock()
+    with rig(tmp_path, receiver, clock=clock, **RESTARTS) as made:
+        seconds = advance_until(clock, lambda: made.supervisor.await_termination(0), step=10)
+        ending = made.end()
+    assert ending.exit_code is ExitCode.FAILED
+    assert "150 restarts in a row did not help: Error starting receiver (OSError: no such host)" in ending.reason
+    assert made.reporter.states[-1] == (ReceiverState.FAILED, ending.reason)
+    # Nobody is called for a source that is away for an hour, and nobody tries for a day.
+    assert 3600 < seconds < 3 * 3600
+
+
+def test_a_source_that_is_away_for_an_hour_is_read_again_by_itself(receiver: HandReceiver, tmp_path: Path) -> None:
+    clock = ManualClock()
+    began = clock.monotonic()
+
+    def connect() -> None:
+        if clock.monotonic() < began + 3600:
+            receiver.restart("refused", OSError("111"))
+
+    receiver.on_starting = connect
+    with rig(tmp_path, receiver, clock=clock, **RESTARTS) as made:
+        advance_until(clock, lambda: clock.monotonic() > began + 3650, step=10)
+        starts = receiver.starts
+        # Fewer than one each longest delay: this clock goes on also where the machine is too busy to keep up.
+        assert starts > 30
+        eventually(receiver.is_started)
+        assert made.supervisor.await_termination(0) is None
 
 
 def test_old_failures_are_forgotten(receiver: HandReceiver, tmp_path: Path) -> None:

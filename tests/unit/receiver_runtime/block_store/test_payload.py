@@ -9,7 +9,13 @@ from receiver_runtime.block_handler import BlockHandler
 from receiver_runtime.block_store.errors import BlockCorruptError
 from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.payload import Compression, decode_batches, encode_batches, payload_schema
+from receiver_runtime.block_store.payload import (
+    Compression,
+    decode_batches,
+    encode_batches,
+    encode_parts,
+    payload_schema,
+)
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.write_ahead_log import WriteAheadLog
@@ -45,6 +51,23 @@ def test_every_compression_gives_the_same_batches_back() -> None:
         payload = encode_batches(SCHEMA, BATCHES, compression=compression)
         assert list(decode_batches(payload)) == BATCHES
         assert payload_schema(payload).equals(SCHEMA)
+
+
+def test_a_payload_in_parts_is_the_same_payload() -> None:
+    for compression in CODECS:
+        parts = encode_parts(SCHEMA, BATCHES, compression=compression)
+        assert b"".join(parts) == encode_batches(SCHEMA, BATCHES, compression=compression).to_pybytes()
+
+
+def test_what_is_not_compressed_is_not_copied_but_for_the_crumbs() -> None:
+    large = pa.record_batch([pa.array(["x" * 99] * 10_000), pa.array(range(10_000), pa.int64())], schema=SCHEMA)
+    small = large.slice(0, 10)
+    parts = encode_parts(SCHEMA, [large, *[small] * 1000, large], compression="none")
+    assert list(decode_batches(pa.py_buffer(b"".join(parts)))) == [large, *[small] * 1000, large]
+    [text] = [part for part in parts if part.size == 990_000][:1]
+    assert text.address == large.column(0).buffers()[2].address
+    # A thousand small batches are no parts of their own.
+    assert len(parts) < 14
 
 
 def test_each_compression_is_what_it_says() -> None:

@@ -1,0 +1,144 @@
+"""`forebay batches bisect`: finds the blocks that break a batch, without writing anything."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from forebay.cli.database import database_url, driver_log
+from orchestration.batch_bisect import BatchTrial
+from orchestration.batch_bisect import bisect as bisect_blocks
+from orchestration.modules import load_pipelines
+from orchestration.replay import ReplayError, checked_outputs, parsed_time
+from orchestration.settings import Settings
+from tracker_store.receivers import placements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestration.batch_bisect import Bisection
+    from orchestration.pipeline import Pipeline
+    from tracker_store.received_block_tracker import AllocatedBlock
+
+_MOST_SHOWN = 5
+
+
+def declared_pipeline(name: str, module: str | None) -> Pipeline:
+    """The pipeline as the code has it. Raises PipelineModuleError and ReplayError."""
+    settings = Settings()
+    found = {pipeline.name: pipeline for pipeline in load_pipelines(module or settings.module)}
+    if name not in found:
+        message = (
+            f"module {module or settings.module!r} declares no pipeline {name!r}, it has {', '.join(found)}: "
+            "name its module by --module, or by FOREBAY_MODULE"
+        )
+        raise ReplayError(message)
+    return found[name]
+
+
+def bisect(
+    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.")],
+    batch_time: Annotated[str, typer.Argument(metavar="TIME", help="The batch time, as 2026-01-31T12:00:00Z (UTC).")],
+    output: Annotated[list[str] | None, typer.Option(help="Only this output; may be given several times.")] = None,
+    module: Annotated[
+        str | None, typer.Option(help="The module that declares it; FOREBAY_MODULE unless given.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+) -> None:
+    """Find the block(s) that break a batch: run its output functions on halves of its blocks. Commits nothing.
+
+    Exit 1 where a culprit was found, 0 where nothing fails. Runs Spark in this process.
+    """
+    console = Console(highlight=False, stderr=as_json, soft_wrap=True)
+    with driver_log(console, application_name="forebay batches bisect") as connection:
+        time = parsed_time(batch_time)
+        if time is None:
+            message = "a batch time is needed, as 2026-01-31T12:00:00Z: `forebay batches` lists them"
+            raise ReplayError(message)
+        declared = declared_pipeline(pipeline, module)
+        checked_outputs(declared, output or ())
+        settings = Settings()
+        settings = settings.model_copy(update={"database_url": database_url(settings)})
+        receivers = {place.receiver_id: f"{place.stream_name}/{place.ordinal}" for place in placements(connection)}
+        from orchestration.spark.session import spark_session  # noqa: PLC0415  loads Spark
+
+        trial = BatchTrial(
+            connection,
+            declared,
+            time,
+            outputs=output or (),
+            settings=settings,
+            session=lambda: spark_session(settings, application=f"forebay bisect {pipeline}"),
+        )
+
+        def error_of(blocks: Sequence[AllocatedBlock]) -> str:
+            said = trial.error_of(blocks)
+            console.print(f"{len(blocks):,} block(s): {'fails' if said else 'fine'}")
+            return said
+
+        found = bisect_blocks(trial.blocks, error_of)
+    if as_json:
+        typer.echo(json.dumps(_plain(found, receivers)))
+    else:
+        _show(console, found, receivers)
+    raise typer.Exit(1 if found.error else 0)
+
+
+def _plain(found: Bisection, receivers: Mapping[int, str]) -> dict[str, object]:
+    return {
+        "blocks": found.blocks,
+        "runs": found.runs,
+        "error": found.error,
+        "without_blocks": found.without_blocks,
+        "whole": found.whole,
+        "culprits": [
+            {
+                "error": culprit.error,
+                "blocks": [
+                    {
+                        "receiver": receivers.get(block.receiver_id, str(block.receiver_id)),
+                        "sequence": block.sequence,
+                        "records": block.records,
+                        "segment": block.path,
+                        "offset": block.handle.offset,
+                    }
+                    for block in culprit.blocks
+                ],
+            }
+            for culprit in found.culprits
+        ],
+    }
+
+
+def _show(console: Console, found: Bisection, receivers: Mapping[int, str]) -> None:
+    if not found.error:
+        console.print(
+            "Nothing fails: the functions take all blocks. What failed lies after them, in the sink or the cluster, or "
+            "has been mended: `forebay batches replay`.",
+        )
+        return
+    if found.without_blocks:
+        console.print(
+            f"It fails without any record, so no block is at fault, but the code: {found.without_blocks}", markup=False
+        )
+        return
+    for culprit in found.culprits:
+        if len(culprit.blocks) > 1:
+            console.print(f"{len(culprit.blocks)} blocks fail together, and neither half of them alone:")
+        for block in culprit.blocks[:_MOST_SHOWN]:
+            name = receivers.get(block.receiver_id, f"receiver {block.receiver_id}")
+            console.print(
+                f"{name} block {block.sequence}: {block.records:,} records, segment {block.path}, "
+                f"offset {block.handle.offset}",
+                style="bold red",
+                markup=False,
+            )
+            console.print(f"  its records: forebay blocks records {name} {block.sequence}", markup=False)
+        if len(culprit.blocks) > _MOST_SHOWN:
+            console.print(f"… and {len(culprit.blocks) - _MOST_SHOWN} more (--json shows all)")
+        console.print(f"  {culprit.error.strip()[:2000]}", markup=False)
+    if not found.whole:
+        console.print("There are more: so many culprits are rather the code's fault.")

@@ -1,0 +1,237 @@
+"""`forebay batches`: what became of each batch; replay, bisect and discard those that went wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from forebay.cli.batch_bisect import bisect
+from forebay.cli.batch_replay import replay
+from forebay.cli.database import driver_log
+from orchestration.replay import ReplayError, parsed_time
+from tracker_store import batches as store
+from tracker_store.errors import NotQuarantinedError
+from tracker_store.outputs import commits_of_batch
+from tracker_store.pipelines import get_pipeline, list_pipelines
+from tracker_store.received_block_tracker import ReceivedBlockTracker
+from tracker_store.receivers import placements
+from tracker_store.schema import BatchState
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from tracker_store.batches import BatchRow
+
+APPLICATION = "forebay batches"
+_MOST_SHOWN = 20
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+PipelineName = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's name.")]
+BatchTime = Annotated[str, typer.Argument(metavar="TIME", help="The batch time, as 2026-01-31T12:00:00Z (UTC).")]
+
+app = typer.Typer(help="Batches: list, show, replay, bisect, discard.", invoke_without_command=True)
+app.command()(replay)
+app.command()(bisect)
+
+
+def _plain(value: object) -> object:
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _as_json(row: object, **more: object) -> dict[str, object]:
+    return {key: _plain(value) for key, value in {**more, **asdict(row)}.items()}  # type: ignore[call-overload]
+
+
+@app.callback()
+def batches(
+    context: typer.Context,
+    pipeline: Annotated[str | None, typer.Option(help="Of one pipeline; of all unless given.")] = None,
+    state: Annotated[list[BatchState] | None, typer.Option(help="In this state; may be given several times.")] = None,
+    from_time: Annotated[str, typer.Option("--from", help="From this batch time on.")] = "",
+    to_time: Annotated[str, typer.Option("--to", help="Up to this batch time.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="So many of each pipeline, newest first.")] = 20,
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """List batches: state, attempts, records, and why one failed or waits.
+
+    BLOCKED waits for its block store, without using attempts up. QUARANTINED has used them up: its blocks are kept for
+    `forebay batches replay`. Times are UTC.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    console = Console(highlight=False, stderr=as_json)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        rows = [get_pipeline(connection, pipeline)] if pipeline else list_pipelines(connection)
+        found = [
+            (
+                row,
+                store.list_batches(
+                    connection,
+                    row.pipeline_id,
+                    first=parsed_time(from_time),
+                    last=parsed_time(to_time),
+                    states=state or (),
+                    limit=limit,
+                ),
+            )
+            for row in rows
+        ]
+    if as_json:
+        listed = [_as_json(batch, pipeline=row.name) for row, of_pipeline in found for batch in of_pipeline]
+        halted = {row.name: row.halted_by.isoformat() for row, _ in found if row.halted_by is not None}
+        typer.echo(json.dumps({"batches": listed, "halted": halted}))
+        return
+    for row, of_pipeline in found:
+        console.print(_table(f"Batches of {row.name}, newest first", of_pipeline))
+        if row.halted_by is not None:
+            console.print(
+                f'{row.name} is halted by batch {row.halted_by.isoformat()} (on_failure="halt"): replay it, discard '
+                f"it, or go on without it: forebay start --pipeline {row.name}",
+                style="bold red",
+                markup=False,
+                soft_wrap=True,
+            )
+    if not found:
+        console.print("No pipeline is applied: forebay apply.")
+
+
+def _table(title: str, rows: list[BatchRow]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("time", "state", "try", "records", "blocks"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("reason", overflow="fold", min_width=12)
+    for row in rows:
+        why = row.reason.partition("\n")[0]
+        if row.retry_at is not None and row.state in (BatchState.FAILED, BatchState.BLOCKED):
+            why += f" (again after {row.retry_at:%H:%M:%S})"
+        table.add_row(
+            f"{row.batch_time:%Y-%m-%dT%H:%M:%SZ}",
+            row.state.value,
+            str(row.attempt),
+            f"{row.records:,}",
+            str(row.blocks),
+            why,
+        )
+    if not rows:
+        table.add_row("none", *[""] * 5)
+    return table
+
+
+def wanted_time(text: str) -> datetime:
+    """A batch time that has to be there. Raises ReplayError."""
+    time = parsed_time(text)
+    if time is None:
+        message = "a batch time is needed, as 2026-01-31T12:00:00Z: `forebay batches` lists them"
+        raise ReplayError(message)
+    return time
+
+
+def _found(connection: sa.Connection, pipeline: str, text: str) -> tuple[int, BatchRow]:
+    pipeline_id = get_pipeline(connection, pipeline).pipeline_id
+    time = wanted_time(text)
+    row = store.get_batch(connection, pipeline_id, time)
+    if row is None:
+        message = f"pipeline {pipeline!r} has no batch at {time.isoformat()}: `forebay batches` lists them (UTC)"
+        raise ReplayError(message)
+    return pipeline_id, row
+
+
+def statements(pipeline_id: int, time: datetime) -> dict[str, str]:
+    """The SQL that shows the same, and more, of a batch."""
+    of_batch = f"WHERE pipeline_id = {pipeline_id} AND batch_time = '{time.isoformat()}'"
+    return {
+        "blocks": f"SELECT * FROM forebay.batch_blocks {of_batch};",  # noqa: S608  shown to people
+        "attempts": f"SELECT * FROM forebay.batch_attempts {of_batch} ORDER BY attempt;",  # noqa: S608
+        "outputs": f"SELECT * FROM forebay.output_commits {of_batch};",  # noqa: S608
+    }
+
+
+@app.command()
+def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False) -> None:  # noqa: FBT002
+    """Show one batch: its blocks and where they lie, its attempts and replays, its outputs, and the SQL for each."""
+    console = Console(highlight=False, stderr=as_json, soft_wrap=True)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        pipeline_id, row = _found(connection, pipeline, batch_time)
+        receivers = {place.receiver_id: f"{place.stream_name}/{place.ordinal}" for place in placements(connection)}
+        blocks = ReceivedBlockTracker(connection, pipeline_id).get_blocks_of_batch(row.batch_time)
+        attempts = store.attempts_of_batch(connection, pipeline_id, row.batch_time)
+        commits = commits_of_batch(connection, pipeline_id, row.batch_time)
+    sql = statements(pipeline_id, row.batch_time)
+    if as_json:
+        facts: dict[str, Any] = {
+            "batch": _as_json(row, pipeline=pipeline),
+            "blocks": [
+                {
+                    "receiver": receivers.get(block.receiver_id, str(block.receiver_id)),
+                    "sequence": block.sequence,
+                    "records": block.records,
+                    "segment": block.path,
+                    "offset": block.handle.offset,
+                    "length": block.handle.length,
+                }
+                for block in blocks
+            ],
+            "attempts": [_as_json(attempt) for attempt in attempts],
+            "outputs": [_as_json(commit) for commit in commits],
+            "sql": sql,
+        }
+        typer.echo(json.dumps(facts))
+        return
+    console.print(_table(f"Batch of {pipeline}", [row]))
+    console.print(f"{len(blocks)} block(s) can be read, {sum(block.records for block in blocks):,} records:")
+    for block in blocks[:_MOST_SHOWN]:
+        name = receivers.get(block.receiver_id, f"receiver {block.receiver_id}")
+        console.print(
+            f"  {name} {block.sequence}: {block.records:,} records, {block.path}, offset {block.handle.offset}, "
+            f"{block.handle.length} bytes",
+            markup=False,
+        )
+    if len(blocks) > _MOST_SHOWN:
+        console.print(f"  … and {len(blocks) - _MOST_SHOWN} more (--json shows all)")
+    console.print("Attempts:" if attempts else "Attempts: none")
+    for attempt in attempts:
+        said = f": {attempt.error.partition(chr(10))[0]}" if attempt.error else ""
+        console.print(
+            f"  {attempt.attempt} ({attempt.kind}): {attempt.state} since {attempt.started_at:%Y-%m-%d %H:%M:%S}, "
+            f"run {attempt.run_id or 'unknown'}{said}",
+            markup=False,
+        )
+    console.print("Outputs:" if commits else "Outputs: none is committed")
+    for commit in commits:
+        rows = "rows not counted" if commit.rows is None else f"{commit.rows:,} rows"
+        console.print(f"  {commit.output}: of attempt {commit.attempt}, {rows}, {commit.location}", markup=False)
+    console.print("SQL:")
+    for statement in sql.values():
+        console.print(f"  {statement}", markup=False)
+
+
+@app.command()
+def discard(
+    pipeline: PipelineName,
+    batch_time: BatchTime,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,  # noqa: FBT002
+) -> None:
+    """Give a quarantined batch up: the blocks that are kept for it go, and its records never come out.
+
+    A pipeline that it has halted goes on. Can't be undone.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        pipeline_id, row = _found(connection, pipeline, batch_time)
+        if row.state is not BatchState.QUARANTINED:
+            raise NotQuarantinedError(f"batch {row.batch_time.isoformat()} of {pipeline!r} is {row.state}")
+        if not yes:
+            typer.confirm(
+                f"Batch {row.batch_time.isoformat()} of {pipeline} has {row.records:,} records, which will never come "
+                "out. Discard it?",
+                abort=True,
+            )
+        kept = store.discard_batch(connection, pipeline_id=pipeline_id, batch_time=row.batch_time)
+    console.print(f"Discarded: {row.records:,} records; {kept} kept block(s) went.")

@@ -1,0 +1,120 @@
+"""`forebay pipelines`: how each pipeline fares; give one up that nobody runs any more."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from forebay.cli.database import driver_log
+from tracker_store.pipelines import PipelineRunsError, remove_pipeline
+from tracker_store.status import pipeline_status
+
+if TYPE_CHECKING:
+    from tracker_store.status import PipelineStatus
+
+APPLICATION = "forebay pipelines"
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Name = Annotated[str, typer.Argument(help="The pipeline's name, as `forebay pipelines` shows it.")]
+
+app = typer.Typer(help="Pipelines: list, remove.", invoke_without_command=True)
+
+
+@app.callback()
+def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FBT002
+    """List pipelines: state, interval, what waits for each, its batches, and the newest that was completed.
+
+    "decided to" is the cursor in time: every batch time up to there has its batch. "oldest" is the age of what waits
+    longest. Times are UTC; in the JSON durations are in seconds.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    console = Console(highlight=False, stderr=as_json)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        rows = pipeline_status(connection)
+    if as_json:
+        typer.echo(json.dumps({"pipelines": [plain(row) for row in rows]}))
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("pipeline", "state", "interval", "decided to", "waiting", "oldest", "running", "last completed"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(
+            row.pipeline,
+            row.state,
+            f"{row.batch_interval.total_seconds():g} s",
+            f"{row.last_batch_time:%Y-%m-%d %H:%M:%S}",
+            f"{row.waiting_records:,} records",
+            "-" if row.lag is None else f"{row.lag.total_seconds():.0f} s",
+            f"{row.running_batches} of {row.unfinished_batches}" if row.unfinished_batches else "-",
+            "-" if row.last_completed_time is None else f"{row.last_completed_time:%Y-%m-%d %H:%M:%S}",
+        )
+    if not rows:
+        table.add_row("none", *[""] * 7)
+    console.print(table)
+    for row in rows:
+        if row.is_stale:
+            console.print(stale_line(row), style="bold red", markup=False, soft_wrap=True)
+
+
+def stale_line(row: PipelineStatus) -> str:
+    """That a pipeline completes nothing while it holds blocks back, and what can be done about it."""
+    held = 0.0 if row.holds_back_for is None else row.holds_back_for.total_seconds()
+    way_out = (
+        f"forebay start --pipeline {row.pipeline} lets it go on, forebay pipelines remove {row.pipeline} gives it up"
+        if row.state == "STOPPED"
+        else f"does Dagster run it? If it is not wanted any more: forebay pipelines remove {row.pipeline}"
+    )
+    return (
+        f"{row.pipeline} ({row.state}) has completed nothing for {held:.0f} s while blocks wait for it, which clean-up "
+        f"must keep: {way_out}"
+    )
+
+
+def plain(row: PipelineStatus) -> dict[str, object]:
+    """For JSON: times as ISO 8601, durations in seconds."""
+    values: dict[str, object] = {}
+    for name, value in asdict(row).items():
+        if isinstance(value, datetime):
+            values[name] = value.isoformat()
+        else:
+            values[name] = value.total_seconds() if isinstance(value, timedelta) else value
+    return {**values, "is_stale": row.is_stale}
+
+
+@app.command()
+def remove(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,  # noqa: FBT002
+) -> None:
+    """Give a pipeline up: from then on it holds no block back, and clean-up goes on.
+
+    What waits for it comes out nowhere, and what its quarantined batches kept is deleted; its outputs stay, and other
+    pipelines notice nothing. One that runs is refused: `forebay stop --pipeline NAME` first. Receivers that stopped
+    with it stay stopped until a pipeline that reads them runs. Applied again, it is another one that begins anew.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        found = next((row for row in pipeline_status(connection) if row.pipeline == name), None)
+        if found is not None and found.state == "RUNNING":
+            raise PipelineRunsError(f"pipeline {name!r}")
+        if found is not None and not yes:
+            console.print(
+                f"{name} ({found.state}): {found.waiting_records:,} records wait for it, and "
+                f"{found.unfinished_batches} batch(es) are not complete. They will not come out.",
+                markup=False,
+            )
+            typer.confirm(f"Remove {name}?", abort=True)
+        removed = remove_pipeline(connection, name)
+    console.print(
+        f"{name} is removed; {removed.waiting_records:,} records had waited for it, {removed.unfinished_batches} "
+        f"batch(es) were not complete, {removed.kept_batches} quarantined.",
+        markup=False,
+    )

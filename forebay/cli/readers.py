@@ -1,0 +1,76 @@
+"""`forebay readers`: the named readers of streaming queries, and what each holds back; remove one."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from forebay.cli.database import driver_log
+from tracker_store import readers as store
+
+APPLICATION = "forebay readers"
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+app = typer.Typer(help="Named readers of streaming queries: list, remove.", invoke_without_command=True)
+
+
+@app.callback()
+def readers(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FBT002
+    """List readers: what waits for each, since when, and when its query moved it last.
+
+    Clean-up keeps what waits, for as long as the reader is there. Times are UTC. One whose query is gone for good is
+    to be removed, or its blocks fill the disk.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    console = Console(highlight=False, stderr=as_json)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        rows = store.list_readers(connection)
+    if as_json:
+        typer.echo(json.dumps({"readers": [_plain(row) for row in rows]}))
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("reader", "stream", "blocks", "records", "bytes", "oldest", "moved"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(
+            row.reader,
+            row.stream,
+            f"{row.waiting_blocks:,}",
+            f"{row.waiting_records:,}",
+            f"{row.waiting_bytes:,}",
+            _time(row.oldest_added_at),
+            _time(row.moved_at),
+        )
+    if not rows:
+        table.add_row("none", *[""] * 6)
+    console.print(table)
+
+
+def _time(value: datetime | None) -> str:
+    return "-" if value is None else f"{value:%Y-%m-%d %H:%M:%S}"
+
+
+def _plain(row: store.ReaderLag) -> dict[str, object]:
+    values = {name: getattr(row, name) for name in row.__slots__}
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
+
+
+@app.command()
+def remove(name: Annotated[str, typer.Argument(help="The reader, as its query names it.")]) -> None:
+    """Let a reader hold nothing back any more.
+
+    A query of it that runs ends with an error. Started again it goes on from its checkpoint, as long as the blocks
+    after that are not cleaned up.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    with driver_log(console, application_name=APPLICATION) as connection:
+        store.remove_reader(connection, name)
+    console.print(f"Reader {name} is removed: what only it had not read may be cleaned up now.", markup=False)

@@ -1,0 +1,7 @@
+"""JSON and CSV records as columns; see ``docs/how-to/parse-records.md``. Loads no Spark before it is called."""
+
+from __future__ import annotations
+
+from orchestration.parsing import CORRUPT, ParsingError, corrupt, from_csv_records, from_json_records, well_formed
+
+__all__ = ["CORRUPT", "ParsingError", "corrupt", "from_csv_records", "from_json_records", "well_formed"]

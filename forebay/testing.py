@@ -1,0 +1,7 @@
+"""For tests of your own pipelines; see ``docs/how-to/testing.md``. Loads neither Dagster nor, before it runs, Spark."""
+
+from __future__ import annotations
+
+from orchestration.pipeline_testing import GivenRecordsError, Records, run_batch
+
+__all__ = ["GivenRecordsError", "Records", "run_batch"]

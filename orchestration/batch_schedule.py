@@ -1,0 +1,298 @@
+"""What a pipeline needs now: which intervals are due, which batches are to be launched, what the others wait for.
+
+The one place that decides it, for the batch sensor and for the tracker that pushes: both ask `next_steps`, and whoever
+takes a launch (``tracker_store/launches.py``) asks Dagster for its run. Settings come from the pipeline's row, so that
+both decide the same. Correctness is the driver log's: the cut is by batch time, an allocation happens once, a run
+claims its attempt or ends. Keeps no state and knows nothing of Dagster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from orchestration.pipeline_settings import PipelineSettings
+from tracker_store import batches
+from tracker_store.launches import LaunchOutcome, take_launch
+from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
+from tracker_store.retry import retry_delay
+from tracker_store.schema import BatchState, PipelineState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    import sqlalchemy as sa
+
+    from tracker_store.batches import BatchRow
+    from tracker_store.pipelines import PipelineRow
+    from tracker_store.received_block_tracker import BatchTimes
+
+PIPELINE_TAG = "forebay/pipeline"
+BATCH_TIME_TAG = "forebay/batch_time"
+ATTEMPT_TAG = "forebay/attempt"
+# Of the batch sensor: which declaration the code has, for who can't load it.
+DECLARATION_TAG = "forebay/declaration"
+
+SENSOR_LAUNCHER = "batch sensor"
+# In an instance that Forebay set up, batches of shorter intervals are pushed: Dagster's sensors tick every 5 s.
+PUSHED_BELOW = timedelta(seconds=10)
+# Intervals without records complete here, without a run; the rest of a long gap waits for the next call.
+MAX_EMPTY_BATCHES_PER_CALL = 2_000
+
+
+def sensor_name(pipeline: str) -> str:
+    """The name of a pipeline's batch sensor."""
+    return f"{pipeline}_batches"
+
+
+def job_name(pipeline: str) -> str:
+    """The name of the job that runs one batch of a pipeline."""
+    return f"{pipeline}_batch"
+
+
+def op_name(pipeline: str) -> str:
+    """The name of the step that runs a batch; its configuration stands under this name."""
+    return f"{pipeline}__outputs"
+
+
+def declaration_fingerprint(pipeline: Mapping[str, Any], streams: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of a pipeline's declaration and its streams', by name: equal where code and driver log agree."""
+    whole = json.dumps({"pipeline": pipeline, "streams": {name: streams.get(name) for name in pipeline["streams"]}})
+    # As the database gives it back: there 1e16 and 10000000000000000 are one number.
+    same = json.dumps(json.loads(whole, parse_float=_number), sort_keys=True)
+    return hashlib.sha256(same.encode()).hexdigest()[:16]
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def stands_still(row: PipelineRow) -> str | None:
+    """Why the pipeline, as applied, makes no batch; None: it makes them. One that is STOPPING gets its last ones."""
+    if row.state is PipelineState.STOPPED:
+        return f"the pipeline is stopped: run `forebay start --pipeline {row.name}`"
+    if row.halted_by is not None:
+        time = row.halted_by.isoformat()
+        return (
+            f'the pipeline is halted (on_failure="halt"): batch {time} is quarantined; mend it and run '
+            f"`forebay batches replay {row.name} {time}`, give it up with `forebay batches discard {row.name} {time}`, "
+            f"or go on without it with `forebay start --pipeline {row.name}`"
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A batch's next attempt is to be run."""
+
+    batch_time: str
+    attempt: int
+
+    @property
+    def run_key(self) -> str:
+        """One run per attempt, whatever crashes: Dagster launches a key once."""
+        return f"{self.batch_time}:{self.attempt}"
+
+    def run_config(self, pipeline: str) -> dict[str, Any]:
+        """What the run is told, as Dagster takes it."""
+        return {"ops": {op_name(pipeline): {"config": {"batch_time": self.batch_time, "attempt": self.attempt}}}}
+
+    def tags(self, pipeline: str) -> dict[str, str]:
+        """What the run is found by."""
+        return {PIPELINE_TAG: pipeline, BATCH_TIME_TAG: self.batch_time, ATTEMPT_TAG: str(self.attempt)}
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to launch now; `reason` tells an operator what is waited for."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What is to be launched now, and what else is waited for.
+
+    `next_due_in`: when the next interval is over, where that is all that stands in the way of its batch.
+    """
+
+    launches: tuple[Launch, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    next_due_in: timedelta | None = None
+    behind: bool = False
+
+    @property
+    def reason(self) -> str:
+        """What is waited for, in words."""
+        return "\n".join(wait.reason for wait in self.waits)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """How a pipeline's batches are made, as it was applied."""
+
+    pipeline_id: int
+    pipeline: str
+    interval: timedelta
+    max_attempts: int
+    merge: bool = False
+    max_records: int | None = None
+    max_bytes: int | None = None
+    run_empty: bool = False
+    concurrent_batches: int = 1
+
+    @classmethod
+    def of_row(cls, row: PipelineRow) -> Self:
+        """Of the row that `forebay apply` wrote; what an older release did not write has its default."""
+        declared = row.declaration
+        settings = PipelineSettings.of_row(declared)
+        return cls(
+            pipeline_id=row.pipeline_id,
+            pipeline=row.name,
+            interval=row.interval,
+            merge=declared.get("catch_up") == "merge",
+            max_attempts=declared["max_attempts"],
+            max_records=declared.get("max_records_per_batch"),
+            max_bytes=declared.get("max_bytes_per_batch"),
+            run_empty=declared.get("runs_empty_batches", False),
+            concurrent_batches=settings.concurrent_batches,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as Dagster has it."""
+
+    run_id: str
+    status: str
+    is_finished: bool
+
+
+class Runs(Protocol):
+    """What Dagster knows of a pipeline's runs."""
+
+    def by_id(self, run_id: str) -> Run | None:
+        """The run, or None where it is gone."""
+
+    def of_attempt(self, launch: Launch) -> Run | None:
+        """A run that was launched for an attempt."""
+
+    def end_lost(self, run_id: str, reason: str) -> None:
+        """End a run whose attempt the tracker has failed: its process is dead and can't say so."""
+
+
+def next_steps(
+    connection: sa.Connection, rules: BatchRules, *, launcher: str, runs: Runs | None, term: int | None = None
+) -> Steps:
+    """What the pipeline needs now, after allocating what is due, at most `concurrent_batches` ahead, in order.
+
+    Each launch that is returned is `launcher`'s to make. Without `runs` only first launches are returned: whatever
+    takes a look at Dagster is left to who can. Raises DeposedError for a leader's term that is over.
+    """
+    for _ in range(MAX_EMPTY_BATCHES_PER_CALL):
+        unfinished = batches.unfinished_batches(connection, rules.pipeline_id, limit=rules.concurrent_batches)
+        times = batch_times(connection, rules.pipeline_id)
+        is_due = times.next_due <= times.newest
+        if is_due and len(unfinished) < rules.concurrent_batches:
+            _allocate(connection, rules, times)
+            continue
+        steps = [_step(connection, rules, batch, launcher, runs, term) for batch in unfinished]
+        if any(step is None for step in steps):
+            continue
+        waits = [step for step in steps if isinstance(step, Wait)]
+        if len(unfinished) < rules.concurrent_batches:
+            waits.append(Wait(f"no batch due; the next is at {times.next_due.isoformat()}"))
+        elif is_due:
+            waits.append(_queue(rules, times))
+        return Steps(
+            launches=tuple(step for step in steps if isinstance(step, Launch)),
+            waits=tuple(waits),
+            next_due_in=times.next_due - times.now if len(unfinished) < rules.concurrent_batches else None,
+            behind=is_due,
+        )
+    return Steps(
+        waits=(Wait(f"{MAX_EMPTY_BATCHES_PER_CALL} batches without records completed at once; more follow"),),
+        behind=True,
+    )
+
+
+def _allocate(connection: sa.Connection, rules: BatchRules, times: BatchTimes) -> None:
+    ReceivedBlockTracker(connection, rules.pipeline_id).allocate_blocks_to_batch(
+        times.newest if rules.merge else times.next_due,
+        oldest_time=times.next_due,
+        max_records=rules.max_records,
+        max_bytes=rules.max_bytes,
+        run_empty=rules.run_empty,
+    )
+
+
+def _queue(rules: BatchRules, times: BatchTimes) -> Wait:
+    """What lies behind the batches that are in hand."""
+    count = (times.newest - times.next_due) // rules.interval + 1
+    behind = "the batch before" if rules.concurrent_batches == 1 else f"one of {rules.concurrent_batches} batches"
+    what = "in one batch" if rules.merge else "each with its own batch"
+    return Wait(
+        f"{count} more interval(s), from {times.next_due.isoformat()} to {times.newest.isoformat()}, are due, {what}, "
+        f"and wait for {behind} to finish"
+    )
+
+
+def _step(
+    connection: sa.Connection, rules: BatchRules, batch: BatchRow, launcher: str, runs: Runs | None, term: int | None
+) -> Launch | Wait | None:
+    """What an unfinished batch needs; None: it has changed, look again."""
+    time = batch.batch_time.isoformat()
+    if batch.state in (BatchState.FAILED, BatchState.BLOCKED) and not batch.retry_due:
+        return Wait(
+            f"batch {time}: attempt {batch.attempt} {'failed' if batch.state is BatchState.FAILED else 'is blocked'} "
+            f"({batch.reason}); the next starts after {batch.retry_at}"
+        )
+    if runs is None:
+        if batch.state is not BatchState.ALLOCATED or batch.launch_attempt is not None:
+            return Wait(f"batch {time} is {batch.state.value} and is looked after by the batch sensor")
+        return _take(connection, rules, batch.batch_time, Launch(time, batch.attempt + 1), launcher, term)
+    running = batch.state is BatchState.RUNNING
+    if not running and batch.run_id:
+        runs.end_lost(batch.run_id, batch.reason)
+    launch = Launch(time, batch.attempt if running else batch.attempt + 1)
+    run = runs.by_id(batch.run_id) if running and batch.run_id else runs.of_attempt(launch)
+    if run is None and not running:
+        return _take(connection, rules, batch.batch_time, launch, launcher, term)
+    if run is not None and not run.is_finished:
+        doing = "running" if running else "starting"
+        return Wait(f"batch {time}: attempt {launch.attempt} is {doing} in run {run.run_id}")
+    # The run ended, or is gone, without a word in the driver log.
+    ending = "is gone" if run is None else f"ended as {run.status}"
+    run_id = (batch.run_id or "") if run is None else run.run_id
+    batches.fail_attempt(
+        connection,
+        pipeline_id=rules.pipeline_id,
+        batch_time=batch.batch_time,
+        attempt=launch.attempt,
+        run_id=run_id,
+        error=f"run {run_id} {ending} before the batch was complete",
+        max_attempts=rules.max_attempts,
+        retry_after=retry_delay(launch.attempt),
+    )
+    return None
+
+
+def _take(
+    connection: sa.Connection, rules: BatchRules, batch_time: datetime, launch: Launch, launcher: str, term: int | None
+) -> Launch | Wait | None:
+    answer = take_launch(
+        connection,
+        pipeline_id=rules.pipeline_id,
+        batch_time=batch_time,
+        attempt=launch.attempt,
+        launcher=launcher,
+        term=term,
+    )
+    if answer.outcome is LaunchOutcome.HELD:
+        return Wait(f"batch {launch.batch_time}: the run of attempt {launch.attempt} is asked for by {answer.detail}")
+    return None if answer.outcome is LaunchOutcome.NOT_DUE else launch

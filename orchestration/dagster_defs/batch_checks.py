@@ -1,0 +1,100 @@
+"""Whether a pipeline keeps up: checks on its asset `batches`, by the newest batch and by what waits.
+
+Light enough to be asked every half minute, unlike the proofs in ``checks``; the observation sensor reports them when
+they change, and the job `PIPELINE_checks` runs them with all others.
+"""
+
+# No `from __future__ import annotations`: Dagster reads what a check returns off the annotation.
+from collections.abc import Iterator
+
+import dagster as dg
+import sqlalchemy as sa
+
+from orchestration.dagster_defs.batch_plots import MILLISECONDS, batches_key
+from orchestration.pipeline import Pipeline
+from orchestration.settings import Settings
+from tracker_store.batch_statistics import newest_completed_batch, pipeline_queue
+from tracker_store.engine import connect, create_engine
+from tracker_store.pipelines import get_pipeline
+
+TOTAL_DELAY = "total_delay"
+QUEUE_DEPTH = "queue_depth"
+NONE_QUARANTINED = "none_quarantined"
+
+# In intervals. A batch that takes longer than one in all is late for the next; at ten nobody looks at live data.
+LATE = 1.0
+TOO_LATE = 10.0
+
+DESCRIPTIONS = {
+    TOTAL_DELAY: (
+        f"The newest batch was complete within {LATE:g} interval of its time (a warning beyond), or within "
+        f"{TOO_LATE:g} (an error beyond)."
+    ),
+    QUEUE_DEPTH: f"At most {LATE:g} batch waits behind the one that runs (an error beyond {TOO_LATE:g}).",
+    NONE_QUARANTINED: "No batch was given up and is kept aside for a person.",
+}
+
+
+def check_batches(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg.AssetCheckResult]:
+    """The three checks of a pipeline that is applied. Raises NotAppliedError."""
+    pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
+    key = batches_key(pipeline)
+    newest = newest_completed_batch(connection, pipeline_id)
+    delay = 0.0 if newest is None or newest.total_delay is None else newest.total_delay
+    intervals = delay / pipeline.interval.total_seconds()
+    yield dg.AssetCheckResult(
+        passed=intervals <= LATE,
+        asset_key=key,
+        check_name=TOTAL_DELAY,
+        severity=_severity(intervals),
+        description=None if newest is not None else "no batch is complete yet",
+        metadata={"total_delay_ms": delay * MILLISECONDS, "intervals": intervals},
+    )
+    queue = pipeline_queue(connection, pipeline_id)
+    yield dg.AssetCheckResult(
+        passed=queue.depth <= LATE,
+        asset_key=key,
+        check_name=QUEUE_DEPTH,
+        severity=_severity(queue.depth),
+        metadata={"waiting": queue.waiting, "running": queue.running, "due": queue.due},
+    )
+    yield dg.AssetCheckResult(
+        passed=queue.quarantined == 0,
+        asset_key=key,
+        check_name=NONE_QUARANTINED,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=(
+            None
+            if queue.quarantined == 0
+            else f"{queue.quarantined} batch(es) were given up; see: forebay batches --pipeline {pipeline.name}"
+        ),
+        metadata={"quarantined": queue.quarantined},
+    )
+
+
+def _severity(intervals: float) -> dg.AssetCheckSeverity:
+    return dg.AssetCheckSeverity.ERROR if intervals > TOO_LATE else dg.AssetCheckSeverity.WARN
+
+
+def batch_checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
+    """Three checks on `batches`, made in one step."""
+
+    @dg.multi_asset_check(
+        name=f"{pipeline.name}__batch_checks",
+        specs=[
+            dg.AssetCheckSpec(name, asset=batches_key(pipeline), description=description)
+            for name, description in DESCRIPTIONS.items()
+        ],
+        description=f"Looks whether {pipeline.name} keeps up.",
+    )
+    def look() -> Iterator[dg.AssetCheckResult]:
+        engine = create_engine(
+            Settings().require_database_url(), application_name=f"forebay checks {pipeline.name}", pool_size=1
+        )
+        try:
+            with connect(engine) as connection:
+                yield from check_batches(connection, pipeline)
+        finally:
+            engine.dispose()
+
+    return look

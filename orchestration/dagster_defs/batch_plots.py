@@ -1,0 +1,123 @@
+"""What the UI plots of a pipeline: one asset with each batch, one with each minute.
+
+A plot holds an asset's last hundred events, so that `batches` shows the last hundred batches and `batches_1m` a
+hundred minutes. The numbers are read from the driver log; for longer there is SQL. Every number is a plain int or
+float, in the unit of its name: Dagster plots nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from orchestration.dagster_defs.stream_assets import stream_key
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from orchestration.pipeline import Pipeline
+    from tracker_store.batch_statistics import BatchFigures, MinuteFigures
+
+MILLISECONDS = 1000.0
+
+
+def batches_key(pipeline: Pipeline) -> dg.AssetKey:
+    """The asset of which each batch with records is a materialization."""
+    return dg.AssetKey([pipeline.name, "batches"])
+
+
+def minutes_key(pipeline: Pipeline) -> dg.AssetKey:
+    """The asset of which each minute with batches is a materialization."""
+    return dg.AssetKey([pipeline.name, "batches_1m"])
+
+
+def plot_assets(pipeline: Pipeline) -> list[dg.AssetSpec]:
+    """The two assets. Nothing computes them: what happened is reported to them."""
+    return [
+        dg.AssetSpec(
+            batches_key(pipeline),
+            deps=[stream_key(stream) for stream in pipeline.streams],
+            group_name=pipeline.name,
+            description=(
+                f"Each batch of {pipeline.name} that ran: records, input rate, scheduling delay, processing time, "
+                f"total delay. The view forebay.batch_stats has all of them."
+            ),
+            kinds={"postgres"},
+        ),
+        dg.AssetSpec(
+            minutes_key(pipeline),
+            deps=[batches_key(pipeline)],
+            group_name=pipeline.name,
+            description=(
+                f"Each minute in which batches of {pipeline.name} were completed: how many, their records, the medians "
+                "of their delays and the 95th percentile of the total delay."
+            ),
+            kinds={"postgres"},
+        ),
+    ]
+
+
+def batch_metadata(pipeline: Pipeline, figures: BatchFigures) -> dict[str, dg.MetadataValue]:
+    """One batch's figures (O01, O02 of the original), and the statement that shows its blocks."""
+    delays = {
+        "scheduling_delay_ms": figures.scheduling_delay,
+        "processing_time_ms": figures.processing_time,
+        "total_delay_ms": figures.total_delay,
+    }
+    return {
+        "batch_time": dg.MetadataValue.text(figures.batch_time.isoformat()),
+        "attempt": dg.MetadataValue.int(figures.attempt),
+        "records": dg.MetadataValue.int(figures.records),
+        "input_rate": dg.MetadataValue.float(figures.input_rate),
+        "bytes": dg.MetadataValue.int(figures.bytes),
+        "blocks": dg.MetadataValue.int(figures.blocks),
+        **_milliseconds(delays),
+        "its_blocks": dg.MetadataValue.md(blocks_statement(pipeline, figures.batch_time)),
+    }
+
+
+def blocks_statement(pipeline: Pipeline, batch_time: datetime) -> str:
+    """Markdown with the statement that shows a batch's blocks, for whoever copies it into psql."""
+    return (
+        "```sql\n"  # noqa: S608  shown, not run; the name is made of letters, digits and _
+        'SELECT stream, receiver_id, sequence, records, bytes, path, "offset"\n'
+        "FROM forebay.batch_blocks\n"
+        "WHERE pipeline_id = (SELECT id FROM forebay.pipelines\n"
+        f"                     WHERE name = '{pipeline.name}' AND removed_at IS NULL)\n"
+        f"  AND batch_time = '{batch_time.isoformat()}'\n"
+        "ORDER BY receiver_id, sequence;\n"
+        "```"
+    )
+
+
+def batch_materialization(pipeline: Pipeline, figures: BatchFigures) -> dg.AssetMaterialization:
+    """A batch that is done, as an event of `batches`."""
+    return dg.AssetMaterialization(batches_key(pipeline), metadata=batch_metadata(pipeline, figures))
+
+
+def minute_materialization(pipeline: Pipeline, figures: MinuteFigures) -> dg.AssetMaterialization:
+    """A minute that is over, as an event of `batches_1m`."""
+    return dg.AssetMaterialization(
+        minutes_key(pipeline),
+        metadata={
+            "minute": dg.MetadataValue.text(figures.minute.isoformat()),
+            "batches": dg.MetadataValue.int(figures.batches),
+            "records": dg.MetadataValue.int(figures.records),
+            "input_rate": dg.MetadataValue.float(figures.records / 60),
+            "bytes": dg.MetadataValue.int(figures.bytes),
+            **_milliseconds(
+                {
+                    "scheduling_delay_median_ms": figures.scheduling_delay_median,
+                    "processing_time_median_ms": figures.processing_time_median,
+                    "total_delay_median_ms": figures.total_delay_median,
+                    "total_delay_p95_ms": figures.total_delay_p95,
+                }
+            ),
+        },
+    )
+
+
+def _milliseconds(seconds: dict[str, float | None]) -> dict[str, dg.MetadataValue]:
+    """What is not known is left out: a plot would show 0."""
+    return {name: dg.MetadataValue.float(value * MILLISECONDS) for name, value in seconds.items() if value is not None}

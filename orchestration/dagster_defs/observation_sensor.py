@@ -1,0 +1,206 @@
+"""The observation sensor: what an operator sees of streams, minutes and light checks, reported without a run.
+
+It reports every half minute and writes nothing but Dagster's events, which are a view of the driver log: what it misses
+while Dagster is down is in the log, and of the minutes it makes up what a plot can hold. Its cursor says what was
+reported; a lost cursor costs a repeated event.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from pydantic import BaseModel, Field, ValidationError
+
+from orchestration.dagster_defs.batch_checks import check_batches
+from orchestration.dagster_defs.batch_plots import minute_materialization
+from orchestration.dagster_defs.checks import check_receivers
+from orchestration.dagster_defs.stream_assets import stream_key
+from orchestration.settings import DatabaseUrlMissingError, Settings
+from tracker_store.batch_statistics import completed_minutes, database_time
+from tracker_store.engine import connect, create_engine
+from tracker_store.errors import DriverLogError, NotAppliedError
+from tracker_store.pipelines import get_pipeline
+from tracker_store.schema import ReceiverState
+from tracker_store.status import receiver_status, stream_lag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import sqlalchemy as sa
+
+    from orchestration.pipeline import Pipeline, Stream
+    from tracker_store.status import ReceiverStatus, StreamLag
+
+Event = dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation
+
+# The daemon's loop is 5 s and skips a sensor whose interval is not over by some ms: 29 is every 30 s.
+INTERVAL_SECONDS = 29
+# A plot holds a hundred events.
+MOST_MINUTES = 100
+# A check that says the same is reported again after this, so that its page shows that somebody looks.
+REPEAT_CHECKS = timedelta(minutes=10)
+
+
+class SeenStream(BaseModel):
+    """What a stream's receivers had registered at a look; rates are differences of two looks."""
+
+    records: int
+    bytes: int
+    at: datetime
+
+
+class SeenCheck(BaseModel):
+    """What a check said when it was reported last."""
+
+    passed: bool
+    at: datetime
+
+
+class Cursor(BaseModel):
+    """What has been reported; kept by Dagster as the sensor's cursor."""
+
+    minute: datetime | None = None
+    streams: dict[str, SeenStream] = Field(default_factory=dict)
+    checks: dict[str, SeenCheck] = Field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str | None) -> Cursor:
+        """The cursor of the last tick; an empty one where there is none, or one of another release."""
+        try:
+            return cls() if text is None else cls.model_validate_json(text)
+        except ValidationError:
+            return cls()
+
+
+def observe(
+    connection: sa.Connection, pipeline: Pipeline, streams: Sequence[Stream], cursor: Cursor
+) -> tuple[list[Event], Cursor]:
+    """What is to be reported now, and the cursor after it. Raises NotAppliedError."""
+    pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
+    now = database_time(connection)
+    events: list[Event] = []
+
+    minutes = completed_minutes(
+        connection,
+        pipeline_id,
+        after=cursor.minute or now - timedelta(minutes=MOST_MINUTES),
+        limit=MOST_MINUTES,
+    )
+    events += [minute_materialization(pipeline, minute) for minute in minutes]
+
+    receivers = receiver_status(connection)
+    lags = stream_lag(connection)
+    seen: dict[str, SeenStream] = {}
+    for stream in streams:
+        mine = [row for row in receivers if row.stream == stream.name]
+        seen[stream.name] = SeenStream(
+            records=sum(row.records for row in mine), bytes=sum(row.bytes for row in mine), at=now
+        )
+        events.append(
+            _observation(
+                stream,
+                mine,
+                [row for row in lags if row.stream == stream.name],
+                cursor.streams.get(stream.name),
+                seen[stream.name],
+            )
+        )
+
+    checks: dict[str, SeenCheck] = {}
+    for result in (*check_batches(connection, pipeline), *check_receivers(connection, streams)):
+        evaluation = _evaluation(result)
+        name = f"{evaluation.asset_key.to_user_string()}:{evaluation.check_name}"
+        before = cursor.checks.get(name)
+        if before is None or before.passed != evaluation.passed or now - before.at >= REPEAT_CHECKS:
+            events.append(evaluation)
+            before = SeenCheck(passed=evaluation.passed, at=now)
+        checks[name] = before
+    minute = minutes[-1].minute if minutes else cursor.minute
+    return events, Cursor(minute=minute, streams=seen, checks=checks)
+
+
+def _observation(
+    stream: Stream,
+    receivers: Iterable[ReceiverStatus],
+    lags: Iterable[StreamLag],
+    before: SeenStream | None,
+    now: SeenStream,
+) -> dg.AssetObservation:
+    """Rate and lag as numbers to plot, receivers' states as text (K07, O01 of the original)."""
+    rows, waiting = list(receivers), list(lags)
+    metadata: dict[str, dg.MetadataValue] = {
+        "records": dg.MetadataValue.int(now.records),
+        "lag_records": dg.MetadataValue.int(max((lag.waiting_records for lag in waiting), default=0)),
+        "lag_blocks": dg.MetadataValue.int(max((lag.waiting_blocks for lag in waiting), default=0)),
+        "lag_seconds": dg.MetadataValue.float(
+            max((lag.lag.total_seconds() for lag in waiting if lag.lag is not None), default=0.0)
+        ),
+        "receivers": dg.MetadataValue.int(len(rows)),
+        "receivers_active": dg.MetadataValue.int(sum(row.state == ReceiverState.ACTIVE for row in rows)),
+        "dead_letters": dg.MetadataValue.int(sum(row.dead_letters for row in rows)),
+    }
+    if before is not None and now.at > before.at:
+        seconds = (now.at - before.at).total_seconds()
+        metadata["rate"] = dg.MetadataValue.float(max(0, now.records - before.records) / seconds)
+        metadata["byte_rate"] = dg.MetadataValue.float(max(0, now.bytes - before.bytes) / seconds)
+    limits = [row.rate_limit for row in rows if row.rate_limit is not None]
+    if limits:
+        metadata["rate_limit"] = dg.MetadataValue.float(sum(limits))
+    for row in rows:
+        where = f" on {row.host}" if row.host else ""
+        why = f": {row.reason}" if row.reason else ""
+        metadata[f"receiver {row.ordinal}"] = dg.MetadataValue.text(f"{row.state}{where}{why}")
+    return dg.AssetObservation(stream_key(stream), metadata=metadata)
+
+
+def _evaluation(result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
+    assert result.asset_key is not None
+    assert result.check_name is not None
+    return dg.AssetCheckEvaluation(
+        asset_key=result.asset_key,
+        check_name=result.check_name,
+        passed=result.passed,
+        metadata=result.metadata,
+        severity=result.severity,
+        description=result.description,
+    )
+
+
+def observation_sensor(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.SensorDefinition:
+    """`PIPELINE_observations`, running by default. `streams`: those that no other pipeline's sensor observes."""
+
+    @dg.sensor(
+        name=f"{pipeline.name}_observations",
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=(
+            f"Reports every half minute what {pipeline.name}'s streams receive, the minutes that are over, and whether "
+            "batches keep up. Launches no run."
+        ),
+    )
+    def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        try:
+            database_url = Settings().require_database_url()
+        except DatabaseUrlMissingError as error:
+            return dg.SkipReason(str(error))
+        engine = create_engine(
+            database_url, application_name=f"forebay observation sensor {pipeline.name}", pool_size=1
+        )
+        try:
+            with connect(engine) as connection:
+                events, cursor = observe(connection, pipeline, streams, Cursor.parse(context.cursor))
+        except NotAppliedError as error:
+            return dg.SkipReason(f"{error}: run `forebay apply`")
+        except DriverLogError as error:
+            return dg.SkipReason(f"the driver log said no, trying again: {error}")
+        finally:
+            engine.dispose()
+        return dg.SensorResult(
+            asset_events=events,
+            cursor=cursor.model_dump_json(),
+            skip_reason=dg.SkipReason(f"{len(events)} events reported; this sensor launches no run"),
+        )
+
+    return evaluate

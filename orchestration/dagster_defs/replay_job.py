@@ -1,0 +1,175 @@
+"""`PIPELINE_replay`: runs finished batches again, from the launchpad; and the events by which Dagster shows them.
+
+The output assets replay too, when they are materialized without a configuration or backfilled by partition; both come
+through `replay_in_dagster`.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import dagster as dg
+from pydantic import Field
+
+from orchestration.batch_run import OutputResult
+from orchestration.batch_schedule import PIPELINE_TAG
+from orchestration.dagster_defs.partitions import partition_key
+from orchestration.pipeline import Pipeline
+from orchestration.replay import ReplayedBatch, batches_to_replay, parsed_time, replay_batches
+from orchestration.settings import Settings
+from orchestration.spark.session import spark_session
+from orchestration.spark.wanted_executors import wanted_executors
+from tracker_store.engine import connect, create_engine
+from tracker_store.pipelines import get_pipeline
+
+KIND_TAG = "forebay/kind"
+REPLAY_KIND = "replay"
+# What a run replays, for who looks for it: its first and last batch, and how many.
+FIRST_TAG = "forebay/replays_from"
+LAST_TAG = "forebay/replays_to"
+COUNT_TAG = "forebay/replays"
+
+
+class ReplayConfig(dg.Config):
+    """Which batches to run again, and which of their outputs to replace. As it stands: the newest completed batch."""
+
+    from_time: str = Field(
+        default="",
+        description="The first batch time, as 2026-01-31T12:00:00Z; empty: the newest completed batch.",
+    )
+    to_time: str = Field(default="", description="The last batch time; empty: the one batch at from_time.")
+    outputs: list[str] = Field(default=[], description="The outputs to replace, by name; empty: all of them.")
+
+
+def replay_job_name(pipeline: str) -> str:
+    """The name of the job that replays batches of a pipeline."""
+    return f"{pipeline}_replay"
+
+
+def replay_op_name(pipeline: str) -> str:
+    """The name of its step; its configuration stands under this name."""
+    return f"{pipeline}__replay"
+
+
+def result_metadata(result: OutputResult, batch_time: datetime) -> dict[str, dg.MetadataValue]:
+    """What is known of one output of one batch."""
+    values: dict[str, dg.MetadataValue] = {
+        "batch_time": dg.MetadataValue.text(batch_time.isoformat()),
+        "attempt": dg.MetadataValue.int(result.attempt),
+        "location": dg.MetadataValue.path(result.location),
+    }
+    if result.rows is not None:
+        values["dagster/row_count"] = dg.MetadataValue.int(result.rows)
+    if result.lost_blocks:
+        values["lost_blocks"] = dg.MetadataValue.int(result.lost_blocks)
+        values["lost_records"] = dg.MetadataValue.int(result.lost_records)
+    return values
+
+
+def _report(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, pipeline: Pipeline, replayed: ReplayedBatch
+) -> None:
+    for result in replayed.results:
+        context.log_event(
+            dg.AssetMaterialization(
+                pipeline.outputs[result.output].asset_key,
+                partition=partition_key(pipeline, replayed.batch_time),
+                metadata={
+                    **result_metadata(result, replayed.batch_time),
+                    "kind": dg.MetadataValue.text(REPLAY_KIND),
+                    "replay_seconds": dg.MetadataValue.float(replayed.seconds),
+                },
+            )
+        )
+
+
+def replay_in_dagster(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext,
+    pipeline: Pipeline,
+    *,
+    from_time: datetime | None,
+    to_time: datetime | None,
+    outputs: Sequence[str] = (),
+    spark: Mapping[str, str] | None = None,
+) -> None:
+    """Replay within a run: a line and materializations per batch, tags on the run. Raises dg.Failure for the failed."""
+    settings = Settings()
+    engine = create_engine(
+        settings.require_database_url(), application_name=f"forebay replay {pipeline.name}", pool_size=1
+    )
+    try:
+        with connect(engine) as connection:
+            pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
+            times = batches_to_replay(connection, pipeline_id, from_time=from_time, to_time=to_time)
+    finally:
+        engine.dispose()
+    context.instance.add_run_tags(
+        context.run.run_id,
+        {
+            KIND_TAG: REPLAY_KIND,
+            FIRST_TAG: times[0].isoformat(),
+            LAST_TAG: times[-1].isoformat(),
+            COUNT_TAG: str(len(times)),
+        },
+    )
+    context.log.info(f"{len(times)} batch(es) to replay, from {times[0].isoformat()} to {times[-1].isoformat()}")
+    failed: list[ReplayedBatch] = []
+    replays = replay_batches(
+        pipeline,
+        times,
+        outputs=outputs,
+        run_id=context.run.run_id,
+        settings=settings,
+        session=lambda: spark_session(
+            settings,
+            application=f"forebay {pipeline.name}",
+            configuration={**(spark or {}), **wanted_executors(settings, pipeline)},
+        ),
+    )
+    for number, replayed in enumerate(replays, start=1):
+        where = f"{number} of {len(times)}: batch {replayed.batch_time.isoformat()}"
+        if replayed.error:
+            failed.append(replayed)
+            context.log.error(f"{where} was {'refused' if replayed.refused else 'not replayed'}: {replayed.error}")
+        else:
+            _report(context, pipeline, replayed)
+            names = ", ".join(f"{result.output} ({result.rows} rows)" for result in replayed.results)
+            context.log.info(f"{where} replayed in {replayed.seconds:.1f} s: {names}")
+    if failed:
+        raise dg.Failure(
+            f"{len(failed)} of {len(times)} batches were not replayed, and are as they were; the first, "
+            f"{failed[0].batch_time.isoformat()}: {failed[0].error}",
+            allow_retries=False,
+        )
+
+
+def replay_job(pipeline: Pipeline, spark: Mapping[str, str] | None = None) -> dg.JobDefinition:
+    """`PIPELINE_replay`, with a configuration that can be launched as it stands; `spark` is its sessions'."""
+
+    @dg.op(
+        name=replay_op_name(pipeline.name),
+        description=f"Runs finished batches of {pipeline.name} again, with the blocks that they had, and replaces "
+        "their outputs.",
+    )
+    def replay(context: dg.OpExecutionContext, config: ReplayConfig) -> None:
+        replay_in_dagster(
+            context,
+            pipeline,
+            from_time=parsed_time(config.from_time),
+            to_time=parsed_time(config.to_time),
+            outputs=config.outputs,
+            spark=spark,
+        )
+
+    @dg.job(
+        name=replay_job_name(pipeline.name),
+        executor_def=dg.in_process_executor,
+        description=f"Replays batches of {pipeline.name}: the newest completed one, or all from from_time to to_time.",
+        tags={PIPELINE_TAG: pipeline.name, KIND_TAG: REPLAY_KIND},
+        # What the launchpad begins with.
+        config=dg.RunConfig({replay_op_name(pipeline.name): ReplayConfig()}),
+    )
+    def job() -> None:
+        replay()
+
+    return job

@@ -1,0 +1,123 @@
+"""The scaling schedule: once a minute, how large Spark should be for a pipeline's batches (the original's O04).
+
+It compares how long batches took, since it looked last, with their interval, and writes down what follows. That is all:
+a Spark session that is made next, or an agent that runs batch drivers, reads it there; where the pipeline has
+`dynamic_allocation_enabled` off, or the master is of neither kind, it is advice that `forebay status` shows. It decides
+in its own tick and launches no run; the job of the same name decides at once, for a person.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the context's class off the annotation.
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from orchestration.pipeline import Pipeline
+from orchestration.settings import DatabaseUrlMissingError, Settings
+from orchestration.spark.executor_allocation import SCALING_INTERVAL, Bounds, decide, scaling
+from orchestration.spark.session import spark_master
+from tracker_store.engine import connect, create_engine
+from tracker_store.errors import DriverLogError
+from tracker_store.pipelines import get_pipeline
+from tracker_store.scaling import processing_times_since, record_scaling, scaling_decision
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+EVERY_MINUTE = "* * * * *"
+
+
+def decide_scaling(connection: "sa.Connection", pipeline: Pipeline, *, master: str) -> str:
+    """Look, and write down what follows; returns it in a sentence. Raises NotAppliedError."""
+    row = get_pipeline(connection, pipeline.name)
+    before = scaling_decision(connection, pipeline.name)
+    settings = pipeline.settings
+    # As in the original, each batch counts in one round alone.
+    times = processing_times_since(
+        connection,
+        row.pipeline_id,
+        after=None if before is None else before.decided_at,
+        seconds=SCALING_INTERVAL.total_seconds(),
+    )
+    found = scaling(
+        times,
+        row.interval,
+        scaling_up_ratio=settings.dynamic_allocation_scaling_up_ratio,
+        scaling_down_ratio=settings.dynamic_allocation_scaling_down_ratio,
+    )
+    if found is None:
+        return "no batch was completed since it was looked at last"
+    decision = decide(
+        found,
+        executors=settings.dynamic_allocation_min_executors if before is None else before.executors,
+        batch_drivers=1 if before is None else before.batch_drivers,
+        bounds=Bounds(
+            settings.dynamic_allocation_min_executors,
+            settings.dynamic_allocation_max_executors,
+            settings.concurrent_batches,
+        ),
+        master=master,
+        applied=settings.dynamic_allocation_enabled,
+    )
+    record_scaling(
+        connection,
+        pipeline_id=row.pipeline_id,
+        ratio=found.ratio,
+        batches=found.batches,
+        executors=decision.executors,
+        batch_drivers=decision.batch_drivers,
+        applied=settings.dynamic_allocation_enabled,
+        reason=decision.reason,
+    )
+    return decision.reason
+
+
+def _look(pipeline: Pipeline) -> str:
+    settings = Settings()
+    engine = create_engine(
+        settings.require_database_url(), application_name=f"forebay scaling {pipeline.name}", pool_size=1
+    )
+    try:
+        with connect(engine) as connection:
+            return decide_scaling(connection, pipeline, master=spark_master(settings))
+    finally:
+        engine.dispose()
+
+
+def scaling_job(pipeline: Pipeline) -> dg.JobDefinition:
+    """`PIPELINE_scaling`: the same decision, when a person asks for it."""
+
+    @dg.op(name=f"{pipeline.name}__scaling", description="Decides how large Spark should be, by the newest batches.")
+    def look(context: dg.OpExecutionContext) -> None:
+        context.log.info(_look(pipeline))
+
+    @dg.job(
+        name=f"{pipeline.name}_scaling",
+        executor_def=dg.in_process_executor,
+        description=f"Decides how large Spark should be for batches of {pipeline.name}; its schedule does it each "
+        "minute without a run.",
+        tags={"forebay/pipeline": pipeline.name},
+    )
+    def scaling_job_definition() -> None:
+        look()
+
+    return scaling_job_definition
+
+
+def scaling_schedule(pipeline: Pipeline, job: dg.JobDefinition) -> dg.ScheduleDefinition:
+    """`PIPELINE_scaling`, every minute, running by default."""
+
+    @dg.schedule(
+        name=f"{pipeline.name}_scaling",
+        # By its name: a job that is given whole is bound anew where definitions are merged, with Dagster's warnings.
+        job_name=job.name,
+        cron_schedule=EVERY_MINUTE,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description=f"Decides how large Spark should be for {pipeline.name}; a tick decides, and is skipped.",
+    )
+    def evaluate(_context: dg.ScheduleEvaluationContext) -> dg.SkipReason:
+        try:
+            return dg.SkipReason(_look(pipeline))
+        except (DatabaseUrlMissingError, DriverLogError) as error:
+            return dg.SkipReason(f"nothing is decided: {error}")
+
+    return evaluate

@@ -1,0 +1,28 @@
+"""One external asset per stream: receivers fill it, Dagster does not; what is seen of it comes as observations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+if TYPE_CHECKING:
+    from orchestration.pipeline import Stream
+
+STREAM_GROUP = "forebay_streams"
+
+
+def stream_key(stream: Stream) -> dg.AssetKey:
+    """The key of a stream's external asset."""
+    return dg.AssetKey(["forebay", stream.name])
+
+
+def stream_asset(stream: Stream) -> dg.AssetSpec:
+    """A stream, which receivers fill and Dagster does not."""
+    return dg.AssetSpec(
+        stream_key(stream),
+        group_name=STREAM_GROUP,
+        description=f"Records from {stream.source.address}, stored as blocks by {stream.receivers} receiver(s).",
+        kinds={stream.source.kind},
+        metadata={"source": stream.source.kind, "address": stream.source.address, "receivers": stream.receivers},
+    )

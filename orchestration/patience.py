@@ -1,0 +1,54 @@
+"""A statement that may be repeated, on a driver log that may be away for a while: what was computed is worth a wait.
+
+Only for statements that change nothing when they are repeated (a commit under an attempt's number, an attempt's end).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from tracker_store.engine import connect
+from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import sqlalchemy as sa
+
+# A restart of the server, or its failover, is over by then; an attempt that is given up is only tried again.
+PATIENCE_SECONDS = 120.0
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 5.0
+
+Result = TypeVar("Result")
+
+log = structlog.get_logger(__name__)
+
+
+def patiently(
+    engine: sa.Engine,
+    statement: Callable[[sa.Connection], Result],
+    what: str,
+    *,
+    seconds: float = PATIENCE_SECONDS,
+    pause: Callable[[float], None] = time.sleep,
+) -> Result:
+    """The answer of `statement`, tried again with growing pauses while the driver log is away, for so many seconds.
+
+    Raises DriverLogUnavailableError or OutcomeUnknownError after that, and anything else at once.
+    """
+    give_up_at = time.monotonic() + seconds
+    wait = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            with connect(engine) as connection:
+                return statement(connection)
+        except (DriverLogUnavailableError, OutcomeUnknownError) as error:
+            if time.monotonic() + wait > give_up_at:
+                raise
+            log.warning("the driver log is away, trying again", what=what, pause_seconds=wait, error=str(error))
+        pause(wait)
+        wait = min(wait * 2, LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,144 @@
+"""Replays: which finished batches are meant, and running them again one after the other, oldest first.
+
+Knows nothing of Dagster: the replay job, the output assets and the command line all come here. What a replay may do to
+a batch is the driver log's to say (``functions/claim_replay.sql``).
+"""
+
+from __future__ import annotations
+
+import time as monotonic
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestration.batch_run import replay_batch
+from tracker_store import batches
+from tracker_store.errors import BatchHeldError, BlocksNotRetainedError
+from tracker_store.schema import BatchState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import sqlalchemy as sa
+    from pyspark.sql import SparkSession
+
+    from orchestration.batch_run import OutputResult
+    from orchestration.pipeline import Pipeline
+    from orchestration.settings import Settings
+
+REPLAYABLE = (BatchState.COMPLETED, BatchState.QUARANTINED)
+# One command, or one run in Dagster: a longer time is replayed in parts.
+MOST_BATCHES = 10_000
+
+log = structlog.get_logger(__name__)
+
+
+class ReplayError(Exception):
+    """A replay can't be done as it was asked for; the message says what to ask for instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedBatch:
+    """What became of one batch of a replay; `refused`: nothing was begun, since it runs or its blocks are gone."""
+
+    batch_time: datetime
+    results: Sequence[OutputResult]
+    seconds: float
+    error: str = ""
+    refused: bool = False
+
+
+def parsed_time(text: str) -> datetime | None:
+    """A batch time as people write it, UTC unless it says otherwise; None for nothing. Raises ReplayError."""
+    if not text.strip():
+        return None
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        message = f"{text!r} is no time: write it as 2026-01-31T12:00:00Z"
+        raise ReplayError(message) from error
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+def batches_to_replay(
+    connection: sa.Connection, pipeline_id: int, *, from_time: datetime | None, to_time: datetime | None
+) -> list[datetime]:
+    """The batches that are meant, oldest first: finished, and once run, with `from_time` <= batch time <= `to_time`.
+
+    Without `from_time` it is the newest completed one; without `to_time` the one at `from_time`. Batches that are not
+    finished, or were empty, are passed over. No locks. Raises ReplayError where there is none.
+    """
+    if from_time is None:
+        if to_time is not None:
+            message = "a replay has a to_time and no from_time: give both, or neither for the newest completed batch"
+            raise ReplayError(message)
+        found = [
+            row
+            for row in batches.list_batches(connection, pipeline_id, states=[BatchState.COMPLETED], limit=1000)
+            if row.attempt
+        ][:1]
+        if not found:
+            message = "no batch is completed yet (of those that had records): there is nothing to replay"
+            raise ReplayError(message)
+        return [found[0].batch_time]
+    last = to_time or from_time
+    if last < from_time:
+        message = f"the replay's from_time {from_time.isoformat()} is after its to_time {last.isoformat()}: swap them"
+        raise ReplayError(message)
+    rows = batches.list_batches(
+        connection, pipeline_id, first=from_time, last=last, states=REPLAYABLE, limit=MOST_BATCHES + 1
+    )
+    if len(rows) > MOST_BATCHES:
+        message = (
+            f"more than {MOST_BATCHES:,} batches from {from_time.isoformat()} to {last.isoformat()}: replay in parts"
+        )
+        raise ReplayError(message)
+    times = [row.batch_time for row in reversed(rows) if row.attempt]
+    if not times:
+        message = (
+            f"no batch from {from_time.isoformat()} to {last.isoformat()} is COMPLETED or QUARANTINED and had records: "
+            "`forebay batches` shows which there are (times are UTC)"
+        )
+        raise ReplayError(message)
+    return times
+
+
+def checked_outputs(pipeline: Pipeline, outputs: Sequence[str]) -> Sequence[str]:
+    """`outputs`, each of which the pipeline has. Raises ReplayError."""
+    unknown = sorted(set(outputs) - pipeline.outputs.keys())
+    if unknown:
+        message = (
+            f"pipeline {pipeline.name!r} has no output {', '.join(map(repr, unknown))}: "
+            f"it has {', '.join(pipeline.outputs)}"
+        )
+        raise ReplayError(message)
+    return outputs
+
+
+def replay_batches(
+    pipeline: Pipeline,
+    times: Sequence[datetime],
+    *,
+    outputs: Sequence[str] = (),
+    run_id: str,
+    settings: Settings,
+    session: Callable[[], SparkSession],
+) -> Iterator[ReplayedBatch]:
+    """Replay each of `times`; one that fails, or is refused, holds up no other. Raises ReplayError for the outputs."""
+    checked_outputs(pipeline, outputs)
+    for batch_time in times:
+        started = monotonic.monotonic()
+        results: Sequence[OutputResult] = ()
+        error, refused = "", False
+        try:
+            results = replay_batch(
+                pipeline, batch_time=batch_time, outputs=outputs, run_id=run_id, settings=settings, session=session
+            )
+        except (BatchHeldError, BlocksNotRetainedError) as refusal:
+            error, refused = str(refusal), True
+        except Exception as failure:
+            log.exception("replay failed", pipeline=pipeline.name, batch_time=batch_time.isoformat())
+            error = f"{type(failure).__name__}: {failure}"
+        yield ReplayedBatch(batch_time, results, monotonic.monotonic() - started, error, refused)

@@ -1,0 +1,285 @@
+"""The batch driver: a process with the code loaded and Spark started, in which batch runs execute one after another.
+
+It claims runs that the launcher has handed to its code location, one at a time and in the main thread (interrupts reach
+no other), and runs each as Dagster's own run process would: the same events, the same compute logs. It decides nothing
+about batches: a run claims its attempt, or ends.
+
+Others may rely on: a run is in at most one driver; a run that a driver has taken ends in Dagster (as what it ended as,
+or as failed when the driver could not run it), or its driver's process has ended, which the agent says at once and the
+tracker after its limit; a driver that stops taking runs leaves none behind that were handed to it, unless there is
+another one, or the whole system stops.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import structlog
+
+from orchestration.modules import load_pipelines
+from orchestration.run_launcher.cancellation import Cancellation
+from orchestration.run_launcher.dagster_internals import (
+    EngineEventData,
+    capture_interrupts,
+    core_execute_run,
+    pop_captured_interrupt,
+    recon_job_from_origin,
+)
+from orchestration.run_launcher.driver_state import DriverState, DriverStates
+from orchestration.run_launcher.loaded_code import LoadedCode
+from orchestration.run_launcher.recycling import Recycling
+from orchestration.run_launcher.warm_up import warm_up
+from orchestration.spark.session import WarmSession
+from tracker_store.engine import connect, create_engine
+from tracker_store.outage import SURVIVED, Outage
+from tracker_store.run_queue import (
+    QUEUED_CHANNEL,
+    Notifications,
+    claim_run,
+    finish_run,
+    has_ready_driver,
+    has_waiting_run,
+)
+from tracker_store.schema import BatchDriverState
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    import sqlalchemy as sa
+    from dagster._core.definitions.reconstruct import ReconstructableJob
+    from dagster._core.origin import JobPythonOrigin
+
+    from orchestration.run_launcher.driver_registration import DriverRegistration
+    from orchestration.settings import Settings
+
+CODE_MODULE = "orchestration.definitions"
+# A notification may be lost with its connection: so often it looks.
+LOOK_SECONDS = 1.0
+# Memory and code are looked at so often, and not before each run.
+RECYCLE_LOOK_SECONDS = 2.0
+# How Dagster's webserver has its connections: without it each statement opens one.
+_STATEMENT_TIMEOUT_MS = 15_000
+_POOL_RECYCLE_SECONDS = 3_600
+_POOL_OVERFLOW = 5
+
+log = structlog.get_logger(__name__)
+
+
+class BatchDriver:
+    """One driver. `run` returns when it has drained, in the main thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        registration: DriverRegistration,
+        drain: threading.Event,
+        on_ready: Callable[[], object],
+        ask_for_successor: Callable[[str], bool],
+    ) -> None:
+        """Prepare a driver.
+
+        Args:
+            settings: of this installation.
+            registration: this process's; ended by `run`.
+            drain: set by others: it takes no more runs, and ends.
+            on_ready: called once it takes runs.
+            ask_for_successor: called with the reason when it should be replaced; False where nobody starts another
+                one first: then it ends, and is started again.
+        """
+        self._settings = settings
+        self._registration = registration
+        self._location = location = registration.location
+        self._drain = drain
+        self._on_ready = on_ready
+        self._ask_for_successor = ask_for_successor
+        self._states = DriverStates()
+        self._engine: sa.Engine = create_engine(
+            settings.require_database_url(), application_name=f"forebay batch driver {location}", pool_size=3
+        )
+        self._session: WarmSession | None = None
+        self._jobs: dict[str, tuple[JobPythonOrigin, ReconstructableJob]] = {}
+        # Why it must not run another one.
+        self._spoilt: str | None = None
+        # Why it should be replaced, as it has said to its agent.
+        self._to_be_replaced: str | None = None
+        self._look_again = time.monotonic()
+
+    def run(self) -> None:
+        """Load, take runs until it is drained or should be replaced, and end."""
+        registration = self._registration
+        with (
+            dg.DagsterInstance.get() as instance,
+            # Signals are noticed between two runs; within one, Dagster lets them end it.
+            capture_interrupts(),
+            registration,
+        ):
+            instance.optimize_for_webserver(_STATEMENT_TIMEOUT_MS, _POOL_RECYCLE_SECONDS, _POOL_OVERFLOW)
+            started = time.monotonic()
+            # Spark first: a JVM keeps the standard output that it starts with.
+            self._session = WarmSession(self._settings, application=f"forebay batch driver {self._location}")
+            importlib.import_module(CODE_MODULE)
+            if not self._is_waited_for():
+                warm_up(self._session.session, self._settings, load_pipelines(self._settings.module))
+            recycling = Recycling(
+                LoadedCode(self._settings.module),
+                max_runs=self._settings.batch_driver_max_runs,
+                max_memory_mb=self._settings.batch_driver_max_memory_mb,
+            )
+            cancellation = Cancellation(self._engine, cancel_jobs=self._session.cancel, on_cancel=self._cancelling)
+            registration.note(BatchDriverState.READY)
+            self._states.move(DriverState.IDLE)
+            self._on_ready()
+            log.info(
+                "batch driver ready",
+                process_id=registration.process_id,
+                location=self._location,
+                seconds=round(time.monotonic() - started, 1),
+            )
+            why = self._take_runs(instance, registration.process_id, recycling, cancellation)
+            log.info("batch driver drains", why=why, runs=recycling.runs)
+            self._states.move(DriverState.DRAINING, why)
+            registration.note(BatchDriverState.DRAINING)
+            self._take_what_is_left(instance, registration.process_id, cancellation)
+            self._states.move(DriverState.ENDED)
+        self._session.stop()
+        self._engine.dispose()
+
+    def _is_waited_for(self) -> bool:
+        """Whether a run waits for this driver alone: then that run is what warms it up."""
+        with connect(self._engine) as connection:
+            return has_waiting_run(connection, location=self._location) and not has_ready_driver(
+                connection, location=self._location
+            )
+
+    def _take_runs(
+        self, instance: dg.DagsterInstance, process_id: int, recycling: Recycling, cancellation: Cancellation
+    ) -> str:
+        """Until it is to end; returns why."""
+        notifications = Notifications(self._engine, [QUEUED_CHANNEL])
+        outage = Outage("the batch driver")
+        try:
+            while (why := self._reason_to_end(recycling)) is None:
+                try:
+                    with connect(self._engine) as connection:
+                        run_id = claim_run(connection, process_id=process_id, location=self._location)
+                    if run_id is None:
+                        notifications.wait(LOOK_SECONDS)
+                except SURVIVED as error:
+                    outage.failed(error)
+                    self._drain.wait(LOOK_SECONDS)
+                    continue
+                outage.answered()
+                if run_id is not None:
+                    self._execute(instance, run_id, process_id, cancellation)
+                    recycling.runs += 1
+        finally:
+            notifications.close()
+        return why
+
+    def _reason_to_end(self, recycling: Recycling) -> str | None:
+        """Why it takes no more runs. One that should be replaced goes on until its successor is ready."""
+        if self._drain.is_set():
+            return "it was asked to"
+        if pop_captured_interrupt():
+            return "a signal"
+        if self._spoilt is not None:
+            # Until the successor is ready, runs wait for it, or go to the delegate.
+            self._ask_for_successor(self._spoilt)
+            return self._spoilt
+        if self._to_be_replaced is None and time.monotonic() >= self._look_again:
+            self._look_again = time.monotonic() + RECYCLE_LOOK_SECONDS
+            self._to_be_replaced = recycling.reason()
+            if self._to_be_replaced is not None:
+                log.info("batch driver should be replaced", why=self._to_be_replaced)
+                if not self._ask_for_successor(self._to_be_replaced):
+                    return self._to_be_replaced
+        return None
+
+    def _take_what_is_left(self, instance: dg.DagsterInstance, process_id: int, cancellation: Cancellation) -> None:
+        """Runs that were handed over before it said that it takes no more, where no other driver is there for them."""
+        while self._spoilt is None:
+            try:
+                with connect(self._engine) as connection:
+                    if has_ready_driver(connection, location=self._location, other_than=process_id):
+                        return
+                    run_id = claim_run(connection, process_id=process_id, location=self._location)
+            except SURVIVED as error:
+                log.warning("can't look for runs that are left; another driver does", error=str(error))
+                return
+            if run_id is None:
+                return
+            self._execute(instance, run_id, process_id, cancellation)
+            self._states.move(DriverState.DRAINING)
+
+    def _execute(self, instance: dg.DagsterInstance, run_id: str, process_id: int, cancellation: Cancellation) -> None:
+        """Run one, whatever becomes of it; afterwards its row is gone."""
+        self._states.move(DriverState.RUNNING, run_id)
+        with cancellation.watching(run_id):
+            try:
+                self._execute_in_dagster(instance, run_id, process_id)
+            except BaseException as error:  # noqa: BLE001  an interrupt is Dagster's and no Exception; nothing may get past
+                log.warning("the run ended with an error", run_id=run_id, error=repr(error)[:500])
+                _end_run(instance, run_id, error)
+        pop_captured_interrupt()
+        if cancellation.was_interrupted:
+            self._spoilt = f"run {run_id} had to be interrupted: its connection to Spark may be out of step"
+        self._clear_up()
+        self._states.move(DriverState.IDLE, run_id)
+        with connect(self._engine) as connection:
+            finish_run(connection, run_id=run_id, process_id=process_id)
+
+    def _execute_in_dagster(self, instance: dg.DagsterInstance, run_id: str, process_id: int) -> None:
+        run = instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            log.info("the run is over already", run_id=run_id)
+            return
+        if run.status is dg.DagsterRunStatus.CANCELING:
+            instance.report_run_canceled(run, message="Cancelled before the batch driver had begun with it.")
+            return
+        session = self._session
+        if session is None or run.job_code_origin is None:
+            raise RuntimeError(f"run {run_id} names no code to load")
+        instance.report_engine_event(
+            f"Batch driver (process {process_id}, pid {os.getpid()} on {self._registration.host}) took the run.",
+            run,
+            EngineEventData.in_process(os.getpid()),
+        )
+        job = self._job(run.job_code_origin)
+        session.begin(run_id)
+        for _ in core_execute_run(job, run, instance, inject_env_vars=False):
+            pass
+
+    def _job(self, origin: JobPythonOrigin) -> ReconstructableJob:
+        """A job is put together once: that costs more than a small batch."""
+        known = self._jobs.get(origin.job_name)
+        if known is None or known[0] != origin:
+            known = self._jobs[origin.job_name] = (origin, recon_job_from_origin(origin))
+        return known[1]
+
+    def _clear_up(self) -> None:
+        if self._session is None or self._spoilt is not None:
+            return
+        try:
+            self._session.reset()
+        except Exception as error:  # noqa: BLE001  whatever it is, the session is no longer to be trusted
+            self._spoilt = f"its Spark session can't be put back: {error!r}"[:500]
+
+    def _cancelling(self, run_id: str) -> None:
+        self._states.move(DriverState.CANCELLING, run_id)
+
+
+def _end_run(instance: dg.DagsterInstance, run_id: str, error: BaseException) -> None:
+    """Whatever Dagster has not said itself: a run must not stay begun for ever."""
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.is_finished:
+        return
+    if run.status is dg.DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run)
+    else:
+        instance.report_run_failed(run, f"The batch driver could not run it: {error!r}")

@@ -1,0 +1,20 @@
+"""Every name of Dagster's that its documentation does not promise and the batch driver uses, in one place.
+
+Dagster is pinned exactly (pyproject.toml), and a test names each of these: who moves the pin sees what moved with it.
+The launcher's own (`RunLauncher` and what it is given) are Dagster's extension point; ``launcher`` imports them itself.
+"""
+
+from __future__ import annotations
+
+from dagster._core.events import EngineEventData
+from dagster._grpc.impl import core_execute_run
+from dagster._utils.hosted_user_process import recon_job_from_origin
+from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt
+
+__all__ = [
+    "EngineEventData",
+    "capture_interrupts",
+    "core_execute_run",
+    "pop_captured_interrupt",
+    "recon_job_from_origin",
+]

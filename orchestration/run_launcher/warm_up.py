@@ -1,0 +1,51 @@
+"""What makes a driver's first batch no slower than the next: the way of a batch that has no blocks, all of it."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestration.spark.batch_reader import columns_of_stream
+from orchestration.spark.data_source import FORMAT, spark_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from orchestration.pipeline import Pipeline
+    from orchestration.settings import Settings
+
+# No pipeline has a batch then: the planner finds no blocks, and a worker reads none.
+_NO_BATCH = datetime.fromtimestamp(0, UTC)
+
+log = structlog.get_logger(__name__)
+
+
+def warm_up(session: SparkSession, settings: Settings, pipelines: Sequence[Pipeline]) -> None:
+    """Read nothing from one stream, aggregate it, write it as Parquet: planner, worker and Java classes are loaded.
+
+    A failure is said and costs nothing but the time: the first batch will name it, if it is one.
+    """
+    pipeline, stream = next(((pipeline, stream) for pipeline in pipelines for stream in pipeline.streams), (None, None))
+    if pipeline is None or stream is None:
+        return
+    try:
+        columns = columns_of_stream(settings.require_database_url(), stream.name)
+        nothing = (
+            session.read.format(FORMAT)
+            .option("database_url", settings.require_database_url())
+            .schema(spark_schema(columns))
+            .option("pipeline", pipeline.name)
+            .option("batch_time", _NO_BATCH.isoformat())
+            .option("stream", stream.name)
+            .option("block_store", settings.block_store_roots)
+            .load()
+        )
+        with tempfile.TemporaryDirectory(prefix="forebay-warm-") as directory:
+            nothing.groupBy(nothing.columns[0]).count().write.parquet(f"{directory}/nothing")
+    except Exception as error:  # noqa: BLE001  whatever it is: see above
+        log.warning("the warm-up failed; the first batch will be slower", error=str(error)[:500])

@@ -1,0 +1,46 @@
+"""Prints each batch's first rows, as Spark's console sink does: to try a pipeline out."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from orchestration.pipeline import DeclarationError
+from orchestration.spark.sinks.sink import Guarantee, Sink, Written
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from orchestration.spark.sinks.sink import OutputAttempt
+
+_LINE = "-" * 43
+
+
+class ConsoleSink(Sink):
+    """Prints to the run's standard output, which Dagster shows as the step's. At least once."""
+
+    guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
+
+    def __init__(self, *, rows: int = 20, truncate: bool | int = True) -> None:
+        """How many `rows` (Spark's numRows), and whether (or at which width) values are cut off, as for `show`.
+
+        Raises:
+            DeclarationError: fewer than one row.
+        """
+        if rows < 1:
+            message = f"ConsoleSink: rows={rows} must be at least 1"
+            raise DeclarationError(message)
+        self.rows = rows
+        self.truncate = truncate
+
+    def declaration(self) -> dict[str, Any]:
+        """What `forebay apply` writes of it."""
+        return {"kind": "console", "rows": self.rows, "truncate": self.truncate}
+
+    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
+        """Print the batch's time and its first rows."""
+        head = f"{attempt.pipeline}.{attempt.output}, batch {attempt.batch_time.isoformat()}"
+        sys.stdout.write(f"{_LINE}\n{head}\n{_LINE}\n")
+        sys.stdout.flush()
+        result.show(self.rows, truncate=self.truncate)
+        return Written("stdout", None)

@@ -1,0 +1,245 @@
+"""A Delta table, each batch once: the table's own log decides.
+
+Spark's tasks write Parquet files below the table's directory, and one commit names them: it adds this attempt's
+files, removes those of an earlier attempt at the batch, and carries the application id of (pipeline, output, batch
+time) with the attempt as its version (with the batch time as version a replay would be dropped silently). A commit
+that finds a newer attempt's there is not made, so that an attempt that is late changes nothing.
+
+Needs the package `deltalake`, and no connector in the JVM.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from orchestration.spark.sinks.parquet import batch_stamp
+from orchestration.spark.sinks.parquet_staging import BATCH_TIME, staged_files, with_batch_time
+from orchestration.spark.sinks.sink import (
+    AttemptOutdatedError,
+    Committed,
+    Guarantee,
+    Sink,
+    SinkError,
+    Step,
+    Written,
+)
+from orchestration.spark.sinks.table_columns import arrow_schema, check_fit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from orchestration.spark.sinks.parquet_staging import StagedFile
+    from orchestration.spark.sinks.sink import OutputAttempt
+
+#: How often a commit is tried again when another's came first.
+_TRIES = 20
+# How far back a commit of an earlier attempt is looked for.
+_HISTORY = 1000
+
+
+class DeltaSink(Sink):
+    """Keeps an output in a Delta table, with the column `_batch_time`. Exactly once."""
+
+    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+
+    def __init__(self, path: str | Path) -> None:
+        """`path` is the table's directory, which Spark's workers share; a relative one counts from where it runs."""
+        self.path = Path(path).absolute()
+
+    def declaration(self) -> dict[str, Any]:
+        """What `forebay apply` writes of it."""
+        return {"kind": "delta", "path": str(self.path)}
+
+    def committed(self, attempt: OutputAttempt) -> Committed | None:
+        """The newest attempt at this batch that the table has, if the driver log knows its run."""
+        table = self._table()
+        version = None if table is None else table.transaction_version(attempt.application_id)
+        if table is None or version is None:
+            return None
+        for commit in table.history(_HISTORY):
+            if commit.get("forebay_application") == attempt.application_id:
+                if int(commit["forebay_attempt"]) != version or not attempt.knows(version, commit["forebay_run"]):
+                    return None
+                return Committed(version, Written(str(self.path), int(commit["forebay_rows"])))
+        return None
+
+    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
+        """Have the tasks write files, and commit them to the table."""
+        self._deltalake()
+        schema = arrow_schema(result.schema, attempt.name)
+        self._check(schema, attempt)
+        self.reached(Step.PREPARED)
+        directory = self.path / _folder(attempt) / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
+        files = staged_files(result, directory, schema, attempt)
+        self.reached(Step.STAGED)
+        self._commit(files, schema, attempt)
+        self.reached(Step.COMMITTED)
+        return Written(str(self.path), sum(file.rows for file in files))
+
+    def _commit(self, files: Sequence[StagedFile], schema: pa.Schema, attempt: OutputAttempt) -> None:
+        """Commit, and again on what is there when another's commit came first. Raises AttemptOutdatedError."""
+        from deltalake.exceptions import CommitFailedError, DeltaError  # noqa: PLC0415
+
+        for _ in range(_TRIES):
+            table = self._table()
+            try:
+                if table is None:
+                    self._create(files, schema, attempt)
+                else:
+                    self._commit_to(table, files, schema, attempt)
+            except CommitFailedError:
+                continue
+            except DeltaError as error:
+                if table is None and self._table() is not None:
+                    continue
+                raise SinkError(f"{attempt.name}: the Delta table {self.path}: {error}") from error
+            return
+        raise SinkError(
+            f"{attempt.name}: {_TRIES} commits to the Delta table {self.path} came too late for another's: run what "
+            "else writes to it at another time"
+        )
+
+    def _create(self, files: Sequence[StagedFile], schema: pa.Schema, attempt: OutputAttempt) -> None:
+        from deltalake import Schema  # noqa: PLC0415
+        from deltalake.transaction import create_table_with_add_actions  # noqa: PLC0415
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        create_table_with_add_actions(
+            str(self.path),
+            Schema.from_arrow(with_batch_time(schema)),
+            self._additions(files, attempt),
+            mode="error",
+            description=f"{attempt.pipeline}.{attempt.output}, written by Forebay",
+            commit_properties=_properties(files, attempt),
+        )
+
+    def _commit_to(
+        self,
+        table: Any,  # noqa: ANN401  a DeltaTable
+        files: Sequence[StagedFile],
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> None:
+        from deltalake import write_deltalake  # noqa: PLC0415
+
+        version = table.transaction_version(attempt.application_id)
+        if version is not None and version >= attempt.attempt:
+            raise AttemptOutdatedError(
+                f"{attempt.name}: the Delta table {self.path} has attempt {version} at the batch of "
+                f"{attempt.batch_time.isoformat()}: attempt {attempt.attempt} changed nothing"
+            )
+        earlier = [] if version is None else _files_with(table, attempt)
+        own = [name for name in earlier if name.startswith(f"{_folder(attempt)}/")]
+        if len(own) == len(earlier):
+            table.create_write_transaction(
+                [*self._additions(files, attempt), *_removals(own)],
+                mode="append",
+                schema=table.schema(),
+                commit_properties=_properties(files, attempt),
+            )
+        else:
+            # Rows of the batch were moved to files of others' (by OPTIMIZE): those are written anew without them.
+            import pyarrow as pa  # noqa: PLC0415
+            import pyarrow.parquet as pq  # noqa: PLC0415
+
+            whole = with_batch_time(schema)
+            rows = [pq.read_table(file.path, schema=whole) for file in files]
+            write_deltalake(
+                table,
+                pa.concat_tables([whole.empty_table(), *rows]),
+                mode="overwrite",
+                predicate=f"{BATCH_TIME} = '{attempt.batch_time.astimezone(UTC).isoformat()}'",
+                commit_properties=_properties(files, attempt),
+            )
+
+    def _additions(self, files: Sequence[StagedFile], attempt: OutputAttempt) -> list[Any]:
+        from deltalake.transaction import AddAction  # noqa: PLC0415
+
+        time = attempt.batch_time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return [
+            AddAction(
+                Path(file.path).relative_to(self.path).as_posix(),
+                file.size,
+                {},
+                round(Path(file.path).stat().st_mtime * 1000),
+                data_change=True,
+                stats=json.dumps(
+                    {"numRecords": file.rows, "minValues": {BATCH_TIME: time}, "maxValues": {BATCH_TIME: time}}
+                ),
+            )
+            for file in files
+        ]
+
+    def _check(self, schema: pa.Schema, attempt: OutputAttempt) -> None:
+        import pyarrow as pa  # noqa: PLC0415
+
+        table = self._table()
+        if table is not None:
+            check_fit(
+                with_batch_time(schema),
+                pa.schema(table.schema().to_arrow()),
+                name=str(self.path),
+                where=attempt.name,
+            )
+
+    def _table(self) -> Any:  # noqa: ANN401
+        """The table as it is now, or None."""
+        deltalake = self._deltalake()
+        return deltalake.DeltaTable(str(self.path)) if deltalake.DeltaTable.is_deltatable(str(self.path)) else None
+
+    def _deltalake(self) -> Any:  # noqa: ANN401
+        try:
+            import deltalake  # noqa: PLC0415  declaring a sink needs no deltalake
+        except ImportError:
+            raise SinkError(
+                "DeltaSink needs the package deltalake: install it where batches run, by pip install 'forebay[delta]'"
+            ) from None
+        return deltalake
+
+
+def _folder(attempt: OutputAttempt) -> str:
+    return f"{attempt.pipeline}.{attempt.output}/{attempt.pipeline_id}-{batch_stamp(attempt.batch_time)}"
+
+
+def _files_with(table: Any, attempt: OutputAttempt) -> list[str]:  # noqa: ANN401
+    """The table's files that have, or by their statistics may have, rows of the batch."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    found = []
+    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        least, most = action.get(f"min.{BATCH_TIME}"), action.get(f"max.{BATCH_TIME}")
+        # Statistics have milliseconds.
+        time = attempt.batch_time.replace(microsecond=attempt.batch_time.microsecond // 1000 * 1000)
+        if least is None or most is None or (least <= attempt.batch_time and time <= most):
+            found.append(action["path"])
+    return found
+
+
+def _removals(paths: Sequence[str]) -> list[Any]:
+    from time import time  # noqa: PLC0415
+
+    from deltalake.transaction import RemoveAction  # noqa: PLC0415
+
+    return [RemoveAction(path, True, round(time() * 1000)) for path in paths]  # noqa: FBT003  it takes no keywords
+
+
+def _properties(files: Sequence[StagedFile], attempt: OutputAttempt) -> Any:  # noqa: ANN401
+    from deltalake import CommitProperties, Transaction  # noqa: PLC0415
+
+    return CommitProperties(
+        app_transactions=[Transaction(attempt.application_id, attempt.attempt)],
+        max_commit_retries=0,
+        custom_metadata={
+            "forebay_application": attempt.application_id,
+            "forebay_attempt": str(attempt.attempt),
+            "forebay_run": attempt.run_id,
+            "forebay_rows": str(sum(file.rows for file in files)),
+        },
+    )

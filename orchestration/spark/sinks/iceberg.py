@@ -1,0 +1,256 @@
+"""An Iceberg table, each batch once: the table's snapshots decide.
+
+Spark's tasks write Parquet files below the table's location, and one transaction deletes what an earlier attempt at
+the batch wrote (by `_batch_time`) and adds this attempt's files. Its snapshot carries the application id of
+(pipeline, output, batch time) and the attempt. The catalog lets one commit follow a snapshot: who comes second looks
+again, and where a newer attempt's is there, changes nothing.
+
+Needs the package `pyiceberg`, and no connector in the JVM.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import unquote, urlsplit
+
+from orchestration.pipeline import DeclarationError
+from orchestration.spark.sinks.parquet import batch_stamp
+from orchestration.spark.sinks.parquet_staging import BATCH_TIME, staged_files, with_batch_time
+from orchestration.spark.sinks.sink import (
+    AttemptOutdatedError,
+    Committed,
+    Guarantee,
+    Sink,
+    SinkError,
+    Step,
+    Written,
+)
+from orchestration.spark.sinks.table_columns import arrow_schema, check_fit
+from receiver_runtime.sources.secret import Secret, SecretError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from orchestration.spark.sinks.parquet_staging import StagedFile
+    from orchestration.spark.sinks.sink import OutputAttempt
+
+#: How often a commit is tried again when another's came first.
+_TRIES = 20
+_APPLICATION = "forebay.application"
+_ATTEMPT = "forebay.attempt"
+_RUN = "forebay.run"
+_ROWS = "forebay.rows"
+_SECRET = re.compile(r"password|secret|token|credential|access-key|session", re.IGNORECASE)
+# user:password@ in a URL
+_LOGIN = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+_REFERENCE = ("env:", "file:/")
+
+
+class IcebergSink(Sink):
+    """Keeps an output in an Iceberg table, with the column `_batch_time`. Exactly once."""
+
+    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+
+    def __init__(self, table: str, *, catalog: Mapping[str, str | Secret], name: str = "forebay") -> None:
+        """Declare the table.
+
+        Args:
+            table: `NAMESPACE.TABLE`; made at the first batch where it is missing, as is its namespace. Its location is
+                a directory that Spark's workers share.
+            catalog: pyiceberg's properties of your catalog, such as `{"type": "sql", "uri": EnvVar("CATALOG_URI"),
+                "warehouse": "file:///data/warehouse"}`; what is secret as `EnvVar("NAME")`, `"env:NAME"` or (not of a
+                `warehouse`) `Secret("file:/PATH")`.
+            name: the catalog's name, as it has it in its own tables.
+
+        Raises:
+            DeclarationError: no namespace, or a secret is given by itself.
+        """
+        if not all(table.split(".")) or "." not in table:
+            message = f"IcebergSink: table {table!r} has no namespace: write NAMESPACE.TABLE"
+            raise DeclarationError(message)
+        self.table = table
+        self.name = name
+        self._catalog = {key: _checked(key, value) for key, value in catalog.items()}
+
+    def declaration(self) -> dict[str, Any]:
+        """What `forebay apply` writes of it: secrets as references."""
+        return {
+            "kind": "iceberg",
+            "table": self.table,
+            "catalog": self.name,
+            "properties": {key: str(value) for key, value in self._catalog.items()},
+        }
+
+    def committed(self, attempt: OutputAttempt) -> Committed | None:
+        """The newest attempt at this batch that the table's snapshots have, if the driver log knows its run."""
+        found = _newest_commit(self._table(self._load_catalog(attempt)), attempt)
+        if found is None or not attempt.knows(int(found[_ATTEMPT]), found[_RUN]):
+            return None
+        return Committed(int(found[_ATTEMPT]), Written(self.table, int(found[_ROWS])))
+
+    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
+        """Have the tasks write files, and commit them to the table."""
+        catalog = self._load_catalog(attempt)
+        # Iceberg's smallest integer has 32 bits.
+        schema = arrow_schema(result.schema, attempt.name, widens=True)
+        table = self._prepare(catalog, schema, attempt)
+        self.reached(Step.PREPARED)
+        directory = (
+            _directory(table.location(), attempt)
+            / "data"
+            / f"{attempt.pipeline}.{attempt.output}"
+            / f"{attempt.pipeline_id}-{batch_stamp(attempt.batch_time)}"
+            / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
+        )
+        files = staged_files(result, directory, schema, attempt)
+        self.reached(Step.STAGED)
+        self._commit(catalog, files, schema, attempt)
+        self.reached(Step.COMMITTED)
+        return Written(self.table, sum(file.rows for file in files))
+
+    def _prepare(self, catalog: Any, schema: pa.Schema, attempt: OutputAttempt) -> Any:  # noqa: ANN401
+        """The table, made empty where it is missing."""
+        from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
+
+        table, whole = self._table(catalog), with_batch_time(schema)
+        if table is None:
+            catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+            try:
+                table = catalog.create_table(self.table, schema=whole)
+            except TableAlreadyExistsError:
+                table = catalog.load_table(self.table)
+        check_fit(whole, schema_to_pyarrow(table.schema()), name=self.table, where=attempt.name)
+        return table
+
+    def _commit(self, catalog: Any, files: Sequence[StagedFile], schema: pa.Schema, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Commit, and again on what is there when another's commit came first. Raises AttemptOutdatedError."""
+        from pyiceberg.exceptions import CommitFailedException, ValidationException  # noqa: PLC0415
+
+        for _ in range(_TRIES):
+            table = catalog.load_table(self.table)
+            found = _newest_commit(table, attempt)
+            if found is not None and int(found[_ATTEMPT]) >= attempt.attempt:
+                raise AttemptOutdatedError(
+                    f"{attempt.name}: the Iceberg table {self.table} has attempt {found[_ATTEMPT]} at the batch of "
+                    f"{attempt.batch_time.isoformat()}: attempt {attempt.attempt} changed nothing"
+                )
+            try:
+                # Snapshots expire: a later attempt looks for rows whether or not it knows of an earlier commit.
+                self._commit_to(table, files, schema, attempt, replaces=found is not None or attempt.attempt > 1)
+            except (CommitFailedException, ValidationException):
+                continue
+            return
+        raise SinkError(
+            f"{attempt.name}: {_TRIES} commits to the Iceberg table {self.table} came too late for another's: run "
+            "what else writes to it at another time"
+        )
+
+    def _commit_to(
+        self,
+        table: Any,  # noqa: ANN401  a pyiceberg Table
+        files: Sequence[StagedFile],
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+        *,
+        replaces: bool,
+    ) -> None:
+        import warnings  # noqa: PLC0415
+
+        from pyiceberg.expressions import EqualTo  # noqa: PLC0415
+
+        properties = {
+            _APPLICATION: attempt.application_id,
+            _ATTEMPT: str(attempt.attempt),
+            _RUN: attempt.run_id,
+            _ROWS: str(sum(file.rows for file in files)),
+        }
+        # pyiceberg would lay a commit that came second on top of the first, and so a late attempt's on a newer one's.
+        table.metadata.properties["commit.retry.num-retries"] = "0"
+        with table.transaction() as transaction:
+            if replaces:
+                with warnings.catch_warnings():
+                    # That there is nothing to delete is as it should be.
+                    warnings.simplefilter("ignore", UserWarning)
+                    transaction.delete(EqualTo(term=BATCH_TIME, value=attempt.batch_time.isoformat()))
+            if files:
+                # Their names are new: a look through all that the table has would find none.
+                transaction.add_files(
+                    [file.path for file in files], snapshot_properties=properties, check_duplicate_files=False
+                )
+            else:
+                transaction.append(with_batch_time(schema).empty_table(), snapshot_properties=properties)
+
+    def _table(self, catalog: Any) -> Any:  # noqa: ANN401
+        """The table as it is now, or None."""
+        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415
+
+        try:
+            return catalog.load_table(self.table)
+        except NoSuchTableError:
+            return None
+
+    def _load_catalog(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401
+        try:
+            from pyiceberg.catalog import load_catalog  # noqa: PLC0415  declaring a sink needs no pyiceberg
+        except ImportError:
+            raise SinkError(
+                "IcebergSink needs the package pyiceberg: install it where batches run, by pip install "
+                "'forebay[iceberg]'"
+            ) from None
+        try:
+            properties = {
+                key: value.resolve() if isinstance(value, Secret) else value for key, value in self._catalog.items()
+            }
+        except SecretError as error:
+            raise SinkError(f"{attempt.name}: {error}") from None
+        try:
+            return load_catalog(self.name, **properties)
+        except Exception as error:  # noqa: BLE001  a catalog's client raises what it likes
+            said = str(error)
+            for key, value in self._catalog.items():
+                if isinstance(value, Secret):
+                    said = said.replace(properties[key], f"({value})")
+            raise SinkError(f"{attempt.name}: the catalog {self.name!r} can't be opened: {said}") from None
+
+
+def _checked(key: str, value: str | Secret) -> str | Secret:
+    """A reference as one, and a literal only where it is no secret."""
+    if isinstance(value, Secret) or hasattr(value, "env_var_name") or value.startswith("env:"):
+        return Secret.of(value)
+    if _SECRET.search(key) or _LOGIN.search(value):
+        if value.startswith(_REFERENCE):
+            return Secret.of(value)
+        message = (
+            f'IcebergSink: catalog[{key!r}] holds a secret, which would be stored: write EnvVar("NAME"), '
+            '"env:NAME" or "file:/PATH", and keep it there'
+        )
+        raise DeclarationError(message)
+    return value
+
+
+def _newest_commit(table: Any, attempt: OutputAttempt) -> dict[str, str] | None:  # noqa: ANN401
+    """What the newest snapshot of an attempt at this batch says of itself."""
+    if table is None:
+        return None
+    for snapshot in sorted(table.snapshots(), key=lambda entry: -entry.sequence_number):
+        properties: dict[str, str] = snapshot.summary.additional_properties if snapshot.summary else {}
+        if properties.get(_APPLICATION) == attempt.application_id:
+            return properties
+    return None
+
+
+def _directory(location: str, attempt: OutputAttempt) -> Path:
+    parts = urlsplit(location)
+    if parts.scheme not in ("", "file"):
+        raise SinkError(
+            f"{attempt.name}: its Iceberg table lies at {parts.scheme}://…: IcebergSink writes to a directory that "
+            "Spark's workers share, so give the catalog a warehouse of file:///DIRECTORY"
+        )
+    return Path(unquote(parts.path) if parts.scheme else location)

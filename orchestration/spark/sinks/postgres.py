@@ -1,0 +1,564 @@
+"""A table in a Postgres of the user's, each batch once: what is committed there decides.
+
+The tasks COPY to staging tables of their own (`postgres_staging`). Then one transaction of the target records the
+attempt in the target's `forebay_commits`, and moves the rows of the tasks that count into the table. An attempt that
+is older than what is recorded changes nothing; a newer one replaces what an earlier one of its batch wrote, which is
+found by the column `_batch_time`. Whoever finds its batch recorded there has only the driver log's row to write.
+
+All SQL here is on the target; this module never touches the driver log. Its locks: an advisory lock per table, held
+by the transaction that changes it, so that attempts and batches come one after the other; readers wait for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from urllib.parse import parse_qsl, urlsplit
+
+from orchestration.pipeline import DeclarationError
+from orchestration.spark.sinks.postgres_columns import BATCH_TIME, Column, TableColumn, columns_of, fitted
+from orchestration.spark.sinks.postgres_staging import ANSWER, Address, Staging, TargetError
+from orchestration.spark.sinks.sink import (
+    AttemptOutdatedError,
+    Committed,
+    Guarantee,
+    OutputAttempt,
+    Sink,
+    SinkError,
+    Step,
+    Written,
+)
+from receiver_runtime.sources.secret import Secret, SecretError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+Mode = Literal["append", "overwrite", "merge"]
+
+COMMITS = "forebay_commits"
+_STAGING = "forebay_staging_"
+#: Staging tables of whoever died are taken away by the next attempt of their batch, or after so long by any.
+_FORGOTTEN = timedelta(days=1)
+_MAX_NAME = 63
+
+
+class PostgresSink(Sink):
+    """Keeps an output in a table of a Postgres of yours. Exactly once."""
+
+    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+
+    def __init__(
+        self,
+        url: str | Secret,
+        table: str,
+        *,
+        mode: Mode = "append",
+        key: Sequence[str] | str | None = None,
+        password: str | Secret | None = None,
+    ) -> None:
+        """Declare the table.
+
+        Args:
+            url: `EnvVar("NAME")`, `"env:NAME"` or `"file:/PATH"`, which hold the whole URL; or the URL itself,
+                `"postgresql://USER@HOST:PORT/DATABASE"`, where no password is in it.
+            table: `TABLE` or `SCHEMA.TABLE` (public unless named); made at the first batch where it is missing.
+            mode: "append" keeps each batch's rows; "overwrite" the newest batch's alone; "merge" one row per `key`,
+                of the newest batch that had it.
+            key: the columns that say which row is meant, for "merge".
+            password: `EnvVar("NAME")`, `"env:NAME"` or `"file:/PATH"`, where the URL has none.
+
+        Raises:
+            DeclarationError: a value can't work, or a secret is given by itself; names the way out.
+        """
+        self._url = _checked_url(url)
+        try:
+            self._password = None if password is None else Secret.of(password)
+        except SecretError as error:
+            message = f"PostgresSink: password: {error}"
+            raise DeclarationError(message) from None
+        self.schema, self.table = _checked_table(table)
+        if mode not in get_args(Mode):
+            message = f"PostgresSink {table!r}: mode={mode!r} must be one of {', '.join(get_args(Mode))}"
+            raise DeclarationError(message)
+        self.mode: Mode = mode
+        self.key = (key,) if isinstance(key, str) else tuple(key or ())
+        if bool(self.key) != (mode == "merge"):
+            message = (
+                f"PostgresSink {table!r}: mode='merge' needs the columns that say which row is meant: key=[...]"
+                if mode == "merge"
+                else f"PostgresSink {table!r}: key={list(self.key)} is of no use to mode={mode!r}: say mode='merge'"
+            )
+            raise DeclarationError(message)
+
+    @property
+    def target(self) -> str:
+        """`SCHEMA.TABLE`."""
+        return f"{self.schema}.{self.table}"
+
+    def declaration(self) -> dict[str, Any]:
+        """What `forebay apply` writes of it: secrets as references."""
+        return {
+            "kind": "postgres",
+            "url": str(self._url),
+            "password": None if self._password is None else str(self._password),
+            "table": self.target,
+            "mode": self.mode,
+            "key": list(self.key),
+        }
+
+    def committed(self, attempt: OutputAttempt) -> Committed | None:
+        """What the target's `forebay_commits` has of this batch, from an attempt that the driver log knows."""
+        with closing(self._connect(attempt)) as connection:
+            connection.autocommit = True
+            with self._failures(attempt), connection.cursor() as cursor:
+                cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (_quoted(self.schema, COMMITS),))
+                if not cursor.fetchone()[0]:
+                    return None
+                cursor.execute(
+                    self._sql(
+                        "SELECT attempt, run_id, rows FROM {commits} WHERE target = %(target)s "
+                        "AND pipeline = %(pipeline)s AND output = %(output)s AND pipeline_id = %(pipeline_id)s "
+                        "AND batch_time = %(batch_time)s"
+                    ),
+                    self._key_of(attempt),
+                )
+                found = cursor.fetchone()
+        if found is None or not attempt.knows(found[0], found[1]):
+            return None
+        return Committed(found[0], Written(self.target, found[2]))
+
+    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
+        """Stage by the tasks, and commit in the target by one transaction."""
+        columns = columns_of(result.schema, attempt.name)
+        self._check_key(columns, attempt)
+        name = f"{_STAGING}{secrets.token_hex(6)}"
+        try:
+            columns = self._prepare(columns, attempt)
+            self.reached(Step.PREPARED)
+            staging = Staging(
+                self._address(attempt),
+                self.schema,
+                name,
+                tuple((column.name, column.type) for column in columns),
+                json.dumps(_comment(attempt)),
+            )
+            answers = result.mapInArrow(self._task(staging), ANSWER).collect()
+            staged = {row["staging"]: row["rows"] for row in answers}
+            self.reached(Step.STAGED)
+            rows = self._commit(columns, staged, attempt)
+            self.reached(Step.COMMITTED)
+        finally:
+            self._sweep(attempt, name)
+        self.reached(Step.SWEPT)
+        return Written(self.target, rows)
+
+    def _task(self, staging: Staging) -> Any:  # noqa: ANN401  a function on iterators, as Spark takes it
+        def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return staging.stage(batches)
+
+        return stage
+
+    def _prepare(self, columns: list[Column], attempt: OutputAttempt) -> list[Column]:
+        """Make `forebay_commits`, take away what earlier attempts left, and fit the columns to the table."""
+        with closing(self._connect(attempt)) as connection, self._failures(attempt):
+            with connection, connection.cursor() as cursor:
+                # IF NOT EXISTS is no lock: two that make it at once would both try.
+                cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"forebay {self.schema}",))
+                cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (_quoted(self.schema, COMMITS),))
+                if not cursor.fetchone()[0]:
+                    cursor.execute(self._sql(_MAKE_COMMITS))
+            with connection, connection.cursor() as cursor:
+                self._drop(cursor, self._left_over(cursor, attempt))
+            with connection, connection.cursor() as cursor:
+                self._check_owner(cursor, attempt)
+                table = self._table_columns(cursor)
+        return columns if not table else fitted(columns, table, name=self.target, where=attempt.name)
+
+    def _commit(self, columns: list[Column], staged: dict[str, int], attempt: OutputAttempt) -> int:
+        """One transaction: the attempt's row, then the table. Raises AttemptOutdatedError."""
+        rows = sum(staged.values())
+        with (
+            closing(self._connect(attempt)) as connection,
+            self._failures(attempt),
+            connection,
+            connection.cursor() as cursor,
+        ):
+            # A process that stands still here must not hold up the attempt that takes its place.
+            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL lock_timeout = '5min'")
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"forebay {self.target}",))
+            self._check_owner(cursor, attempt)
+            newest = self._newest_batch(cursor, attempt)
+            self._record(cursor, attempt, rows)
+            self._make_table(cursor, columns)
+            source = self._counted(cursor, columns, staged, rows, attempt)
+            if self.mode != "overwrite":
+                self._replace_batch(cursor, columns, source, attempt)
+            elif newest is None or newest <= (attempt.pipeline_id, attempt.batch_time):
+                cursor.execute(self._sql("DELETE FROM {table}"))
+                self._insert(cursor, columns, source, attempt, "")
+            # else a later batch is shown: this one is recorded, and stays as it is (a replay of an older one).
+            self.reached(Step.IN_TRANSACTION)
+        return rows
+
+    def _newest_batch(self, cursor: Any, attempt: OutputAttempt) -> tuple[int, datetime] | None:  # noqa: ANN401
+        cursor.execute(
+            self._sql(
+                "SELECT pipeline_id, batch_time FROM {commits} WHERE target = %(target)s AND pipeline = %(pipeline)s "
+                "AND output = %(output)s ORDER BY pipeline_id DESC, batch_time DESC LIMIT 1"
+            ),
+            self._key_of(attempt),
+        )
+        found: tuple[int, datetime] | None = cursor.fetchone()
+        return found
+
+    def _record(self, cursor: Any, attempt: OutputAttempt, rows: int) -> None:  # noqa: ANN401
+        """The attempt's row, in place of an older one's. Locks: the row, until the transaction ends."""
+        cursor.execute(
+            self._sql(
+                "INSERT INTO {commits} AS c (target, pipeline, output, pipeline_id, batch_time, attempt, run_id, rows) "
+                "VALUES (%(target)s, %(pipeline)s, %(output)s, %(pipeline_id)s, %(batch_time)s, %(attempt)s, "
+                "%(run_id)s, %(rows)s) "
+                "ON CONFLICT (target, pipeline, output, pipeline_id, batch_time) DO UPDATE "
+                "SET attempt = excluded.attempt, run_id = excluded.run_id, rows = excluded.rows, "
+                "committed_at = clock_timestamp() WHERE c.attempt < excluded.attempt RETURNING attempt"
+            ),
+            self._key_of(attempt) | {"attempt": attempt.attempt, "run_id": attempt.run_id, "rows": rows},
+        )
+        if cursor.fetchone() is None:
+            raise AttemptOutdatedError(
+                f"{attempt.name}: {self.schema}.{COMMITS} has this attempt ({attempt.attempt}) at the batch of "
+                f"{attempt.batch_time.isoformat()}, or a newer one: this one changed nothing"
+            )
+
+    def _make_table(self, cursor: Any, columns: list[Column]) -> None:  # noqa: ANN401
+        """The table, with this transaction: nobody sees it empty. Under the table's advisory lock."""
+        from psycopg2 import sql  # noqa: PLC0415
+
+        if self._table_columns(cursor):
+            return
+        definitions = [sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type)) for column in columns]
+        definitions.append(sql.SQL("{} timestamp with time zone NOT NULL").format(sql.Identifier(BATCH_TIME)))
+        if self.key:
+            definitions.append(sql.SQL("PRIMARY KEY ({})").format(self._names(self.key)))
+        cursor.execute(self._sql("CREATE TABLE {table} ({definitions})", definitions=sql.SQL(", ").join(definitions)))
+        if self.mode != "overwrite":
+            cursor.execute(self._sql("CREATE INDEX ON {table} ({batch_time})"))
+
+    def _counted(
+        self,
+        cursor: Any,  # noqa: ANN401
+        columns: list[Column],
+        staged: dict[str, int],
+        rows: int,
+        attempt: OutputAttempt,
+    ) -> Any:  # noqa: ANN401
+        """The rows of the tasks that count, as a subquery. Raises SinkError where any are missing."""
+        from psycopg2 import sql  # noqa: PLC0415
+
+        names = self._names([column.name for column in columns])
+        if not staged:
+            empty = sql.SQL(", ").join(
+                sql.SQL("NULL::{} AS {}").format(sql.SQL(column.type), sql.Identifier(column.name))
+                for column in columns
+            )
+            return sql.SQL("SELECT {} WHERE false").format(empty)
+        source = sql.SQL(" UNION ALL ").join(
+            sql.SQL("SELECT {} FROM {}").format(names, sql.Identifier(self.schema, table)) for table in sorted(staged)
+        )
+        cursor.execute(sql.SQL("SELECT count(*) FROM ({}) AS staged").format(source))
+        found = cursor.fetchone()[0]
+        if found != rows:
+            raise SinkError(
+                f"{attempt.name}: {found} of {rows} staged rows are there (did the target's server crash, or fail "
+                "over?): nothing was committed, the next attempt stages them again"
+            )
+        return source
+
+    def _replace_batch(self, cursor: Any, columns: list[Column], source: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Put these rows in place of what an earlier attempt of the batch wrote."""
+        from psycopg2 import sql  # noqa: PLC0415
+
+        kept, conflict = sql.SQL(""), sql.SQL("")
+        if self.key:
+            same = sql.SQL(" AND ").join(
+                sql.SQL("staged.{0} = t.{0}").format(sql.Identifier(column)) for column in self.key
+            )
+            kept = sql.SQL(" AND NOT EXISTS (SELECT 1 FROM ({}) AS staged WHERE {})").format(source, same)
+            changed = sql.SQL(", ").join(
+                sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
+                for name in [*(column.name for column in columns), BATCH_TIME]
+                if name not in self.key
+            )
+            # A replay of an older batch leaves alone what a newer one wrote.
+            conflict = self._sql(
+                " ON CONFLICT ({key}) DO UPDATE SET {changed} WHERE t.{batch_time} <= excluded.{batch_time}",
+                key=self._names(self.key),
+                changed=changed,
+            )
+        cursor.execute(
+            self._sql("DELETE FROM {table} AS t WHERE t.{batch_time} = %s{kept}", kept=kept), (attempt.batch_time,)
+        )
+        self._insert(cursor, columns, source, attempt, conflict)
+
+    def _insert(
+        self,
+        cursor: Any,  # noqa: ANN401
+        columns: list[Column],
+        source: Any,  # noqa: ANN401
+        attempt: OutputAttempt,
+        conflict: Any,  # noqa: ANN401
+    ) -> None:
+        from psycopg2 import errors, sql  # noqa: PLC0415
+
+        names = self._names([column.name for column in columns])
+        statement = self._sql(
+            "INSERT INTO {table} AS t ({names}, {batch_time}) SELECT {names}, %s FROM ({source}) AS staged{conflict}",
+            names=names,
+            source=source,
+            conflict=conflict or sql.SQL(""),
+        )
+        try:
+            cursor.execute(statement, (attempt.batch_time,))
+        except errors.CardinalityViolation:
+            raise SinkError(
+                f"{attempt.name} has several rows of one key ({', '.join(self.key)}), of which one can be kept: "
+                "group by the key, or drop all but one"
+            ) from None
+        except errors.InvalidColumnReference:
+            raise SinkError(
+                f"{attempt.name}: the table {self.target} has no unique constraint on its key "
+                f"({', '.join(self.key)}), which merging needs: ALTER TABLE {self.target} ADD PRIMARY KEY "
+                f"({', '.join(self.key)})"
+            ) from None
+
+    def _check_key(self, columns: list[Column], attempt: OutputAttempt) -> None:
+        missing = [column for column in self.key if column not in {found.name for found in columns}]
+        if missing:
+            raise SinkError(
+                f"{attempt.name} has no column {', '.join(missing)}, which its sink has as key: add it, or name others"
+            )
+
+    def _check_owner(self, cursor: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """A table is one output's: of two, each would take the other's rows for its own batch's."""
+        cursor.execute(
+            self._sql(
+                "(SELECT pipeline, output FROM {commits} WHERE target = %(target)s ORDER BY pipeline, output LIMIT 1) "
+                "UNION (SELECT pipeline, output FROM {commits} WHERE target = %(target)s "
+                "ORDER BY pipeline DESC, output DESC LIMIT 1)"
+            ),
+            self._key_of(attempt),
+        )
+        for pipeline, output in cursor.fetchall():
+            if (pipeline, output) != (attempt.pipeline, attempt.output):
+                rows = f"target = '{self.target}' AND pipeline = '{pipeline}' AND output = '{output}'"
+                raise SinkError(
+                    f"{attempt.name}: the table {self.target} is written by output {output!r} of pipeline "
+                    f"{pipeline!r}: give it a table of its own, or, if that output is gone or was renamed, delete its "
+                    f"rows from {self.schema}.{COMMITS}: those WHERE {rows}"
+                )
+
+    def _table_columns(self, cursor: Any) -> list[TableColumn]:  # noqa: ANN401
+        """The table's columns; none where it is not there."""
+        cursor.execute(
+            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typcategory, "
+            "a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '' FROM pg_attribute a "
+            "JOIN pg_type t ON t.oid = a.atttypid "
+            "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+            (_quoted(self.schema, self.table),),
+        )
+        return [TableColumn(*row) for row in cursor.fetchall()]
+
+    def _left_over(self, cursor: Any, attempt: OutputAttempt, *, of: str | None = None) -> list[str]:  # noqa: ANN401
+        """Staging tables of this write (`of`), else of attempts at this batch up to this one, and forgotten ones."""
+        cursor.execute(
+            "SELECT c.relname, obj_description(c.oid, 'pg_class') FROM pg_class c "
+            "WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'r' AND c.relname LIKE %s",
+            (_quoted(self.schema), (of or _STAGING).replace("_", r"\_") + "%"),
+        )
+        found = cursor.fetchall()
+        if of is not None:
+            return [name for name, _ in found]
+        mine = _comment(attempt)
+        left = []
+        for name, text in found:
+            comment = _read_comment(text)
+            same = all(comment.get(part) == mine[part] for part in ("forebay", "output", "pipeline_id", "batch_time"))
+            if (same and comment["attempt"] <= attempt.attempt) or _is_forgotten(comment):
+                left.append(name)
+        return left
+
+    def _drop(self, cursor: Any, tables: Iterable[str]) -> None:  # noqa: ANN401
+        """Drop staging tables. A task that still copies holds its own: it is left to the next who sweeps."""
+        from psycopg2 import errors, sql  # noqa: PLC0415
+
+        cursor.execute("SET LOCAL lock_timeout = '1s'")
+        for table in tables:
+            cursor.execute("SAVEPOINT drop_one")
+            try:
+                cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(self.schema, table)))
+            except errors.LockNotAvailable:
+                cursor.execute("ROLLBACK TO SAVEPOINT drop_one")
+
+    def _sweep(self, attempt: OutputAttempt, name: str) -> None:
+        """Drop this write's own staging tables; what can't be dropped now is dropped by a later attempt."""
+        import psycopg2  # noqa: PLC0415
+
+        try:
+            with closing(self._connect(attempt)) as connection, connection, connection.cursor() as cursor:
+                self._drop(cursor, self._left_over(cursor, attempt, of=name))
+        except (psycopg2.Error, SinkError):
+            return
+
+    def _address(self, attempt: OutputAttempt) -> Address:
+        try:
+            url = self._url.resolve() if isinstance(self._url, Secret) else self._url
+            password = None if self._password is None else self._password.resolve()
+        except SecretError as error:
+            raise SinkError(f"{attempt.name}: {error}") from None
+        return Address(url, password, f"forebay {attempt.pipeline}.{attempt.output}")
+
+    def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401
+        try:
+            return self._address(attempt).connect()
+        except TargetError as error:
+            raise SinkError(f"{attempt.name}: {error}") from None
+
+    def _failures(self, attempt: OutputAttempt) -> _Failures:
+        return _Failures(f"{attempt.name}: the target's table {self.target}")
+
+    def _sql(self, statement: str, **parts: Any) -> Any:  # noqa: ANN401
+        from psycopg2 import sql  # noqa: PLC0415
+
+        return sql.SQL(statement).format(
+            table=sql.Identifier(self.schema, self.table),
+            commits=sql.Identifier(self.schema, COMMITS),
+            batch_time=sql.Identifier(BATCH_TIME),
+            **parts,
+        )
+
+    def _names(self, columns: Iterable[str]) -> Any:  # noqa: ANN401
+        from psycopg2 import sql  # noqa: PLC0415
+
+        return sql.SQL(", ").join(sql.Identifier(column) for column in columns)
+
+    def _key_of(self, attempt: OutputAttempt) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "pipeline": attempt.pipeline,
+            "output": attempt.output,
+            "pipeline_id": attempt.pipeline_id,
+            "batch_time": attempt.batch_time,
+        }
+
+
+_MAKE_COMMITS = """
+CREATE TABLE {commits} (
+    target text NOT NULL,
+    pipeline text NOT NULL,
+    output text NOT NULL,
+    pipeline_id bigint NOT NULL,
+    batch_time timestamp with time zone NOT NULL,
+    attempt integer NOT NULL,
+    run_id text NOT NULL,
+    rows bigint NOT NULL,
+    committed_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (target, pipeline, output, pipeline_id, batch_time)
+)
+"""
+
+
+class _Failures:
+    """Turns what Postgres says into a SinkError that names the output."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        import psycopg2  # noqa: PLC0415
+
+        if isinstance(error, psycopg2.Error):
+            said = " ".join(str(error).split())
+            raise SinkError(f"{self._where}: {said}") from error
+
+
+def _checked_url(url: str | Secret) -> str | Secret:
+    text = url if isinstance(url, str) and not hasattr(url, "env_var_name") else None
+    if text is None or not text.partition("://")[1]:
+        try:
+            return Secret.of(url)
+        except SecretError as error:
+            message = (
+                f"PostgresSink: url: {error}; or the URL itself without a password, postgresql://USER@HOST/DATABASE"
+            )
+            raise DeclarationError(message) from None
+    try:
+        parts = urlsplit(text)
+        holds_password = parts.password is not None or any(name == "password" for name, _ in parse_qsl(parts.query))
+    except ValueError:
+        message = "PostgresSink: url: it can't be read: write postgresql://USER@HOST:PORT/DATABASE"
+        raise DeclarationError(message) from None
+    if holds_password:
+        message = (
+            'PostgresSink: url: it has a password in it, which would be stored: write url=EnvVar("NAME") or '
+            '"file:/PATH" and keep the whole URL there, or leave the password out and give password=EnvVar("NAME")'
+        )
+        raise DeclarationError(message)
+    if parts.scheme.partition("+")[0] not in ("postgresql", "postgres"):
+        message = (
+            f"PostgresSink: url: {parts.scheme}:// is none of Postgres: write postgresql://USER@HOST:PORT/DATABASE"
+        )
+        raise DeclarationError(message)
+    return text
+
+
+def _checked_table(table: str) -> tuple[str, str]:
+    schema, dot, name = table.rpartition(".")
+    schema = schema if dot else "public"
+    if not all(part and len(part.encode()) <= _MAX_NAME and "." not in part for part in (schema, name)):
+        message = (
+            f"PostgresSink: table {table!r} is no table's name: write TABLE or SCHEMA.TABLE, at most 63 bytes each"
+        )
+        raise DeclarationError(message)
+    if name == COMMITS or name.startswith(_STAGING):
+        message = f"PostgresSink: table {table!r} is the sink's own: choose another name"
+        raise DeclarationError(message)
+    return schema, name
+
+
+def _quoted(*names: str) -> str:
+    """As `to_regclass` reads it."""
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def _comment(attempt: OutputAttempt) -> dict[str, Any]:
+    return {
+        "forebay": attempt.pipeline,
+        "output": attempt.output,
+        "pipeline_id": attempt.pipeline_id,
+        "batch_time": attempt.batch_time.isoformat(),
+        "attempt": attempt.attempt,
+        "made": datetime.now(UTC).isoformat(),
+    }
+
+
+def _is_forgotten(comment: dict[str, Any]) -> bool:
+    """By the clocks of two hosts, which a day makes up for."""
+    made = comment.get("made")
+    return made is not None and datetime.fromisoformat(made) < datetime.now(UTC) - _FORGOTTEN
+
+
+def _read_comment(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,133 @@
+"""Which Postgres column holds what of a DataFrame, and whether a table that is there fits. No SQL, no connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestration.spark.sinks.sink import SinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql.types import DataType, StructType
+
+#: The column that says which batch a row is of.
+BATCH_TIME = "_batch_time"
+
+_JSON = "jsonb"
+# Spark's name for a type → the column that is made for it.
+_TYPES = {
+    "string": "text",
+    "char": "text",
+    "varchar": "text",
+    "void": "text",
+    "boolean": "boolean",
+    "tinyint": "smallint",
+    "smallint": "smallint",
+    "int": "integer",
+    "bigint": "bigint",
+    "float": "real",
+    "double": "double precision",
+    "date": "date",
+    "timestamp": "timestamp with time zone",
+    "timestamp_ntz": "timestamp without time zone",
+    "binary": "bytea",
+    "array": _JSON,
+    "map": _JSON,
+    "struct": _JSON,
+}
+# By the column that would be made: which categories of pg_type hold the same values.
+_CATEGORIES = {
+    "boolean": "B",
+    "smallint": "N",
+    "integer": "N",
+    "bigint": "N",
+    "real": "N",
+    "double precision": "N",
+    "numeric": "N",
+    "date": "D",
+    "timestamp with time zone": "D",
+    "timestamp without time zone": "D",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a result, and the type of the table's."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of a table that is there; `filled`: it has a value also where none is given."""
+
+    name: str
+    type: str
+    category: str
+    filled: bool
+
+
+def columns_of(schema: StructType, where: str) -> list[Column]:
+    """The columns that a table for this result has. Raises SinkError for what Postgres has no type for."""
+    names = [field.name for field in schema.fields]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SinkError(f"{where} has several columns named {', '.join(twice)}: rename them by .alias(...)")
+    if not names:
+        raise SinkError(f"{where} has no columns: select some")
+    if BATCH_TIME in names:
+        raise SinkError(f"{where} has a column {BATCH_TIME}, which is the sink's own: rename it by .alias(...)")
+    return [Column(field.name, _column_type(field.name, field.dataType, where)) for field in schema.fields]
+
+
+def _column_type(name: str, data_type: DataType, where: str) -> str:
+    spelled = data_type.simpleString()
+    kind = spelled.partition("(")[0].partition("<")[0]
+    if kind == "decimal":
+        return spelled.replace("decimal", "numeric")
+    if kind not in _TYPES:
+        raise SinkError(
+            f"{where}: its column {name} is a {spelled}, for which Postgres has no column: cast it, as "
+            f"frame.withColumn({name!r}, frame[{name!r}].cast('string'))"
+        )
+    return _TYPES[kind]
+
+
+def fitted(columns: Sequence[Column], table: Sequence[TableColumn], *, name: str, where: str) -> list[Column]:
+    """The result's columns with the types of the table `name`. Raises SinkError that names each that does not fit."""
+    there = {column.name: column for column in table}
+    unknown = [column for column in columns if column.name not in there]
+    given = {column.name for column in columns}
+    left_out = [column for column in table if column.name not in given and column.name != BATCH_TIME]
+    left_out = [column for column in left_out if not column.filled]
+    other = [column for column in columns if column.name in there and not _holds(there[column.name], column)]
+    wrong = []
+    if unknown:
+        wrong.append("the table has no column " + ", ".join(f"{column.name} ({column.type})" for column in unknown))
+    if left_out:
+        wrong.append("the result has no column " + ", ".join(f"{column.name} ({column.type})" for column in left_out))
+    wrong += [
+        f"column {column.name} is {there[column.name].type} in the table and {column.type} in the result"
+        for column in other
+    ]
+    if BATCH_TIME not in there:
+        wrong.append(f"the table has no column {BATCH_TIME} (timestamp with time zone), which says a row's batch")
+    elif there[BATCH_TIME].type != "timestamp with time zone":
+        wrong.append(f"column {BATCH_TIME} is {there[BATCH_TIME].type} and must be timestamp with time zone")
+    if wrong:
+        raise SinkError(
+            f"{where} does not fit the table {name}: {'; '.join(wrong)}. Change the result, or the table by ALTER TABLE"
+        )
+    return [Column(column.name, there[column.name].type) for column in columns]
+
+
+def _holds(table: TableColumn, column: Column) -> bool:
+    """Text is parsed as whatever the column is; the rest must be of a kind, and Postgres checks each value."""
+    if column.type in ("text", table.type):
+        return True
+    if column.type == _JSON:
+        return table.type == "json"
+    return table.category == _CATEGORIES.get(column.type.partition("(")[0])

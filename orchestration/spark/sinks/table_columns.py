@@ -1,0 +1,68 @@
+"""The columns that a table of files gets from a DataFrame, and whether one that is there fits. Touches no file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestration.spark.sinks.parquet_staging import BATCH_TIME
+from orchestration.spark.sinks.sink import SinkError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.Schema:
+    """The result's columns as Arrow has them, all nullable; `widens`: integers of 32 bits for smaller ones.
+
+    Raises SinkError for names that a table can't have.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
+
+    names = [field.name for field in schema.fields]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SinkError(f"{where} has several columns named {', '.join(twice)}: rename them by .alias(...)")
+    if not names:
+        raise SinkError(f"{where} has no columns: select some")
+    if BATCH_TIME in names:
+        raise SinkError(f"{where} has a column {BATCH_TIME}, which is the sink's own: rename it by .alias(...)")
+    converted = to_arrow_schema(schema, timezone="UTC")
+    return pa.schema([pa.field(field.name, _nullable(field.type, widens=widens)) for field in converted])
+
+
+def _nullable(type_: pa.DataType, *, widens: bool) -> pa.DataType:
+    """As Spark says of a literal that it is never null: a table is for what comes later too."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    if pa.types.is_struct(type_):
+        return pa.struct([pa.field(field.name, _nullable(field.type, widens=widens)) for field in type_])
+    if pa.types.is_list(type_):
+        return pa.list_(pa.field("element", _nullable(type_.value_type, widens=widens)))
+    if pa.types.is_map(type_):
+        return pa.map_(_nullable(type_.key_type, widens=widens), _nullable(type_.item_type, widens=widens))
+    return pa.int32() if widens and type_ in (pa.int8(), pa.int16()) else type_
+
+
+def check_fit(result: pa.Schema, table: pa.Schema, *, name: str, where: str) -> None:
+    """Raises SinkError that names each column of `result` (with the batch's time) that the table has otherwise."""
+    given, there = set(result.names), set(table.names)
+    wrong = []
+    if unknown := [column for column in result.names if column not in there]:
+        wrong.append(f"the table has no column {', '.join(f'{c} ({result.field(c).type})' for c in unknown)}")
+    if left_out := [column for column in table.names if column not in given]:
+        wrong.append(f"the result has no column {', '.join(f'{c} ({table.field(c).type})' for c in left_out)}")
+    wrong += [
+        f"column {column} is {table.field(column).type} in the table and {result.field(column).type} in the result"
+        for column in result.names
+        if column in there and _plain(table.field(column).type) != _plain(result.field(column).type)
+    ]
+    if wrong:
+        raise SinkError(f"{where} does not fit the table {name}: {'; '.join(wrong)}. Change the result, or the table")
+
+
+def _plain(type_: pa.DataType) -> str:
+    """Without what is only a matter of layout (large_string, string_view), and of names inside a list."""
+    spelled = str(type_).replace("large_", "").replace("_view", "").replace(" not null", "")
+    return spelled.replace("list<item:", "list<element:").replace("tz=+00:00", "tz=UTC").replace("tz=Etc/UTC", "tz=UTC")

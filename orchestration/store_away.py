@@ -1,0 +1,44 @@
+"""Whether an attempt failed because the block store could not be reached: then it says nothing about the batch.
+
+A block that is missing, or damaged, in a store that can be reached is another thing: the batch fails, and is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from receiver_runtime.block_store.errors import StoreUnavailableError
+from tracker_store.retry import retry_delay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# How soon a batch goes on after its store is back; each try costs a run.
+LONGEST_PAUSE = timedelta(minutes=1)
+# A Spark task's error comes as the text of its Python stack.
+_IN_TEXT = re.compile(rf"\b{StoreUnavailableError.__name__}: (?P<what>[^\n]+)")
+
+
+def store_away(error: BaseException) -> str | None:
+    """What the block store said when it could not be reached; None where the attempt failed for another reason."""
+    for cause in _chain(error):
+        if isinstance(cause, StoreUnavailableError):
+            return str(cause)
+        if type(cause).__module__.partition(".")[0] in ("pyspark", "py4j") and (found := _IN_TEXT.search(str(cause))):
+            return found["what"].strip()
+    return None
+
+
+def pause_after(attempt: int) -> timedelta:
+    """How long a batch that is blocked waits for its next attempt."""
+    return min(retry_delay(attempt), LONGEST_PAUSE)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,182 @@
+"""What the tracker asks of Dagster's webserver, by GraphQL over HTTP: which batch sensors run, and runs to be launched.
+
+Loads no Dagster. Bounded in time; each request has a connection of its own, so that one that could not be made is known
+to have changed nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from orchestration.batch_schedule import DECLARATION_TAG, job_name, sensor_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestration.batch_schedule import Launch
+
+TIMEOUT_SECONDS = 5.0
+# Dagster's own: by these its sensor knows that a run key was launched (dagster/_daemon/sensor.py, fetch_existing_runs).
+_RUN_KEY_TAG = "dagster/run_key"
+_SENSOR_NAME_TAG = "dagster/sensor_name"
+
+_SENSORS = """
+query BatchSensors {
+  repositoriesOrError {
+    __typename
+    ... on RepositoryConnection {
+      nodes { name location { name } sensors { name tags { key value } sensorState { status } } }
+    }
+  }
+}
+"""
+_STATUS = """
+query RunStatus($runId: ID!) {
+  runOrError(runId: $runId) { __typename ... on Run { status } ... on Error { message } }
+}
+"""
+_LAUNCH = """
+mutation LaunchBatch($params: ExecutionParams!) {
+  launchRun(executionParams: $params) {
+    __typename
+    ... on LaunchRunSuccess { run { runId } }
+    ... on Error { message }
+  }
+}
+"""
+
+
+class DagsterError(Exception):
+    """Dagster's webserver did not do what it was asked."""
+
+
+class DagsterUnreachableError(DagsterError):
+    """There was no connection: nothing has happened. Is the webserver running at FOREBAY_DAGSTER_URL?"""
+
+
+class DagsterUnansweredError(DagsterError):
+    """There was no answer that says what happened: there may be a run, or not."""
+
+
+class LaunchRefusedError(DagsterError):
+    """Dagster refused: there is no run."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSensor:
+    """A sensor that Forebay made, where it is; `declaration`: the fingerprint of what its code declares."""
+
+    name: str
+    location: str
+    repository: str
+    is_running: bool
+    declaration: str
+
+
+class DagsterClient:
+    """Dagster behind one webserver. From any thread."""
+
+    def __init__(self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        """`url`: the webserver's, with its path prefix where it has one."""
+        parts = urlsplit(url)
+        self._https = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port
+        self._path = parts.path.rstrip("/") + "/graphql"
+        self._timeout = timeout_seconds
+
+    def batch_sensors(self) -> dict[str, BatchSensor]:
+        """Every batch sensor by name; one that several repositories have is left out. Raises DagsterError."""
+        answer = self._ask(_SENSORS, {})["repositoriesOrError"]
+        found: dict[str, BatchSensor] = {}
+        several: set[str] = set()
+        for repository in answer.get("nodes", ()):
+            for sensor in repository["sensors"]:
+                tags = {tag["key"]: tag["value"] for tag in sensor["tags"]}
+                if DECLARATION_TAG not in tags:
+                    continue
+                name = sensor["name"]
+                if name in found:
+                    several.add(name)
+                found[name] = BatchSensor(
+                    name=name,
+                    location=repository["location"]["name"],
+                    repository=repository["name"],
+                    is_running=sensor["sensorState"]["status"] == "RUNNING",
+                    declaration=tags[DECLARATION_TAG],
+                )
+        return {name: sensor for name, sensor in found.items() if name not in several}
+
+    def launch(self, sensor: BatchSensor, pipeline: str, launch: Launch) -> str:
+        """Launch a batch's run as its sensor would; returns the run's id.
+
+        Raises DagsterUnreachableError and LaunchRefusedError where there is no run, DagsterUnansweredError where there
+        may be one.
+        """
+        tags = {
+            **launch.tags(pipeline),
+            _RUN_KEY_TAG: launch.run_key,
+            _SENSOR_NAME_TAG: sensor_name(pipeline),
+        }
+        return self.launch_job(sensor, job_name(pipeline), launch.run_config(pipeline), tags)
+
+    def run_status(self, run_id: str) -> str:
+        """A run's status, as Dagster has it, such as STARTED or SUCCESS. Raises DagsterError."""
+        answer = self._ask(_STATUS, {"runId": run_id})["runOrError"]
+        if "status" not in answer:
+            raise LaunchRefusedError(f"{answer['__typename']}: {answer.get('message', '')}")
+        status: str = answer["status"]
+        return status
+
+    def launch_job(self, sensor: BatchSensor, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+        """Launch a run of a job that lies where `sensor` does; returns the run's id. Raises as `launch`."""
+        params = {
+            "selector": {
+                "repositoryLocationName": sensor.location,
+                "repositoryName": sensor.repository,
+                "jobName": job,
+            },
+            "runConfigData": run_config,
+            "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},
+        }
+        answer = self._ask(_LAUNCH, {"params": params})["launchRun"]
+        if answer["__typename"] == "LaunchRunSuccess":
+            run_id: str = answer["run"]["runId"]
+            return run_id
+        said = f"{answer['__typename']}: {answer.get('message', '')}"
+        if answer["__typename"] == "PythonError":
+            # It may have come between the making of the run and its start.
+            raise DagsterUnansweredError(said)
+        raise LaunchRefusedError(said)
+
+    def _ask(self, query: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+        kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=self._timeout)
+        try:
+            try:
+                connection.connect()
+            except OSError as error:
+                raise DagsterUnreachableError(f"{self._host}:{self._port}: {error}") from error
+            try:
+                connection.request(
+                    "POST",
+                    self._path,
+                    json.dumps({"query": query, "variables": variables}),
+                    {"Content-Type": "application/json"},
+                )
+                answer = connection.getresponse()
+                said = json.loads(answer.read())
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise DagsterUnansweredError(f"{type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+        data = said.get("data") if isinstance(said, dict) else None
+        if not isinstance(data, dict) or any(value is None for value in data.values()):
+            raise DagsterUnansweredError(
+                f"HTTP {answer.status}: {said.get('errors') if isinstance(said, dict) else said}"
+            )
+        return data

@@ -1,0 +1,189 @@
+"""The agent's batch drivers: started, watched, replaced and stopped; the agent knows them by their command alone.
+
+A driver and its agent speak by lines over the driver's standard input, a socket: ``ready``; ``recycle REASON`` (it
+should be replaced: a successor is started, and when that is ready the old one is told to drain); and from the agent
+``drain``. The end of the line is the agent's end, and the driver's.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from receiver_runtime.backoff import Backoff
+from receiver_runtime.process_control import socket_pair
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+FIRST_DELAY_SECONDS = 0.5
+LONGEST_DELAY_SECONDS = 30.0
+HEALTHY_AFTER_SECONDS = 60.0
+# A batch that takes longer is cut off, and made again by its next attempt.
+DRAIN_SECONDS = 15.0
+LOG_TAIL_LINES = 20
+READY = b"ready"
+RECYCLE = b"recycle"
+DRAIN = b"drain\n"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Driver:
+    """A process, and the agent's end of the line to it."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+    log_file: Path
+    started: float
+    heard: bytes = b""
+    ready: bool = False
+    # It has asked to be replaced.
+    leaving: bool = False
+    draining_since: float | None = None
+
+
+class BatchDrivers:
+    """So many drivers as are wanted, and successors while they are needed. One thread: the agent's."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log_directory: Path,
+        *,
+        wanted: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing starts before the first `tick`.
+
+        Args:
+            command: runs one driver.
+            log_directory: each driver's output goes to a file here.
+            wanted: how many; may be set to another number at any time.
+            clock: monotonic, in seconds.
+        """
+        self.wanted = wanted
+        self._command = command
+        self._log_directory = log_directory
+        self._clock = clock
+        self._drivers: list[_Driver] = []
+        self._backoff = Backoff(FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS)
+        self._not_before = 0.0
+
+    def tick(self) -> list[int]:
+        """Look at each, start what is missing, drain what is too many; returns the pids of those that ended."""
+        ended: list[int] = []
+        for driver in list(self._drivers):
+            self._hear(driver)
+            if (code := driver.process.poll()) is not None:
+                self._drivers.remove(driver)
+                driver.line.close()
+                ended.append(driver.process.pid)
+                self._ended(driver, code)
+        staying = [driver for driver in self._drivers if driver.draining_since is None and not driver.leaving]
+        for _ in range(len(staying), self.wanted):
+            if self._clock() < self._not_before:
+                break
+            staying.append(self._start())
+        # The newest go first: the others are ready.
+        for driver in staying[self.wanted :]:
+            self._drain(driver, "there are more than wanted")
+        ready = sum(driver.ready for driver in staying)
+        for driver in self._drivers:
+            if driver.leaving and driver.draining_since is None and ready >= self.wanted:
+                self._drain(driver, "its successor is ready")
+            elif driver.draining_since is not None and self._clock() - driver.draining_since > DRAIN_SECONDS:
+                log.warning("batch driver did not drain in time, killed", child=driver.name, pid=driver.process.pid)
+                driver.process.kill()
+        return ended
+
+    def drain(self) -> None:
+        """Tell all to end; for an agent that has others to stop meanwhile."""
+        for driver in self._drivers:
+            if driver.draining_since is None:
+                self._drain(driver, "the agent stops")
+
+    def stop(self) -> list[int]:
+        """Drain all and wait for their end; returns their pids."""
+        self.drain()
+        pids = []
+        for driver in self._drivers:
+            begun = self._clock() if driver.draining_since is None else driver.draining_since
+            try:
+                driver.process.wait(max(0.0, begun + DRAIN_SECONDS - self._clock()))
+            except subprocess.TimeoutExpired:
+                log.warning("batch driver did not drain in time, killed", child=driver.name, pid=driver.process.pid)
+                driver.process.kill()
+                driver.process.wait()
+            driver.line.close()
+            pids.append(driver.process.pid)
+        self._drivers.clear()
+        return pids
+
+    def _start(self) -> _Driver:
+        taken = {driver.name for driver in self._drivers}
+        name = next(name for number in range(1, len(taken) + 2) if (name := f"batch-driver-{number}") not in taken)
+        log_file = self._log_directory / f"{name}.log"
+        ours, theirs = socket_pair()
+        with theirs, log_file.open("ab") as output:
+            process = subprocess.Popen(  # noqa: S603  our own command
+                self._command, stdin=theirs.fileno(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        log.info("batch driver started", child=name, pid=process.pid)
+        driver = _Driver(name, process, ours, log_file, self._clock())
+        self._drivers.append(driver)
+        return driver
+
+    def _hear(self, driver: _Driver) -> None:
+        try:
+            while data := driver.line.recv(4096):
+                driver.heard += data
+        except OSError:
+            # Nothing more for now, or its end, of which its exit code says more.
+            pass
+        *lines, driver.heard = driver.heard.split(b"\n")
+        for line in lines:
+            word, _, reason = line.partition(b" ")
+            if word == READY:
+                driver.ready = True
+                log.info("batch driver is ready", child=driver.name, after=round(self._clock() - driver.started, 1))
+            elif word == RECYCLE:
+                driver.leaving = True
+                log.info(
+                    "batch driver is to be replaced", child=driver.name, why=reason.decode("utf-8", errors="replace")
+                )
+
+    def _drain(self, driver: _Driver, why: str) -> None:
+        log.info("batch driver is to drain", child=driver.name, why=why)
+        driver.draining_since = self._clock()
+        try:
+            driver.line.send(DRAIN)
+        except OSError:
+            driver.process.send_signal(signal.SIGTERM)
+
+    def _ended(self, driver: _Driver, code: int) -> None:
+        if code == 0:
+            log.info("batch driver ended", child=driver.name)
+            return
+        if self._clock() - driver.started >= HEALTHY_AFTER_SECONDS:
+            self._backoff.reset()
+        delay = self._backoff.next_delay()
+        self._not_before = self._clock() + delay
+        ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        log.error(
+            f"batch driver {ending}", child=driver.name, restart_in=round(delay, 1), last_lines=_tail(driver.log_file)
+        )
+
+
+def _tail(log_file: Path) -> str:
+    lines = log_file.read_bytes()[-16_384:].decode("utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-LOG_TAIL_LINES:])

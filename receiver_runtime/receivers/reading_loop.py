@@ -1,0 +1,161 @@
+"""One thread that reads from all the quiet connections of a process.
+
+A connection that has a few bytes now and then costs more in waking its own thread than in anything that is done with
+them. So its thread waits here while the loop reads for it; what takes long, or is much, is given back to that thread.
+
+Owns no connection and closes none: whoever waits here keeps it open until ``wait`` returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+# With so many connections the loop looks for what came at such intervals, in seconds, and wakes once for several.
+_GATHERING_FROM = 10
+_GATHERING_SECONDS = 0.02
+
+
+class ReadingLoopClosedError(RuntimeError):
+    """The reading loop has ended: read from the connection where you are."""
+
+
+class _Watched(Generic[T]):
+    """A connection, and the thread that waits until it is needed."""
+
+    __slots__ = ("_needed", "connection", "error", "read", "result")
+
+    def __init__(self, connection: socket.socket, read: Callable[[], T | None]) -> None:
+        self.connection = connection
+        self.read = read
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self._needed = threading.Lock()
+        self._needed.acquire()
+
+    def look(self) -> bool:
+        """Read; says whether its own thread is needed."""
+        try:
+            self.result = self.read()
+        except BaseException as error:  # noqa: BLE001  raised again where it belongs
+            self.error = error
+        return self.result is not None or self.error is not None
+
+    def give_back(self) -> None:
+        self._needed.release()
+
+    def wait(self) -> T:
+        self._needed.acquire()
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+class ReadingLoop:
+    """See the module. ``start`` once, ``close`` once; any thread."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._read_end, self._write_end = socket.socketpair()
+        # A wake that finds no room is one too many: the loop has not seen those before it.
+        self._read_end.settimeout(0)
+        self._write_end.settimeout(0)
+        self._lock = threading.Lock()
+        self._coming: list[_Watched[Any]] = []
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="quiet connections", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._selector.register(self._read_end, selectors.EVENT_READ)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; who still waits gets ReadingLoopClosedError."""
+        with self._lock:
+            self._closed = True
+            self._wake()
+        self._thread.join()
+        self._read_end.close()
+        self._write_end.close()
+        self._selector.close()
+
+    def wait(self, connection: socket.socket, read: Callable[[], T | None]) -> T:
+        """Have ``read`` called on the loop's thread whenever there is something to read, until it returns something.
+
+        Args:
+            read: must not wait. None means that it has done what there was to do.
+
+        Raises: what ``read`` raises.
+        """
+        watched = _Watched(connection, read)
+        with self._lock:
+            if self._closed:
+                raise ReadingLoopClosedError(ReadingLoopClosedError.__doc__)
+            self._coming.append(watched)
+            # Still with the lock: after a close there is nobody to wake, and the socket is gone.
+            self._wake()
+        return watched.wait()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._write_end.send(b"w")
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._look_round()
+        except Exception:  # noqa: BLE001  logged, and told to who waits
+            # Who waits goes on by a thread of its own, as where there is no loop.
+            _log.exception("the reading loop failed")
+            with self._lock:
+                self._closed = True
+        self._end()
+
+    def _look_round(self) -> None:
+        events = self._selector.select()
+        began = time.monotonic()
+        for key, _ in events:
+            if key.data is None:
+                self._welcome()
+            elif key.data.look():
+                self._selector.unregister(key.fileobj)
+                key.data.give_back()
+        if len(self._selector.get_map()) > _GATHERING_FROM:
+            time.sleep(max(0.0, _GATHERING_SECONDS - (time.monotonic() - began)))
+
+    def _welcome(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._read_end.recv(4096)
+        with self._lock:
+            coming, self._coming = self._coming, []
+        for watched in coming:
+            try:
+                self._selector.register(watched.connection, selectors.EVENT_READ, watched)
+            except (OSError, ValueError, KeyError) as error:
+                watched.error = error
+                watched.give_back()
+
+    def _end(self) -> None:
+        waiting = [key.data for key in self._selector.get_map().values() if key.data is not None]
+        with self._lock:
+            waiting += self._coming
+            self._coming = []
+        for watched in waiting:
+            if watched.result is None:
+                watched.error = ReadingLoopClosedError(ReadingLoopClosedError.__doc__)
+            watched.give_back()

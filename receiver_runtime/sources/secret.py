@@ -1,0 +1,107 @@
+"""Secrets by reference: a leaf that knows where a secret stands, and looks there when it is asked.
+
+What is declared, stored in the driver log and shown is the reference. The secret itself is read by `resolve`, in the
+process that needs it, and is kept nowhere. A literal is refused, and no message of this module holds one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import core_schema
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+
+_ENV = "env:"
+_FILE = "file:"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WAYS = 'write EnvVar("NAME"), "env:NAME" (an environment variable) or "file:/PATH" (a file that holds it)'
+
+
+class SecretError(ValueError):
+    """A secret is given, or found, in a way that can't be used. The message never holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A reference to a secret: `env:NAME` or `file:/PATH`. Compares, prints and is stored as that."""
+
+    reference: str
+
+    def __post_init__(self) -> None:
+        """Refuse a literal, and a reference that no process could follow."""
+        if self.reference.startswith(_ENV):
+            name = self.reference.removeprefix(_ENV)
+            if not _NAME.fullmatch(name):
+                raise SecretError(f'{self.reference!r} names no environment variable: write "env:NAME"')
+        elif self.reference.startswith(_FILE):
+            path = self.reference.removeprefix(_FILE)
+            if not PurePath(path).is_absolute():
+                raise SecretError(
+                    f'{self.reference!r} is no whole path: write one from the root, as "file:/run/secrets/NAME", '
+                    "for the process that reads it may run in another directory"
+                )
+        else:
+            raise SecretError(f"a secret is given by reference, never by itself: {_WAYS}")
+
+    @classmethod
+    def of(cls, value: object) -> Secret:
+        """The reference that `value` is: a Secret, an EnvVar (also Dagster's) or text. Raises SecretError."""
+        if isinstance(value, Secret):
+            return value
+        name = getattr(value, "env_var_name", None)
+        if isinstance(name, str):
+            return cls(_ENV + name)
+        if isinstance(value, str):
+            return cls(value)
+        raise SecretError(f"a secret is given by reference, not as a {type(value).__name__}: {_WAYS}")
+
+    def resolve(self) -> str:
+        """The secret, read now; a line's end at the end of a file is not its part.
+
+        Raises:
+            SecretError: it is not there, or empty; names the reference and the way out.
+        """
+        if self.reference.startswith(_ENV):
+            name = self.reference.removeprefix(_ENV)
+            found = os.environ.get(name, "")
+            if not found:
+                raise SecretError(
+                    f"the environment variable {name} is not set in this process: set it where the code that uses it "
+                    "runs (Dagster's code server and run processes for an output, `forebay agent` for a source)"
+                )
+            return found
+        path = Path(self.reference.removeprefix(_FILE))
+        try:
+            found = path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+        except OSError as error:
+            raise SecretError(
+                f"{self.reference}: {error.strerror}: put the secret there, on the host of the process that uses it, "
+                "and let its account read it"
+            ) from None
+        except UnicodeDecodeError:
+            raise SecretError(f"{self.reference} is no text in UTF-8: write the secret there as text") from None
+        if not found:
+            raise SecretError(f"{self.reference} is empty: write the secret there")
+        return found
+
+    def __str__(self) -> str:
+        return self.reference
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:  # noqa: ANN401
+        """As a field of a declaration: any spelling in, the reference out.
+
+        The model has to say `hide_input_in_errors=True`, or pydantic itself prints what was refused.
+        """
+        return core_schema.no_info_plain_validator_function(cls.of, serialization=core_schema.to_string_ser_schema())
+
+
+def EnvVar(name: str) -> Secret:  # noqa: N802  as Dagster's, which is taken too
+    """The secret in an environment variable of the process that needs it."""
+    return Secret(_ENV + name)

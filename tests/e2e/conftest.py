@@ -1,0 +1,77 @@
+"""A running system with data in it, and a real Chromium before its pages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from tests.e2e.pages import Pages
+from tests.faults.numbered_source import NumberedSource
+from tests.faults.running_system import running_system
+from tests.state_directory import state_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser
+
+    from tests.faults.running_system import RunningSystem
+
+# Where the pictures go, for whoever looks at a run of CI.
+SCREENSHOTS = Path(os.environ.get("E2E_SCREENSHOTS", Path(__file__).parents[2] / "build" / "screenshots"))
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+# Without these, a browser in a closed network asks for its vendor's hosts, many at a time.
+OPTIONS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium; playwright's own is not downloaded."""
+    path = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.fail("there is no Chromium on PATH: apt install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(OPTIONS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def system() -> Iterator[RunningSystem]:
+    """A pipeline that has completed batches, and one whose first batch was given up."""
+    with (
+        state_directory() as home,
+        NumberedSource() as source,
+        running_system(home, source, "tests.e2e.pages_pipeline") as system,
+    ):
+        system.receive(1000)
+        system.source.pause()
+        system.until("a batch that was given up", lambda: _states(system, "brittle") == {"QUARANTINED"}, 150)
+        system.until("completed batches", lambda: "COMPLETED" in _states(system, "numbered"), 150)
+        yield system
+
+
+def _states(system: RunningSystem, pipeline: str) -> set[str]:
+    return {row.state for row in system.batches() if row.pipeline == pipeline and row.records}
+
+
+@pytest.fixture
+def pages(browser: Browser, system: RunningSystem) -> Iterator[Pages]:
+    """The UI in a new window."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    context = browser.new_context(viewport={"width": 1600, "height": 1000})
+    yield Pages(context.new_page(), system.ui_url, SCREENSHOTS)
+    context.close()

@@ -1,0 +1,104 @@
+"""What an operator sees in the Dagster UI, looked at in a real browser."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from tracker_store import status
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    from tests.e2e.pages import Pages
+    from tests.faults.running_system import RunningSystem
+    from tracker_store.status import BatchStats
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+def newest(system: RunningSystem, pipeline: str, state: str) -> BatchStats:
+    with connect(system.engine) as connection:
+        rows = status.batch_stats(connection, limit=1000)
+    return next(row for row in rows if row.pipeline == pipeline and row.state == state and row.records)
+
+
+def run_of(system: RunningSystem, pipeline: str, state: str) -> str:
+    """The run of the newest attempt at such a batch."""
+    batch = newest(system, pipeline, state)
+    with connect(system.engine) as connection:
+        run_id: str = connection.execute(
+            sa.text("SELECT run_id FROM forebay.batch_stats WHERE pipeline = :pipeline AND batch_time = :time"),
+            {"pipeline": pipeline, "time": batch.batch_time},
+        ).scalar_one()
+    return run_id
+
+
+def test_the_graph_shows_streams_outputs_and_plots(pages: Pages) -> None:
+    pages.open("/asset-groups?expanded=numbered%2Cbrittle%2Cforebay_streams")
+    pages.shows("forebay_streams", "numbered", "brittle")
+    pages.picture("asset-graph")
+
+
+def test_batches_are_plotted(pages: Pages) -> None:
+    pages.open("/assets/numbered/batches?view=events")
+    pages.shows("Materialized in run", "scheduling_delay_ms", "processing_time_ms", "total_delay_ms", "input_rate")
+    pages.shows("FROM forebay.batch_blocks")
+    pages.picture("batch")
+    pages.open("/assets/numbered/batches?view=overview")
+    pages.shows("total_delay_ms")
+    pages.picture("batch-plots")
+
+
+def test_an_output_shows_its_rows_and_where_they_are(pages: Pages) -> None:
+    pages.open("/assets/numbered/seen?view=events")
+    pages.shows("dagster/row_count", "location", "Each number that came in")
+    pages.picture("output")
+
+
+def test_a_stream_is_observed(pages: Pages) -> None:
+    pages.open("/assets/forebay/numbers?view=events")
+    pages.shows("lag_records", "receivers_active", "ACTIVE")
+    pages.picture("stream")
+
+
+def test_a_check_says_that_a_batch_was_given_up(pages: Pages) -> None:
+    pages.open("/assets/brittle/batches?view=checks&checkDetail=none_quarantined")
+    pages.shows("none_quarantined", "forebay batches --pipeline brittle")
+    pages.picture("check")
+
+
+def test_the_sensor_says_what_it_waits_for(pages: Pages) -> None:
+    pages.open("/locations/forebay/sensors/numbered_batches")
+    pages.shows("numbered_batches", "Gives each interval's blocks to a batch of numbered")
+    pages.picture("sensor")
+
+
+def test_a_failed_batch_is_a_failed_run_with_its_reason_and_tags(pages: Pages, system: RunningSystem) -> None:
+    pages.open(f"/runs/{run_of(system, 'brittle', 'QUARANTINED')}")
+    pages.shows("Failure", "forebay/batch_time", "number 500 is no good")
+    pages.picture("failed-batch")
+
+
+def test_a_replay_is_a_run_of_its_own(pages: Pages, system: RunningSystem) -> None:
+    batch = newest(system, "numbered", "COMPLETED")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "forebay.cli", "batches", "replay", "numbered"),
+            *("--from", batch.batch_time.isoformat(), "--to", batch.batch_time.isoformat()),
+        ],
+        env=os.environ | {"FOREBAY_HOME": str(system.home)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages.open("/runs?q=job%3Anumbered_replay")
+    pages.shows("numbered_replay", "Success")
+    pages.picture("replay")
+    system.check_every_number_came_out_once()

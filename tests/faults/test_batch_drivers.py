@@ -1,0 +1,273 @@
+"""Batch drivers in `forebay up`, as an operator sees them: one system at a 2 s interval for all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import psutil
+import pytest
+import sqlalchemy as sa
+
+from forebay.cli.dagster_home import DATABASE_VARIABLE, dagster_database_url
+from tests.faults.numbered_source import NumberedSource
+from tests.faults.running_system import running_system
+from tests.state_directory import state_directory
+from tracker_store.embedded_postgres import EmbeddedPostgres
+from tracker_store.engine import connect
+from tracker_store.run_queue import enqueue_run, run_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.faults.running_system import RunningSystem
+
+pytestmark = pytest.mark.timeout(400)
+
+PIPELINE = Path(__file__).with_name("held_pipeline.py")
+
+
+class Drivers:
+    """The running system, with eyes on its drivers and hands on its Dagster."""
+
+    def __init__(self, system: RunningSystem, module: Path) -> None:
+        self.system = system
+        self.module = module
+        os.environ[DATABASE_VARIABLE] = dagster_database_url(EmbeddedPostgres(system.home / "postgres").url())
+        self.instance = dg.DagsterInstance.from_config(str(system.home / "dagster"))
+        url = re.search(r"Dagster: (http\S+)", (system.home / "up.log").read_text(encoding="utf-8"))
+        assert url is not None
+        self.url = url[1]
+
+    def ready(self) -> list[psutil.Process]:
+        """Those that take runs, oldest first."""
+        with connect(self.system.engine) as connection:
+            pids = connection.execute(
+                sa.text(
+                    "SELECT p.pid FROM forebay.batch_drivers d JOIN forebay.processes p ON p.id = d.process_id "
+                    "WHERE d.state = 'READY' AND p.ended_at IS NULL ORDER BY p.id"
+                )
+            ).scalars()
+            return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+    def one(self) -> psutil.Process:
+        """The driver, when there is one that is ready."""
+        return self.system.until("a batch driver is ready", self.ready, 180)[-1]
+
+    def held(self, name: str) -> Hold:
+        """While entered, each batch waits: `hold-python` or `hold-spark`."""
+        return Hold(self.system.home / name)
+
+    def running(self) -> dg.DagsterRun:
+        """A batch run that is held in the user's function, or in its Spark job soon."""
+
+        def look() -> dg.DagsterRun | None:
+            runs = self.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+            return next((run for run in runs if "held" in self.stdout(run)), None)
+
+        return self.system.until("a batch is in the user's function", look)
+
+    def status(self, run: dg.DagsterRun) -> dg.DagsterRunStatus:
+        found = self.instance.get_run_by_id(run.run_id)
+        assert found is not None
+        return found.status
+
+    def ended(self, run: dg.DagsterRun, seconds: float = 90.0) -> dg.DagsterRunStatus:
+        """As what it ended."""
+        finished = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+        self.system.until(f"run {run.run_id} has ended", lambda: self.status(run) in finished, seconds)
+        return self.status(run)
+
+    def stdout(self, run: dg.DagsterRun, kind: str = "out") -> str:
+        """What the run's compute log has."""
+        logs = self.system.home / "dagster" / "storage" / run.run_id / "compute_logs"
+        return "".join(file.read_text(encoding="utf-8") for file in logs.glob(f"*.{kind}"))
+
+    def messages(self, run: dg.DagsterRun) -> str:
+        return "\n".join(str(entry.message) for entry in self.instance.all_logs(run.run_id))
+
+    def last_success(self) -> dg.DagsterRun | None:
+        runs = self.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS]), limit=1)
+        return runs[0] if runs else None
+
+    def terminate(self, run: dg.DagsterRun) -> None:
+        """As the button in the UI does."""
+        query = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
+        request = urllib.request.Request(
+            f"{self.url}/graphql",
+            data=json.dumps({"query": query, "variables": {"id": run.run_id}}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert json.load(answer)["data"]["terminateRun"]["__typename"] == "TerminateRunSuccess"
+
+
+class Hold:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        self._file.touch()
+
+    def __exit__(self, *_: object) -> None:
+        self._file.unlink()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Drivers]:
+    with state_directory() as home, NumberedSource() as source:
+        module = home / "held_pipeline.py"
+        shutil.copy(PIPELINE, module)
+        with running_system(home, source, str(module)) as system:
+            drivers = Drivers(system, module)
+            drivers.one()
+            yield drivers
+            drivers.instance.dispose()
+
+
+@pytest.fixture
+def drivers(shared: Drivers) -> Drivers:
+    """A driver is ready, and records flow."""
+    shared.one()
+    shared.system.receive(500)
+    return shared
+
+
+def test_a_warm_run_looks_like_any_other(drivers: Drivers) -> None:
+    """Its events, its output and its errors stand where Dagster's pages look for them; the next finds it all clean."""
+    before = drivers.last_success()
+    run = drivers.system.until(
+        "a batch has succeeded",
+        lambda: found if (found := drivers.last_success()) and (not before or found.run_id != before.run_id) else None,
+    )
+    driver = drivers.one()
+    assert f"pid {driver.pid} on " in drivers.messages(run), "it did not run in the driver"
+    assert "version one of" in drivers.stdout(run)
+    assert "dirty no" in drivers.stdout(run, "err"), "it saw what the run before had set"
+    kinds = {
+        entry.dagster_event.event_type_value for entry in drivers.instance.all_logs(run.run_id) if entry.dagster_event
+    }
+    assert {"PIPELINE_START", "STEP_START", "ASSET_MATERIALIZATION", "STEP_SUCCESS", "PIPELINE_SUCCESS"} <= kinds
+
+    def gone() -> bool:
+        with connect(drivers.system.engine) as connection:
+            return run_worker(connection, run.run_id) is None
+
+    drivers.system.until("its row is gone: the queue would grow with every run", gone)
+
+
+def test_j02_a_run_that_can_not_be_run_fails_and_the_driver_goes_on(drivers: Drivers) -> None:
+    """An error outside the user's code is a failed run with its reason; the next run is not touched by it."""
+    driver = drivers.one()
+    good = drivers.system.until("a batch has succeeded", drivers.last_success)
+    origin = good.job_code_origin
+    assert origin is not None
+    broken = good._replace(
+        run_id=str(uuid.uuid4()),
+        status=dg.DagsterRunStatus.STARTING,
+        # Not the sensor's: it looks for its runs by their tags.
+        tags={},
+        job_code_origin=origin._replace(job_name="a_job_that_is_not_there"),
+    )
+    drivers.instance.add_run(broken)
+    with connect(drivers.system.engine) as connection:
+        assert enqueue_run(connection, run_id=broken.run_id, location="forebay")
+    assert drivers.ended(broken) is dg.DagsterRunStatus.FAILURE
+    assert "a_job_that_is_not_there" in drivers.messages(broken) + str(
+        [entry.dagster_event for entry in drivers.instance.all_logs(broken.run_id)]
+    )
+    drivers.system.settle()
+    assert drivers.one().pid == driver.pid
+
+
+@pytest.mark.parametrize("where", ["hold-spark", pytest.param("hold-python", marks=pytest.mark.systems)])
+def test_a_cancelled_run_ends_within_two_seconds_and_its_batch_comes_out_later(drivers: Drivers, where: str) -> None:
+    with drivers.held(where):
+        run = drivers.running()
+        drivers.terminate(run)
+        assert drivers.ended(run, 2.0) is dg.DagsterRunStatus.CANCELED
+    drivers.system.settle()
+    drivers.system.check_every_number_came_out_once()
+
+
+@pytest.mark.systems
+def test_a_killed_driver_costs_an_attempt_and_nothing_else(drivers: Drivers) -> None:
+    with drivers.held("hold-spark"):
+        run = drivers.running()
+        driver = drivers.one()
+        family = driver.children(recursive=True)
+        drivers.system.kill(driver)
+        assert drivers.ended(run, 30.0) is dg.DagsterRunStatus.FAILURE
+    drivers.system.settle()
+    drivers.system.check_every_number_came_out_once()
+    psutil.wait_procs(family, timeout=10)
+    assert [process for process in family if process.is_running()] == [], "its JVM outlived it"
+    healed = [row for row in drivers.system.batches() if row.state == "COMPLETED" and row.attempt > 1]
+    assert healed
+
+
+@pytest.mark.systems
+def test_new_code_is_taken_up_without_a_gap(drivers: Drivers) -> None:
+    old = drivers.one()
+    text = drivers.module.read_text(encoding="utf-8")
+    drivers.module.write_text(text.replace('VERSION = "one"', 'VERSION = "two"'), encoding="utf-8")
+
+    def replaced() -> bool:
+        ready = drivers.ready()
+        assert ready, "there was a moment without a driver"
+        return old.pid not in [process.pid for process in ready]
+
+    drivers.system.until("another driver has taken over", replaced, 180)
+    drivers.system.receive(500)
+    drivers.system.until(
+        "a batch ran the new code", lambda: (run := drivers.last_success()) and "version two of" in drivers.stdout(run)
+    )
+    psutil.wait_procs([old], timeout=20)
+    assert not old.is_running()
+    drivers.system.settle()
+    drivers.system.check_every_number_came_out_once()
+
+
+@pytest.mark.systems
+def test_without_a_driver_batches_run_as_dagster_runs_them(drivers: Drivers) -> None:
+    driver = drivers.one()
+    agent = drivers.system.process("forebay.cli", "agent")
+    assert agent is not None
+    # The agent can't start another one meanwhile, and its heart stands still for less than the limit.
+    agent.suspend()
+    try:
+        drivers.system.kill(driver)
+        with connect(drivers.system.engine) as connection:
+            connection.execute(
+                sa.text(
+                    "UPDATE forebay.processes SET ended_at = now(), end_reason = 'test' "
+                    "WHERE pid = :pid AND ended_at IS NULL"
+                ),
+                {"pid": driver.pid},
+            )
+        run = drivers.system.until(
+            "a run has been delegated",
+            lambda: next(
+                (
+                    r
+                    for r in drivers.instance.get_runs(
+                        dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED])
+                    )
+                ),
+                None,
+            ),
+            8.0,
+        )
+    finally:
+        agent.resume()
+    drivers.ended(run, 240.0)
+    assert "Batch driver" not in drivers.messages(run)
+    drivers.system.settle()
+    drivers.system.check_every_number_came_out_once()

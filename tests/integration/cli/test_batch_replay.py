@@ -1,0 +1,163 @@
+"""`forebay batches replay` where Dagster runs: it launches the replay job, and follows what the driver log says."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from forebay.cli import batch_replay
+from forebay.cli.dagster_home import URL_FILE
+from forebay.cli.main import app
+from orchestration.settings import Settings
+from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tracker_store import batches, outputs
+from tracker_store.engine import connect
+from tracker_store.processes import register_process
+from tracker_store.schema import ProcessKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import sqlalchemy as sa
+
+T1, T2, T3 = (NOON + n * INTERVAL for n in (1, 2, 3))
+SENSOR = {
+    "name": "words_batches",
+    "tags": [{"key": "forebay/declaration", "value": "abc"}],
+    "sensorState": {"status": "RUNNING"},
+}
+
+
+class Dagster(ThreadingHTTPServer):
+    """Answers as a webserver; a launched run replays the first batch, fails the second and is refused the third."""
+
+    def __init__(self, engine: sa.Engine, log: Log) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.engine = engine
+        self.log = log
+        self.launched: list[dict[str, Any]] = []
+        self.sensors = [SENSOR]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "BatchSensors" in request["query"]:
+            node = {"name": "__repository__", "location": {"name": "forebay"}, "sensors": self.sensors}
+            return {"repositoriesOrError": {"__typename": "RepositoryConnection", "nodes": [node]}}
+        if "RunStatus" in request["query"]:
+            return {"runOrError": {"__typename": "Run", "status": "FAILURE"}}
+        self.launched.append(request["variables"]["params"])
+        with connect(self.engine) as connection:
+            process = register_process(connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1)
+            for time in (T1, T2):
+                batch: dict[str, Any] = {"pipeline_id": self.log.pipeline_id, "batch_time": time}
+                number = batches.claim_replay(connection, **batch, run_id="r1", process_id=process, reach=timedelta(0))
+                if time == T2:
+                    batches.fail_attempt(
+                        connection,
+                        **batch,
+                        attempt=number,
+                        run_id="r1",
+                        error="no luck",
+                        max_attempts=1,
+                        retry_after=timedelta(0),
+                    )
+                    continue
+                outputs.commit_output(connection, **batch, attempt=number, output="counts", location="/2", rows=1)
+                batches.complete_replay(connection, **batch, attempt=number, outputs=["counts"], due=["counts"])
+        return {"launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": "r1"}}}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Dagster
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.dumps({"data": self.server.answer(request)}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def dagster(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dagster]:
+    """Three completed batches."""
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    with connect(engine) as connection:
+        log = make_log(connection)
+        process = register_process(connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1)
+        for time in (T1, T2, T3):
+            log.add_at(log.receiver_ids[0], time - timedelta(seconds=1))
+            log.tracker.allocate_blocks_to_batch(time)
+            batch: dict[str, Any] = {"pipeline_id": log.pipeline_id, "batch_time": time}
+            batches.claim_attempt(connection, **batch, attempt=1, run_id="run", process_id=process)
+            batches.complete_batch(connection, **batch, attempt=1, outputs=[])
+        server = Dagster(engine, log)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            monkeypatch.setenv("FOREBAY_DAGSTER_URL", server.url)
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+def test_it_is_a_run_of_the_replay_job_and_every_batch_is_told_of(dagster: Dagster) -> None:
+    arguments = ["batches", "replay", "words", "--from", T1.isoformat(), "--to", T3.isoformat(), "--output", "counts"]
+    answer = CliRunner().invoke(app, [*arguments, "--json"])
+    assert answer.exit_code == 1
+    rows = json.loads(answer.stdout)["batches"]
+    assert [(row["batch_time"], row["outcome"]) for row in rows] == [
+        (T1.isoformat(), "replayed"),
+        (T2.isoformat(), "failed"),
+        (T3.isoformat(), "refused"),
+    ]
+    assert rows[1]["detail"] == "no luck"
+    assert f"{dagster.url}/runs/r1" in rows[2]["detail"]
+    [params] = dagster.launched
+    assert params["selector"]["jobName"] == "words_replay"
+    assert params["runConfigData"] == {
+        "ops": {
+            "words__replay": {"config": {"from_time": T1.isoformat(), "to_time": T3.isoformat(), "outputs": ["counts"]}}
+        }
+    }
+
+
+def test_a_dagster_that_does_not_know_the_pipeline_or_does_not_answer_is_said_with_the_way_out(
+    dagster: Dagster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dagster.sensors = []
+    answer = CliRunner().invoke(app, ["batches", "replay", "words"])
+    assert (answer.exit_code, "has no pipeline 'words'" in answer.stdout) == (1, True)
+    monkeypatch.setenv("FOREBAY_DAGSTER_URL", "http://127.0.0.1:1")
+    answer = CliRunner().invoke(app, ["batches", "replay", "words"])
+    assert (answer.exit_code, "--local replays in this process" in answer.stdout) == (1, True)
+
+
+def test_the_system_that_runs_in_this_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FOREBAY_DAGSTER_URL", raising=False)
+    settings = Settings(home=tmp_path)
+    assert batch_replay.dagster_url(settings) is None
+    (tmp_path / "dagster").mkdir()
+    (tmp_path / "dagster" / URL_FILE).write_text("http://127.0.0.1:3000", encoding="utf-8")
+    # What an earlier run left behind says nothing.
+    assert batch_replay.dagster_url(settings) is None
+    monkeypatch.setattr(batch_replay, "lock_holder", lambda _: 1)
+    assert batch_replay.dagster_url(settings) == "http://127.0.0.1:3000"

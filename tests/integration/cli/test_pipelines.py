@@ -1,0 +1,210 @@
+"""`forebay pipelines` on a real driver log: what it shows, and that a pipeline that is given up holds nothing back."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+from forebay.cli.main import app
+from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tracker_store import batches
+from tracker_store.cleanup import clean_up_receiver
+from tracker_store.engine import connect
+from tracker_store.leadership import read_leadership, take_leadership
+from tracker_store.pipeline_states import advance_stops, start_pipelines, stop_pipelines
+from tracker_store.pipelines import apply_pipeline, list_pipelines
+from tracker_store.receivers import placements
+from tracker_store.schema import DesiredState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from typer.testing import Result
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def log(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
+    with connect(engine) as connection:
+        yield make_log(connection)
+
+
+def forebay(*arguments: str, **options: Any) -> Result:  # noqa: ANN401  the runner's own
+    return CliRunner().invoke(app, arguments, **options)
+
+
+def said(result: Result) -> str:
+    return " ".join(result.output.split())
+
+
+def shown() -> dict[str, Any]:
+    [row] = json.loads(forebay("pipelines", "--json").stdout)["pipelines"]
+    found: dict[str, Any] = row
+    return found
+
+
+def age(log: Log, by: timedelta) -> None:
+    """As if everything that stands in its rows had been so much earlier."""
+    for table, columns in (("pipelines", ("applied_at", "state_since")), ("batches", ("allocated_at", "completed_at"))):
+        for column in columns:
+            log.connection.execute(
+                sa.text(f"UPDATE forebay.{table} SET {column} = {column} - CAST(:by AS interval)"),
+                {"by": by},
+            )
+
+
+def now(log: Log) -> datetime:
+    time: datetime = log.connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()
+    return time
+
+
+def test_what_there_is_of_each_pipeline(log: Log) -> None:
+    row = shown()
+    assert (row["pipeline"], row["state"], row["batch_interval"]) == ("words", "RUNNING", 10.0)
+    assert (row["waiting_records"], row["last_completed_time"], row["holds_back_for"]) == (0, None, None)
+    log.add_at(log.receiver_ids[0], NOON + SECOND)
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    at: dict[str, Any] = {"pipeline_id": log.pipeline_id, "batch_time": NOON + INTERVAL, "attempt": 1}
+    batches.claim_attempt(log.connection, **at, run_id="run", process_id=1)
+    row = shown()
+    assert (row["unfinished_batches"], row["running_batches"], row["waiting_records"]) == (1, 1, 0)
+    assert datetime.fromisoformat(row["last_batch_time"]) == NOON + INTERVAL
+    batches.complete_batch(log.connection, **at, outputs=[])
+    row = shown()
+    assert (row["unfinished_batches"], row["holds_back_for"]) == (0, None)
+    assert datetime.fromisoformat(row["last_completed_time"]).astimezone(UTC) == NOON + INTERVAL
+    stop_pipelines(log.connection)
+    assert shown()["state"] == "STOPPING"
+    table = forebay("pipelines")
+    assert table.exit_code == 0
+    assert "words" in table.output
+    status = forebay("status")
+    assert "STOPPING" in status.output
+    assert (
+        json.loads(forebay("status", "--json").stdout)["pipelines"]
+        == json.loads(forebay("pipelines", "--json").stdout)["pipelines"]
+    )
+
+
+def test_one_that_completes_nothing_while_blocks_wait_is_told(log: Log) -> None:
+    log.add_at(log.receiver_ids[0], now(log) - timedelta(days=3))
+    # It was applied just now: nobody can have completed anything.
+    assert not shown()["is_stale"]
+    age(log, timedelta(minutes=4))
+    assert not shown()["is_stale"]
+    age(log, timedelta(minutes=2))
+    row = shown()
+    assert row["is_stale"]
+    assert row["holds_back_for"] == pytest.approx(360, abs=30)
+    for command in (("pipelines",), ("status",)):
+        assert "words (RUNNING) has completed nothing for 36" in said(forebay(*command))
+        assert "forebay pipelines remove words" in said(forebay(*command))
+    # A slow interval is given ten of them.
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET batch_interval = interval '1 minute'"))
+    assert not shown()["is_stale"]
+
+
+def test_one_that_is_stopped_and_forgotten_is_told_with_its_ways_out(log: Log) -> None:
+    log.add_at(log.receiver_ids[0], now(log) - timedelta(days=3))
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
+    age(log, timedelta(days=1))
+    assert "forebay start --pipeline words lets it go on, forebay pipelines remove words gives it up" in said(
+        forebay("pipelines")
+    )
+
+
+def test_a_pipeline_that_runs_is_not_removed(log: Log) -> None:
+    result = forebay("pipelines", "remove", "words", "--yes")
+    assert result.exit_code == 1
+    assert "stop it first, `forebay stop --pipeline NAME`" in said(result)
+    log.add_at(log.receiver_ids[0], NOON + SECOND)
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    at: dict[str, Any] = {"pipeline_id": log.pipeline_id, "batch_time": NOON + INTERVAL, "attempt": 1}
+    batches.claim_attempt(log.connection, **at, run_id="run", process_id=1)
+    stop_pipelines(log.connection)
+    assert forebay("pipelines", "remove", "words", "--yes").exit_code == 1
+    assert [row.name for row in list_pipelines(log.connection)] == ["words"]
+    unknown = forebay("pipelines", "remove", "verbs", "--yes")
+    assert unknown.exit_code == 1
+    assert "verbs" in said(unknown)
+
+
+def test_it_asks_first(log: Log) -> None:
+    log.add_at(log.receiver_ids[0], NOON + SECOND)
+    stop_pipelines(log.connection)
+    refused = forebay("pipelines", "remove", "words", input="n\n")
+    assert refused.exit_code == 1
+    assert "words (STOPPING): 10 records wait for it" in said(refused)
+    assert [row.name for row in list_pipelines(log.connection)] == ["words"]
+    assert forebay("pipelines", "remove", "words", input="y\n").exit_code == 0
+    assert list_pipelines(log.connection) == []
+
+
+def test_k12_a_stop_that_waits_for_nobody_names_the_way_out_and_clean_up_goes_on_after_it(log: Log) -> None:
+    """Records wait for a pipeline that no running module has: nobody will make a batch of them."""
+    [receiver_id] = log.receiver_ids
+    log.add_at(receiver_id, NOON + SECOND, NOON + 2 * SECOND)
+    other = apply_pipeline(
+        log.connection,
+        name="other",
+        declaration={"max_attempts": 3, "streams": ["lines"]},
+        stream_ids=[log.stream_id],
+        interval=INTERVAL,
+    )
+    # The other one has read all of it.
+    log.connection.execute(
+        sa.text("INSERT INTO forebay.cursors (pipeline_id, receiver_id, next_sequence) VALUES (:p, :r, 4)"),
+        {"p": other, "r": receiver_id},
+    )
+    assert clean_up_receiver(log.connection, receiver_id=receiver_id, threshold=now(log), max_rows=1000).blocks == 0
+    stopped = forebay("stop", "--pipeline", "words", "--timeout", "1s")
+    assert stopped.exit_code == 1
+    assert "If it is not wanted any more: forebay pipelines remove words" in said(stopped)
+    removed = forebay("pipelines", "remove", "words", "--yes")
+    assert removed.exit_code == 0, removed.output
+    assert "words is removed; 20 records had waited for it, 0 batch(es) were not complete" in said(removed)
+    assert clean_up_receiver(log.connection, receiver_id=receiver_id, threshold=now(log), max_rows=1000).blocks > 0
+    [event] = log.connection.execute(
+        sa.text("SELECT pipeline, detail FROM forebay.driver_log WHERE event = 'pipeline removed'")
+    ).all()
+    assert event.pipeline == "words"
+    assert "20 records had not been in a batch" in event.detail
+    [same] = log.connection.execute(
+        sa.text("SELECT * FROM forebay.driver_log_between(clock_timestamp() - interval '1 minute') WHERE source = :s"),
+        {"s": "pipelines"},
+    ).all()
+    assert same.detail == event.detail
+
+
+def test_receivers_that_stopped_with_it_start_when_another_pipeline_reads_them(log: Log) -> None:
+    term = take_leadership(log.connection, seen=read_leadership(log.connection), holder="me")
+    assert term is not None
+    stop_pipelines(log.connection, name="words")
+    advance_stops(log.connection, term=term)
+    [receiver] = placements(log.connection)
+    assert receiver.desired_state is DesiredState.STOPPED
+    assert forebay("pipelines", "remove", "words", "--yes").exit_code == 0
+    advance_stops(log.connection, term=term)
+    # Nobody reads it: nothing is received that would only be kept.
+    [receiver] = placements(log.connection)
+    assert receiver.desired_state is DesiredState.STOPPED
+    apply_pipeline(
+        log.connection,
+        name="words",
+        declaration={"max_attempts": 3, "streams": ["lines"]},
+        stream_ids=[log.stream_id],
+        interval=INTERVAL,
+    )
+    advance_stops(log.connection, term=term)
+    [receiver] = placements(log.connection)
+    assert receiver.desired_state is DesiredState.RUNNING
+    assert start_pipelines(log.connection) == []

@@ -1,0 +1,51 @@
+"""`forebay readers`: a stale reader is seen, and removed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from forebay.cli.main import app
+from tests.driver_log import NOON, make_log
+from tracker_store.engine import connect
+from tracker_store.readers import attach_reader
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from typer.testing import Result
+
+
+@pytest.fixture(autouse=True)
+def _environment(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def forebay(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_a_stale_reader_shows_what_it_holds_back_and_goes(engine: sa.Engine) -> None:
+    assert "none" in forebay("readers").stdout
+    with connect(engine) as connection:
+        log = make_log(connection)
+        log.add_at(log.receiver_ids[0], NOON, NOON)
+        attach_reader(connection, name="counting", stream="lines")
+    shown = forebay("readers").stdout
+    assert "counting" in shown
+    assert "2026-01-01 12:00:00" in shown
+    [row] = json.loads(forebay("readers", "--json").stdout)["readers"]
+    assert (row["reader"], row["stream"], row["waiting_records"], row["oldest_added_at"]) == (
+        "counting",
+        "lines",
+        20,
+        NOON.isoformat(),
+    )
+    removed = forebay("readers", "remove", "counting")
+    assert (removed.exit_code, "is removed" in removed.stdout) == (0, True)
+    again = forebay("readers", "remove", "counting")
+    assert (again.exit_code, "there is no reader 'counting'" in again.output) == (1, True)
+    assert json.loads(forebay("readers", "--json").stdout) == {"readers": []}

@@ -1,0 +1,49 @@
+"""Runs one batch of a pipeline, in a process of its own: FOREBAY_SPARK_MASTER says where. Prints what came out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.sources import SocketText
+from orchestration.batch_run import run_batch
+from orchestration.settings import Settings
+from orchestration.spark.session import WarmSession, spark_session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+
+def declare(output: Path | str) -> Pipeline:
+    """Lines, and by which worker each was read."""
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    pipeline = Pipeline("words", interval="1h")
+
+    @pipeline.output(inputs=[lines], sink=ParquetSink(output))
+    def words(lines: DataFrame) -> DataFrame:
+        return lines.selectExpr("explode(split(value, ' ')) AS word").groupBy("word").count()
+
+    return pipeline
+
+
+if __name__ == "__main__":
+    settings = Settings()
+    # As the batch driver has it, which runs one batch after another.
+    warm = WarmSession(settings, application="words")
+    warm.begin("run")
+    results = run_batch(
+        declare(sys.argv[1]),
+        batch_time=datetime.fromisoformat(sys.argv[2]),
+        attempt=1,
+        run_id="run",
+        settings=settings,
+        session=lambda: spark_session(settings, application="words"),
+    )
+    warm.reset()
+    warm.cancel("run")
+    sys.stdout.write(json.dumps([result.rows for result in results]) + "\n")

@@ -1,0 +1,41 @@
+"""A Spark session whose number of executors is decided: at its start, or while it is warm. Prints how many it has."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from orchestration.settings import Settings
+from orchestration.spark.executor_allocation import executor_configuration
+from orchestration.spark.session import hold_executors, spark_master, spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def executors(session: SparkSession, wanted: int) -> int:
+    """How many there are, as soon as these are `wanted`, and a little later."""
+    context = session.sparkContext._jsc.sc()
+    deadline = time.monotonic() + 60
+    while context.getExecutorIds().size() != wanted and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(2)
+    return int(context.getExecutorIds().size())
+
+
+if __name__ == "__main__":
+    settings = Settings()
+    found = []
+    if sys.argv[1] == "start":
+        bound = executor_configuration(spark_master(settings), executors=1, least=1)
+        session = spark_session(settings, application="executors", configuration=bound)
+        found.append(executors(session, 1))
+    else:
+        session = spark_session(settings, application="executors")
+        found.append(executors(session, 2))
+        for wanted in (1, 2):
+            hold_executors(session, wanted)
+            found.append(executors(session, wanted))
+    session.stop()
+    sys.stdout.write(",".join(str(number) for number in found) + "\n")

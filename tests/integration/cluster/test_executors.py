@@ -1,0 +1,55 @@
+"""A session on a standalone cluster has the executors that are wanted: from its start, and while it is warm (O04)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark_cluster import standalone_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = ROOT / "tests" / "integration" / "cluster" / "executors_program.py"
+CONFIGURATION = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "450m",
+    "spark.executor.cores": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with standalone_cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("when", "found"), [("start", "1"), ("warm", "2,1,2")])
+def test_o04_a_session_has_as_many_executors_as_are_wanted(master: str, tmp_path: Path, when: str, found: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), when],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "FOREBAY_HOME": str(tmp_path),
+            "FOREBAY_SPARK_MASTER": master,
+            "FOREBAY_SPARK_CONFIGURATION": json.dumps(CONFIGURATION),
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == found

@@ -1,0 +1,150 @@
+"""docs/how-to/dagster.md: each of its files is loaded as it stands there, and does what the page says."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+from dagster._core.events import AssetMaterializationPlannedData
+from dagster.components.testing import create_defs_folder_sandbox
+
+from orchestration.dagster_defs.component import PipelineComponent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Of Dagster's own: what it calls beta or preview itself, and in components what pydantic has deprecated.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::dagster.BetaWarning",
+    "ignore::dagster.PreviewWarning",
+    "ignore::pydantic.warnings.PydanticDeprecatedSince20",
+)
+
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "dagster.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^```\w+ file=(\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+OUTPUT = dg.AssetKey(["word_count", "word_counts"])
+MODULES = [name.removesuffix(".py") for name in FILES if name.endswith(".py")]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with all files of the page, importable while the test runs."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for module in MODULES:
+        sys.modules.pop(module, None)
+
+
+def definitions(module: str) -> dg.Definitions:
+    defs = importlib.import_module(module).defs
+    assert isinstance(defs, dg.Definitions)
+    return defs
+
+
+def test_every_example_is_loaded_by_a_test_of_its_own() -> None:
+    assert sorted(MODULES) == ["downstream", "existing", "failures", "owners", "pipelines", "second"]
+
+
+def test_it_merges_into_an_existing_location(project: Path) -> None:
+    keys = definitions("existing").resolve_asset_graph().get_all_asset_keys()
+    assert {dg.AssetKey("customers"), OUTPUT} <= set(keys)
+
+
+def test_both_locations_of_the_workspace_load(project: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    output = finished.stdout + finished.stderr
+    assert finished.returncode == 0, output
+    assert "All code locations passed validation" in output
+
+
+def requested_below_a_busy_pipeline(defs: dg.Definitions, asset: dg.AssetKey) -> int:
+    """How often `asset` is asked for after a batch was committed, while the next one runs."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        first = dg.evaluate_automation_conditions(defs=defs, instance=instance)
+        instance.report_runless_asset_event(dg.AssetMaterialization(OUTPUT))
+        job = defs.resolve_job_def("word_count_batch")
+        run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.NOT_STARTED, asset_selection={OUTPUT})
+        instance.report_dagster_event(
+            dg.DagsterEvent(dg.DagsterEventType.PIPELINE_START.value, job.name), run_id=run.run_id
+        )
+        planned = dg.DagsterEvent.build_asset_materialization_planned_event(
+            job.name,
+            "word_count__outputs",
+            AssetMaterializationPlannedData(OUTPUT),
+        )
+        instance.report_dagster_event(planned, run_id=run.run_id)
+        return dg.evaluate_automation_conditions(
+            defs=defs, instance=instance, cursor=first.cursor, asset_selection=dg.AssetSelection.assets(asset)
+        ).get_num_requested(asset)
+
+
+def test_without_waiting_an_asset_runs_below_a_busy_pipeline_and_with_eager_it_starves(project: Path) -> None:
+    module = importlib.import_module("downstream")
+
+    @dg.asset(deps=[OUTPUT], automation_condition=dg.AutomationCondition.eager())
+    def starving() -> None: ...
+
+    defs = dg.Definitions.merge(module.defs, dg.Definitions(assets=[starving]))
+    assert requested_below_a_busy_pipeline(defs, dg.AssetKey("newest_words")) == 1
+    assert requested_below_a_busy_pipeline(defs, dg.AssetKey("starving")) == 0
+
+
+@pytest.mark.parametrize(("attempt", "told"), [(1, False), (2, False), (3, True)])
+def test_the_failure_sensor_speaks_once_per_batch(
+    project: Path, attempt: int, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module("failures")
+    job = module.defs.resolve_job_def("word_count_batch")
+    tags = {
+        "forebay/pipeline": "word_count",
+        "forebay/batch_time": "2026-01-01T12:00:10+00:00",
+        "forebay/attempt": str(attempt),
+    }
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = instance.create_run_for_job(job, tags=tags)
+        event = dg.DagsterEvent(dg.DagsterEventType.PIPELINE_FAILURE.value, job.name, message="a division by zero")
+        context = dg.build_run_status_sensor_context(
+            "batch_given_up", dagster_instance=instance, dagster_run=run, dagster_event=event
+        ).for_run_failure()
+        answer = module.batch_given_up(context)
+    assert (answer is None) == told
+    assert ("a division by zero" in capsys.readouterr().err) == told
+
+
+def test_owners_and_freshness_are_on_the_assets(project: Path) -> None:
+    graph = definitions("owners").resolve_asset_graph()
+    ours = [key for key in graph.get_all_asset_keys() if key.path[0] == "word_count"]
+    assert {tuple(graph.get(key).owners) for key in ours} == {("team:streams",)}
+    assert [key for key in ours if graph.get(key).freshness_policy is not None] == [OUTPUT]
+
+
+def test_the_component_loads_a_module_by_the_name_that_dg_finds(project: Path) -> None:
+    with create_defs_folder_sandbox() as sandbox:
+        sandbox.scaffold_component(
+            component_cls=PipelineComponent,
+            defs_path="streams",
+            defs_yaml_contents={
+                "type": "forebay.components.PipelineComponent",
+                "attributes": {"module": "pipelines"},
+            },
+        )
+        with sandbox.load_component_and_build_defs(defs_path=Path("streams")) as (component, defs):
+            assert isinstance(component, PipelineComponent)
+            assert OUTPUT in defs.resolve_asset_graph().get_all_asset_keys()
+            assert [sensor.name for sensor in defs.sensors or [] if sensor.name == "word_count_batches"]

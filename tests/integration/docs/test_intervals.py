@@ -1,0 +1,56 @@
+"""The how-to on intervals: its statements run, its settings are there with the defaults that it names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forebay import Pipeline
+from orchestration.pipeline_settings import PipelineSettings
+from orchestration.settings import Settings
+from tests.driver_log import make_log
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+ROOT = Path(__file__).parents[3]
+HOW_TO = (ROOT / "docs" / "how-to" / "intervals.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", HOW_TO, re.MULTILINE | re.DOTALL)
+
+
+def test_its_statements_run(engine: sa.Engine) -> None:
+    statements = blocks("sql")
+    assert len(statements) == 2
+    with connect(engine) as connection:
+        make_log(connection)
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+def test_its_declaration_can_be_made() -> None:
+    [declaration] = blocks("python")
+    pipeline = eval(declaration, {"Pipeline": Pipeline})
+    assert pipeline.settings.concurrent_batches == 2
+
+
+def test_its_defaults_are_the_defaults() -> None:
+    named = dict(re.findall(r"^\| `(\w+)` \| (`[^`]+`|\d+) \|", HOW_TO, re.MULTILINE))
+    settings = PipelineSettings()
+    assert named.pop("catch_up").strip('`"') == Pipeline("words", interval="2s").catch_up
+    assert {name: value.strip('`"') for name, value in named.items()} == {
+        name: str(getattr(settings, name))
+        for name in (
+            *("concurrent_batches", "on_failure", "ui_retained_batches"),
+            *("run_retention", "failed_run_retention"),
+        )
+    }
+    assert Settings().history_retention.days == 14
+
+
+def test_the_target_that_it_names_is_there() -> None:
+    assert re.search(r"^soak: ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)

@@ -1,0 +1,62 @@
+"""The how-to on outputs: its pipeline is declared, its outputs are written, and its statements run on the target."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import forebay
+from orchestration.pipeline import Pipeline
+from orchestration.spark.sinks.parquet import ParquetSink
+from orchestration.spark.sinks.sink import Sink
+from tests.integration.orchestration.frame_without_spark import words
+from tests.integration.orchestration.target_database import TIME, Target, attempt
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.postgres import TestServer
+
+DOCS = Path(__file__).parents[3] / "docs"
+HOW_TO = (DOCS / "how-to" / "outputs.md").read_text(encoding="utf-8")
+REFERENCE = (DOCS / "reference" / "sinks.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", HOW_TO, re.MULTILINE | re.DOTALL)
+
+
+def test_its_outputs_are_written_and_its_statements_run(
+    postgres_server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [declaration] = blocks("python")
+    names: dict[str, Any] = {}
+    exec(compile(declaration.replace("/tmp/forebay-warehouse", f"{tmp_path}/warehouse"), "how-to", "exec"), names)
+    pipeline = names["pipeline"]
+    assert isinstance(pipeline, Pipeline)
+    with postgres_server.database(migrated=False) as url:
+        target = Target(url)
+        monkeypatch.setenv("TARGET_URL", target.url)
+        monkeypatch.setenv("CATALOG_URI", f"sqlite:///{tmp_path}/catalog.db")
+        for name, output in pipeline.outputs.items():
+            # Its files are written by Spark itself, in the tests of the first pipeline.
+            if not isinstance(output.sink, ParquetSink):
+                output.sink.write(words(("be", 2), ("or", 1)), attempt(output=name))
+        commits, newest, last_seen, _ = [target.rows(statement) for statement in blocks("sql")]
+    assert [row[:4] for row in commits] == [(row[0], TIME, 1, 2) for row in commits]
+    assert {row[0] for row in commits} == {"history", "now", "last_seen"}
+    assert sorted(newest) == [("be", 2), ("or", 1)]
+    assert sorted(last_seen) == [("be", 2, TIME), ("or", 1, TIME)]
+
+
+def test_the_reference_has_each_sink_with_its_guarantee() -> None:
+    sinks = {
+        name: found
+        for name in forebay.__all__
+        if isinstance(found := getattr(forebay, name), type) and issubclass(found, Sink)
+    }
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\w ]+) \|", REFERENCE, re.MULTILINE))
+    assert rows.items() >= {name: sink.guarantee.value for name, sink in sinks.items()}.items()
+    assert all(f"## `{name}(" in REFERENCE for name in sinks)

@@ -1,0 +1,175 @@
+"""A driver log and block store with blocks in them, and a pipeline `words` whose batches can be run on real Spark."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import sqlalchemy as sa
+
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.sources import SocketText
+from orchestration.apply import apply
+from orchestration.batch_run import OutputResult, replay_batch, run_batch
+from orchestration.settings import Settings
+from orchestration.spark.session import spark_session
+from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.payload import encode_batches
+from receiver_runtime.block_store.stores import open_block_store
+from tests.driver_log import claim_anew
+from tracker_store import batches
+from tracker_store.blocks import BlockHandle, NewBlock, add_blocks
+from tracker_store.cleanup import clean_up_receiver
+from tracker_store.pipelines import get_pipeline
+from tracker_store.received_block_tracker import ReceivedBlockTracker
+from tracker_store.receivers import placements
+from tracker_store.segments import open_segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tracker_store.schema import BatchState
+
+SCHEMA = pa.schema([("value", pa.string())])
+
+
+@contextmanager
+def local_spark(home: Path) -> Iterator[SparkSession]:
+    """A session for a module's tests, stopped at the end."""
+    made = spark_session(Settings(home=home, spark_master="local[2]"), application="tests")
+    yield made
+    made.stop()
+
+
+class System:
+    """A driver log and block store with blocks in them, and a pipeline to run on them."""
+
+    def __init__(
+        self,
+        connection: sa.Connection,
+        url: str,
+        directory: Path,
+        session: SparkSession,
+        *,
+        block_store: str | None = None,
+    ) -> None:
+        self.connection = connection
+        self.settings = Settings(home=directory, database_url=url, block_store=block_store)
+        self.output = directory / "output"
+        self.session = session
+        self._begin: datetime | None = None
+        self._store = open_block_store(self.settings.block_store_roots)
+
+    def declare(
+        self,
+        function: Callable[..., Any],
+        sink: ParquetSink | None = None,
+        **settings: Any,  # noqa: ANN401
+    ) -> Pipeline:
+        lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+        pipeline = Pipeline("words", interval="1h", **settings)
+        pipeline.output(inputs=[lines], sink=sink or ParquetSink(self.output), name="counts")(function)
+        apply(self.connection, [pipeline])
+        return pipeline
+
+    def receive(self, *blocks: Sequence[str], durability: str = "durable") -> None:
+        """Store and register blocks of lines, all in one segment."""
+        [placement] = placements(self.connection)
+        claimed = claim_anew(self.connection, placement.receiver_id)
+        path = f"{placement.receiver_id}/{claimed.epoch}.segment"
+        segment_id = open_segment(
+            self.connection,
+            receiver_id=placement.receiver_id,
+            epoch=claimed.epoch,
+            path=path,
+            source_rule="not_sent_again",
+            durability=durability,
+        )
+        writer = self._store.create_segment(path)
+        offset = 0
+        for sequence, lines in enumerate(blocks, start=claimed.sequence + 1):
+            batch = pa.record_batch([pa.array(lines, pa.string())], schema=SCHEMA)
+            frame = encode_frame(
+                encode_batches(SCHEMA, [batch]),
+                kind=FrameKind.BLOCK,
+                source_rule=SourceRule.NOT_SENT_AGAIN,
+                receiver_id=placement.receiver_id,
+                epoch=claimed.epoch,
+                sequence=sequence,
+                registered_through=sequence - 1,
+                records=len(lines),
+            )
+            writer.append(frame)
+            handle = BlockHandle(segment_id, offset, frame.length, frame.crc32c)
+            add_blocks(
+                self.connection,
+                [NewBlock(placement.receiver_id, claimed.epoch, sequence, len(lines), frame.length, handle)],
+            )
+            offset += frame.length
+        writer.sync()
+        writer.close()
+
+    def allocate(self, hour: int) -> datetime:
+        """Give what was received so far to the batch of an hour in the past."""
+        pipeline = get_pipeline(self.connection, "words")
+        self._begin = self._begin or pipeline.last_batch_time - timedelta(days=1)
+        time = self._begin + timedelta(hours=hour)
+        self.connection.execute(
+            sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": time - timedelta(hours=1)}
+        )
+        self.connection.execute(
+            sa.text(
+                "UPDATE forebay.blocks SET added_at = :t WHERE sequence >= coalesce((SELECT max(next_sequence) "
+                "FROM forebay.cursors), 1)"
+            ),
+            {"t": time - timedelta(minutes=1)},
+        )
+        ReceivedBlockTracker(self.connection, pipeline.pipeline_id).allocate_blocks_to_batch(time)
+        return time
+
+    def run(self, pipeline: Pipeline, time: datetime, attempt: int) -> list[OutputResult]:
+        return run_batch(
+            pipeline,
+            batch_time=time,
+            attempt=attempt,
+            run_id=f"run{attempt}",
+            settings=self.settings,
+            session=lambda: self.session,
+        )
+
+    def replay(self, pipeline: Pipeline, time: datetime, *outputs: str, run_id: str = "replay") -> list[OutputResult]:
+        return replay_batch(
+            pipeline,
+            batch_time=time,
+            outputs=outputs,
+            run_id=run_id,
+            settings=self.settings,
+            session=lambda: self.session,
+        )
+
+    def state(self, time: datetime) -> tuple[BatchState, int]:
+        batch = batches.get_batch(self.connection, get_pipeline(self.connection, "words").pipeline_id, time)
+        assert batch is not None
+        return batch.state, batch.attempt
+
+    def clean_up(self) -> int:
+        """As if every retention were over; how many blocks went."""
+        self.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
+        now = self.connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()
+        [placement] = placements(self.connection)
+        return clean_up_receiver(
+            self.connection, receiver_id=placement.receiver_id, threshold=now, max_rows=1000
+        ).blocks
+
+    def published(self) -> list[str]:
+        if not self.output.exists():
+            return []
+        table = ds.dataset(self.output, partitioning="hive", format="parquet").to_table()
+        return sorted(table["value"].to_pylist()) if table.num_rows else []

@@ -1,0 +1,71 @@
+"""A DataFrame as sinks see one, without Spark: a sink's steps are tried many times, and a JVM takes seconds.
+
+Tests that are about tasks have a real Spark (`test_sinks_on_spark.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame
+
+WORDS = StructType([StructField("word", StringType()), StructField("n", LongType())])
+_TYPES = {"string": pa.string(), "bigint": pa.int64()}
+
+
+class FrameWithoutSpark:
+    """Partitions of rows; each is a task, which runs when the frame is collected."""
+
+    isStreaming = False  # noqa: N815  Spark's name
+
+    def __init__(self, *partitions: list[tuple[Any, ...]], schema: StructType = WORDS) -> None:
+        self.schema = schema
+        self._partitions = partitions
+        self._function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        return [field.name for field in self.schema.fields]
+
+    def mapInArrow(  # noqa: N802
+        self, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], _: str
+    ) -> FrameWithoutSpark:
+        """As Spark's."""
+        made = FrameWithoutSpark(*self._partitions, schema=self.schema)
+        made._function = function
+        return made
+
+    def batch(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+        fields = [pa.field(field.name, _TYPES[field.dataType.simpleString()]) for field in self.schema.fields]
+        arrays = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(fields)]
+        return pa.record_batch(arrays, schema=pa.schema(fields))
+
+    def collect(self) -> list[dict[str, Any]]:
+        """Run a task per partition, in order."""
+        assert self._function is not None
+        answers: list[dict[str, Any]] = []
+        for rows in self._partitions:
+            for answer in self._function(iter([self.batch(rows)])):
+                answers.extend(answer.to_pylist())
+        return answers
+
+
+def words(*rows: tuple[Any, ...], parts: int = 2) -> DataFrame:
+    """Rows of (word, n), dealt to so many partitions."""
+    return cast("DataFrame", FrameWithoutSpark(*(list(rows[part::parts]) for part in range(parts))))
+
+
+class SessionWithoutSpark:
+    """Reads nothing: what a pipeline's output function is given, and may not look at."""
+
+    def __getattr__(self, _: str) -> SessionWithoutSpark:
+        return self
+
+    def __call__(self, *_: object, **__: object) -> SessionWithoutSpark:
+        return self

@@ -1,0 +1,81 @@
+"""A process that runs one attempt at a batch, and kills itself with SIGKILL at a step; started by its test.
+
+No Spark: what the output function returns is made here, and the sink's tasks run in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from forebay import EnvVar, Pipeline, PostgresSink, Stream
+from forebay.sources import SocketText
+from orchestration.batch_run import run_batch
+from orchestration.settings import Settings
+from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from orchestration.spark.sinks.postgres import Mode
+    from orchestration.spark.sinks.sink import Step
+
+#: After the driver log's row, before the batch is COMPLETED.
+PUBLISHING = "publishing"
+WRITTEN = [("a", 1), ("b", 2), ("c", 3)]
+
+
+class Killed(PostgresSink):
+    """Ends its process at a step."""
+
+    dies_at = ""
+
+    def reached(self, step: Step) -> None:
+        self._die(step)
+
+    def publish(self, location: str, *, batch_time: datetime) -> None:
+        self._die(PUBLISHING)
+
+    def _die(self, step: str) -> None:
+        if step == self.dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def counts(_: DataFrame) -> DataFrame:
+    return words(*WRITTEN)
+
+
+def declare(mode: Mode = "append") -> Pipeline:
+    """The pipeline `words`, whose only output goes to the table `counts` at TARGET_URL."""
+    pipeline = Pipeline("words", interval="1h")
+    sink = Killed(EnvVar("TARGET_URL"), "counts", mode=mode, key="word" if mode == "merge" else None)
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    pipeline.output(inputs=[lines], sink=sink, name="counts")(counts)
+    return pipeline
+
+
+def run(settings: Settings, time: datetime, number: int, *, mode: Mode = "append", dies_at: str = "") -> None:
+    """One attempt at the batch of `time`."""
+    pipeline = declare(mode)
+    sink = pipeline.outputs["counts"].sink
+    assert isinstance(sink, Killed)
+    sink.dies_at = dies_at
+    session: Any = SessionWithoutSpark()
+    run_batch(
+        pipeline, batch_time=time, attempt=number, run_id=f"run{number}", settings=settings, session=lambda: session
+    )
+
+
+if __name__ == "__main__":
+    home, url, time, number, mode, step = sys.argv[1:]
+    run(
+        Settings(home=Path(home), database_url=url),
+        datetime.fromisoformat(time),
+        int(number),
+        mode=cast("Mode", mode),
+        dies_at=step,
+    )

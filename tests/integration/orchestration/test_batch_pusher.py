@@ -1,0 +1,303 @@
+"""The pusher on a real driver log: what it launches, and what it leaves to the batch sensor."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+import sqlalchemy as sa
+
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.sources import SocketText
+from orchestration.apply import apply
+from orchestration.batch_schedule import declaration_fingerprint
+from orchestration.dagster_defs.batch_sensor import tick
+from orchestration.tracker.batch_pusher import BatchPusher
+from orchestration.tracker.dagster_client import (
+    BatchSensor,
+    DagsterError,
+    DagsterUnansweredError,
+    DagsterUnreachableError,
+)
+from tests.driver_log import Log
+from tests.polling import eventually
+from tracker_store import batches
+from tracker_store.engine import connect
+from tracker_store.leadership import DeposedError, read_leadership, take_leadership
+from tracker_store.pipelines import get_pipeline
+from tracker_store.received_block_tracker import batch_times
+from tracker_store.receivers import placements
+from tracker_store.schema import BatchState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+    from orchestration.batch_schedule import Launch
+
+INTERVAL = timedelta(minutes=10)
+SECOND = timedelta(seconds=1)
+
+
+class FakeDagster:
+    """Knows the sensor of `pipeline`, and notes what it is asked to launch; `error`: what it does instead."""
+
+    def __init__(self, pipeline: Pipeline, *, is_running: bool = True) -> None:
+        streams = {stream.name: stream.declaration() for stream in pipeline.streams}
+        fingerprint = declaration_fingerprint(pipeline.declaration(), streams)
+        name = f"{pipeline.name}_batches"
+        self.sensors = {name: BatchSensor(name, "forebay", "__repository__", is_running, fingerprint)}
+        self.launched: list[str] = []
+        self.error: DagsterError | None = None
+
+    def batch_sensors(self) -> dict[str, BatchSensor]:
+        return self.sensors
+
+    def launch(self, sensor: BatchSensor, pipeline: str, launch: Launch) -> str:
+        if self.error is not None:
+            raise self.error
+        assert (sensor.name, pipeline) == ("words_batches", "words")
+        self.launched.append(launch.run_key)
+        return "the-run"
+
+
+@pytest.fixture
+def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
+    with connect(engine) as made:
+        yield made
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def declare(interval: timedelta = INTERVAL, **arguments: object) -> Pipeline:
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    pipeline = Pipeline("words", interval=interval, **arguments)  # type: ignore[arg-type]
+    pipeline.output(inputs=[lines], sink=ParquetSink("/out"), name="counts")(lambda frame: frame)
+    return pipeline
+
+
+def behind(connection: sa.Connection, pipeline: Pipeline, boundaries: int = 1) -> list[datetime]:
+    """Apply the pipeline as if its last batch was `boundaries` intervals ago, each with a block; the boundaries due."""
+    apply(connection, [pipeline])
+    row = get_pipeline(connection, pipeline.name)
+
+    def times_are_past() -> bool:
+        times = batch_times(connection, row.pipeline_id)
+        return 2 * SECOND < times.now - times.newest < INTERVAL - 30 * SECOND
+
+    eventually(times_are_past, "a moment that is not just after a boundary, nor just before one", seconds=60)
+    newest = batch_times(connection, row.pipeline_id).newest
+    connection.execute(
+        sa.text("UPDATE forebay.pipelines SET last_batch_time = :at"), {"at": newest - boundaries * INTERVAL}
+    )
+    times = [newest - n * INTERVAL for n in reversed(range(boundaries))]
+    log = Log(connection, row.stream_ids[0], row.pipeline_id, [p.receiver_id for p in placements(connection)])
+    log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
+    return times
+
+
+def lead(connection: sa.Connection, holder: str = "a") -> int:
+    term = take_leadership(connection, seen=read_leadership(connection), holder=holder)
+    assert term is not None
+    return term
+
+
+def pusher(engine: sa.Engine, dagster: FakeDagster, name: str = "a") -> BatchPusher:
+    return BatchPusher(engine, dagster, name=name)
+
+
+def test_a_batch_that_is_due_is_pushed_once_and_the_sensor_waits_for_its_run(
+    engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    pipeline = declare()
+    [time] = behind(connection, pipeline)
+    dagster = FakeDagster(pipeline)
+    pushing, term = pusher(engine, dagster), lead(connection)
+    pushing.turn(connection, term)
+    pushing.turn(connection, term)
+    assert dagster.launched == [f"{time.isoformat()}:1"]
+    steps = tick(connection, pipeline, instance)
+    assert not steps.launches
+    assert "is asked for by tracker a in term" in steps.reason
+
+
+def test_a_sensor_that_was_faster_is_left_alone(
+    engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    pipeline = declare()
+    behind(connection, pipeline)
+    dagster = FakeDagster(pipeline)
+    assert tick(connection, pipeline, instance).launches
+    pusher(engine, dagster).turn(connection, lead(connection))
+    assert dagster.launched == []
+
+
+def test_the_next_batch_is_pushed_as_soon_as_the_one_before_completes(
+    engine: sa.Engine, connection: sa.Connection
+) -> None:
+    pipeline = declare()
+    first, second = behind(connection, pipeline, 2)
+    dagster = FakeDagster(pipeline)
+    pushing, term = pusher(engine, dagster), lead(connection)
+    assert pushing.turn(connection, term) < 1, "there is more behind it"
+    row = get_pipeline(connection, pipeline.name)
+    batches.claim_attempt(
+        connection, pipeline_id=row.pipeline_id, batch_time=first, attempt=1, run_id="the-run", process_id=1
+    )
+    pushing.turn(connection, term)
+    assert dagster.launched == [f"{first.isoformat()}:1"]
+    batches.complete_batch(connection, pipeline_id=row.pipeline_id, batch_time=first, attempt=1, outputs=[])
+    pushing.turn(connection, term)
+    assert dagster.launched == [f"{first.isoformat()}:1", f"{second.isoformat()}:1"]
+
+
+def test_a_tracker_that_was_deposed_launches_nothing(engine: sa.Engine, connection: sa.Connection) -> None:
+    """It had thought that it leads: two trackers that take the same turn launch one run."""
+    pipeline = declare()
+    behind(connection, pipeline)
+    dagster = FakeDagster(pipeline)
+    old = lead(connection, "a")
+    new = lead(connection, "b")
+    with pytest.raises(DeposedError):
+        pusher(engine, dagster, "a").turn(connection, old)
+    assert dagster.launched == []
+    pusher(engine, dagster, "b").turn(connection, new)
+    assert len(dagster.launched) == 1
+
+
+def test_one_that_is_deposed_between_its_launch_and_its_answer_makes_no_second_run(
+    engine: sa.Engine, connection: sa.Connection
+) -> None:
+    pipeline = declare()
+    behind(connection, pipeline)
+    dagster = FakeDagster(pipeline)
+    pusher(engine, dagster, "a").turn(connection, lead(connection, "a"))
+    pusher(engine, dagster, "b").turn(connection, lead(connection, "b"))
+    assert len(dagster.launched) == 1
+
+
+def test_a_webserver_that_is_away_leaves_the_batch_to_the_sensor_at_once(
+    engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    pipeline = declare()
+    [time] = behind(connection, pipeline)
+    dagster = FakeDagster(pipeline)
+    dagster.error = DagsterUnreachableError("refused")
+    pushing, term = pusher(engine, dagster), lead(connection)
+    pushing.turn(connection, term)
+    [launch] = tick(connection, pipeline, instance).launches
+    assert launch.batch_time == time.isoformat()
+    # And it is left in peace for a while.
+    dagster.error = None
+    pushing.turn(connection, term)
+    assert dagster.launched == []
+
+
+def test_without_an_answer_the_sensor_looks_before_it_launches_and_not_before_the_lease_is_over(
+    engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    pipeline = declare()
+    [time] = behind(connection, pipeline)
+    dagster = FakeDagster(pipeline)
+    dagster.error = DagsterUnansweredError("timed out")
+    pusher(engine, dagster).turn(connection, lead(connection))
+    assert not tick(connection, pipeline, instance).launches
+    connection.execute(sa.text("UPDATE forebay.batches SET launched_at = launched_at - interval '16 s'"))
+    # The request did arrive: its run is there, under the key's tags.
+    run = instance.add_run(
+        dg.DagsterRun(
+            job_name="words_batch",
+            status=dg.DagsterRunStatus.STARTING,
+            tags={
+                "forebay/pipeline": "words",
+                "forebay/batch_time": time.isoformat(),
+                "forebay/attempt": "1",
+            },
+        )
+    )
+    steps = tick(connection, pipeline, instance)
+    assert not steps.launches
+    assert run.run_id in steps.reason
+    instance.delete_run(run.run_id)
+    assert len(tick(connection, pipeline, instance).launches) == 1
+
+
+@pytest.mark.parametrize("why", ["stopped", "unknown", "other code"])
+def test_nothing_is_pushed_for_a_sensor_that_does_not_run_the_applied_code(
+    engine: sa.Engine, connection: sa.Connection, why: str
+) -> None:
+    pipeline = declare()
+    behind(connection, pipeline)
+    dagster = FakeDagster(declare(max_attempts=9) if why == "other code" else pipeline, is_running=why != "stopped")
+    if why == "unknown":
+        dagster.sensors = {}
+    pusher(engine, dagster).turn(connection, lead(connection))
+    assert dagster.launched == []
+    row = get_pipeline(connection, pipeline.name)
+    assert batches.oldest_unfinished_batch(connection, row.pipeline_id) is None
+
+
+def test_a_batch_that_failed_is_left_to_the_sensor(engine: sa.Engine, connection: sa.Connection) -> None:
+    pipeline = declare()
+    [time] = behind(connection, pipeline)
+    dagster = FakeDagster(pipeline)
+    pushing, term = pusher(engine, dagster), lead(connection)
+    pushing.turn(connection, term)
+    row = get_pipeline(connection, pipeline.name)
+    batches.fail_attempt(
+        connection,
+        pipeline_id=row.pipeline_id,
+        batch_time=time,
+        attempt=1,
+        run_id="the-run",
+        error="x",
+        max_attempts=3,
+        retry_after=timedelta(0),
+    )
+    pushing.turn(connection, term)
+    assert len(dagster.launched) == 1
+    batch = batches.get_batch(connection, row.pipeline_id, time)
+    assert batch is not None
+    assert batch.state is BatchState.FAILED
+
+
+def test_a_short_interval_is_pushed_at_its_boundary(engine: sa.Engine, connection: sa.Connection) -> None:
+    pipeline = declare(SECOND, run_empty_batches=True)
+    apply(connection, [pipeline])
+    dagster = FakeDagster(pipeline)
+    pushing, term, stop = pusher(engine, dagster), lead(connection), threading.Event()
+    thread = threading.Thread(target=pushing.run, args=(stop, lambda: term))
+    thread.start()
+    try:
+        eventually(lambda: dagster.launched, "a push at a boundary")
+    finally:
+        stop.set()
+        thread.join()
+    late = connection.execute(
+        sa.text("SELECT extract(epoch FROM launched_at - batch_time) FROM forebay.batches")
+    ).scalars()
+    assert min(late) < 1
+
+
+def test_a_tracker_that_does_not_lead_pushes_nothing(engine: sa.Engine, connection: sa.Connection) -> None:
+    pipeline = declare()
+    behind(connection, pipeline)
+    dagster = FakeDagster(pipeline)
+    asked, stop = threading.Event(), threading.Event()
+
+    def term() -> None:
+        asked.set()
+
+    thread = threading.Thread(target=pusher(engine, dagster).run, args=(stop, term))
+    thread.start()
+    assert asked.wait(30)
+    stop.set()
+    thread.join()
+    assert dagster.launched == []

@@ -1,0 +1,227 @@
+"""What the observation sensor reports of a driver log: streams, minutes, checks that changed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+import sqlalchemy as sa
+
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.dagster import build_definitions
+from forebay.sources import SocketText
+from orchestration.dagster_defs.batch_plots import batch_metadata
+from orchestration.dagster_defs.observation_sensor import Cursor, observe
+from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tracker_store.batch_statistics import batch_figures, completed_minutes
+from tracker_store.batches import claim_attempt, complete_batch
+from tracker_store.engine import connect
+from tracker_store.outputs import commit_output
+from tracker_store.pipelines import apply_pipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+STREAM = dg.AssetKey(["forebay", "lines"])
+MINUTES = dg.AssetKey(["words", "batches_1m"])
+
+
+@pytest.fixture
+def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
+    with connect(engine) as connection:
+        yield connection
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    made = Pipeline("words", interval="10s")
+    made.output(inputs=[lines], sink=ParquetSink("out"), name="counts")(lambda frame: frame)
+    return made
+
+
+@pytest.fixture
+def log(connection: sa.Connection, pipeline: Pipeline) -> Log:
+    """The pipeline, applied; no batch yet, and nothing due."""
+    log = make_log(connection)
+    apply_pipeline(
+        connection, name="words", declaration=pipeline.declaration(), stream_ids=[log.stream_id], interval=INTERVAL
+    )
+    return log
+
+
+def complete(log: Log, batch_time: datetime, *, records: int, started: float, seconds: float) -> None:
+    """A batch of one block, started and completed so many seconds after its time."""
+    log.add_at(log.receiver_ids[0], batch_time - INTERVAL / 2, records=records)
+    log.tracker.allocate_blocks_to_batch(batch_time)
+    this = log.pipeline_id
+    claim_attempt(log.connection, pipeline_id=this, batch_time=batch_time, attempt=1, run_id="run", process_id=1)
+    commit_output(
+        log.connection,
+        pipeline_id=this,
+        batch_time=batch_time,
+        attempt=1,
+        output="counts",
+        location="somewhere",
+        rows=records,
+    )
+    complete_batch(log.connection, pipeline_id=this, batch_time=batch_time, attempt=1, outputs=["counts"])
+    for statement, after in (
+        ("UPDATE forebay.batches SET completed_at = batch_time + make_interval(secs => :after)", seconds),
+        ("UPDATE forebay.batch_attempts SET started_at = batch_time + make_interval(secs => :after)", started),
+    ):
+        log.connection.execute(sa.text(f"{statement} WHERE batch_time = :time"), {"after": after, "time": batch_time})
+
+
+def events_of(
+    connection: sa.Connection, pipeline: Pipeline, cursor: Cursor
+) -> tuple[dict[str, list[dg.AssetObservation | dg.AssetMaterialization]], list[dg.AssetCheckEvaluation], Cursor]:
+    """By asset, and the checks, and the cursor after it as it comes back from Dagster."""
+    events, after = observe(connection, pipeline, pipeline.streams, cursor)
+    of_assets: dict[str, list[dg.AssetObservation | dg.AssetMaterialization]] = {}
+    for event in events:
+        if not isinstance(event, dg.AssetCheckEvaluation):
+            of_assets.setdefault(event.asset_key.to_user_string(), []).append(event)
+    checks = [event for event in events if isinstance(event, dg.AssetCheckEvaluation)]
+    return of_assets, checks, Cursor.parse(after.model_dump_json())
+
+
+def test_o01_a_batchs_figures_are_numbers_that_the_ui_plots(
+    connection: sa.Connection, pipeline: Pipeline, log: Log
+) -> None:
+    complete(log, NOON + INTERVAL, records=50, started=0.5, seconds=2.0)
+    figures = batch_figures(connection, log.pipeline_id, NOON + INTERVAL)
+    assert figures is not None
+    metadata = batch_metadata(pipeline, figures)
+    numbers = {name: value.value for name, value in metadata.items() if isinstance(value.value, int | float)}
+    assert numbers == {
+        "attempt": 1,
+        "records": 50,
+        "input_rate": 5.0,
+        "bytes": 500,
+        "blocks": 2,
+        "scheduling_delay_ms": 500.0,
+        "processing_time_ms": 1500.0,
+        "total_delay_ms": 2000.0,
+    }
+
+
+def test_the_input_rate_of_a_merged_batch_is_that_of_all_its_intervals(connection: sa.Connection, log: Log) -> None:
+    log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1), records=90)
+    log.tracker.allocate_blocks_to_batch(NOON + 3 * INTERVAL, oldest_time=NOON + INTERVAL)
+    figures = batch_figures(connection, log.pipeline_id, NOON + 3 * INTERVAL)
+    assert figures is not None
+    assert figures.input_rate == 3.0
+
+
+def test_the_statement_beside_a_batch_shows_its_blocks(connection: sa.Connection, pipeline: Pipeline, log: Log) -> None:
+    complete(log, NOON + INTERVAL, records=50, started=0.5, seconds=2.0)
+    complete(log, NOON + 2 * INTERVAL, records=7, started=0.5, seconds=2.0)
+    figures = batch_figures(connection, log.pipeline_id, NOON + 2 * INTERVAL)
+    assert figures is not None
+    shown = str(batch_metadata(pipeline, figures)["its_blocks"].value)
+    statement = shown.removeprefix("```sql\n").removesuffix("```")
+    [row] = connection.exec_driver_sql(statement).all()
+    assert (row.stream, row.records) == ("lines", 7)
+
+
+def test_the_minutes_that_are_over_are_reported_once(connection: sa.Connection, pipeline: Pipeline, log: Log) -> None:
+    for number, seconds in enumerate((1.0, 2.0, 6.0, 3.0), start=1):
+        complete(log, NOON + number * INTERVAL, records=10 * number, started=0.5, seconds=seconds)
+    complete(log, NOON + 7 * INTERVAL, records=100, started=0.5, seconds=1.0)
+    cursor = Cursor(minute=NOON - timedelta(minutes=1))
+
+    events, _, cursor = events_of(connection, pipeline, cursor)
+    first, second = events[MINUTES.to_user_string()]
+    assert first.metadata["minute"].value == NOON.isoformat()
+    assert first.metadata["batches"].value == 4
+    assert first.metadata["records"].value == 100
+    assert first.metadata["total_delay_median_ms"].value == 2500.0
+    # Between the third and the fourth of four, at 0.95 of the way from first to last.
+    assert first.metadata["total_delay_p95_ms"].value == pytest.approx(5550.0)
+    assert second.metadata["batches"].value == 1
+
+    events, _, cursor = events_of(connection, pipeline, cursor)
+    assert MINUTES.to_user_string() not in events
+    complete(log, NOON + 13 * INTERVAL, records=1, started=0.5, seconds=1.0)
+    events, _, _ = events_of(connection, pipeline, cursor)
+    assert [event.metadata["records"].value for event in events[MINUTES.to_user_string()]] == [1]
+
+
+def test_a_minute_that_is_not_over_is_not_reported(connection: sa.Connection, log: Log) -> None:
+    complete(log, NOON + INTERVAL, records=1, started=0.5, seconds=1.0)
+    connection.execute(sa.text("UPDATE forebay.batches SET completed_at = clock_timestamp()"))
+    assert completed_minutes(connection, log.pipeline_id, after=NOON, limit=10) == []
+
+
+def test_a_stream_is_observed_with_its_rate_its_lag_and_its_receivers(
+    connection: sa.Connection, pipeline: Pipeline, log: Log
+) -> None:
+    connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE', reason = 'all is well'"))
+    log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1), records=500)
+    events, _, cursor = events_of(connection, pipeline, Cursor())
+    [seen] = events[STREAM.to_user_string()]
+    assert seen.metadata["records"].value == 500
+    assert seen.metadata["lag_records"].value == 500
+    assert (seen.metadata["receivers"].value, seen.metadata["receivers_active"].value) == (1, 1)
+    assert "ACTIVE: all is well" in str(seen.metadata["receiver 1"].value)
+    # One look has no rate.
+    assert "rate" not in seen.metadata
+
+    log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=2), records=300)
+    before = cursor.streams["lines"]
+    cursor.streams["lines"] = before.model_copy(update={"at": before.at - timedelta(seconds=100)})
+    events, _, _ = events_of(connection, pipeline, cursor)
+    [seen] = events[STREAM.to_user_string()]
+    assert seen.metadata["rate"].value == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_check_is_reported_when_it_changes_and_now_and_then(
+    connection: sa.Connection, pipeline: Pipeline, log: Log
+) -> None:
+    connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))
+    _, checks, cursor = events_of(connection, pipeline, Cursor())
+    names = {check.check_name for check in checks}
+    assert names == {"total_delay", "queue_depth", "none_quarantined", "receivers_active"}
+    _, checks, cursor = events_of(connection, pipeline, cursor)
+    assert checks == []
+
+    connection.execute(sa.text("UPDATE forebay.receivers SET state = 'FAILED', reason = 'no such host'"))
+    _, [check], cursor = events_of(connection, pipeline, cursor)
+    assert (check.check_name, check.passed, check.asset_key) == ("receivers_active", False, STREAM)
+
+    for seen in cursor.checks.values():
+        seen.at -= timedelta(minutes=11)
+    _, checks, _ = events_of(connection, pipeline, cursor)
+    assert {check.check_name for check in checks} == names
+
+
+def test_the_sensor_reports_without_a_run_and_survives_a_cursor_of_another_release(
+    pipeline: Pipeline, log: Log, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    repository = build_definitions(pipeline).get_repository_def()
+    [sensor] = [sensor for sensor in repository.sensor_defs if sensor.name == "words_observations"]
+    with dg.DagsterInstance.ephemeral() as instance:
+        for cursor in (None, "from another release"):
+            context = dg.build_sensor_context(instance=instance, cursor=cursor, repository_def=repository)
+            data = sensor.evaluate_tick(context)
+            assert data.run_requests == []
+            assert STREAM in {event.asset_key for event in data.asset_events}
+            assert data.cursor is not None
+            assert Cursor.parse(data.cursor).streams["lines"].records == 0
+
+
+def test_the_sensor_says_what_it_waits_for(
+    pipeline: Pipeline, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    repository = build_definitions(pipeline).get_repository_def()
+    [sensor] = [sensor for sensor in repository.sensor_defs if sensor.name == "words_observations"]
+    with dg.DagsterInstance.ephemeral() as instance:
+        data = sensor.evaluate_tick(dg.build_sensor_context(instance=instance, repository_def=repository))
+    assert data.skip_message is not None
+    assert "forebay apply" in data.skip_message

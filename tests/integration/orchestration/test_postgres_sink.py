@@ -1,0 +1,267 @@
+"""A PostgresSink on a real target: each batch once, whatever is killed, tried again, raced or replayed (point 27)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from forebay import EnvVar, PostgresSink
+from orchestration.spark.sinks.sink import AttemptOutdatedError, OutputAttempt, SinkError, Step
+from tests.integration.orchestration.frame_without_spark import FrameWithoutSpark, words
+from tests.integration.orchestration.target_database import TIME, Target, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame
+
+    from orchestration.spark.sinks.postgres import Mode
+    from tests.postgres import TestServer
+
+
+@pytest.fixture
+def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
+    with postgres_server.database(migrated=False) as url:
+        made = Target(url)
+        monkeypatch.setenv("TARGET_URL", made.url)
+        yield made
+
+
+class Died(BaseException):
+    """Stands for SIGKILL: nothing catches it but a test."""
+
+
+class Dying(PostgresSink):
+    """Dies at a step, once. What a dead process would not do, it does not: it sweeps nothing."""
+
+    dies_at: Step | None = None
+
+    def reached(self, step: Step) -> None:
+        if step == self.dies_at:
+            self.dies_at = None
+            self._dead = step is not Step.SWEPT
+            raise Died
+
+    _dead = False
+
+    def _sweep(self, attempt: OutputAttempt, name: str) -> None:
+        if not self._dead:
+            super()._sweep(attempt, name)
+        self._dead = False
+
+
+def test_an_attempt_is_committed_in_the_target_with_its_rows_and_leaves_no_staging(target: Target) -> None:
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
+    assert sink.committed(attempt()) is None
+    written = sink.write(words(("a", 1), ("b", 2)), attempt())
+    assert (written.location, written.rows) == ("public.counts", 2)
+    assert target.counts() == [("a", 1), ("b", 2)]
+    assert target.rows("SELECT DISTINCT _batch_time FROM counts") == [(TIME,)]
+    assert target.commits() == [(TIME, 1, 2)]
+    assert target.staging() == []
+    found = sink.committed(attempt(2))
+    assert found is not None
+    assert (found.attempt, found.written) == (1, written)
+
+
+def test_append_keeps_each_batch_and_a_replay_replaces_its_own_alone(target: Target) -> None:
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
+    later = TIME + timedelta(seconds=10)
+    sink.write(words(("a", 1), ("b", 1)), attempt())
+    sink.write(words(("a", 5)), attempt(time=later))
+    sink.write(words(("a", 2)), attempt(2))
+    assert target.counts() == [("a", 2), ("a", 5)]
+    sink.write(words(), attempt(3))
+    assert target.counts() == [("a", 5)]
+    assert target.commits() == [(TIME, 3, 0), (later, 1, 1)]
+
+
+def test_overwrite_shows_the_newest_batch_and_a_replay_of_an_older_one_does_not_bring_it_back(target: Target) -> None:
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="overwrite")
+    later = TIME + timedelta(seconds=10)
+    sink.write(words(("a", 1)), attempt())
+    sink.write(words(("b", 2)), attempt(time=later))
+    assert target.counts() == [("b", 2)]
+    sink.write(words(("a", 9)), attempt(2))
+    assert target.counts() == [("b", 2)]
+    sink.write(words(("c", 3)), attempt(2, time=later))
+    assert target.counts() == [("c", 3)]
+    assert target.commits() == [(TIME, 2, 1), (later, 2, 1)]
+
+
+def test_merge_keeps_a_row_per_key_of_the_newest_batch_that_had_it(target: Target) -> None:
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word")
+    later = TIME + timedelta(seconds=10)
+    sink.write(words(("a", 1), ("b", 1)), attempt())
+    sink.write(words(("b", 2), ("c", 2)), attempt(time=later))
+    assert target.counts() == [("a", 1), ("b", 2), ("c", 2)]
+    # A replay of the older batch, which now has no a: what it wrote goes, what is newer stays.
+    sink.write(words(("b", 9), ("d", 9)), attempt(2))
+    assert target.counts() == [("b", 2), ("c", 2), ("d", 9)]
+
+
+def test_merge_says_which_key_has_several_rows(target: Target) -> None:
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word")
+    with pytest.raises(SinkError, match=r"output 'counts' .* several rows of one key \(word\).*: group by the key"):
+        sink.write(words(("a", 1), ("a", 2)), attempt())
+    assert target.rows("SELECT to_regclass('counts')::text") == [(None,)]
+    assert target.commits() == []
+    assert target.staging() == []
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite", "merge"])
+@pytest.mark.parametrize("step", list(Step))
+def test_point_27_an_attempt_that_dies_at_any_step_leaves_each_row_once(target: Target, step: Step, mode: Mode) -> None:
+    sink = Dying(EnvVar("TARGET_URL"), "counts", mode=mode, key="word" if mode == "merge" else None)
+    earlier = TIME - timedelta(seconds=10)
+    sink.write(words(("old", 0)), attempt(time=earlier))
+    sink.dies_at = step
+    with pytest.raises(Died):
+        sink.write(words(("a", 1), ("b", 2)), attempt())
+    whole = {("a", 1), ("b", 2)}
+    if mode != "overwrite":
+        whole.add(("old", 0))
+    is_committed = step in (Step.COMMITTED, Step.SWEPT)
+    # Readers see all of the batch, or nothing.
+    assert set(target.counts()) == (whole if is_committed else {("old", 0)})
+    found = sink.committed(attempt(2))
+    assert (found is not None) == is_committed
+    if found is None:
+        sink.write(words(("a", 1), ("b", 2)), attempt(2))
+    assert target.counts() == sorted(whole)
+    assert target.commits()[-1] == (TIME, 1 if is_committed else 2, 2)
+    # What the dead attempt left is taken away by the next that writes.
+    sink.write(words(("a", 1), ("b", 2)), attempt(3))
+    assert target.staging() == []
+    assert target.counts() == sorted(whole)
+
+
+def test_point_11_an_attempt_that_is_late_changes_nothing_in_the_target(target: Target) -> None:
+    """While attempt 1 is staged, attempt 2 runs to its end."""
+
+    class Slow(PostgresSink):
+        def reached(self, step: Step) -> None:
+            if step is Step.STAGED:
+                PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 2)), attempt(2))
+
+    with pytest.raises(SinkError):
+        Slow(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt(1))
+    assert target.counts() == [("a", 2)]
+    assert target.commits() == [(TIME, 2, 1)]
+    with pytest.raises(AttemptOutdatedError, match="changed nothing"):
+        PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt(1))
+    assert target.counts() == [("a", 2)]
+    assert target.staging() == []
+
+
+def test_a_staging_table_that_a_crash_of_the_target_has_emptied_is_noticed(target: Target) -> None:
+    class Crashing(PostgresSink):
+        def reached(self, step: Step) -> None:
+            if step is Step.STAGED:
+                target.rows(f"TRUNCATE {target.staging()[0][0]}")
+
+    with pytest.raises(SinkError, match="staged rows are there"):
+        Crashing(EnvVar("TARGET_URL"), "counts").write(words(("a", 1), ("b", 2)), attempt())
+    assert target.commits() == []
+
+
+def test_a_commit_of_another_driver_log_is_not_taken_over_but_replaced(target: Target) -> None:
+    """As after a restore from a backup: the batch is there again, with other blocks, and its attempts begin anew."""
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
+    before = replace(attempt(), run_id="before", runs={1: "before"})
+    sink.write(words(("lost", 1)), before)
+    assert sink.committed(attempt(2)) is None
+    sink.write(words(("a", 1)), attempt(2))
+    assert target.counts() == [("a", 1)]
+
+
+def test_point_35_a_pipeline_that_is_added_again_is_another_and_not_late(target: Target) -> None:
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
+    sink.write(words(("a", 1)), attempt(3))
+    assert sink.committed(attempt(1, pipeline_id=8)) is None
+    sink.write(words(("a", 2)), attempt(1, time=TIME + timedelta(days=1), pipeline_id=8))
+    assert target.counts() == [("a", 1), ("a", 2)]
+
+
+def test_a_table_of_the_users_is_filled_as_it_is_declared(target: Target) -> None:
+    target.rows(
+        "CREATE SCHEMA shop; CREATE TABLE shop.counts (id bigserial, n integer, word uuid, made timestamptz DEFAULT "
+        "now(), _batch_time timestamptz)"
+    )
+    word = "3f1f9ee0-3d7b-4b2f-9f0f-0d6d3c1c2b1a"
+    PostgresSink(EnvVar("TARGET_URL"), "shop.counts").write(words((word, 7)), attempt())
+    assert target.rows("SELECT id, n, word::text, made IS NOT NULL FROM shop.counts") == [(1, 7, word, True)]
+    assert target.rows("SELECT attempt FROM shop.forebay_commits") == [(1,)]
+
+
+def test_columns_that_do_not_fit_are_named(target: Target) -> None:
+    target.rows("CREATE TABLE counts (word boolean, other text, n date)")
+    schema = StructType([StructField("w", StringType()), StructField("n", LongType())])
+    renamed = cast("DataFrame", FrameWithoutSpark([("a", 1)], schema=schema))
+    with pytest.raises(SinkError) as raised:
+        PostgresSink(EnvVar("TARGET_URL"), "counts").write(renamed, attempt())
+    for part in (
+        "output 'counts' of pipeline 'words' does not fit the table public.counts",
+        "the table has no column w (text)",
+        "the result has no column word (boolean), other (text)",
+        "column n is date in the table and bigint in the result",
+        "the table has no column _batch_time",
+    ):
+        assert part in str(raised.value)
+    assert target.commits() == []
+
+
+def test_a_value_that_does_not_fit_is_named_with_its_column(target: Target) -> None:
+    target.rows("CREATE TABLE counts (word uuid, n bigint, _batch_time timestamptz)")
+    with pytest.raises(Exception, match=r"invalid input syntax for type uuid.*column word"):
+        PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("no uuid", 1)), attempt())
+    with pytest.raises(Exception, match="a NUL character, which text in Postgres can't hold"):
+        PostgresSink(EnvVar("TARGET_URL"), "others").write(words(("a\0b", 1)), attempt(output="others"))
+    assert target.staging() == []
+
+
+def test_two_outputs_on_one_table_are_refused(target: Target) -> None:
+    PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt())
+    with pytest.raises(SinkError, match=r"'other'.*is written by output 'counts'.*give it a table of its own"):
+        PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("b", 1)), attempt(output="other"))
+    assert target.counts() == [("a", 1)]
+
+
+def test_readers_never_see_half(target: Target) -> None:
+    """A reader in the middle of the transaction sees the batch as it was, and waits for nothing."""
+    seen: list[list[tuple[Any, ...]]] = []
+
+    class Looked(PostgresSink):
+        def reached(self, step: Step) -> None:
+            if step is Step.IN_TRANSACTION and target.rows("SELECT to_regclass('counts')::text") != [(None,)]:
+                seen.append(target.counts())
+
+    sink = Looked(EnvVar("TARGET_URL"), "counts", mode="overwrite")
+    sink.write(words(("a", 1), ("b", 1)), attempt())
+    sink.write(words(("c", 2), ("d", 2)), attempt(2))
+    assert seen == [[("a", 1), ("b", 1)]]
+    assert target.counts() == [("c", 2), ("d", 2)]
+
+
+def test_what_is_staged_says_whose_it_is(target: Target) -> None:
+    comments: list[Any] = []
+
+    class Looked(PostgresSink):
+        def reached(self, step: Step) -> None:
+            if step is Step.STAGED:
+                comments.extend(
+                    json.loads(text)
+                    for (text,) in target.rows(
+                        "SELECT obj_description(oid, 'pg_class') FROM pg_class "
+                        "WHERE relkind = 'r' AND relname LIKE 'forebay\\_staging\\_%%'"
+                    )
+                )
+
+    Looked(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt())
+    [comment] = comments
+    assert (comment["forebay"], comment["output"], comment["attempt"]) == ("words", "counts", 1)

@@ -1,0 +1,350 @@
+"""A finished batch is run again with the blocks that it had: outputs are replaced, and what fails changes nothing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset as ds
+import pytest
+import sqlalchemy as sa
+
+from forebay import Batch, ParquetSink, Pipeline, Stream
+from forebay.sources import SocketText
+from orchestration.apply import apply
+from tests.integration.orchestration.batch_rig import System, local_spark
+from tracker_store import batches
+from tracker_store.engine import connect
+from tracker_store.errors import BatchHeldError, BlocksNotRetainedError
+from tracker_store.outputs import commits_of_batch
+from tracker_store.pipelines import get_pipeline
+from tracker_store.retry import retry_delay
+from tracker_store.schema import AttemptKind, AttemptState, BatchState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from orchestration.spark.sinks.sink import OutputAttempt, Written
+
+STATS = sa.text(
+    "SELECT pipeline_id, batch_time, state, attempt, kind, run_id, completed_at, processing_time "
+    "FROM forebay.batch_stats ORDER BY batch_time"
+)
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with local_spark(tmp_path_factory.mktemp("spark")) as made:
+        yield made
+
+
+@pytest.fixture
+def system(engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession) -> Iterator[System]:
+    with connect(engine) as connection:
+        yield System(connection, database_url, tmp_path, session)
+
+
+def pipeline_id(system: System) -> int:
+    return get_pipeline(system.connection, "words").pipeline_id
+
+
+def attempts(system: System, time: datetime) -> list[tuple[int, AttemptKind, AttemptState]]:
+    return [
+        (row.attempt, row.kind, row.state)
+        for row in batches.attempts_of_batch(system.connection, pipeline_id(system), time)
+    ]
+
+
+class Sayings:
+    """An output function that adds a word to each line, or fails."""
+
+    def __init__(self, word: str = "first") -> None:
+        self.word = word
+        self.broken = False
+
+    def __call__(self, lines: DataFrame) -> DataFrame:
+        if self.broken:
+            raise RuntimeError("no luck")
+        return lines.selectExpr(f"concat(value, ' {self.word}') AS value")
+
+
+def declared(system: System, says: Sayings, sink: ParquetSink | None = None, *, max_attempts: int = 1) -> Pipeline:
+    def output(lines: DataFrame) -> DataFrame:
+        return says(lines)
+
+    return system.declare(output, sink, max_attempts=max_attempts)
+
+
+def test_a_replay_replaces_the_output_and_leaves_the_batch_as_it_was(system: System) -> None:
+    says = Sayings()
+    pipeline = declared(system, says)
+    system.receive(["a"], ["b"])
+    time = system.allocate(1)
+    system.run(pipeline, time, 1)
+    system.receive(["later"])
+    before = system.connection.execute(STATS).all()
+    says.word = "second"
+    [result] = system.replay(pipeline, time)
+    assert system.published() == ["a second", "b second"]
+    assert (result.attempt, result.rows) == (2, 2)
+    assert system.state(time) == (BatchState.COMPLETED, 1)
+    assert system.connection.execute(STATS).all() == before
+    assert attempts(system, time) == [
+        (1, AttemptKind.RUN, AttemptState.SUCCEEDED),
+        (2, AttemptKind.REPLAY, AttemptState.SUCCEEDED),
+    ]
+    system.replay(pipeline, time, run_id="again")
+    assert system.published() == ["a second", "b second"]
+
+
+def test_a_replay_that_fails_leaves_state_and_output(system: System) -> None:
+    says = Sayings()
+    pipeline = declared(system, says)
+    system.receive(["a"])
+    time = system.allocate(1)
+    system.run(pipeline, time, 1)
+    says.broken = True
+    with pytest.raises(RuntimeError, match="no luck"):
+        system.replay(pipeline, time)
+    assert system.published() == ["a first"]
+    assert system.state(time) == (BatchState.COMPLETED, 1)
+    assert attempts(system, time)[1] == (2, AttemptKind.REPLAY, AttemptState.FAILED)
+    says.broken = False
+    system.replay(pipeline, time)
+
+
+def test_w10_a_quarantined_batch_comes_out_by_replay_after_its_blocks_were_cleaned_up(system: System) -> None:
+    says = Sayings()
+    pipeline = declared(system, says)
+    system.receive(["a"], ["b"])
+    time = system.allocate(1)
+    says.broken = True
+    with pytest.raises(RuntimeError):
+        system.run(pipeline, time, 1)
+    assert system.state(time) == (BatchState.QUARANTINED, 1)
+    says.broken = False
+    system.receive(["later"])
+    system.run(pipeline, system.allocate(2), 1)
+    system.receive(["newest"])
+    assert system.clean_up() > 0
+    system.replay(pipeline, time)
+    assert system.published() == ["a first", "b first", "later first"]
+    assert system.state(time) == (BatchState.COMPLETED, 2)
+    assert system.connection.execute(sa.text("SELECT count(*) FROM forebay.kept_blocks")).scalar_one() == 0
+
+
+def test_blocks_that_are_gone_refuse_the_replay_by_name_before_anything_is_written(system: System) -> None:
+    pipeline = declared(system, Sayings())
+    system.receive(["a"], ["b"])
+    time = system.allocate(1)
+    system.run(pipeline, time, 1)
+    system.receive(["later"])
+    assert system.clean_up() > 0
+    with pytest.raises(
+        BlocksNotRetainedError,
+        match=r"blocks 1 to 3 of receiver lines/1, 2 records were cleaned up at 20\d\d-.*retention",
+    ):
+        system.replay(pipeline, time)
+    assert attempts(system, time) == [(1, AttemptKind.RUN, AttemptState.SUCCEEDED)]
+    assert system.published() == ["a first", "b first"]
+
+
+def test_some_outputs_are_replayed_and_one_that_is_new_is_back_filled(system: System) -> None:
+    says = Sayings()
+    pipeline = declared(system, says)
+    system.receive(["a"])
+    time = system.allocate(1)
+    system.run(pipeline, time, 1)
+    lengths = system.output.with_name("lengths")
+
+    @pipeline.output(inputs=pipeline.streams, sink=ParquetSink(lengths))
+    def lengths_of(lines: DataFrame) -> DataFrame:
+        return lines.selectExpr("length(value) AS length")
+
+    apply(system.connection, [pipeline])
+    says.broken = True
+    [result] = system.replay(pipeline, time, "lengths_of")
+    assert (result.output, result.rows) == ("lengths_of", 1)
+    assert ds.dataset(lengths, format="parquet").to_table()["length"].to_pylist() == [1]
+    found = commits_of_batch(system.connection, pipeline_id(system), time)
+    assert {commit.output: commit.attempt for commit in found} == {"counts": 1, "lengths_of": 2}
+
+
+def test_a_quarantined_batch_keeps_the_whole_of_its_window(system: System) -> None:
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    pipeline = Pipeline("words", interval="1h", max_attempts=1)
+    broken = [False]
+
+    @pipeline.output(inputs=[lines.window("2h")], sink=ParquetSink(system.output), name="counts")
+    def counts(lines: DataFrame) -> DataFrame:
+        if broken[0]:
+            raise RuntimeError("no luck")
+        return lines
+
+    apply(system.connection, [pipeline])
+    for hour, value in enumerate("abc", start=1):
+        system.receive([value])
+        time = system.allocate(hour)
+        broken[0] = value == "c"
+        if not broken[0]:
+            system.run(pipeline, time, 1)
+    with pytest.raises(RuntimeError):
+        system.run(pipeline, time, 1)
+    broken[0] = False
+    system.receive(["newest"])
+    system.run(pipeline, system.allocate(4), 1)
+    system.receive(["after"])
+    assert system.clean_up() > 0
+    [own] = system.connection.execute(
+        sa.text("SELECT count(*) FROM forebay.batch_blocks WHERE batch_time = :t AND kept"), {"t": time}
+    ).scalars()
+    assert own == 1
+    system.replay(pipeline, time)
+    [directory] = system.output.glob(f"date=*/hour=*/batch_time={time:%Y%m%dT%H%M%S}Z")
+    assert sorted(ds.dataset(directory, format="parquet").to_table()["value"].to_pylist()) == ["b", "c"]
+
+
+class Killed(BaseException):
+    """Stands for a process that is killed: nothing after it runs, and the driver log hears nothing."""
+
+
+class DiesAt(ParquetSink):
+    """Dies at one step, when it is told to."""
+
+    step = ""
+
+    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
+        if self.step == "before writing":
+            raise Killed
+        written = super().write(result, attempt)
+        if self.step == "after writing":
+            raise Killed
+        return written
+
+    def publish(self, location: str, *, batch_time: datetime) -> None:
+        if self.step == "before publishing":
+            raise Killed
+        super().publish(location, batch_time=batch_time)
+        if self.step == "after publishing":
+            raise Killed
+
+
+@pytest.mark.parametrize("step", ["before writing", "after writing", "before publishing", "after publishing"])
+def test_a_replay_that_is_killed_at_any_step_leaves_a_whole_output_and_the_next_one_replaces_it(
+    system: System, step: str
+) -> None:
+    says = Sayings()
+    sink = DiesAt(system.output)
+    pipeline = declared(system, says, sink)
+    system.receive(["a"])
+    time = system.allocate(1)
+    system.run(pipeline, time, 1)
+    says.word, sink.step = "second", step
+    with pytest.raises(Killed):
+        system.replay(pipeline, time)
+    assert system.published() == (["a second"] if step == "after publishing" else ["a first"])
+    assert system.state(time) == (BatchState.COMPLETED, 1)
+    sink.step = ""
+    with pytest.raises(BatchHeldError, match="is running in run replay"):
+        system.replay(pipeline, time, run_id="too early")
+    # What the tracker does when the process's heartbeat has stopped.
+    [lost] = batches.attempts_of_ended_processes(system.connection)
+    assert (
+        batches.fail_attempt(
+            system.connection,
+            pipeline_id=lost.pipeline_id,
+            batch_time=lost.batch_time,
+            attempt=lost.attempt,
+            run_id=lost.run_id,
+            error="the process ended",
+            max_attempts=1,
+            retry_after=retry_delay(lost.attempt),
+        )
+        is BatchState.COMPLETED
+    )
+    assert system.state(time) == (BatchState.COMPLETED, 1)
+    says.word = "third"
+    system.replay(pipeline, time, run_id="next")
+    assert system.published() == ["a third"]
+
+
+def test_a_replay_launched_again_under_its_run_goes_on_where_it_was(system: System) -> None:
+    says = Sayings()
+    sink = DiesAt(system.output)
+    pipeline = declared(system, says, sink)
+    system.receive(["a"])
+    time = system.allocate(1)
+    system.run(pipeline, time, 1)
+    says.word, sink.step = "second", "before publishing"
+    with pytest.raises(Killed):
+        system.replay(pipeline, time, run_id="same")
+    says.broken, sink.step = True, ""
+    [result] = system.replay(pipeline, time, run_id="same")
+    assert (result.attempt, system.published()) == (2, ["a second"])
+
+
+def test_a_zombie_replay_is_refused_when_a_newer_attempt_holds_the_batch(system: System) -> None:
+    """While the replay computes it is declared lost, and another one runs to its end."""
+    says = Sayings()
+    inner = Sayings("newer")
+
+    def output(lines: DataFrame, batch: Batch) -> DataFrame:
+        if batch.attempt == 2:
+            batches.fail_attempt(
+                system.connection,
+                pipeline_id=pipeline_id(system),
+                batch_time=batch.time,
+                attempt=2,
+                run_id="zombie",
+                error="lost",
+                max_attempts=3,
+                retry_after=timedelta(0),
+            )
+            system.replay(pipeline, batch.time, run_id="newer")
+        return inner(lines) if batch.attempt == 3 else says(lines)
+
+    pipeline = system.declare(output)
+    system.receive(["a"])
+    time = system.allocate(1)
+    system.run(pipeline, time, 1)
+    with pytest.raises(Exception, match="A newer attempt holds the batch"):
+        system.replay(pipeline, time, run_id="zombie")
+    assert system.published() == ["a newer"]
+    assert [state for _, _, state in attempts(system, time)] == [
+        AttemptState.SUCCEEDED,
+        AttemptState.FAILED,
+        AttemptState.SUCCEEDED,
+    ]
+
+
+def test_point_31_a_store_that_is_away_blocks_the_batch_and_uses_no_attempt_up(system: System) -> None:
+    pipeline = declared(system, Sayings(), max_attempts=2)
+    system.receive(["a"])
+    time = system.allocate(1)
+    root = Path(system.settings.block_store_roots)
+    away = root.rename(root.with_name("unmounted"))
+    for attempt in (1, 2, 3):
+        with pytest.raises(Exception, match="can't be reached"):
+            system.run(pipeline, time, attempt)
+        assert system.state(time) == (BatchState.BLOCKED, attempt)
+    batch = batches.oldest_unfinished_batch(system.connection, pipeline_id(system))
+    assert batch is not None
+    assert batch.reason.startswith("the block store")
+    assert batch.retry_at is not None
+    away.rename(root)
+    system.run(pipeline, time, 4)
+    assert system.state(time) == (BatchState.COMPLETED, 4)
+    assert system.published() == ["a first"]
+
+
+def test_a_replay_starts_no_spark_where_it_may_not_run(system: System) -> None:
+    pipeline = declared(system, Sayings())
+    system.receive(["a"])
+    time = system.allocate(1)
+    with pytest.raises(BatchHeldError, match="is ALLOCATED, and only one that is COMPLETED or QUARANTINED"):
+        system.replay(pipeline, time)

@@ -1,0 +1,242 @@
+"""The run launcher, in a real instance and on a real driver log; the drivers are rows."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+import sqlalchemy as sa
+from dagster._core.launcher.base import LaunchRunContext, WorkerStatus
+from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+
+from orchestration.run_launcher.launcher import BatchRunLauncher
+from tests.recording_launcher import RecordingRunLauncher
+from tracker_store.engine import connect
+from tracker_store.processes import deregister_process, register_process
+from tracker_store.run_queue import (
+    claim_run,
+    is_cancel_requested,
+    register_batch_driver,
+    run_worker,
+    set_batch_driver_state,
+)
+from tracker_store.schema import BatchDriverState, ProcessKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BATCH = {"forebay/pipeline": "p", "forebay/batch_time": "2026-01-01T00:00:00+00:00"}
+
+
+class Rig:
+    def __init__(self, instance: dg.DagsterInstance, engine: sa.Engine) -> None:
+        self.instance = instance
+        self.engine = engine
+        launcher = instance.run_launcher
+        assert isinstance(launcher, BatchRunLauncher)
+        self.launcher = launcher
+        delegate = launcher._delegate
+        assert isinstance(delegate, RecordingRunLauncher)
+        self.delegate = delegate
+
+    def driver(self, location: str = "forebay") -> int:
+        with connect(self.engine) as connection:
+            process_id = register_process(connection, kind=ProcessKind.BATCH_DRIVER, name="d", host="here", pid=1)
+            register_batch_driver(connection, process_id=process_id, location=location)
+            set_batch_driver_state(connection, process_id=process_id, state=BatchDriverState.READY)
+        return process_id
+
+    def claim(self, process_id: int) -> str | None:
+        with connect(self.engine) as connection:
+            return claim_run(connection, process_id=process_id, location="forebay")
+
+    def launch(self, tags: dict[str, str], status: dg.DagsterRunStatus = dg.DagsterRunStatus.STARTING) -> dg.DagsterRun:
+        location = GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="forebay")
+        run = self.instance.add_run(
+            dg.DagsterRun(
+                job_name="p_batch",
+                run_id=str(uuid.uuid4()),
+                status=status,
+                tags=tags,
+                remote_job_origin=RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), "p_batch"),
+            )
+        )
+        self.launcher.launch_run(LaunchRunContext(run, workspace=None))
+        return run
+
+    def queued(self, run: dg.DagsterRun) -> bool:
+        with connect(self.engine) as connection:
+            return run_worker(connection, run.run_id) is not None
+
+    def status(self, run: dg.DagsterRun) -> dg.DagsterRunStatus:
+        found = self.instance.get_run_by_id(run.run_id)
+        assert found is not None
+        return found.status
+
+
+@pytest.fixture
+def rig(tmp_path: Path, engine: sa.Engine, database_url: str) -> Iterator[Rig]:
+    overrides = {
+        "run_launcher": {
+            "module": "orchestration.run_launcher.launcher",
+            "class": "BatchRunLauncher",
+            "config": {
+                "delegate": {
+                    "module": "tests.recording_launcher",
+                    "class": "RecordingRunLauncher",
+                    "config": {"name": "the delegate"},
+                },
+                "database_url": database_url,
+            },
+        },
+        "telemetry": {"enabled": False},
+    }
+    with dg.DagsterInstance.local_temp(str(tmp_path), overrides=overrides) as instance:
+        yield Rig(instance, engine)
+
+
+def test_the_delegate_is_dagsters_default_unless_named() -> None:
+    assert isinstance(BatchRunLauncher()._delegate, dg.DefaultRunLauncher)
+
+
+def test_the_delegate_gets_its_configuration_and_the_instance(rig: Rig) -> None:
+    assert rig.delegate.name == "the delegate"
+    assert rig.delegate._instance is rig.instance
+
+
+def test_a_batch_run_goes_to_a_driver_and_every_other_run_to_the_delegate(rig: Rig) -> None:
+    rig.driver()
+    batch, other = rig.launch(BATCH), rig.launch({"forebay/pipeline": "p"})
+    assert rig.queued(batch)
+    assert not rig.queued(other)
+    assert rig.delegate.asked == [("launch", other.run_id)]
+
+
+def test_without_a_driver_of_its_location_a_batch_run_goes_to_the_delegate(rig: Rig) -> None:
+    rig.driver(location="elsewhere")
+    batch = rig.launch(BATCH)
+    assert not rig.queued(batch)
+    assert rig.delegate.asked == [("launch", batch.run_id)]
+
+
+@pytest.mark.parametrize("url", [None, "postgresql://nobody@127.0.0.1:1/none"])
+def test_without_a_driver_log_a_batch_run_goes_to_the_delegate(
+    rig: Rig, url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FOREBAY_DATABASE_URL", raising=False)
+    rig.launcher._database_url = url
+    batch = rig.launch(BATCH)
+    assert rig.delegate.asked == [("launch", batch.run_id)]
+
+
+def test_a_delegated_run_is_the_delegates_in_everything(rig: Rig) -> None:
+    run = rig.launch({})
+    assert rig.launcher.terminate(run.run_id)
+    assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.SUCCESS
+    assert rig.delegate.asked == [("launch", run.run_id), ("terminate", run.run_id), ("health", run.run_id)]
+
+
+def test_cancelling_a_run_that_waits_ends_it_at_once(rig: Rig) -> None:
+    process_id = rig.driver()
+    run = rig.launch(BATCH)
+    assert rig.launcher.terminate(run.run_id)
+    assert rig.status(run) is dg.DagsterRunStatus.CANCELED
+    assert rig.claim(process_id) is None, "a driver would run what was cancelled"
+
+
+def test_cancelling_a_run_that_a_driver_has_asks_the_driver(rig: Rig) -> None:
+    process_id = rig.driver()
+    run = rig.launch(BATCH, dg.DagsterRunStatus.STARTED)
+    assert rig.claim(process_id) == run.run_id
+    assert rig.launcher.terminate(run.run_id)
+    assert rig.status(run) is dg.DagsterRunStatus.CANCELING, "its end is the driver's to say"
+    with connect(rig.engine) as connection:
+        assert is_cancel_requested(connection, run.run_id)
+        deregister_process(connection, process_id)
+    assert not rig.launcher.terminate(run.run_id), "nobody is there to be told"
+
+
+def test_a_runs_health_is_its_drivers(rig: Rig) -> None:
+    process_id = rig.driver()
+    run = rig.launch(BATCH)
+    assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.RUNNING
+    rig.claim(process_id)
+    assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.RUNNING
+    with connect(rig.engine) as connection:
+        deregister_process(connection, process_id, "killed by SIGKILL")
+    health = rig.launcher.check_run_worker_health(run)
+    assert health.status is WorkerStatus.FAILED
+    assert "killed by SIGKILL" in str(health.msg)
+
+
+def test_a_run_that_no_driver_comes_for_is_given_up_after_a_while(rig: Rig) -> None:
+    process_id = rig.driver()
+    run = rig.launch(BATCH)
+    with connect(rig.engine) as connection:
+        deregister_process(connection, process_id)
+        assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.RUNNING, "one may be starting"
+        connection.execute(sa.text("UPDATE forebay.run_queue SET enqueued_at = enqueued_at - interval '2 minutes'"))
+    assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.FAILED
+    assert not rig.queued(run), "a driver that starts later would run what was given up"
+
+
+def test_nobody_is_accused_while_the_driver_log_is_away(rig: Rig) -> None:
+    run = rig.launch({})
+    rig.launcher.dispose()
+    rig.launcher._pool = None
+    rig.launcher._database_url = "postgresql://nobody@127.0.0.1:1/none"
+    assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.RUNNING
+
+
+def test_every_name_of_dagsters_that_is_not_public() -> None:
+    """Dagster is pinned exactly: who moves the pin sees here what the launcher and the driver rest on."""
+    import inspect  # noqa: PLC0415
+
+    from dagster._core.events import EngineEventData  # noqa: PLC0415
+    from dagster._core.execution.compute_logs import redirect_to_file  # noqa: PLC0415
+    from dagster._core.launcher.base import CheckRunHealthResult, RunLauncher  # noqa: PLC0415
+    from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType  # noqa: PLC0415
+    from dagster._core.storage.local_compute_log_manager import IO_TYPE_EXTENSION  # noqa: PLC0415
+    from dagster._grpc.impl import core_execute_run  # noqa: PLC0415
+    from dagster._serdes import ConfigurableClassData  # noqa: PLC0415
+    from dagster._utils.hosted_user_process import recon_job_from_origin  # noqa: PLC0415
+    from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt  # noqa: PLC0415
+
+    from orchestration.run_launcher import dagster_internals  # noqa: PLC0415
+
+    assert set(dagster_internals.__all__) == {
+        named.__name__
+        for named in (
+            EngineEventData,
+            capture_interrupts,
+            core_execute_run,
+            pop_captured_interrupt,
+            recon_job_from_origin,
+        )
+    }
+    assert list(inspect.signature(core_execute_run).parameters) == [
+        "recon_job",
+        "dagster_run",
+        "instance",
+        "inject_env_vars",
+        "resume_from_failure",
+    ]
+    assert list(inspect.signature(recon_job_from_origin).parameters) == ["origin"]
+    assert list(inspect.signature(dg.DagsterInstance.optimize_for_webserver).parameters) == [
+        "self",
+        "statement_timeout",
+        "pool_recycle",
+        "max_overflow",
+    ]
+    assert list(inspect.signature(EngineEventData.in_process).parameters) == ["pid", "step_keys_to_execute"]
+    assert list(inspect.signature(ConfigurableClassData).parameters) == ["module_name", "class_name", "config_yaml"]
+    assert list(inspect.signature(redirect_to_file).parameters) == ["stream", "filepath"]
+    assert next(iter(inspect.signature(CapturedLogContext).parameters)) == "log_key"
+    assert set(IO_TYPE_EXTENSION) == {ComputeIOType.STDOUT, ComputeIOType.STDERR}
+    assert CheckRunHealthResult._fields == ("status", "msg", "transient", "run_worker_id")
+    assert LaunchRunContext._fields == ("dagster_run", "workspace")
+    assert {"launch_run", "terminate"} == RunLauncher.__abstractmethods__
+    assert {"DagsterRun", "DagsterRunStatus", "DefaultRunLauncher"} <= set(dir(dg))

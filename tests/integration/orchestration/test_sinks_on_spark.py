@@ -1,0 +1,172 @@
+"""Sinks under Spark's own tasks: what is run again, or raced, counts once (point 27); every type comes through."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+
+from forebay import DeltaSink, EnvVar, IcebergSink, PostgresSink
+from orchestration.settings import Settings
+from orchestration.spark.session import spark_session
+from tests.integration.orchestration.target_database import Target, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from orchestration.spark.sinks.postgres_staging import Staging
+    from tests.postgres import TestServer
+
+    Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A task is tried three times, as on a cluster."""
+    settings = Settings(home=tmp_path_factory.mktemp("spark"), spark_master="local[2,3]")
+    made = spark_session(settings, application="tests")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
+    with postgres_server.database(migrated=False) as url:
+        made = Target(url)
+        monkeypatch.setenv("TARGET_URL", made.url)
+        yield made
+
+
+def frame(session: SparkSession, *rows: tuple[str, int]) -> DataFrame:
+    values = ", ".join(f"('{word}', {n}L)" for word, n in rows)
+    return session.sql(f"SELECT * FROM VALUES {values} AS t(word, n)").repartition(2)
+
+
+class AfterTheCopy(PostgresSink):
+    """Each task does `after` when its rows are committed in the staging table, before Spark knows."""
+
+    after: Callable[[Staging, str], None]
+
+    def _task(self, staging: Staging) -> Task:
+        stage, after = super()._task(staging), self.after
+
+        def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for answer in stage(batches):
+                after(staging, answer.column("staging")[0].as_py())
+                yield answer
+
+        return task
+
+
+def test_point_27_a_task_that_is_run_again_after_its_copy_does_not_double_its_rows(
+    session: SparkSession, target: Target
+) -> None:
+    sink = AfterTheCopy(EnvVar("TARGET_URL"), "counts")
+
+    def fails_once(_: Staging, __: str) -> None:
+        from pyspark import TaskContext  # noqa: PLC0415 - in the worker
+
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            raise OSError("died after its copy")
+
+    sink.after = fails_once
+    sink.write(frame(session, *((f"w{n}", n) for n in range(20))), attempt())
+    assert target.counts() == sorted((f"w{n}", n) for n in range(20))
+    assert target.staging() == []
+
+
+def test_point_27_the_copy_of_a_speculative_task_that_lost_does_not_count(
+    session: SparkSession, target: Target
+) -> None:
+    """The same partition by two task attempts, both of which had committed their copy: one is passed on."""
+    sink = AfterTheCopy(EnvVar("TARGET_URL"), "counts")
+
+    def copied_by_another_too(staging: Staging, table: str) -> None:
+        with contextlib.closing(staging.address.connect()) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE TABLE {table}9 AS TABLE {table}")
+
+    sink.after = copied_by_another_too
+    sink.write(frame(session, ("a", 1), ("b", 2)), attempt())
+    assert target.counts() == [("a", 1), ("b", 2)]
+    assert target.staging() == []
+
+
+def test_every_type_comes_out_as_it_went_in(session: SparkSession, target: Target) -> None:
+    result = session.sql(
+        "SELECT * FROM VALUES (0, 'a\"b,\n\\\\.', true, 1Y, 2S, 3, 4L, 1.5f, double('NaN'), 12.340, "
+        "date'2026-01-02', timestamp'2026-01-02 03:04:05.678901', timestamp_ntz'2026-01-02 03:04:05.5', "
+        "X'00ff', array(1, null), map('k', 1.5), named_struct('x', 'é', 'y', array(map('z', 1)))), "
+        "(1, '', false, null, null, null, null, null, null, null, null, null, null, X'', array(), null, null), "
+        "(2, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null) "
+        "AS t(i, t, b, y, s, n, l, f, d, c, da, ts, nt, bin, ar, ma, st)"
+    )
+    PostgresSink(EnvVar("TARGET_URL"), "counts").write(result, attempt())
+    first, second, third = target.rows("SELECT * FROM counts ORDER BY i")
+    assert first[1:8] == ('a"b,\n\\.', True, 1, 2, 3, 4, 1.5)
+    assert str(first[8]) == "nan"
+    assert str(first[9]) == "12.340"
+    assert first[10].isoformat() == "2026-01-02"
+    assert first[11] == datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+    assert first[12].isoformat() == "2026-01-02T03:04:05.500000"
+    assert bytes(first[13]) == b"\x00\xff"
+    assert first[14:17] == ([1, None], {"k": "1.5"}, {"x": "é", "y": [{"z": 1}]})
+    assert (second[1], second[2], bytes(second[13]), second[14]) == ("", False, b"", [])
+    assert set(third[1:17]) == {None}
+
+
+def test_a_result_of_one_column_keeps_its_nulls(session: SparkSession, target: Target) -> None:
+    result = session.createDataFrame([("a",), (None,), ("",)], "word string")
+    PostgresSink(EnvVar("TARGET_URL"), "counts").write(result, attempt())
+    assert sorted(target.rows("SELECT word FROM counts"), key=repr) == sorted([("a",), (None,), ("",)], key=repr)
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_every_type_and_each_row_once_in_a_table_of_files_though_a_task_is_run_again(
+    session: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    sink = DeltaSink(tmp_path / "types") if kind == "delta" else IcebergSink("shop.types", catalog=catalog)
+    failed = tmp_path / "failed"
+
+    def fails_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """After all rows of the task were written, and before its answer counts."""
+        yield from batches
+        if not failed.exists():
+            failed.touch()
+            raise OSError("died after its rows")
+
+    result = session.sql(
+        "SELECT * FROM VALUES ('é', true, 1Y, 2S, 3, 4L, 1.5f, double('NaN'), 12.340, date'2026-01-02', "
+        "timestamp'2026-01-02 03:04:05.678901', X'00ff', array(1, null), map('k', 1.5), "
+        "named_struct('x', 'y', 'z', array(1))), "
+        "(null, null, null, null, null, null, null, null, null, null, null, null, null, null, null) "
+        "AS t(t, b, y, s, n, l, f, d, c, da, ts, bin, ar, ma, st)"
+    )
+    sink.write(result.mapInArrow(fails_once, result.schema), attempt())
+    sink.write(result, attempt(2))
+    found = (
+        DeltaTable(str(tmp_path / "types")).to_pyarrow_table()
+        if kind == "delta"
+        else load_catalog("forebay", **catalog).load_table("shop.types").scan().to_arrow()
+    )
+    first, second = sorted(found.to_pylist(), key=lambda row: row["t"] is None)
+    assert failed.exists()
+    assert [first[name] for name in ("t", "b", "y", "s", "n", "l", "f")] == ["é", True, 1, 2, 3, 4, 1.5]
+    assert (str(first["d"]), str(first["c"]), str(first["da"])) == ("nan", "12.340", "2026-01-02")
+    assert first["ts"] == datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+    assert (first["bin"], first["ar"]) == (b"\x00\xff", [1, None])
+    assert [(key, str(value)) for key, value in dict(first["ma"]).items()] == [("k", "1.5")]
+    assert first["st"] == {"x": "y", "z": [1]}
+    assert {value for name, value in second.items() if name != "_batch_time"} == {None}

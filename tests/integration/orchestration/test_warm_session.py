@@ -1,0 +1,89 @@
+"""A session that runs one batch after another, and what cancels one of them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import SparkSession
+
+from orchestration.settings import Settings
+from orchestration.spark.session import WarmSession, spark_session
+from tests.polling import eventually
+from tests.state_directory import state_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def settings() -> Iterator[Settings]:
+    with state_directory() as home:
+        yield Settings(home=home, spark_master="local[2]")
+
+
+@pytest.fixture(scope="module")
+def warm(settings: Settings) -> Iterator[WarmSession]:
+    made = WarmSession(settings, application="tests")
+    yield made
+    made.stop()
+
+
+def test_a_batch_gets_the_session_that_is_there(warm: WarmSession, settings: Settings) -> None:
+    assert spark_session(settings, application="another") is warm.session
+
+
+def test_the_next_run_sees_nothing_of_what_one_has_set(warm: WarmSession) -> None:
+    session = warm.session
+    before = session.conf.get("spark.sql.shuffle.partitions")
+    session.conf.set("spark.sql.shuffle.partitions", "7")
+    session.conf.set("spark.forebay.of_a_test", "left")
+    session.range(3).createOrReplaceTempView("left_by_a_run")
+    session.range(3).cache().count()
+    warm.reset()
+    assert session.conf.get("spark.sql.shuffle.partitions") == before
+    assert session.conf.get("spark.forebay.of_a_test", "gone") == "gone"
+    assert not session.catalog.tableExists("left_by_a_run")
+    assert not session.range(3).storageLevel.useMemory
+    assert spark_session(Settings(), application="another") is session, "it is still the warm one"
+
+
+def test_a_runs_job_is_cancelled_from_another_thread_and_no_other_runs(warm: WarmSession, tmp_path: Path) -> None:
+    started, hold = str(tmp_path / "started"), str(tmp_path / "hold")
+    (tmp_path / "hold").touch()
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os  # noqa: PLC0415  in Spark's worker, with nothing of this module
+        import time  # noqa: PLC0415
+
+        with open(started, "w"):  # noqa: PTH123
+            pass
+        while os.path.exists(hold):  # noqa: PTH110
+            time.sleep(0.02)
+        yield from batches
+
+    said: list[bool] = []
+
+    def cancel() -> None:
+        eventually((tmp_path / "started").exists, "the job has begun")
+        said.append(warm.cancel("another run"))
+        said.append(warm.cancel("this run"))
+
+    assert warm.cancel("this run") is False, "there is nothing to cancel yet"
+    warm.begin("this run")
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(Exception, match="cancelled"):
+        warm.session.range(1).mapInArrow(wait, "id long").collect()
+    thread.join()
+    assert said == [False, True]
+    (tmp_path / "hold").unlink()
+    warm.begin("the next run")
+    assert warm.session.range(5).count() == 5, "the session is spoilt"
+    assert SparkSession.getActiveSession() is not None

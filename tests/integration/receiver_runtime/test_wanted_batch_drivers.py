@@ -1,0 +1,74 @@
+"""An agent runs as many batch drivers as the scaling schedule wants, and never fewer than it was started for (O04)."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import psutil
+
+from receiver_runtime.agent import Agent
+from receiver_runtime.batch_drivers import BatchDrivers
+from tests.driver_log import make_log
+from tests.polling import eventually
+from tracker_store.engine import connect
+from tracker_store.scaling import record_scaling
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import sqlalchemy as sa
+
+# Waits for the word to drain, as a driver does that has no batch.
+_DRIVER = "import sys, os; os.read(0, 100)"
+
+
+def test_o04_an_agent_starts_and_drains_drivers_as_they_are_wanted(engine: sa.Engine, tmp_path: Path) -> None:
+    mark = str(tmp_path)
+    agent = Agent(
+        engine,
+        name="here",
+        host="here",
+        slots=0,
+        receiver_command=lambda _: [],
+        role_commands={},
+        log_directory=tmp_path / "logs",
+        batch_drivers=BatchDrivers([sys.executable, "-c", _DRIVER, mark], tmp_path / "logs", wanted=1),
+    )
+
+    def drivers() -> int:
+        return sum(
+            mark in child.cmdline()
+            for child in psutil.Process().children()
+            if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+        )
+
+    with connect(engine) as connection:
+        log = make_log(connection)
+
+        def want(number: int) -> None:
+            record_scaling(
+                connection,
+                pipeline_id=log.pipeline_id,
+                ratio=1.0,
+                batches=1,
+                executors=1,
+                batch_drivers=number,
+                applied=True,
+                reason="a test",
+            )
+
+        stop = threading.Event()
+        running = threading.Thread(target=agent.run, args=(stop,))
+        running.start()
+        try:
+            eventually(lambda: drivers() == 1, "the driver that it was started for")
+            want(3)
+            eventually(lambda: drivers() == 3, "two more")
+            want(1)
+            eventually(lambda: drivers() == 1, "one again")
+        finally:
+            stop.set()
+            running.join()
+    assert drivers() == 0

@@ -1,0 +1,223 @@
+"""What the driver log forgets, and what it never does."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tracker_store import batches
+from tracker_store.blocks import BlockHandle
+from tracker_store.checks import batches_count_their_ranges, ranges_are_contiguous
+from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
+from tracker_store.engine import connect
+from tracker_store.errors import AllocationError, BatchHeldError
+from tracker_store.history import clean_up_events, clean_up_history, pipelines_with_history
+from tracker_store.leadership import DeposedError, read_leadership, take_leadership
+from tracker_store.processes import deregister_process, register_process
+from tracker_store.received_block_tracker import batch_times
+from tracker_store.receivers import report_event
+from tracker_store.schema import ProcessKind, ReceiverEventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracker_store.history import Forgotten
+
+DAY = timedelta(days=1)
+YEARS = 10_000 * DAY
+
+
+@pytest.fixture
+def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
+    with connect(engine) as made:
+        yield made
+
+
+def made(connection: sa.Connection, count: int) -> tuple[Log, list[datetime]]:
+    """A log with `count` batches since NOON, each with a block, allocated and not run."""
+    log = make_log(connection)
+    times = [NOON + n * INTERVAL for n in range(1, count + 1)]
+    log.add_at(log.receiver_ids[0], *(time - timedelta(seconds=1) for time in times))
+    for time in times:
+        log.tracker.allocate_blocks_to_batch(time)
+    return log, times
+
+
+def run(log: Log, time: datetime, *, fails: bool = False) -> None:
+    process_id = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="r", host="h", pid=1)
+    of_batch = {"pipeline_id": log.pipeline_id, "batch_time": time, "attempt": 1}
+    batches.claim_attempt(log.connection, **of_batch, run_id="r", process_id=process_id)  # type: ignore[arg-type]
+    if fails:
+        batches.fail_attempt(
+            log.connection,
+            **of_batch,  # type: ignore[arg-type]
+            run_id="r",
+            error="x",
+            max_attempts=1,
+            retry_after=timedelta(0),
+        )
+    else:
+        batches.complete_batch(log.connection, **of_batch, outputs=[])  # type: ignore[arg-type]
+
+
+def forget(log: Log, *, keep: timedelta = DAY, max_rows: int = 100, term: int | None = None) -> Forgotten:
+    return clean_up_history(log.connection, pipeline_id=log.pipeline_id, keep=keep, max_rows=max_rows, term=term)
+
+
+def left(log: Log) -> list[datetime]:
+    return list(log.connection.execute(sa.text("SELECT batch_time FROM forebay.batches ORDER BY batch_time")).scalars())
+
+
+def test_finished_batches_are_forgotten_with_all_that_is_theirs_but_the_newest(connection: sa.Connection) -> None:
+    log, times = made(connection, 4)
+    for time in times:
+        run(log, time)
+    assert forget(log, keep=YEARS).rows == 0, "none is as old as that"
+    assert forget(log).rows == 3
+    assert left(log) == times[3:]
+    for table in ("batch_allocations", "batch_attempts"):
+        assert connection.execute(sa.text(f"SELECT count(*) FROM forebay.{table}")).scalar() == 1
+    assert forget(log).rows == 0
+
+
+def test_what_is_forgotten_can_not_come_again(connection: sa.Connection) -> None:
+    """Dagster may have forgotten the run's key as well: the driver log still refuses it."""
+    log, times = made(connection, 2)
+    for time in times:
+        run(log, time)
+    forget(log)
+    with pytest.raises(AllocationError):
+        log.tracker.allocate_blocks_to_batch(times[0])
+    with pytest.raises(BatchHeldError):
+        run(log, times[0])
+    assert batch_times(connection, log.pipeline_id).last == times[1]
+
+
+def test_nothing_goes_that_is_unfinished_or_that_a_window_before_it_may_ask_for(connection: sa.Connection) -> None:
+    log, times = made(connection, 5)
+    for time in (*times[:3], times[4]):
+        run(log, time)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET retention = :r"), {"r": INTERVAL})
+    assert forget(log).rows == 2
+    assert left(log) == times[2:]
+
+
+def test_a_quarantined_batch_stays_holds_nothing_up_and_no_check_takes_it_for_a_gap(connection: sa.Connection) -> None:
+    log, times = made(connection, 5)
+    for number, time in enumerate(times):
+        run(log, time, fails=number == 1)
+    assert forget(log).rows == 3
+    assert left(log) == [times[1], times[4]]
+    assert ranges_are_contiguous(connection).violations == 0
+    assert batches_count_their_ranges(connection).violations == 0
+    # Behind what is forgotten a gap is one, as ever.
+    for time in (NOON + 6 * INTERVAL, NOON + 7 * INTERVAL):
+        log.add_at(log.receiver_ids[0], time - timedelta(seconds=1))
+        log.tracker.allocate_blocks_to_batch(time)
+    connection.execute(
+        sa.text("DELETE FROM forebay.batch_allocations WHERE batch_time = :t"), {"t": NOON + 6 * INTERVAL}
+    )
+    assert ranges_are_contiguous(connection).violations == 1
+
+
+def test_a_batch_that_is_being_replayed_stays_till_that_has_ended(connection: sa.Connection) -> None:
+    log, times = made(connection, 3)
+    for time in times:
+        run(log, time)
+    connection.execute(
+        sa.text(
+            "INSERT INTO forebay.batch_attempts (pipeline_id, batch_time, attempt, kind, state, run_id) "
+            "VALUES (:p, :t, 2, 'replay', 'RUNNING', 'r')"
+        ),
+        {"p": log.pipeline_id, "t": times[0]},
+    )
+    assert forget(log).rows == 1
+    assert left(log) == [times[0], times[2]]
+    connection.execute(sa.text("UPDATE forebay.batch_attempts SET state = 'FAILED', ended_at = clock_timestamp()"))
+    assert forget(log).rows == 1
+
+
+def test_one_that_is_discarded_later_goes_after_all(connection: sa.Connection) -> None:
+    log, times = made(connection, 3)
+    for number, time in enumerate(times):
+        run(log, time, fails=number == 0)
+    assert forget(log).rows == 1
+    connection.execute(sa.text("UPDATE forebay.batches SET state = 'DISCARDED' WHERE state = 'QUARANTINED'"))
+    assert forget(log).rows == 1
+    assert left(log) == times[2:]
+
+
+def test_a_call_is_bounded_and_says_that_there_is_more(connection: sa.Connection) -> None:
+    log, times = made(connection, 4)
+    for time in times:
+        run(log, time)
+    found = forget(log, max_rows=2)
+    assert (found.rows, found.more) == (2, True)
+    found = forget(log, max_rows=2)
+    assert (found.rows, found.more) == (1, False)
+
+
+def test_a_removed_pipeline_is_forgotten_whole(connection: sa.Connection) -> None:
+    log, times = made(connection, 2)
+    run(log, times[0])
+    run(log, times[1])
+    connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp()"))
+    assert forget(log).rows == 0
+    connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp() - interval '2 d'"))
+    assert pipelines_with_history(connection) == [log.pipeline_id]
+    assert forget(log).rows == 2
+
+
+def test_events_are_forgotten_but_a_receivers_newest_of_each_kind(connection: sa.Connection) -> None:
+    log = make_log(connection)
+    receiver = log.receiver_ids[0]
+    for kind in (ReceiverEventKind.STARTED, ReceiverEventKind.ERROR, ReceiverEventKind.ERROR):
+        report_event(connection, receiver_id=receiver, epoch=1, kind=kind, message="m")
+    for unread in (0, 5):
+        connection.execute(
+            sa.text(
+                "INSERT INTO forebay.cleanup_events (receiver_id, sequences, blocks, records, bytes, unread_records) "
+                "VALUES (:r, '[1,2)', 1, 5, 5, :unread)"
+            ),
+            {"r": receiver, "unread": unread},
+        )
+    letter = StoredDeadLetter("r", 0, 1, BlockHandle(1, 0, 1, 1))
+    add_dead_letters(connection, [letter], receiver_id=receiver, epoch=1)
+    ended = register_process(connection, kind=ProcessKind.BATCH_RUN, name="r", host="h", pid=1)
+    agent = register_process(connection, kind=ProcessKind.AGENT, name="h", host="h", pid=1)
+    alive = register_process(connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=2)
+    for process_id in (ended, agent):
+        deregister_process(connection, process_id)
+    assert clean_up_events(connection, keep=DAY, max_rows=100).rows == 0
+    for table, column in (
+        ("receiver_events", "at"),
+        ("cleanup_events", "at"),
+        ("dead_letters", "added_at"),
+        ("processes", "ended_at"),
+    ):
+        connection.execute(sa.text(f"UPDATE forebay.{table} SET {column} = {column} - interval '2 d'"))
+    # The older error, the clean-up of what was read, the dead letter, the run's process.
+    assert clean_up_events(connection, keep=DAY, max_rows=100).rows == 4
+    kinds = connection.execute(sa.text("SELECT kind FROM forebay.receiver_events ORDER BY id")).scalars()
+    assert list(kinds) == ["STARTED", "ERROR"]
+    assert connection.execute(sa.text("SELECT unread_records FROM forebay.cleanup_events")).scalars().all() == [5]
+    processes = connection.execute(sa.text("SELECT id FROM forebay.processes ORDER BY id")).scalars()
+    assert list(processes) == [agent, alive]
+
+
+def test_a_deposed_leader_forgets_nothing(connection: sa.Connection) -> None:
+    log, times = made(connection, 2)
+    for time in times:
+        run(log, time)
+    old = take_leadership(connection, seen=read_leadership(connection), holder="a")
+    take_leadership(connection, seen=read_leadership(connection), holder="b")
+    with pytest.raises(DeposedError):
+        forget(log, term=old)
+    with pytest.raises(DeposedError):
+        clean_up_events(connection, keep=DAY, max_rows=1, term=old)
+    assert len(left(log)) == 2
+    assert datetime.now(UTC) > times[1]

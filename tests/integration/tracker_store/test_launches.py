@@ -1,0 +1,119 @@
+"""Who launches a batch's run: one at a time, and nobody for ever."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from tests.driver_log import NOON, Log, make_log
+from tracker_store import batches
+from tracker_store.engine import connect
+from tracker_store.launches import LaunchAnswer, LaunchOutcome, release_launch, take_launch
+from tracker_store.leadership import DeposedError, read_leadership, take_leadership
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TIME = NOON + timedelta(seconds=10)
+
+
+@pytest.fixture
+def log(engine: sa.Engine) -> Iterator[Log]:
+    """A log with one batch, at TIME, allocated."""
+    with connect(engine) as connection:
+        made = make_log(connection)
+        made.add_at(made.receiver_ids[0], NOON)
+        made.tracker.allocate_blocks_to_batch(TIME)
+        yield made
+
+
+def take(log: Log, launcher: str, *, attempt: int = 1, term: int | None = None) -> LaunchAnswer:
+    return take_launch(
+        log.connection, pipeline_id=log.pipeline_id, batch_time=TIME, attempt=attempt, launcher=launcher, term=term
+    )
+
+
+def age(log: Log, by: str) -> None:
+    log.connection.execute(sa.text(f"UPDATE forebay.batches SET launched_at = launched_at - interval '{by}'"))
+
+
+def test_the_first_has_it_and_the_other_is_told_who(log: Log) -> None:
+    assert take(log, "a").outcome is LaunchOutcome.FIRST
+    assert take(log, "b") == LaunchAnswer(LaunchOutcome.HELD, "a")
+    assert take(log, "a").outcome is LaunchOutcome.AGAIN
+
+
+def test_of_many_at_once_one_has_it(log: Log, engine: sa.Engine) -> None:
+    begin = threading.Barrier(6)
+    outcomes: list[LaunchOutcome] = []
+
+    def racing(name: str) -> None:
+        with connect(engine) as connection:
+            begin.wait()
+            answer = take_launch(connection, pipeline_id=log.pipeline_id, batch_time=TIME, attempt=1, launcher=name)
+        outcomes.append(answer.outcome)
+
+    threads = [threading.Thread(target=racing, args=(f"launcher {n}",)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == [LaunchOutcome.FIRST, *[LaunchOutcome.HELD] * 5]
+
+
+@pytest.mark.parametrize("step", ["16 s", "-16 s"])
+def test_nobody_has_it_for_ever_whatever_the_clock_does(log: Log, step: str) -> None:
+    take(log, "a")
+    age(log, step)
+    assert take(log, "b").outcome is LaunchOutcome.AGAIN
+
+
+def test_what_made_no_run_is_given_back_by_who_has_it_alone(log: Log) -> None:
+    take(log, "a")
+
+    def give_back(launcher: str, attempt: int = 1) -> bool:
+        return release_launch(
+            log.connection, pipeline_id=log.pipeline_id, batch_time=TIME, attempt=attempt, launcher=launcher
+        )
+
+    assert not give_back("b")
+    assert not give_back("a", attempt=2)
+    assert give_back("a")
+    assert take(log, "b").outcome is LaunchOutcome.FIRST
+
+
+def test_an_attempt_that_is_not_the_next_is_not_launched(log: Log) -> None:
+    assert take(log, "a", attempt=2).outcome is LaunchOutcome.NOT_DUE
+    batches.claim_attempt(
+        log.connection, pipeline_id=log.pipeline_id, batch_time=TIME, attempt=1, run_id="r", process_id=1
+    )
+    assert take(log, "a").outcome is LaunchOutcome.NOT_DUE
+    batches.complete_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=TIME, attempt=1, outputs=[])
+    assert take(log, "a", attempt=2).outcome is LaunchOutcome.NOT_DUE
+
+
+def test_the_next_attempt_is_a_launch_of_its_own(log: Log) -> None:
+    take(log, "a")
+    batches.fail_attempt(
+        log.connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=TIME,
+        attempt=1,
+        run_id="r",
+        error="x",
+        max_attempts=3,
+        retry_after=timedelta(0),
+    )
+    assert take(log, "b", attempt=2).outcome is LaunchOutcome.FIRST
+
+
+def test_a_term_that_is_over_takes_nothing(log: Log) -> None:
+    old = take_leadership(log.connection, seen=read_leadership(log.connection), holder="a")
+    new = take_leadership(log.connection, seen=read_leadership(log.connection), holder="b")
+    with pytest.raises(DeposedError):
+        take(log, "a", term=old)
+    assert take(log, "b", term=new).outcome is LaunchOutcome.FIRST

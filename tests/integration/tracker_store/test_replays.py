@@ -1,0 +1,380 @@
+"""Replays, blocked and discarded batches, and halted pipelines in the driver log (design §4)."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from orchestration.tracker.tracker import Tracker
+from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.polling import eventually
+from tracker_store import batches, outputs
+from tracker_store.cleanup import clean_up_receiver
+from tracker_store.engine import connect
+from tracker_store.errors import (
+    AttemptSupersededError,
+    BatchHeldError,
+    BlocksNotRetainedError,
+    NotQuarantinedError,
+    OutputNotCommittedError,
+)
+from tracker_store.pipeline_states import start_pipelines
+from tracker_store.pipelines import get_pipeline
+from tracker_store.processes import register_process
+from tracker_store.rates import completed_batches
+from tracker_store.schema import AttemptState, BatchState, ProcessKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+STATS = sa.text(
+    "SELECT pipeline_id, batch_time, state, attempt, kind, run_id, completed_at, processing_time "
+    "FROM forebay.batch_stats ORDER BY batch_time"
+)
+T1, T2, T3 = (NOON + n * INTERVAL for n in (1, 2, 3))
+
+
+@pytest.fixture
+def log(engine: sa.Engine) -> Iterator[Log]:
+    """Three batches of one block each."""
+    with connect(engine) as connection:
+        made = make_log(connection)
+        for time in (T1, T2, T3):
+            made.add_at(made.receiver_ids[0], time - timedelta(seconds=1))
+            made.tracker.allocate_blocks_to_batch(time)
+        yield made
+
+
+def process(log: Log) -> int:
+    return register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1)
+
+
+def claim(log: Log, attempt: int = 1, time: datetime = T1) -> None:
+    batches.claim_attempt(
+        log.connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=time,
+        attempt=attempt,
+        run_id=f"run{attempt}",
+        process_id=process(log),
+    )
+
+
+def claim_replay(log: Log, time: datetime = T1, run_id: str = "replay", reach: timedelta = timedelta(0)) -> int:
+    return batches.claim_replay(
+        log.connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=time,
+        run_id=run_id,
+        process_id=process(log),
+        reach=reach,
+    )
+
+
+def fail(
+    log: Log, attempt: int, time: datetime = T1, *, max_attempts: int = 1, blocked: bool = False
+) -> BatchState | None:
+    return batches.fail_attempt(
+        log.connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=time,
+        attempt=attempt,
+        run_id=f"run{attempt}",
+        error="boom",
+        max_attempts=max_attempts,
+        retry_after=timedelta(0),
+        blocked=blocked,
+    )
+
+
+def commit(log: Log, attempt: int, time: datetime = T1, output: str = "counts") -> None:
+    outputs.commit_output(
+        log.connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=time,
+        attempt=attempt,
+        output=output,
+        location=f"/attempt={attempt}",
+        rows=attempt,
+    )
+
+
+def complete(log: Log, attempt: int = 1, time: datetime = T1) -> None:
+    commit(log, attempt, time)
+    batches.complete_batch(
+        log.connection, pipeline_id=log.pipeline_id, batch_time=time, attempt=attempt, outputs=["counts"]
+    )
+
+
+def complete_replay(log: Log, attempt: int, time: datetime = T1, *, due: tuple[str, ...] = ("counts",)) -> None:
+    batches.complete_replay(
+        log.connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=time,
+        attempt=attempt,
+        outputs=["counts"],
+        due=due,
+    )
+
+
+def state(log: Log, time: datetime = T1) -> tuple[BatchState, int]:
+    batch = batches.get_batch(log.connection, log.pipeline_id, time)
+    assert batch is not None
+    return batch.state, batch.attempt
+
+
+def attempts(log: Log, time: datetime = T1) -> list[AttemptState]:
+    return [row.state for row in batches.attempts_of_batch(log.connection, log.pipeline_id, time)]
+
+
+def clean_up(log: Log, connection: sa.Connection | None = None) -> int:
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
+    return clean_up_receiver(
+        connection or log.connection, receiver_id=log.receiver_ids[0], threshold=T3 + INTERVAL, max_rows=1000
+    ).blocks
+
+
+def finish(log: Log, *times: datetime) -> None:
+    for time in times:
+        claim(log, time=time)
+        complete(log, time=time)
+
+
+def test_w10_only_what_is_finished_can_be_replayed(log: Log) -> None:
+    with pytest.raises(BatchHeldError, match="is ALLOCATED"):
+        claim_replay(log)
+    claim(log)
+    with pytest.raises(BatchHeldError, match=r"its attempt 1 \(run\) is running in run run1"):
+        claim_replay(log)
+    complete(log)
+    assert claim_replay(log) == 2
+    assert claim_replay(log) == 2
+    with pytest.raises(BatchHeldError, match=r"its attempt 2 \(replay\) is running in run replay"):
+        claim_replay(log, run_id="another")
+    with pytest.raises(BatchHeldError, match="COMPLETED"):
+        claim(log, 3)
+
+
+def test_a_replay_changes_its_outputs_and_nothing_of_its_batch(log: Log) -> None:
+    finish(log, T1)
+    before = log.connection.execute(STATS).all()
+    number = claim_replay(log)
+    with pytest.raises(OutputNotCommittedError, match="no commit of replay 2: counts"):
+        complete_replay(log, number)
+    commit(log, number)
+    complete_replay(log, number)
+    complete_replay(log, number)
+    [counts] = outputs.commits_of_batch(log.connection, log.pipeline_id, T1)
+    assert (counts.attempt, counts.location) == (2, "/attempt=2")
+    assert log.connection.execute(STATS).all() == before
+    replays = log.connection.execute(sa.text("SELECT replays FROM forebay.batch_stats ORDER BY batch_time")).scalars()
+    assert list(replays) == [1, 0, 0]
+
+
+def test_point_11_a_zombie_replay_commits_and_completes_nothing(log: Log) -> None:
+    finish(log, T1)
+    zombie = claim_replay(log)
+    assert fail(log, zombie) is BatchState.COMPLETED
+    newer = claim_replay(log, run_id="newer")
+    for doing in (commit, complete_replay):
+        with pytest.raises(AttemptSupersededError):
+            doing(log, zombie)
+    commit(log, newer)
+    complete_replay(log, newer)
+    for doing in (commit, complete_replay):
+        with pytest.raises(AttemptSupersededError):
+            doing(log, zombie)
+    [counts] = outputs.commits_of_batch(log.connection, log.pipeline_id, T1)
+    assert counts.attempt == newer
+    assert attempts(log) == [AttemptState.SUCCEEDED, AttemptState.FAILED, AttemptState.SUCCEEDED]
+    assert fail(log, newer) is None
+
+
+def test_a_replay_is_in_nobodys_way(log: Log) -> None:
+    """It is no unfinished batch, uses no attempt up, and back pressure reckons with the run alone."""
+    finish(log, T1, T2, T3)
+    first = completed_batches(
+        log.connection, pipeline_id=log.pipeline_id, stream_id=log.stream_id, after=NOON, limit=10
+    )
+    number = claim_replay(log, T2)
+    assert batches.oldest_unfinished_batch(log.connection, log.pipeline_id) is None
+    commit(log, number, T2)
+    complete_replay(log, number, T2)
+    assert first == completed_batches(
+        log.connection, pipeline_id=log.pipeline_id, stream_id=log.stream_id, after=NOON, limit=10
+    )
+
+
+def test_back_pressure_does_not_reckon_with_a_quarantined_batch_that_came_out_by_replay(log: Log) -> None:
+    claim(log)
+    assert fail(log, 1) is BatchState.QUARANTINED
+    number = claim_replay(log)
+    commit(log, number)
+    complete_replay(log, number)
+    assert state(log) == (BatchState.COMPLETED, 2)
+    [batch] = completed_batches(
+        log.connection, pipeline_id=log.pipeline_id, stream_id=log.stream_id, after=NOON, limit=10
+    )
+    assert batch.started_at is None
+
+
+def test_point_23_a_quarantined_batch_is_completed_when_all_its_outputs_are_there(log: Log) -> None:
+    claim(log)
+    fail(log, 1)
+    number = claim_replay(log)
+    commit(log, number)
+    complete_replay(log, number, due=("counts", "others"))
+    assert state(log) == (BatchState.QUARANTINED, 1)
+    assert log.connection.execute(sa.text("SELECT count(*) FROM forebay.kept_blocks")).scalar_one() == 1
+    number = claim_replay(log)
+    commit(log, number)
+    commit(log, number, output="others")
+    complete_replay(log, number, due=("counts", "others"))
+    assert state(log) == (BatchState.COMPLETED, 3)
+    assert log.connection.execute(sa.text("SELECT count(*) FROM forebay.kept_blocks")).scalar_one() == 0
+
+
+def test_w09_a_replay_that_runs_holds_clean_up_back_with_its_window(log: Log) -> None:
+    finish(log, T1, T2, T3)
+    number = claim_replay(log, T2, reach=2 * INTERVAL)
+    assert clean_up(log) == 0
+    fail(log, number, T2)
+    number = claim_replay(log, T2)
+    assert clean_up(log) == 2
+    fail(log, number, T2)
+    # The newest batch's marker too; its block is the receiver's newest row.
+    assert clean_up(log) == 3
+    with pytest.raises(
+        BlocksNotRetainedError,
+        match=r"of the blocks 3 to 4 of receiver lines/1, 10 records were cleaned up at 20\d\d-\d\d-\d\d \d\d:",
+    ):
+        claim_replay(log, T2)
+    with pytest.raises(BlocksNotRetainedError, match=r"with the batch of .* in its window"):
+        claim_replay(log, T3, reach=2 * INTERVAL)
+    assert claim_replay(log, T3) == 2
+
+
+def test_point_9_a_replay_and_clean_up_decide_in_the_order_of_the_receivers_lock(log: Log, engine: sa.Engine) -> None:
+    """Clean-up waits for a claim that has the lock, and then sees it: nothing that it needs is taken."""
+    finish(log, T1, T2, T3)
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
+    cleaned: list[int] = []
+    raw = engine.raw_connection()
+    try:
+        assert raw.driver_connection is not None
+        raw.driver_connection.autocommit = False
+        cursor = raw.cursor()
+        cursor.execute(
+            "SELECT outcome FROM forebay.claim_replay(%s, %s, 'replay', %s, interval '0')",
+            (log.pipeline_id, T1, process(log)),
+        )
+        assert cursor.fetchone() == ("claimed",)
+
+        def clean() -> None:
+            with connect(engine) as connection:
+                cleaned.append(clean_up(log, connection))
+
+        thread = threading.Thread(target=clean)
+        thread.start()
+        eventually(lambda: _waits(log.connection), "clean-up to wait for the receiver's row")
+        raw.driver_connection.commit()
+        thread.join(30)
+    finally:
+        raw.invalidate()
+    assert cleaned == [0]
+
+
+def _waits(connection: sa.Connection) -> bool:
+    waiting: bool = connection.execute(
+        sa.text(
+            "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+            "AND query LIKE '%clean_up_receiver%' AND pid <> pg_backend_pid())"
+        )
+    ).scalar_one()
+    return waiting
+
+
+def test_point_31_a_blocked_attempt_is_not_counted_and_its_batch_goes_on(log: Log) -> None:
+    for attempt in (1, 2, 3):
+        claim(log, attempt)
+        assert fail(log, attempt, max_attempts=2, blocked=True) is BatchState.BLOCKED
+        oldest = batches.oldest_unfinished_batch(log.connection, log.pipeline_id)
+        assert oldest is not None
+        assert (oldest.state, oldest.attempt, oldest.reason) == (BatchState.BLOCKED, attempt, "boom")
+    claim(log, 4)
+    assert fail(log, 4, max_attempts=2) is BatchState.FAILED
+    claim(log, 5)
+    assert fail(log, 5, max_attempts=2) is BatchState.QUARANTINED
+    assert attempts(log) == [*[AttemptState.BLOCKED] * 3, *[AttemptState.FAILED] * 2]
+
+
+def halted(log: Log) -> datetime | None:
+    return get_pipeline(log.connection, "words").halted_by
+
+
+def declare_halting(log: Log) -> None:
+    log.connection.execute(
+        sa.text("""UPDATE forebay.pipelines SET declaration = '{"settings": {"on_failure": "halt"}}'""")
+    )
+
+
+def quarantine(log: Log, *times: datetime) -> None:
+    for time in times:
+        claim(log, time=time)
+        fail(log, 1, time)
+
+
+def test_a_pipeline_halts_at_a_quarantined_batch_only_where_it_is_declared(log: Log) -> None:
+    quarantine(log, T1)
+    assert halted(log) is None
+    declare_halting(log)
+    quarantine(log, T2, T3)
+    assert halted(log) == T2
+
+
+def test_a_replay_or_a_discard_of_what_halted_it_lets_a_pipeline_go_on(log: Log) -> None:
+    declare_halting(log)
+    quarantine(log, T1, T2)
+    number = claim_replay(log)
+    with pytest.raises(NotQuarantinedError, match="a replay runs in run replay"):
+        batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T1)
+    assert halted(log) == T1
+    commit(log, number)
+    complete_replay(log, number)
+    assert halted(log) == T2
+    assert batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T2) == 1
+    assert halted(log) is None
+    assert state(log, T2) == (BatchState.DISCARDED, 1)
+    with pytest.raises(NotQuarantinedError, match="is DISCARDED"):
+        batches.discard_batch(log.connection, pipeline_id=log.pipeline_id, batch_time=T2)
+    with pytest.raises(BatchHeldError, match="is DISCARDED"):
+        claim_replay(log, T2)
+
+
+def test_a_start_lifts_the_halt_and_a_restart_of_the_system_does_not(log: Log) -> None:
+    declare_halting(log)
+    quarantine(log, T1)
+    assert start_pipelines(log.connection, lift_halts=False) == []
+    assert halted(log) == T1
+    assert start_pipelines(log.connection, names=["words"]) == ["words"]
+    assert halted(log) is None
+    assert state(log) == (BatchState.QUARANTINED, 1)
+    assert start_pipelines(log.connection) == []
+
+
+def test_the_tracker_ends_a_replay_whose_process_fell_silent(log: Log, engine: sa.Engine) -> None:
+    finish(log, T1)
+    number = claim_replay(log)
+    now = [1000.0]
+    leader = Tracker(engine, heartbeat_limit_seconds=10.0, clock=lambda: now[0], name="t")
+    for _ in range(8):
+        leader.tick(log.connection)
+        now[0] += 3.0
+    assert attempts(log) == [AttemptState.SUCCEEDED, AttemptState.FAILED]
+    assert state(log) == (BatchState.COMPLETED, 1)
+    assert claim_replay(log, run_id="next") == number + 1

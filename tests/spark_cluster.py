@@ -1,0 +1,140 @@
+"""A Spark standalone cluster, and a Spark Connect server, from pyspark's own package: on loopback, at free ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyspark
+
+from orchestration.java import find_java_home
+from tests.polling import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SPARK_HOME = Path(pyspark.__file__).parent
+_SECONDS = 120.0
+_ROOT = Path(__file__).parents[1]
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """Its Python finds no Forebay, not an installed one either: what workers know of it is what a session ships."""
+    site = directory / "site"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(
+        f"import sys\nsys.path[:] = [path for path in sys.path if path != {str(_ROOT)!r}]\n", encoding="utf-8"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+    return {
+        **kept,
+        "JAVA_HOME": str(find_java_home(directory / "java")),
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
+        "SPARK_LOG_DIR": str(directory),
+        "SPARK_WORKER_DIR": str(directory / "work"),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(site),
+        # Nothing that lies where a process happens to start is code of its.
+        "PYTHONSAFEPATH": "1",
+    }
+
+
+class Program:
+    """A program of Spark's with a log that says where it listens."""
+
+    def __init__(self, name: str, directory: Path, *command: str) -> None:
+        self.log = directory / f"{name}.log"
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=directory,
+                env=environment(directory),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def said(self, pattern: str) -> str:
+        """The first group of `pattern` in the log, once it is there."""
+
+        def found() -> re.Match[str] | None:
+            assert self._process.poll() is None, self.log.read_text(encoding="utf-8")
+            return re.search(pattern, self.log.read_text(encoding="utf-8"))
+
+        eventually(found, f"{pattern} in {self.log}", seconds=_SECONDS, step=0.1)
+        match = found()
+        assert match is not None
+        return match[1]
+
+    def end(self) -> None:
+        """End it and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(30)
+
+
+@contextlib.contextmanager
+def standalone_cluster(directory: Path, *, workers: int = 2) -> Iterator[str]:
+    """The URL of a master that has so many workers, with a core and 512 MB each."""
+    launch = [str(SPARK_HOME / "bin" / "spark-class")]
+    programs: list[Program] = []
+    try:
+        master = Program(
+            "master",
+            directory,
+            *[*launch, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0"],
+            *["--webui-port", "0"],
+        )
+        programs.append(master)
+        url = master.said(r"Starting Spark master at (spark://\S+)")
+        for number in range(workers):
+            worker = Program(
+                f"worker{number}",
+                directory,
+                *[*launch, "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--port", "0"],
+                *["--webui-port", "0", "--cores", "1", "--memory", "512m", url],
+            )
+            programs.append(worker)
+        for worker in programs[1:]:
+            worker.said(r"(Successfully registered with master)")
+        yield url
+    finally:
+        for program in reversed(programs):
+            program.end()
+
+
+@contextlib.contextmanager
+def connect_server(directory: Path) -> Iterator[str]:
+    """The address, sc://HOST:PORT, of a Spark Connect server with two local threads."""
+    # It has no port 0: it announces none. Nobody else on this machine asks for this one meanwhile.
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    configuration = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    server = Program(
+        "connect",
+        directory,
+        *[str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]"],
+        *(f"--conf={name}={value}" for name, value in configuration.items()),
+        *["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"],
+    )
+    try:
+        server.said(r"(Spark Connect server started at: \S+)")
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        server.end()

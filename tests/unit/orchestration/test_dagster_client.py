@@ -1,0 +1,187 @@
+"""The tracker's client of Dagster: what it says to whom, and what it knows when there is no answer."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import create_server
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import dagster as dg
+import pytest
+from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG
+from dagster._daemon.sensor import fetch_existing_runs
+from dagster_graphql.schema import create_schema
+from graphql import parse, validate
+
+from orchestration.batch_schedule import Launch
+from orchestration.tracker import dagster_client
+from orchestration.tracker.dagster_client import (
+    BatchSensor,
+    DagsterClient,
+    DagsterUnansweredError,
+    DagsterUnreachableError,
+    LaunchRefusedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LAUNCH = Launch("2026-01-01T12:00:10+00:00", 2)
+SENSOR = BatchSensor("words_batches", "forebay", "__repository__", is_running=True, declaration="abc")
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers each request with `answer`, and keeps it."""
+
+    answer: ClassVar[Any] = None
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        self.asked.append({"path": self.path, **json.loads(self.rfile.read(int(self.headers["Content-Length"])))})
+        body = self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def webserver(answer: object) -> Iterator[tuple[DagsterClient, list[dict[str, Any]]]]:
+    asked: list[dict[str, Any]] = []
+    handler = type("Handler", (Answering,), {"answer": answer, "asked": asked})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield DagsterClient(f"http://127.0.0.1:{server.server_port}/prefix/"), asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_what_is_asked_is_in_dagsters_schema() -> None:
+    """Dagster is pinned: a release that changes it fails here."""
+    schema = create_schema().graphql_schema
+    for query in (dagster_client._SENSORS, dagster_client._LAUNCH, dagster_client._STATUS):
+        assert validate(schema, parse(query)) == []
+
+
+def test_a_run_is_launched_as_the_sensor_would() -> None:
+    with webserver({"data": {"launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": "r1"}}}}) as (
+        client,
+        asked,
+    ):
+        assert client.launch(SENSOR, "words", LAUNCH) == "r1"
+    [request] = asked
+    assert request["path"] == "/prefix/graphql"
+    params = request["variables"]["params"]
+    assert params["selector"] == {
+        "repositoryLocationName": "forebay",
+        "repositoryName": "__repository__",
+        "jobName": "words_batch",
+    }
+    assert params["runConfigData"] == {
+        "ops": {"words__outputs": {"config": {"batch_time": LAUNCH.batch_time, "attempt": 2}}}
+    }
+
+
+def test_any_job_where_the_sensor_is_can_be_launched_and_its_run_followed() -> None:
+    with webserver({"data": {"launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": "r1"}}}}) as (
+        client,
+        asked,
+    ):
+        assert client.launch_job(SENSOR, "words_replay", {"ops": {}}, {"forebay/kind": "replay"}) == "r1"
+    params = asked[0]["variables"]["params"]
+    assert params["selector"]["jobName"] == "words_replay"
+    assert params["executionMetadata"]["tags"] == [{"key": "forebay/kind", "value": "replay"}]
+    with webserver({"data": {"runOrError": {"__typename": "Run", "status": "STARTED"}}}) as (client, _):
+        assert client.run_status("r1") == "STARTED"
+    gone = {"data": {"runOrError": {"__typename": "RunNotFoundError", "message": "no r1"}}}
+    with webserver(gone) as (client, _), pytest.raises(LaunchRefusedError, match="no r1"):
+        client.run_status("r1")
+
+
+def test_dagsters_sensor_knows_a_run_that_was_pushed_by_its_key() -> None:
+    """What `fetch_existing_runs` looks at is what is sent; so the sensor's request of that key makes no second run."""
+    with webserver({"data": {"launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": "r1"}}}}) as (
+        client,
+        asked,
+    ):
+        client.launch(SENSOR, "words", LAUNCH)
+    tags = {tag["key"]: tag["value"] for tag in asked[0]["variables"]["params"]["executionMetadata"]["tags"]}
+    assert {RUN_KEY_TAG, SENSOR_NAME_TAG} <= tags.keys()
+    with dg.DagsterInstance.ephemeral() as instance:
+        pushed = instance.add_run(dg.DagsterRun(job_name="words_batch", tags=tags))
+        request = dg.RunRequest(run_key=LAUNCH.run_key)
+        found = fetch_existing_runs(instance, SimpleNamespace(name="words_batches"), [request])  # type: ignore[arg-type]
+    assert {key: run.run_id for key, run in found.items()} == {LAUNCH.run_key: pushed.run_id}
+
+
+def sensors(*names: str, status: str = "RUNNING", tag: str = "forebay/declaration") -> dict[str, Any]:
+    return {
+        "name": "__repository__",
+        "location": {"name": "forebay"},
+        "sensors": [
+            {"name": name, "tags": [{"key": tag, "value": "abc"}], "sensorState": {"status": status}} for name in names
+        ],
+    }
+
+
+def repositories(*nodes: dict[str, Any]) -> dict[str, Any]:
+    return {"data": {"repositoriesOrError": {"__typename": "RepositoryConnection", "nodes": list(nodes)}}}
+
+
+def test_only_sensors_of_ours_that_are_in_one_place_are_known() -> None:
+    answer = repositories(
+        sensors("words_batches", "twice_batches"),
+        sensors("twice_batches"),
+        sensors("stopped_batches", status="STOPPED"),
+        sensors("others", tag="theirs"),
+    )
+    with webserver(answer) as (client, _):
+        found = client.batch_sensors()
+    assert found == {
+        "words_batches": SENSOR,
+        "stopped_batches": BatchSensor(
+            "stopped_batches", "forebay", "__repository__", is_running=False, declaration="abc"
+        ),
+    }
+
+
+def test_nobody_there_is_known_to_have_done_nothing() -> None:
+    with create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(DagsterUnreachableError):
+        DagsterClient(f"http://127.0.0.1:{port}").launch(SENSOR, "words", LAUNCH)
+
+
+def test_no_answer_in_time_is_unknown() -> None:
+    with create_server(("127.0.0.1", 0)) as silent:
+        client = DagsterClient(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_seconds=0.2)
+        with pytest.raises(DagsterUnansweredError, match="timed out"):
+            client.launch(SENSOR, "words", LAUNCH)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ({"data": {"launchRun": {"__typename": "PipelineNotFoundError", "message": "no job"}}}, LaunchRefusedError),
+        ({"data": {"launchRun": {"__typename": "RunConfigValidationInvalid"}}}, LaunchRefusedError),
+        ({"data": {"launchRun": {"__typename": "PythonError", "message": "lost"}}}, DagsterUnansweredError),
+        ({"errors": [{"message": "no such field"}]}, DagsterUnansweredError),
+        ({"data": None, "errors": []}, DagsterUnansweredError),
+        (b"<html>502</html>", DagsterUnansweredError),
+        ([], DagsterUnansweredError),
+    ],
+)
+def test_what_is_refused_and_what_is_unknown(answer: object, error: type[Exception]) -> None:
+    with webserver(answer) as (client, _), pytest.raises(error):
+        client.launch(SENSOR, "words", LAUNCH)

@@ -1,0 +1,59 @@
+"""ForeachBatchSink and ConsoleSink, without Spark: what they are given, and what they refuse."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from forebay import ConsoleSink, DeclarationError, ForeachBatchSink
+from orchestration.spark.sinks.sink import Guarantee, OutputAttempt
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+TIME = datetime(2026, 1, 1, 12, 0, 10, 500_000, tzinfo=UTC)
+
+
+def attempt(number: int) -> OutputAttempt:
+    return OutputAttempt("words", 1, "counts", TIME, number, f"run{number}")
+
+
+class Shown:
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, object]] = []
+
+    def show(self, rows: int, *, truncate: object) -> None:
+        self.calls.append((rows, truncate))
+
+
+def test_the_function_gets_the_frame_and_an_id_that_is_the_same_for_each_attempt() -> None:
+    calls: list[tuple[object, int]] = []
+
+    def keep(frame: DataFrame, batch_id: int) -> None:
+        calls.append((frame, batch_id))
+
+    sink = ForeachBatchSink(keep)
+    frame = cast("DataFrame", Shown())
+    written = [sink.write(frame, attempt(number)) for number in (1, 2)]
+    assert calls == [(frame, 1_767_268_810_500)] * 2
+    assert [entry.rows for entry in written] == [None, None]
+    assert sink.committed(attempt(2)) is None
+    assert sink.guarantee is Guarantee.AT_LEAST_ONCE
+    assert sink.declaration()["function"].endswith("keep")
+
+
+def test_a_function_that_does_not_take_both_is_refused_where_it_is_declared() -> None:
+    one: Any = lambda frame: None  # noqa: E731  what the test is about
+    with pytest.raises(DeclarationError, match=r"can't be called with \(frame, batch_id\).*write def function"):
+        ForeachBatchSink(one)
+
+
+def test_the_console_says_which_batch_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    frame = Shown()
+    ConsoleSink(rows=5, truncate=False).write(cast("DataFrame", frame), attempt(1))
+    assert frame.calls == [(5, False)]
+    assert "words.counts, batch 2026-01-01T12:00:10.500000+00:00\n" in capsys.readouterr().out
+    with pytest.raises(DeclarationError, match="rows=0"):
+        ConsoleSink(rows=0)

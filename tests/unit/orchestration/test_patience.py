@@ -1,0 +1,63 @@
+"""A commit waits for a driver log that is away; a refusal, and an outage that lasts, come out."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from orchestration import patience
+from orchestration.patience import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, patiently
+from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import sqlalchemy as sa
+
+
+@pytest.fixture(autouse=True)
+def _no_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def connect(engine: object) -> Iterator[object]:
+        yield engine
+
+    monkeypatch.setattr(patience, "connect", connect)
+
+
+class Statement:
+    """Raises each of `errors`, then answers."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    def __call__(self, connection: sa.Connection) -> str:
+        del connection
+        if self.errors:
+            raise self.errors.pop(0)
+        return "done"
+
+
+NO_ENGINE = cast("sa.Engine", None)
+
+
+def test_an_outage_is_waited_for_with_growing_bounded_pauses() -> None:
+    pauses: list[float] = []
+    away = [DriverLogUnavailableError(), OutcomeUnknownError(), *[DriverLogUnavailableError()] * 6]
+    assert patiently(NO_ENGINE, Statement(*away), "commit", pause=pauses.append) == "done"
+    assert pauses[:2] == [FIRST_PAUSE_SECONDS, 2 * FIRST_PAUSE_SECONDS]
+    assert pauses[-1] == LONGEST_PAUSE_SECONDS == max(pauses)
+    assert len(pauses) == len(away)
+
+
+def test_a_refusal_comes_out_at_once() -> None:
+    statement = Statement(AttemptSupersededError(), DriverLogUnavailableError())
+    with pytest.raises(AttemptSupersededError):
+        patiently(NO_ENGINE, statement, "commit", pause=lambda _: None)
+    assert len(statement.errors) == 1
+
+
+def test_an_outage_that_lasts_comes_out() -> None:
+    with pytest.raises(DriverLogUnavailableError):
+        patiently(NO_ENGINE, Statement(DriverLogUnavailableError()), "commit", seconds=0.0, pause=lambda _: None)

@@ -1,0 +1,60 @@
+"""`forebay.testing.run_batch`: what doesn't fit is refused before Spark is asked for anything."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.sources import SocketText
+from forebay.testing import GivenRecordsError, Records, run_batch
+from orchestration.pipeline import EPOCH
+from orchestration.pipeline_testing import _table, _time_of_all
+
+SINK = ParquetSink("never")
+lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+others = Stream("others", SocketText(host="127.0.0.1", port=9998))
+
+
+def pipeline() -> Pipeline:
+    made = Pipeline("p", interval="10s")
+    made.output(inputs=[lines], sink=SINK, name="one")(lambda frame: frame)
+    made.output(inputs=[others.window("60s", slide="40s")], sink=SINK, name="two")(lambda frame: frame)
+    made.output(inputs=[others.window("60s", slide="30s")], sink=SINK, name="three")(lambda frame: frame)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("records", "outputs", "message"),
+    [
+        ({}, None, "reads lines, others, of which no records are given: give some, or none: {lines: \\[\\]}"),
+        ({lines: ["a"]}, None, "reads others, of which"),
+        ({"line": ["a"]}, None, "reads no stream 'line': it reads lines, others"),
+        ({lines: ["a"]}, ["for"], "has no output 'for': it has one, two, three"),
+        ({lines: [{"text": "a"}]}, ["one"], r"columns value: string\): it has no column 'text'"),
+        ({lines: ["a", {"value": "b"}]}, ["one"], "not a mixture"),
+        ({lines: [{"value": 1}]}, ["one"], "stream 'lines'.*Expected bytes, got a 'int'"),
+        ({lines: pa.table({"text": ["a"]})}, ["one"], "it has no column 'text'"),
+        ({lines: pa.table({"value": [[1]]})}, ["one"], "stream 'lines'.*list"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    records: dict[Stream | str, Records], outputs: list[str] | None, message: str
+) -> None:
+    with pytest.raises(GivenRecordsError, match=message):
+        run_batch(pipeline(), records, outputs=outputs)
+
+
+@pytest.mark.parametrize(
+    "records", [[{"value": "a"}, {}], pa.table({"value": pa.array(["a", None], pa.large_string())})]
+)
+def test_records_get_the_streams_columns(records: Records) -> None:
+    assert _table(lines, records) == pa.table({"value": ["a", None]})
+
+
+def test_unless_a_time_is_given_all_outputs_are_due() -> None:
+    time = _time_of_all(pipeline())
+    assert (time - EPOCH) % timedelta(seconds=120) == timedelta(0)
+    assert all(output.is_due(time) for output in pipeline().outputs.values())

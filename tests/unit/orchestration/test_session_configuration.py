@@ -1,0 +1,131 @@
+"""A pipeline's Spark configuration comes from one place: settings, then what build_definitions was given."""
+
+from __future__ import annotations
+
+import re
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestration.dagster_defs.assets import output_assets
+from orchestration.dagster_defs.spark_resource import SparkResourceError, spark_configuration
+from orchestration.settings import Settings
+from orchestration.spark import shipping
+from orchestration.spark.session import session_configuration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestration.pipeline import Pipeline
+
+CLUSTERS = Path(__file__).parents[3] / "docs" / "how-to" / "clusters.md"
+
+
+def settings(**values: object) -> Settings:
+    return Settings.model_validate(values)
+
+
+def test_a_local_session_keeps_to_loopback_and_one_on_a_cluster_does_not() -> None:
+    local = session_configuration(settings())
+    assert (local["spark.master"], local["spark.driver.host"]) == ("local[*]", "127.0.0.1")
+    cluster = session_configuration(settings(spark_master="spark://m:7077"))
+    assert cluster["spark.master"] == "spark://m:7077"
+    assert "spark.driver.host" not in cluster
+    assert cluster["spark.sql.session.timeZone"] == "UTC"
+
+
+def test_what_is_given_goes_before_settings_and_those_before_our_own() -> None:
+    of_settings = settings(
+        spark_master="spark://m:7077",
+        spark_configuration={"spark.executor.memory": "1g", "spark.sql.shuffle.partitions": "9"},
+    )
+    made = session_configuration(of_settings, {"spark.executor.memory": "2g", "spark.master": "local[3]"})
+    assert (made["spark.executor.memory"], made["spark.sql.shuffle.partitions"]) == ("2g", "9")
+    assert (made["spark.master"], made["spark.driver.host"]) == ("local[3]", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        settings(spark_master="sc://h:1", spark_configuration={"spark.sql.shuffle.partitions": "3"}),
+        settings(spark_configuration={"spark.remote": "sc://h:1", "spark.sql.shuffle.partitions": "3"}),
+        settings(
+            spark_configuration={"spark.remote": "sc://h:1", "spark.sql.shuffle.partitions": "3", "spark.master": "x"}
+        ),
+    ],
+)
+def test_a_connect_server_gets_what_was_asked_for_alone(asked: Settings) -> None:
+    assert session_configuration(asked) == {"spark.remote": "sc://h:1", "spark.sql.shuffle.partitions": "3"}
+
+
+def test_settings_are_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in re.findall(
+        r"^FOREBAY_SPARK_CONFIGURATION='(.*)'$", CLUSTERS.read_text(encoding="utf-8"), re.MULTILINE
+    ):
+        monkeypatch.setenv("FOREBAY_SPARK_CONFIGURATION", value)
+        made = settings().spark_configuration
+        assert made
+        assert all(name.startswith("spark.") for name in made)
+
+
+def test_a_resource_is_flattened_as_spark_names_things() -> None:
+    dagster_pyspark = pytest.importorskip("dagster_pyspark")
+    resource = dagster_pyspark.PySparkResource(
+        spark_config={"spark.master": "local[1]", "spark": {"executor": {"memory": "2g"}, "ui.enabled": False, "x": 1}}
+    )
+    assert spark_configuration(resource) == {
+        "spark.master": "local[1]",
+        "spark.executor.memory": "2g",
+        "spark.ui.enabled": "false",
+        "spark.x": "1",
+    }
+    assert spark_configuration(None) == {}
+
+
+def test_what_is_no_resource_is_refused() -> None:
+    with pytest.raises(SparkResourceError, match="PySparkResource"):
+        spark_configuration("spark://m:7077")
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("definitions", None)
+
+
+def test_the_pages_definitions_carry_their_configuration(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestration.dagster_defs import build_definitions as module  # noqa: PLC0415
+
+    seen: list[object] = []
+
+    def noted(pipeline: Pipeline, spark: dict[str, str]) -> object:
+        seen.append(spark)
+        return output_assets(pipeline, spark)
+
+    monkeypatch.setattr(module, "output_assets", noted)
+    [code] = re.findall(
+        r"^```python file=definitions\.py\n(.*?)^```$", CLUSTERS.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    (modules / "definitions.py").write_text(code, encoding="utf-8")
+    __import__("definitions")
+    assert seen == [{"spark.master": "spark://spark-master:7077", "spark.executor.memory": "4g"}]
+
+
+def test_the_archive_is_the_code_that_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = shipping.code_archive(tmp_path)
+    assert shipping.code_archive(tmp_path) == archive
+    with zipfile.ZipFile(archive) as read:
+        names = set(read.namelist())
+    assert {"orchestration/spark/data_source.py", "receiver_runtime/block_store/frame.py"} <= names
+    assert {name.partition("/")[0] for name in names} == set(shipping.PACKAGES)
+    root = tmp_path / "changed"
+    for package in shipping.PACKAGES:
+        (root / package).mkdir(parents=True)
+        (root / package / "__init__.py").write_text("")
+    monkeypatch.setattr(shipping, "_ROOT", root)
+    assert shipping.code_archive(tmp_path) != archive

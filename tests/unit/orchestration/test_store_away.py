@@ -1,0 +1,53 @@
+"""A store that is away is told from a block that is missing, also through a Spark task's text."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from orchestration.store_away import LONGEST_PAUSE, pause_after, store_away
+from receiver_runtime.block_store.errors import BlockMissingError, StoreUnavailableError
+
+AWAY = StoreUnavailableError("/blocks", "there is no such directory")
+
+
+class SparkError(Exception):
+    """As Spark raises them: the task's stack is in the text."""
+
+
+SparkError.__module__ = "pyspark.errors.exceptions.captured"
+TEXT = f"""[PYTHON_DATA_SOURCE_ERROR] Failed to read:
+Traceback (most recent call last):
+  File "x.py", line 1, in read
+receiver_runtime.block_store.errors.StoreUnavailableError: {AWAY}
+ SQLSTATE: 38000"""
+
+
+def caused_by(cause: Exception) -> Exception:
+    error = RuntimeError("the output failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("error", [AWAY, caused_by(AWAY), SparkError(TEXT), caused_by(SparkError(TEXT))])
+def test_a_store_that_is_away_is_seen_with_what_it_said(error: Exception) -> None:
+    assert store_away(error) == str(AWAY)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BlockMissingError("/blocks/1", 0, 10, "no such file"),
+        SparkError(TEXT.replace("StoreUnavailable", "BlockMissing")),
+        RuntimeError(TEXT),
+        OSError("disk on fire"),
+    ],
+)
+def test_anything_else_counts_as_a_failure(error: Exception) -> None:
+    assert store_away(error) is None
+
+
+def test_the_pauses_grow_to_a_minute() -> None:
+    assert pause_after(1) < pause_after(2) < timedelta(seconds=10)
+    assert pause_after(50) == LONGEST_PAUSE

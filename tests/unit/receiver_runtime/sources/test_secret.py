@@ -1,0 +1,127 @@
+"""Secrets by reference: what is taken, what is refused, and that no message holds one."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from forebay import EnvVar, Secret
+from receiver_runtime.receivers.tcp import TlsFileError, server_context
+from receiver_runtime.sources.base import SourceError
+from receiver_runtime.sources.secret import SecretError
+from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.sources.source_registry import parse_source
+from receiver_runtime.sources.tcp import Tls
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LITERAL = "hunter2-hunter2"
+
+
+class Declaration(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    password: Secret | None = None
+
+
+class DagstersEnvVar(str):
+    """As `dagster.EnvVar` is: text that says it is a variable's name."""
+
+    __slots__ = ()
+
+    @property
+    def env_var_name(self) -> str:
+        return str(self)
+
+
+@pytest.mark.parametrize("value", [EnvVar("PASSWORD"), "env:PASSWORD", DagstersEnvVar("PASSWORD")])
+def test_a_reference_is_stored_as_itself_and_resolved_when_it_is_asked_for(
+    value: str | Secret, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSWORD", LITERAL)
+    declared = Declaration.model_validate({"password": value})
+    assert declared.model_dump(mode="json") == {"password": "env:PASSWORD"}
+    assert Declaration.model_validate_json(declared.model_dump_json()) == declared
+    assert declared.password is not None
+    assert declared.password.resolve() == LITERAL
+    for shown in (repr(declared), str(declared.password), repr(declared.password)):
+        assert LITERAL not in shown
+
+
+def test_a_file_is_read_when_it_is_asked_for_without_its_last_lines_end(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    secret = Secret(f"file:{file}")
+    with pytest.raises(SecretError, match=r"No such file.*put the secret there"):
+        secret.resolve()
+    file.write_text("a b \n")
+    assert secret.resolve() == "a b "
+    file.write_text("\n")
+    with pytest.raises(SecretError, match="is empty"):
+        secret.resolve()
+
+
+def test_a_literal_is_refused_by_a_sentence_that_says_what_to_write_and_not_what_was_written() -> None:
+    for value in (LITERAL, {LITERAL: 1}, b"hunter2-hunter2"):
+        with pytest.raises(ValidationError) as raised:
+            Declaration.model_validate({"password": value})
+        assert "given by reference" in str(raised.value)
+        assert '"env:NAME"' in str(raised.value)
+        assert LITERAL not in str(raised.value)
+        assert LITERAL not in repr(raised.value)
+
+
+@pytest.mark.parametrize("reference", ["env:", "env:A B", "file:relative", "file:"])
+def test_a_reference_that_nobody_could_follow_is_refused(reference: str) -> None:
+    with pytest.raises(SecretError, match=r"write"):
+        Secret(reference)
+
+
+def test_a_variable_that_is_not_set_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOT_SET", raising=False)
+    with pytest.raises(SecretError, match=r"the environment variable NOT_SET is not set.*set it where"):
+        EnvVar("NOT_SET").resolve()
+
+
+def encrypted_certificate(folder: Path) -> Tls:
+    """A certificate of our own, whose key has the passphrase LITERAL."""
+    subject = ["-subj", "/CN=localhost", "-days", "1", "-newkey", "rsa:2048"]
+    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
+    command = ["openssl", "req", "-x509", *subject, *files, "-passout", f"pass:{LITERAL}"]
+    subprocess.run(command, check=True, capture_output=True)
+    return Tls.model_validate(
+        {
+            "certificate_file": str(folder / "certificate.pem"),
+            "key_file": str(folder / "key.pem"),
+            "key_password": "env:KEY_PASSWORD",
+        }
+    )
+
+
+def test_a_tls_keys_passphrase_is_a_secret_of_the_receivers_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = encrypted_certificate(tmp_path)
+    with pytest.raises(TlsFileError, match=r"key_password: the environment variable KEY_PASSWORD is not set"):
+        server_context(tls)
+    monkeypatch.setenv("KEY_PASSWORD", "wrong-" + LITERAL)
+    with pytest.raises(TlsFileError) as raised:
+        server_context(tls)
+    assert LITERAL not in str(raised.value)
+    with pytest.raises(TlsFileError, match="give key_password"):
+        server_context(tls.model_copy(update={"key_password": None}))
+    monkeypatch.setenv("KEY_PASSWORD", LITERAL)
+    assert server_context(tls).cert_store_stats() is not None
+
+
+def test_a_passphrase_by_itself_is_refused_and_not_repeated() -> None:
+    tls = {"certificate_file": "/c.pem", "key_password": LITERAL}
+    with pytest.raises(ValidationError, match="given by reference") as refused:
+        SocketText.model_validate({"listen": "0.0.0.0:9999", "tls": tls})
+    assert LITERAL not in str(refused.value)
+    with pytest.raises(SourceError, match="given by reference") as stored:
+        parse_source({"kind": "socket_text", "listen": "0.0.0.0:9999", "tls": tls})
+    assert LITERAL not in str(stored.value)

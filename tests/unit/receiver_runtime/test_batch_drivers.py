@@ -1,0 +1,116 @@
+"""The agent's batch drivers, with small scripts in their place."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from receiver_runtime.batch_drivers import BatchDrivers
+from tests.polling import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Says that it is ready; asks to be replaced when its file is there; ends when told to drain, or when its agent is gone.
+DRIVER = """
+import os, pathlib, select, sys, time
+os.write(0, b"ready\\n")
+flag, said = pathlib.Path(sys.argv[1]), False
+while True:
+    if not said and flag.exists() and flag.read_text() == str(os.getpid()):
+        said = True
+        os.write(0, b"recycle because\\n")
+    if select.select([0], [], [], 0.01)[0]:
+        data = os.read(0, 100)
+        sys.exit(0 if data in (b"", b"drain\\n") else 7)
+"""
+
+
+class Rig:
+    def __init__(self, directory: Path, script: str = DRIVER, wanted: int = 1) -> None:
+        self.flag = directory / "flag"
+        self.ended: list[int] = []
+        self.drivers = BatchDrivers([sys.executable, "-c", script, str(self.flag)], directory, wanted=wanted)
+
+    def tick(self) -> None:
+        self.ended += self.drivers.tick()
+
+    def pids(self) -> list[int]:
+        return [driver.process.pid for driver in self.drivers._drivers]
+
+    def ready(self) -> list[int]:
+        return [driver.process.pid for driver in self.drivers._drivers if driver.ready]
+
+    def until(self, what: str, predicate: object) -> None:
+        def look() -> object:
+            self.tick()
+            return predicate()  # type: ignore[operator]
+
+        eventually(look, what)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.drivers.stop()
+
+
+def test_one_is_started_and_drains_with_its_agent(rig: Rig) -> None:
+    rig.until("it is ready", rig.ready)
+    pid = rig.pids()[0]
+    assert rig.drivers.stop() == [pid]
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_successor_is_ready_before_the_old_one_drains(rig: Rig) -> None:
+    rig.until("it is ready", rig.ready)
+    old = rig.pids()[0]
+    rig.flag.write_text(str(old), encoding="utf-8")
+    seen_together: list[int] = []
+
+    def replaced() -> bool:
+        if len(rig.ready()) == 2:
+            seen_together[:] = rig.ready()
+        return old in rig.ended
+
+    rig.until("the old one has ended", replaced)
+    assert old in seen_together
+    assert rig.ready() == [pid for pid in seen_together if pid != old]
+
+
+def test_a_killed_one_is_reported_and_started_again(rig: Rig) -> None:
+    rig.until("it is ready", rig.ready)
+    old = rig.pids()[0]
+    psutil.Process(old).kill()
+    rig.until("another one is ready", lambda: rig.ready() and rig.ready() != [old])
+    assert rig.ended == [old]
+
+
+def test_one_that_ends_at_once_is_started_ever_later(tmp_path: Path) -> None:
+    now = [0.0]
+    drivers = BatchDrivers([sys.executable, "-c", "raise SystemExit(5)"], tmp_path, clock=lambda: now[0])
+    starts: list[float] = []
+    for _ in range(4):
+        # Nothing is due while the clock stands, so that what follows is the end of the one that this starts.
+        assert drivers.tick() == []
+        eventually(drivers.tick, "it has ended")
+        starts.append(drivers._not_before - now[0])
+        now[0] = drivers._not_before
+    assert starts == sorted(starts)
+    assert starts[-1] > 2 * starts[0]
+    drivers.stop()
+
+
+def test_the_number_may_change(rig: Rig) -> None:
+    rig.until("it is ready", rig.ready)
+    first = rig.pids()[0]
+    rig.drivers.wanted = 2
+    rig.until("two are ready", lambda: len(rig.ready()) == 2)
+    rig.drivers.wanted = 1
+    rig.until("one has drained", lambda: rig.ended)
+    assert rig.pids() == [first], "the one that has been there longer stays"

@@ -1,0 +1,97 @@
+-- claim_replay: a run takes the next attempt of a batch that is COMPLETED or QUARANTINED, to run it again.
+--
+-- The batch keeps its state, its attempt and its output until the replay has succeeded. It counts neither in
+-- max_attempts nor in concurrent_batches. It is refused before anything is written where a block of the batch, or of
+-- the window of length `reach` that ends with it, is no longer there.
+-- A run that was launched again under its own id gets the attempt that it already has.
+-- Locks: the receivers' rows FOR SHARE, by id, which hold clean-up back until this attempt can be seen; the batch's
+-- row; what may still be read is looked at in a later statement.
+CREATE FUNCTION forebay.claim_replay(
+    pipeline bigint, at_time timestamptz, claiming_run text, claiming_process bigint, reach interval)
+RETURNS TABLE (outcome text, detail text, number integer)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    -- A window is (at_time - reach, at_time]; times are whole microseconds.
+    after timestamptz := at_time - greatest(reach, interval '1 us');
+    batch batches;
+    held batch_attempts;
+    missing record;
+BEGIN
+    PERFORM 1 FROM receivers r
+    WHERE r.id IN (SELECT a.receiver_id FROM batch_allocations a
+                   WHERE a.pipeline_id = pipeline AND a.batch_time > after AND a.batch_time <= at_time)
+    ORDER BY r.id FOR SHARE;
+    SELECT * INTO batch FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = at_time FOR UPDATE;
+    IF NOT FOUND THEN
+        outcome := 'no batch';
+        detail := format('pipeline %s has no batch at %s', pipeline, at_time);
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    SELECT * INTO held FROM batch_attempts a
+    WHERE a.pipeline_id = pipeline AND a.batch_time = at_time AND a.state = 'RUNNING';
+    IF held.kind = 'replay' AND held.run_id = claiming_run THEN
+        UPDATE batch_attempts SET process_id = claiming_process
+        WHERE pipeline_id = pipeline AND batch_time = at_time AND attempt = held.attempt;
+        outcome := 'claimed';
+        number := held.attempt;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    IF held.attempt IS NOT NULL THEN
+        outcome := 'held';
+        detail := format('a replay of batch %s was asked for; its attempt %s (%s) is running in run %s',
+                         at_time, held.attempt, held.kind, held.run_id);
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    IF batch.state NOT IN ('COMPLETED', 'QUARANTINED') THEN
+        outcome := 'held';
+        detail := format('batch %s is %s, and only one that is COMPLETED or QUARANTINED can be replayed',
+                         at_time, batch.state);
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.low_mark, a.sequences, a.batch_time,
+           a.records - coalesce(there.records, 0) AS records
+    INTO missing
+    FROM batch_allocations a
+    JOIN receivers r ON r.id = a.receiver_id
+    JOIN streams s ON s.id = r.stream_id
+    CROSS JOIN LATERAL (
+        SELECT sum(e.records) AS records FROM (
+            SELECT b.sequence, b.records FROM blocks b
+            WHERE b.receiver_id = a.receiver_id AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences)
+            UNION
+            SELECT k.sequence, k.records FROM kept_blocks k
+            WHERE k.pipeline_id = pipeline AND k.batch_time = at_time AND k.receiver_id = a.receiver_id
+              AND k.sequence <@ a.sequences) AS e) AS there
+    WHERE a.pipeline_id = pipeline AND a.batch_time > after AND a.batch_time <= at_time
+      AND lower(a.sequences) <= r.low_mark AND a.records > coalesce(there.records, 0)
+    ORDER BY a.batch_time DESC, a.receiver_id LIMIT 1;
+    IF missing.receiver_id IS NOT NULL THEN
+        outcome := 'not retained';
+        SELECT format(
+            'batch %s%s can''t be replayed: of the blocks %s to %s of receiver %s/%s, %s records were cleaned up at %s',
+            at_time, CASE WHEN missing.batch_time = at_time THEN ''
+                          ELSE format(' (with the batch of %s in its window)', missing.batch_time) END,
+            lower(missing.sequences), least(upper(missing.sequences) - 1, missing.low_mark), missing.stream,
+            missing.ordinal, missing.records, coalesce(to_char(max(c.at), 'YYYY-MM-DD HH24:MI:SSOF'), 'a time unknown'))
+        INTO detail
+        FROM cleanup_events c WHERE c.receiver_id = missing.receiver_id AND c.sequences && missing.sequences;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    SELECT greatest(batch.attempt, coalesce(max(a.attempt), 0)) + 1 INTO number FROM batch_attempts a
+    WHERE a.pipeline_id = pipeline AND a.batch_time = at_time;
+    INSERT INTO batch_attempts (pipeline_id, batch_time, attempt, run_id, process_id, kind, reach)
+    VALUES (pipeline, at_time, number, claiming_run, claiming_process, 'replay', claim_replay.reach);
+    outcome := 'claimed';
+    RETURN NEXT;
+END
+$$;

@@ -1,0 +1,58 @@
+-- clean_up_events: forgets what happened longer than `keep` ago, at most max_rows of each table's oldest rows.
+--
+-- A receiver's newest event of each kind stays (its last error, its last start), and so does each clean-up that took
+-- records that nothing had read, which explains a gap. A process that has ended stays while a receiver names it, and an
+-- agent stays: the next of its name goes on from it.
+-- Locks: the leader's row FOR SHARE first; then only rows that nothing else changes.
+CREATE FUNCTION forebay.clean_up_events(of_term bigint, keep interval, max_rows bigint)
+RETURNS TABLE (outcome text, events bigint, more boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    before timestamptz := clock_timestamp() - keep;
+    gone bigint;
+BEGIN
+    events := 0;
+    more := false;
+    IF of_term IS NOT NULL AND NOT leads(of_term) THEN
+        outcome := 'deposed';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    outcome := 'cleaned';
+
+    DELETE FROM receiver_events v WHERE v.id IN (
+        SELECT o.id FROM receiver_events o
+        WHERE o.at < before AND EXISTS (SELECT FROM receiver_events n
+                                        WHERE n.receiver_id = o.receiver_id AND n.kind = o.kind AND n.id > o.id)
+        ORDER BY o.id LIMIT max_rows);
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    events := events + gone;
+    more := more OR gone = max_rows;
+
+    DELETE FROM cleanup_events e WHERE e.id IN (
+        SELECT o.id FROM cleanup_events o WHERE o.at < before AND o.unread_records = 0 ORDER BY o.id LIMIT max_rows);
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    events := events + gone;
+    more := more OR gone = max_rows;
+
+    DELETE FROM dead_letters d WHERE d.id IN (
+        SELECT o.id FROM dead_letters o WHERE o.added_at < before ORDER BY o.id LIMIT max_rows);
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    events := events + gone;
+    more := more OR gone = max_rows;
+
+    DELETE FROM processes p WHERE p.id IN (
+        SELECT o.id FROM processes o
+        WHERE o.ended_at < before AND o.kind IN ('receiver', 'batch run')
+              AND NOT EXISTS (SELECT FROM receivers r WHERE r.process_id = o.id)
+              AND NOT EXISTS (SELECT FROM batch_attempts a WHERE a.process_id = o.id AND a.state = 'RUNNING')
+        ORDER BY o.id LIMIT max_rows);
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    events := events + gone;
+    more := more OR gone = max_rows;
+    RETURN NEXT;
+END
+$$;

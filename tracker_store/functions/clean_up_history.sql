@@ -1,0 +1,68 @@
+-- clean_up_history: forgets a pipeline's oldest batches that nobody can still ask for, at most max_rows of them.
+--
+-- A batch goes, with its ranges, attempts and commits, when it is COMPLETED or DISCARDED, older than `keep`, and so old
+-- that neither a window, nor a replay, nor clean-up of blocks counts from it (the pipeline's retention, back from the
+-- oldest batch that is not finished). The newest always stays. One that is quarantined stays until it is replayed or
+-- discarded; `history_from` says from where on there are all.
+-- What is forgotten can't come again: its time has passed (allocate_blocks_to_batch), and an attempt finds no batch.
+-- Locks: the leader's row FOR SHARE, the pipeline's row, then the batches.
+CREATE FUNCTION forebay.clean_up_history(of_term bigint, pipeline bigint, keep interval, max_rows bigint)
+RETURNS TABLE (outcome text, batches bigint, more boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    locked pipelines;
+    before timestamptz;
+    goes_to timestamptz;
+    looked_at bigint;
+    gone timestamptz[];
+BEGIN
+    batches := 0;
+    more := false;
+    IF of_term IS NOT NULL AND NOT leads(of_term) THEN
+        outcome := 'deposed';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    outcome := 'cleaned';
+    SELECT * INTO locked FROM pipelines p WHERE p.id = pipeline FOR NO KEY UPDATE;
+    before := CASE
+        WHEN locked.removed_at < clock_timestamp() - keep THEN 'infinity'
+        WHEN locked.removed_at IS NOT NULL THEN '-infinity'
+        ELSE least(clock_timestamp() - greatest(keep, locked.retention), locked.last_batch_time - locked.retention,
+                   (SELECT min(t.batch_time) FROM batches t
+                    WHERE t.pipeline_id = pipeline AND t.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED'))
+                   - locked.retention) END;
+    SELECT max(o.batch_time), count(*) INTO goes_to, looked_at FROM (
+        SELECT t.batch_time FROM batches t
+        WHERE t.pipeline_id = pipeline AND t.batch_time < before
+              AND t.batch_time >= coalesce(locked.history_from, '-infinity')
+        ORDER BY t.batch_time LIMIT max_rows) AS o;
+    goes_to := coalesce(goes_to, locked.history_from);
+    IF goes_to IS NULL THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    SELECT array_agg(o.batch_time) INTO gone FROM (
+        SELECT t.batch_time FROM batches t
+        WHERE t.pipeline_id = pipeline AND t.batch_time <= goes_to AND t.batch_time < before
+              AND t.state IN ('COMPLETED', 'DISCARDED')
+        ORDER BY t.batch_time FOR UPDATE) AS o;
+    -- Looked at only now that they are locked: a replay may have begun meanwhile.
+    SELECT array_agg(g.batch_time) INTO gone FROM unnest(gone) AS g(batch_time)
+    WHERE NOT EXISTS (SELECT FROM batch_attempts a WHERE a.pipeline_id = pipeline
+                      AND a.batch_time = g.batch_time AND a.state = 'RUNNING');
+    batches := coalesce(cardinality(gone), 0);
+    more := looked_at = max_rows;
+    DELETE FROM output_commits c WHERE c.pipeline_id = pipeline AND c.batch_time = ANY (gone);
+    DELETE FROM batch_allocations a WHERE a.pipeline_id = pipeline AND a.batch_time = ANY (gone);
+    DELETE FROM batch_attempts a WHERE a.pipeline_id = pipeline AND a.batch_time = ANY (gone);
+    DELETE FROM batches t WHERE t.pipeline_id = pipeline AND t.batch_time = ANY (gone);
+    IF looked_at > 0 THEN
+        UPDATE pipelines SET history_from = goes_to + interval '1 us' WHERE id = pipeline;
+    END IF;
+    RETURN NEXT;
+END
+$$;

@@ -1,0 +1,15 @@
+-- leads: whether the tracker of this term leads, and goes on leading until the caller's transaction ends.
+--
+-- For functions of the leader's, as their first statement: what they read after it is from a later snapshot, so that a
+-- tracker that waited here while another took over changes nothing.
+-- Locks: the leader's row FOR SHARE.
+CREATE FUNCTION forebay.leads(of_term bigint)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+AS $$
+BEGIN
+    PERFORM 1 FROM leadership l WHERE l.term = of_term FOR SHARE;
+    RETURN FOUND;
+END
+$$;

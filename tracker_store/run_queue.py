@@ -1,0 +1,297 @@
+"""Statements on `batch_drivers` and `run_queue`: which driver may be given runs, and which runs wait for one.
+
+A row of `run_queue` is a Dagster run that was handed over and has not ended: its launcher enqueues it, a driver claims
+and then finishes it. A row of `batch_drivers` belongs to a row of `processes`, whose end is its end.
+"""
+
+from __future__ import annotations
+
+import select
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import psycopg2
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from tracker_store.engine import named_failures
+from tracker_store.errors import DriverLogUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracker_store.schema import BatchDriverState
+
+# NOTIFY on this says that a location's queue has a new run (payload: the location) …
+QUEUED_CHANNEL = "forebay_run_queued"
+# … and on this that a run is to be cancelled (payload: the run's id).
+CANCEL_CHANNEL = "forebay_run_cancel"
+
+# So long a driver that starts is waited for.
+STARTING_COUNTS = timedelta(seconds=60)
+# So long after one died at work the next one is waited for. (The agent's word for it.)
+CRASHED_COUNTS = timedelta(seconds=15)
+CRASHED = "its process ended"
+
+
+class WorkerState(StrEnum):
+    """What became of a run that was handed over."""
+
+    QUEUED = "queued"  # waits, and a driver of its location lives
+    ABANDONED = "abandoned"  # waits, and none does
+    RUNNING = "running"  # a driver that lives has it
+    LOST = "lost"  # its driver has ended
+
+
+@dataclass(frozen=True, slots=True)
+class RunWorker:
+    """Where a run is that was handed over; `driver` is empty while it waits; `seconds` since it was handed over."""
+
+    state: WorkerState
+    driver: str
+    why: str
+    seconds: float
+
+
+def register_batch_driver(connection: sa.Connection, *, process_id: int, location: str) -> None:
+    """Note a driver that is starting. Locks: the new row, and rows that ended drivers left.
+
+    Rows of drivers that ended an hour ago go, with the runs that they had: Dagster has ended those long since.
+    """
+    with named_failures():
+        connection.execute(
+            sa.text(
+                "WITH ended AS (DELETE FROM forebay.batch_drivers d USING forebay.processes p "
+                "  WHERE p.id = d.process_id AND p.ended_at < clock_timestamp() - interval '1 hour' "
+                "  RETURNING d.process_id), "
+                "swept AS (DELETE FROM forebay.run_queue q USING ended e WHERE q.process_id = e.process_id) "
+                "INSERT INTO forebay.batch_drivers (process_id, location) VALUES (:process, :location)"
+            ),
+            {"process": process_id, "location": location},
+        )
+
+
+def set_batch_driver_state(connection: sa.Connection, *, process_id: int, state: BatchDriverState) -> None:
+    """Say whether a driver may be given runs. Locks: its row, so that who enqueues is before or after it."""
+    with named_failures():
+        connection.execute(
+            sa.text(
+                "UPDATE forebay.batch_drivers SET state = :state, since = clock_timestamp() WHERE process_id = :process"
+            ),
+            {"process": process_id, "state": state.value},
+        )
+
+
+def remove_batch_driver(connection: sa.Connection, *, process_id: int) -> None:
+    """Take a driver's row away at its own end. Locks: the row."""
+    with named_failures():
+        connection.execute(
+            sa.text("DELETE FROM forebay.batch_drivers WHERE process_id = :process"), {"process": process_id}
+        )
+
+
+def has_ready_driver(connection: sa.Connection, *, location: str, other_than: int = 0) -> bool:
+    """Whether a driver of `location` lives that takes runs. No locks."""
+    with named_failures():
+        ready: bool = connection.execute(
+            sa.text(
+                "SELECT EXISTS (SELECT FROM forebay.batch_drivers d JOIN forebay.processes p ON p.id = d.process_id "
+                "WHERE d.location = :location AND d.state = 'READY' AND p.ended_at IS NULL AND d.process_id <> :other)"
+            ),
+            {"location": location, "other": other_than},
+        ).scalar_one()
+    return ready
+
+
+def has_waiting_run(connection: sa.Connection, *, location: str) -> bool:
+    """Whether a run of `location` waits for a driver. No locks."""
+    with named_failures():
+        waits: bool = connection.execute(
+            sa.text("SELECT EXISTS (SELECT FROM forebay.run_queue WHERE location = :location AND process_id IS NULL)"),
+            {"location": location},
+        ).scalar_one()
+    return waits
+
+
+def enqueue_run(connection: sa.Connection, *, run_id: str, location: str) -> bool:
+    """Hand a run to the drivers of `location`; False where none takes runs, and nothing is done then.
+
+    One that starts counts too, for a while, unless one has just died of starting; and one that has just died at work,
+    for its agent starts another: both take the run sooner than a process that is started now beside them.
+    Locks: one such driver's row FOR SHARE, so that a driver that stops taking runs sees this one, or is not counted on;
+    the new row. A run that is there already stays as it is.
+    """
+    with named_failures():
+        return (
+            connection.execute(
+                sa.text(
+                    "WITH drivers AS (SELECT d.process_id, d.state, d.since, p.ended_at, p.end_reason "
+                    "  FROM forebay.batch_drivers d JOIN forebay.processes p ON p.id = d.process_id "
+                    "  WHERE d.location = :location), "
+                    "counts AS (SELECT d.process_id FROM drivers d WHERE "
+                    "  d.state = 'READY' AND (d.ended_at IS NULL OR (d.end_reason = :crashed "
+                    "    AND d.ended_at > clock_timestamp() - CAST(:crashed_counts AS interval))) "
+                    "  OR d.state = 'STARTING' AND d.ended_at IS NULL "
+                    "    AND d.since > clock_timestamp() - CAST(:starting_counts AS interval) "
+                    "    AND NOT EXISTS (SELECT FROM drivers o WHERE o.state = 'STARTING' "
+                    "      AND o.ended_at > clock_timestamp() - 2 * CAST(:starting_counts AS interval))), "
+                    "driver AS (SELECT d.process_id FROM forebay.batch_drivers d JOIN counts c USING (process_id) "
+                    "  WHERE d.state <> 'DRAINING' LIMIT 1 FOR SHARE OF d), "
+                    "queued AS (INSERT INTO forebay.run_queue (run_id, location) "
+                    "  SELECT :run, :location FROM driver "
+                    "  ON CONFLICT (run_id) DO UPDATE SET location = excluded.location RETURNING run_id) "
+                    "SELECT pg_notify(:channel, :location) FROM queued"
+                ),
+                {
+                    "run": run_id,
+                    "location": location,
+                    "channel": QUEUED_CHANNEL,
+                    "starting_counts": STARTING_COUNTS,
+                    "crashed": CRASHED,
+                    "crashed_counts": CRASHED_COUNTS,
+                },
+            ).one_or_none()
+            is not None
+        )
+
+
+def claim_run(connection: sa.Connection, *, process_id: int, location: str) -> str | None:
+    """Take the run of `location` that waits longest; None where none waits, or where this driver was declared dead.
+
+    Locks: the process's row FOR SHARE (it must live), one waiting row, passing over those that others are claiming.
+    """
+    with named_failures():
+        run_id: str | None = connection.execute(
+            sa.text(
+                "WITH me AS (SELECT p.id FROM forebay.processes p "
+                "  WHERE p.id = :process AND p.ended_at IS NULL FOR SHARE), "
+                "next AS (SELECT q.run_id FROM forebay.run_queue q, me "
+                "  WHERE q.location = :location AND q.process_id IS NULL "
+                "  ORDER BY q.enqueued_at LIMIT 1 FOR UPDATE OF q SKIP LOCKED) "
+                "UPDATE forebay.run_queue q SET process_id = me.id, claimed_at = clock_timestamp() FROM next, me "
+                "WHERE q.run_id = next.run_id RETURNING q.run_id"
+            ),
+            {"process": process_id, "location": location},
+        ).scalar_one_or_none()
+    return run_id
+
+
+def finish_run(connection: sa.Connection, *, run_id: str, process_id: int) -> None:
+    """Take away the row of a run that this driver has ended. Locks: the row."""
+    with named_failures():
+        connection.execute(
+            sa.text("DELETE FROM forebay.run_queue WHERE run_id = :run AND process_id = :process"),
+            {"run": run_id, "process": process_id},
+        )
+
+
+def withdraw_run(connection: sa.Connection, run_id: str) -> bool:
+    """Take back a run that no driver has claimed; whether there was such a one.
+
+    Locks: the row; a claim that is being made is waited for, and comes first.
+    """
+    with named_failures():
+        return (
+            connection.execute(
+                sa.text("DELETE FROM forebay.run_queue WHERE run_id = :run AND process_id IS NULL RETURNING run_id"),
+                {"run": run_id},
+            ).one_or_none()
+            is not None
+        )
+
+
+def request_cancel(connection: sa.Connection, run_id: str) -> bool:
+    """Ask the driver that has a run to cancel it; False where no driver that lives has it. Locks: the row."""
+    with named_failures():
+        return (
+            connection.execute(
+                sa.text(
+                    "WITH asked AS (UPDATE forebay.run_queue q SET cancel_requested = true FROM forebay.processes p "
+                    "  WHERE q.run_id = :run AND p.id = q.process_id AND p.ended_at IS NULL RETURNING q.run_id) "
+                    "SELECT pg_notify(:channel, run_id) FROM asked"
+                ),
+                {"run": run_id, "channel": CANCEL_CHANNEL},
+            ).one_or_none()
+            is not None
+        )
+
+
+def is_cancel_requested(connection: sa.Connection, run_id: str) -> bool:
+    """Whether a run is to be cancelled. No locks."""
+    with named_failures():
+        requested: bool | None = connection.execute(
+            sa.text("SELECT cancel_requested FROM forebay.run_queue WHERE run_id = :run"), {"run": run_id}
+        ).scalar_one_or_none()
+    return bool(requested)
+
+
+def run_worker(connection: sa.Connection, run_id: str) -> RunWorker | None:
+    """Where a run is; None where it was never handed over, or has been finished. No locks."""
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT q.process_id, p.name, p.pid, p.host, p.ended_at, p.end_reason, "
+                "  extract(epoch FROM clock_timestamp() - q.enqueued_at) AS seconds, "
+                "  EXISTS (SELECT FROM forebay.batch_drivers d JOIN forebay.processes o ON o.id = d.process_id "
+                "          WHERE d.location = q.location AND o.ended_at IS NULL) AS served "
+                "FROM forebay.run_queue q LEFT JOIN forebay.processes p ON p.id = q.process_id WHERE q.run_id = :run"
+            ),
+            {"run": run_id},
+        ).one_or_none()
+    if row is None:
+        return None
+    seconds = float(row.seconds)
+    if row.process_id is None:
+        if row.served:
+            return RunWorker(WorkerState.QUEUED, "", "it waits for a batch driver", seconds)
+        return RunWorker(WorkerState.ABANDONED, "", "no batch driver of its code location lives", seconds)
+    driver = f"{row.name} (process {row.process_id}, pid {row.pid} on {row.host})"
+    if row.ended_at is None:
+        return RunWorker(WorkerState.RUNNING, driver, "", seconds)
+    return RunWorker(WorkerState.LOST, driver, row.end_reason or "it ended", seconds)
+
+
+class Notifications:
+    """A session of its own that listens on some channels; one thread's."""
+
+    def __init__(self, engine: sa.Engine, channels: Sequence[str]) -> None:
+        """Opens at the first `wait`, and anew after each failure."""
+        self._engine = engine
+        self._channels = channels
+        self._connection: sa.Connection | None = None
+
+    def wait(self, timeout: float) -> list[str]:
+        """The payloads that have come, as soon as there is one; empty after `timeout` seconds.
+
+        Whoever listens anew has missed what came before: the first call, and the one after a failure, return at once
+        with nothing. Raises DriverLogUnavailableError.
+        """
+        try:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+                # The pool would give a session that listens to somebody else.
+                self._connection.detach()
+                for channel in self._channels:
+                    self._connection.exec_driver_sql(f'LISTEN "{channel}"')
+                return []
+            # psycopg2's own, which has what SQLAlchemy does not know of.
+            listening: Any = self._connection.connection.dbapi_connection
+            select.select([listening], [], [], timeout)
+            listening.poll()
+            payloads = [notify.payload for notify in listening.notifies]
+            listening.notifies.clear()
+        except (psycopg2.Error, DBAPIError, PoolTimeoutError, OSError) as error:
+            self.close()
+            raise DriverLogUnavailableError(str(error).strip()) from error
+        return payloads
+
+    def close(self) -> None:
+        """End the session; a later `wait` opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(DBAPIError, psycopg2.Error):
+                connection.close()
