@@ -51,11 +51,15 @@ def _main() -> None:
     # One copy in memory: with the log there is no need for Spark's default of two, and its documentation says so.
     lines = streaming.socketTextStream("127.0.0.1", order["port"], StorageLevel.MEMORY_AND_DISK)
 
+    output = str(directory / "output")
+
     def write(batch_time: datetime, batch: RDD[str]) -> None:
         at = batch_time.timestamp()
-        frame = session.createDataFrame(batch.map(lambda line: (line,)), "value string")
+        # Asked for here: what the function holds goes into the checkpoint, and a session can't.
+        spark = SparkSession.builder.getOrCreate()
+        frame = spark.createDataFrame(batch.map(lambda line: (line,)), "value string")
         counts = frame.selectExpr("substring_index(value, ' ', 1) AS key").groupBy("key").count()
-        counts.write.mode("overwrite").parquet(str(directory / "output" / f"batch_time={at:.0f}"))
+        counts.write.mode("overwrite").parquet(f"{output}/batch_time={at:.0f}")
         print(json.dumps({"batch_time": at, "written": time.time()}), flush=True)  # noqa: T201  the answer
 
     lines.foreachRDD(write)
