@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage cluster systems s3 namespaces stress soak check wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage cluster systems s3 kafka namespaces stress soak check wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -34,18 +34,19 @@ up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C
 
 # Files are handed out whole, in order: what a module shares is made once, and the slow ones come first.
 WORKERS ?= 2
+IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(STAMP) ## the whole test suite, in two processes; ARGS="tests/unit -k frame" for a part
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 # The driver log's tests; every other version of Postgres that is to be had here.
 POSTGRES_TESTS := tests/integration/tracker_store --ignore=tests/integration/tracker_store/test_embedded_postgres.py
 
 test-postgres: $(STAMP) ## the driver log's tests on Postgres 16, and on each that Debian has installed
-	FOREBAY_TEST_POSTGRES_VERSION=16 $(BIN)/python -m pytest $(POSTGRES_TESTS) $(ARGS)
+	FOREBAY_TEST_POSTGRES_VERSION=16 $(BIN)/python -m pytest $(IN_PARALLEL) $(POSTGRES_TESTS) $(ARGS)
 	@set -e; for folder in /usr/lib/postgresql/*/bin; do \
 	  if [ -x "$$folder/postgres" ]; then \
 	    echo "Postgres of $$folder"; \
-	    FOREBAY_TEST_POSTGRES_BINARIES="$$folder" $(BIN)/python -m pytest $(POSTGRES_TESTS) $(ARGS); \
+	    FOREBAY_TEST_POSTGRES_BINARIES="$$folder" $(BIN)/python -m pytest $(IN_PARALLEL) $(POSTGRES_TESTS) $(ARGS); \
 	  fi; \
 	done
 
@@ -64,6 +65,9 @@ e2e: $(STAMP) ## the UI's pages in a headless Chromium, which must be on PATH; p
 
 s3: $(STAMP) ## the block store on a real S3 server, which Go builds once into ~/.cache/forebay-tests
 	$(BIN)/python -m pytest -m s3 tests/integration/s3 $(ARGS)
+
+kafka: $(STAMP) ## the Kafka source on Apache Kafka itself, which Maven brings into ~/.cache/forebay-tests; needs Java
+	$(BIN)/python -m pytest -m kafka tests/conformance $(ARGS)
 
 namespaces: $(STAMP) ## three hosts as network namespaces, one of them cut off for 30 s and healed; needs root and Go
 	$(BIN)/python -m pytest -m namespaces tests/namespaces $(ARGS)

@@ -1,7 +1,8 @@
-"""What a Dagster code location imports: `build_definitions`."""
+"""What a Dagster code location imports: `build_definitions`, and `is_given_up` for a failure sensor of its own."""
 
 from __future__ import annotations
 
 from orchestration.dagster_defs.build_definitions import build_definitions
+from orchestration.dagster_defs.given_up import is_given_up
 
-__all__ = ["build_definitions"]
+__all__ = ["build_definitions", "is_given_up"]

@@ -24,6 +24,7 @@ from orchestration.lost_blocks import LostBlocks, find_lost_blocks, report_lost_
 from orchestration.output_run import run_output
 from orchestration.patience import patiently
 from orchestration.pipeline import Window
+from orchestration.publishing import publish, publish_what_is_left
 from orchestration.spark.sinks.sink import OutputAttempt
 from orchestration.store_away import pause_after, store_away
 from tracker_store import batches, outputs
@@ -228,10 +229,11 @@ def _run_outputs(
             results.append(
                 OutputResult(output.name, commit.attempt, commit.location, commit.rows, lost.blocks, lost.records)
             )
-        output.sink.publish(results[-1].location, batch_time=batch_time)
+        publish(engine, pipeline_id, output, results[-1].location, batch_time=batch_time)
     patiently(engine, partial(_complete, attempt), "the batch's completion")
     with connect(engine) as connection:
         report_lost_blocks(connection, lost, pipeline=pipeline.name, batch_time=batch_time)
+    publish_what_is_left(engine, pipeline, pipeline_id)
     return results
 
 
@@ -270,7 +272,7 @@ def _batch(
     stream_ids = {stream.name: stream.stream_id for stream in list_streams(connection)}
     tracker = ReceivedBlockTracker(connection, pipeline_id)
     blocks = {
-        stream.name: tracker.get_blocks_of_batch_and_stream(batch_time, stream_ids[stream.name])
+        stream.name: tracker.whole_blocks_of_batch_and_stream(batch_time, stream_ids[stream.name])
         for stream in pipeline.streams
     }
     windows = [

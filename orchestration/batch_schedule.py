@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from orchestration.pipeline_settings import PipelineSettings
+from orchestration.run_launcher.lost_runs import why_lost
 from tracker_store import batches
 from tracker_store.launches import LaunchOutcome, take_launch
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
@@ -180,10 +181,10 @@ class Runs(Protocol):
         """The run, or None where it is gone."""
 
     def of_attempt(self, launch: Launch) -> Run | None:
-        """A run that was launched for an attempt."""
+        """A run that was launched for an attempt: of several one that has not ended, if there is one."""
 
     def end_lost(self, run_id: str, reason: str) -> None:
-        """End a run whose attempt the tracker has failed: its process is dead and can't say so."""
+        """End a run whose process is dead and can't say so: its attempt is over, or it never began."""
 
 
 def next_steps(
@@ -194,6 +195,8 @@ def next_steps(
     Each launch that is returned is `launcher`'s to make. Without `runs` only first launches are returned: whatever
     takes a look at Dagster is left to who can. Raises DeposedError for a leader's term that is over.
     """
+    # What was taken before a batch beside it changed: another look would find it taken, and nobody would launch it.
+    taken: dict[datetime, Launch] = {}
     for _ in range(MAX_EMPTY_BATCHES_PER_CALL):
         unfinished = batches.unfinished_batches(connection, rules.pipeline_id, limit=rules.concurrent_batches)
         times = batch_times(connection, rules.pipeline_id)
@@ -201,8 +204,15 @@ def next_steps(
         if is_due and len(unfinished) < rules.concurrent_batches:
             _allocate(connection, rules, times)
             continue
-        steps = [_step(connection, rules, batch, launcher, runs, term) for batch in unfinished]
+        steps = [
+            taken.get(batch.batch_time) or _step(connection, rules, batch, launcher, runs, term) for batch in unfinished
+        ]
         if any(step is None for step in steps):
+            taken |= {
+                batch.batch_time: step
+                for batch, step in zip(unfinished, steps, strict=True)
+                if isinstance(step, Launch)
+            }
             continue
         waits = [step for step in steps if isinstance(step, Wait)]
         if len(unfinished) < rules.concurrent_batches:
@@ -263,11 +273,16 @@ def _step(
     run = runs.by_id(batch.run_id) if running and batch.run_id else runs.of_attempt(launch)
     if run is None and not running:
         return _take(connection, rules, batch.batch_time, launch, launcher, term)
+    lost = None
     if run is not None and not run.is_finished:
-        doing = "running" if running else "starting"
-        return Wait(f"batch {time}: attempt {launch.attempt} is {doing} in run {run.run_id}")
+        # Of one that runs the tracker says so: it has its process.
+        lost = None if running else why_lost(connection, run.run_id)
+        if lost is None:
+            doing = "running" if running else "starting"
+            return Wait(f"batch {time}: attempt {launch.attempt} is {doing} in run {run.run_id}")
+        runs.end_lost(run.run_id, lost)
     # The run ended, or is gone, without a word in the driver log.
-    ending = "is gone" if run is None else f"ended as {run.status}"
+    ending = "is gone" if run is None else f"ended as {run.status}" if lost is None else f"was lost ({lost})"
     run_id = (batch.run_id or "") if run is None else run.run_id
     batches.fail_attempt(
         connection,

@@ -54,6 +54,7 @@ def run_output(
         output=output.name,
         location=written.location,
         rows=written.rows,
+        to_publish=output.sink.publishes,
     )
     patiently(engine, commit, f"commit of {attempt.name}")
     return written

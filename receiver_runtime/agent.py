@@ -247,8 +247,8 @@ class Agent:
             self._process_id = None
             return
         self._reconcile(connection, placements_on_agent(connection, self._process_id))
-        if self._batch_drivers is not None:
-            # As many as it was started for, and more where batches take too long for those (O04).
+        if self._batch_drivers is not None and self._least_batch_drivers:
+            # As many as it was started for, and more where batches take too long for those (O04); 0 stays 0.
             self._batch_drivers.wanted = max(self._least_batch_drivers, wanted_batch_drivers(connection))
 
     def _reconcile(self, connection: sa.Connection, placed: Sequence[Placement]) -> None:

@@ -7,6 +7,7 @@ should be replaced: a successor is started, and when that is ready the old one i
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import time
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0
 HEALTHY_AFTER_SECONDS = 60.0
-# A batch that takes longer is cut off, and made again by its next attempt.
+# When the agent stops a batch that takes longer is cut off, and made again by its next attempt.
 DRAIN_SECONDS = 15.0
+# One that is replaced, or too many, ends its run first: neither is a reason to use an attempt up. But not for ever.
+REPLACED_SECONDS = 3_600.0
 LOG_TAIL_LINES = 20
 READY = b"ready"
 RECYCLE = b"recycle"
@@ -49,7 +52,8 @@ class _Driver:
     ready: bool = False
     # It has asked to be replaced.
     leaving: bool = False
-    draining_since: float | None = None
+    # It was told to drain, and is killed then.
+    end_by: float | None = None
 
 
 class BatchDrivers:
@@ -89,19 +93,19 @@ class BatchDrivers:
                 driver.line.close()
                 ended.append(driver.process.pid)
                 self._ended(driver, code)
-        staying = [driver for driver in self._drivers if driver.draining_since is None and not driver.leaving]
+        staying = [driver for driver in self._drivers if driver.end_by is None and not driver.leaving]
         for _ in range(len(staying), self.wanted):
             if self._clock() < self._not_before:
                 break
             staying.append(self._start())
         # The newest go first: the others are ready.
         for driver in staying[self.wanted :]:
-            self._drain(driver, "there are more than wanted")
+            self._drain(driver, "there are more than wanted", REPLACED_SECONDS)
         ready = sum(driver.ready for driver in staying)
         for driver in self._drivers:
-            if driver.leaving and driver.draining_since is None and ready >= self.wanted:
-                self._drain(driver, "its successor is ready")
-            elif driver.draining_since is not None and self._clock() - driver.draining_since > DRAIN_SECONDS:
+            if driver.leaving and driver.end_by is None and ready >= self.wanted:
+                self._drain(driver, "its successor is ready", REPLACED_SECONDS)
+            elif driver.end_by is not None and self._clock() > driver.end_by:
                 log.warning("batch driver did not drain in time, killed", child=driver.name, pid=driver.process.pid)
                 driver.process.kill()
         return ended
@@ -109,17 +113,19 @@ class BatchDrivers:
     def drain(self) -> None:
         """Tell all to end; for an agent that has others to stop meanwhile."""
         for driver in self._drivers:
-            if driver.draining_since is None:
-                self._drain(driver, "the agent stops")
+            if driver.end_by is None:
+                self._drain(driver, "the agent stops", DRAIN_SECONDS)
+            # One that was told before had longer.
+            driver.end_by = min(driver.end_by or math.inf, self._clock() + DRAIN_SECONDS)
 
     def stop(self) -> list[int]:
         """Drain all and wait for their end; returns their pids."""
         self.drain()
         pids = []
         for driver in self._drivers:
-            begun = self._clock() if driver.draining_since is None else driver.draining_since
+            end_by = self._clock() if driver.end_by is None else driver.end_by
             try:
-                driver.process.wait(max(0.0, begun + DRAIN_SECONDS - self._clock()))
+                driver.process.wait(max(0.0, end_by - self._clock()))
             except subprocess.TimeoutExpired:
                 log.warning("batch driver did not drain in time, killed", child=driver.name, pid=driver.process.pid)
                 driver.process.kill()
@@ -162,9 +168,9 @@ class BatchDrivers:
                     "batch driver is to be replaced", child=driver.name, why=reason.decode("utf-8", errors="replace")
                 )
 
-    def _drain(self, driver: _Driver, why: str) -> None:
+    def _drain(self, driver: _Driver, why: str, seconds: float) -> None:
         log.info("batch driver is to drain", child=driver.name, why=why)
-        driver.draining_since = self._clock()
+        driver.end_by = self._clock() + seconds
         try:
             driver.line.send(DRAIN)
         except OSError:

@@ -14,6 +14,7 @@ import structlog
 
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.clock import Clock, SystemClock
+from tracker_store.blocks import open_partition
 from tracker_store.dead_letters import add_dead_letters
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from tracker_store.blocks import Position
     from tracker_store.dead_letters import StoredDeadLetter
 
 _log = structlog.get_logger(__name__)
@@ -127,6 +129,14 @@ class DeadLetterRows(Protocol):
         ...
 
 
+class SourcePositions(Protocol):
+    """The positions of a stream's source partitions in the driver log."""
+
+    def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
+        """Where to read a partition from; before its first read that is ``start_offset``, put down as its origin."""
+        ...
+
+
 class ReceiverDriverLog:
     """The rows that one epoch of one receiver writes besides its blocks."""
 
@@ -169,6 +179,20 @@ class ReceiverDriverLog:
     def seal_segment(self, segment_id: int, length: int) -> None:
         """Record the segment's final length; tried once: an unsealed segment is only asked for again."""
         self._driver_log.once(lambda connection: seal_segment(connection, segment_id=segment_id, length=length))
+
+    def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
+        """Where to read a partition from."""
+        return self._driver_log.until_answered(
+            "open a partition",
+            lambda connection: open_partition(
+                connection,
+                receiver_id=self._receiver_id,
+                source=source,
+                partition=partition,
+                start_offset=start_offset,
+            ),
+            listener=self._listener,
+        )
 
     def add_dead_letters(self, letters: Sequence[StoredDeadLetter]) -> None:
         """The rows of stored dead letters."""

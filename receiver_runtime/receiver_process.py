@@ -477,6 +477,7 @@ class _ReceiverLife:
             handler=handler,
             registrar=shared.registrar,
             driver_log=rows,
+            positions=rows,
             reporter=self._reporter,
             desired_state=steering.desired_state,
             rate_limit=steering.rate_limit,

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from receiver_runtime.sources.base import Source
 
-#: Each kind's receiver as (module, class), made with the source; a module may load its broker's client.
+#: Each kind's receiver as (module, what makes it of the source); a module may load its broker's client.
 _RECEIVERS: Mapping[str, tuple[str, str]] = {
+    "kafka": ("receiver_runtime.receivers.kafka", "make_kafka_receiver"),
     "raw_socket": ("receiver_runtime.receivers.raw_socket", "RawSocketReceiver"),
     "socket_text": ("receiver_runtime.receivers.socket_text", "SocketTextReceiver"),
 }

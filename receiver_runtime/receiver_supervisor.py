@@ -21,7 +21,7 @@ a receiver still does.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ from receiver_runtime.receiver_calls import HandOvers, WatchedCall, wait_for_cal
 from receiver_runtime.records import conform, to_batch
 from receiver_runtime.write_ahead_log import WriteAheadLogError
 from tracker_store.dead_letters import StoredDeadLetter
-from tracker_store.errors import DriverLogError, ReceiverFencedError
+from tracker_store.errors import DriverLogError, OffsetConflictError, ReceiverFencedError
 from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_handler import BlockHandler, DeadLetter, EncodedBlock
     from receiver_runtime.block_threads import BlockThreads
-    from receiver_runtime.driver_log import DeadLetterRows
+    from receiver_runtime.driver_log import DeadLetterRows, SourcePositions
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.reading_loop import ReadingLoop
     from receiver_runtime.registrar import Registrar
     from receiver_runtime.sources.receiver_settings import ReceiverSettings
     from receiver_runtime.status_reporter import Reporter
-    from tracker_store.blocks import BlockHandle, Claim, NewBlock, Steering
+    from tracker_store.blocks import BlockHandle, Claim, NewBlock, OffsetLink, Position, Steering
 
 _log = structlog.get_logger(__name__)
 
@@ -117,6 +117,7 @@ class ReceiverSupervisor:
         handler: of this epoch's write-ahead log.
         registrar: started by its owner.
         driver_log: for the rows of dead letters.
+        positions: of its source's partitions, for a source that has such.
         reporter: of this receiver and epoch.
         threads: for its block generator, where it shares them with other receivers.
         reading_loop: for its quiet connections, likewise.
@@ -134,6 +135,7 @@ class ReceiverSupervisor:
         registrar: Registrar,
         driver_log: DeadLetterRows,
         reporter: Reporter,
+        positions: SourcePositions | None = None,
         desired_state: DesiredState = DesiredState.RUNNING,
         rate_limit: float | None = None,
         threads: BlockThreads | None = None,
@@ -147,6 +149,7 @@ class ReceiverSupervisor:
         self._settings = settings
         self._handler = handler
         self._driver_log = driver_log
+        self._positions = positions
         self._reporter = reporter
         self._reading_loop = reading_loop
         self._clock = clock or SystemClock()
@@ -276,6 +279,11 @@ class ReceiverSupervisor:
         """Who reads from connections on which little comes, where there is one."""
         return self._reading_loop
 
+    @property
+    def settings(self) -> ReceiverSettings:
+        """Of this receiver."""
+        return self._settings
+
     def is_started(self) -> bool:
         """State is Started (R04)."""
         return self.state is SupervisorState.STARTED
@@ -333,6 +341,39 @@ class ReceiverSupervisor:
             self._limiter.acquire(sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches))
             self._push(self._handler.encode(batches)).result()
         self._accepted = True
+
+    def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
+        """Where to read a partition of the source from, by the driver log; before its first read, ``start_offset``."""
+        if self._positions is None:
+            raise NotImplementedError("this receiver's driver log keeps no positions of sources")
+        return self._positions.open_partition(source, partition, start_offset)
+
+    def piece(self, records: int, nbytes: int) -> int:
+        """How many of so many records to hand on at once, so that they flow evenly under a rate limit."""
+        return self._limiter.piece(records, nbytes)
+
+    def push_linked(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> Future[NewBlock]:
+        """A batch as one block that moves its source's positions; returns when it is stored, before it is registered.
+
+        The future resolves when the driver log has block and positions. It fails with OffsetConflictError where another
+        receiver has read one of the partitions on: then nothing that is under way is registered, nothing more is taken,
+        and the receiver is to ask for the positions anew after ``go_on_after_conflict``.
+
+        Raises: what stopped it; then nothing of it is stored, or it is not registered.
+        """
+        with self._hand_overs:
+            self._limiter.acquire(batch.num_rows, batch.nbytes)
+            future = self._push(self._handler.encode([conform(batch, self._schema)]), tuple(links))
+        self._accepted = True
+        return future
+
+    def go_on_after_conflict(self) -> None:
+        """Take blocks again, after an OffsetConflictError. Waits for what is under way; its records are dropped.
+
+        Raises: what the receiver was refused with for good.
+        """
+        with self._push_lock:
+            self._next_sequence = self._registration.go_on() + 1
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
         """Dead letters to the segment, then to the driver log; returns when all are recorded.
@@ -438,7 +479,7 @@ class ReceiverSupervisor:
         self.report_error("the block generator failed", error)
         self.end(Ending(ExitCode.FAILED, f"the block generator failed: {_describe(error)}", drained=False, again=True))
 
-    def _push(self, encoded: EncodedBlock) -> Future[NewBlock]:
+    def _push(self, encoded: EncodedBlock, links: tuple[OffsetLink, ...] = ()) -> Future[NewBlock]:
         with self._push_lock:
             self._registration.reserve()
             try:
@@ -451,6 +492,8 @@ class ReceiverSupervisor:
                 self._registration.release()
                 raise
             self._next_sequence += 1
+            if links:
+                block = replace(block, links=links)
             future = self._registration.submit(block)
         future.add_done_callback(partial(self._on_answer, block))
         return future
@@ -474,7 +517,8 @@ class ReceiverSupervisor:
 
     def _on_answer(self, block: NewBlock, future: Future[NewBlock]) -> None:
         error = future.exception()
-        if error is None:
+        if error is None or (isinstance(error, OffsetConflictError) and block.links):
+            # The receiver drops what it has read, and reads on from where the driver log is.
             return
         with self._changed:
             self._refused_blocks += 1

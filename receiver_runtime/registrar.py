@@ -7,6 +7,8 @@ must not make this process look dead. What the driver log decides and what may b
 - ADDED and ALREADY_ADDED hold for ever: the block's future has its result.
 - FENCED, CONFLICT and GAP are final for this epoch: every block of that receiver that is not registered fails with the
   named error, and so does every later one. The other receivers notice nothing.
+- OFFSET_CONFLICT says that another receiver read a source's partition on: it fails the same blocks, and later ones only
+  until the receiver has seen to it (``Registration.go_on``).
 - AGAIN, an unknown outcome, and a driver log that is away say nothing. The only way on is to send the *identical*
   blocks of that receiver again: a group that was sent once is never added to, cut or reordered until it is answered.
 
@@ -31,7 +33,7 @@ from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.driver_log import FIRST_DELAY, LONGEST_DELAY, TELL_AFTER, TRANSIENT
 from tracker_store.blocks import AddOutcome, AddResult, NewBlock, Steering, add_blocks, raise_for_outcome
 from tracker_store.engine import connect
-from tracker_store.errors import DriverLogError
+from tracker_store.errors import DriverLogError, OffsetConflictError
 from tracker_store.processes import ProcessExpiredError, heartbeat
 
 if TYPE_CHECKING:
@@ -195,6 +197,20 @@ class Registration:
         if refused is not None:
             future.set_exception(refused)
         return future
+
+    def go_on(self) -> int:
+        """After an OffsetConflictError: take blocks again; returns the sequence that the next one is to follow.
+
+        Raises: what the receiver was refused with for good.
+        """
+        lane = self._lane
+        with self._changed:
+            while lane.unsettled:
+                lane.moved.wait()
+            if lane.refused is not None and not isinstance(lane.refused, OffsetConflictError):
+                raise lane.refused
+            lane.refused = None
+            return lane.registered_through
 
     def lift_limit(self) -> None:
         """Room for whatever comes: nothing more is read, and what is stored before the end can be salvaged."""
@@ -462,7 +478,8 @@ class Registrar:
     def _refuse(self, lane: _Lane, error: Exception) -> None:
         """Fail what a receiver has here, and whatever it hands in from now on."""
         with self._changed:
-            lane.refused = lane.refused or error
+            if lane.refused is None or isinstance(lane.refused, OffsetConflictError):
+                lane.refused = error
             # Nothing is handed in from here on, so the order of the two steps below is safe.
             failed = [*lane.sent, *lane.waiting]
         for waiting in failed:

@@ -140,7 +140,7 @@ def pipeline_queue(connection: sa.Connection, pipeline_id: int) -> PipelineQueue
     with named_failures():
         row = connection.execute(
             sa.text(
-                "SELECT count(*) FILTER (WHERE b.state IN ('ALLOCATED', 'FAILED')) AS waiting, "
+                "SELECT count(*) FILTER (WHERE b.state IN ('ALLOCATED', 'FAILED', 'BLOCKED')) AS waiting, "
                 "  count(*) FILTER (WHERE b.state = 'RUNNING') AS running, "
                 "  (SELECT CASE WHEN p.state = 'STOPPED' THEN 0 ELSE greatest(0, floor("
                 "     extract(epoch FROM clock_timestamp() - p.last_batch_time) "
@@ -149,7 +149,7 @@ def pipeline_queue(connection: sa.Connection, pipeline_id: int) -> PipelineQueue
                 "  (SELECT count(DISTINCT k.batch_time) FROM forebay.kept_blocks k WHERE k.pipeline_id = :pipeline) "
                 "     AS quarantined "
                 "FROM forebay.batches b WHERE b.pipeline_id = :pipeline "
-                "  AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED')"
+                "  AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')"
             ),
             {"pipeline": pipeline_id},
         ).one()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, timedelta
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -11,6 +12,7 @@ from tracker_store.engine import named_failures
 from tracker_store.errors import AttemptSupersededError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
 
@@ -34,13 +36,17 @@ def commit_output(
     output: str,
     location: str,
     rows: int | None,
+    to_publish: bool = False,
 ) -> None:
-    """Commit an attempt's result. Locks: the batch's row, then the commit's. Raises AttemptSupersededError."""
+    """Commit an attempt's result; `to_publish`: readers see it after another step.
+
+    Locks: the batch's row, then the commit's. Raises AttemptSupersededError.
+    """
     with named_failures():
         row = connection.execute(
             sa.text(
                 "SELECT outcome, detail FROM forebay.commit_output("
-                ":pipeline, :time, :attempt, :output, :location, :rows)"
+                ":pipeline, :time, :attempt, :output, :location, :rows, :to_publish)"
             ),
             {
                 "pipeline": pipeline_id,
@@ -49,6 +55,7 @@ def commit_output(
                 "output": output,
                 "location": location,
                 "rows": rows,
+                "to_publish": to_publish,
             },
         ).one()
     if row.outcome != "committed":
@@ -66,3 +73,104 @@ def commits_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: da
             {"pipeline": pipeline_id, "time": batch_time},
         ).all()
     return [OutputCommit(row.output, row.batch_time, row.attempt, row.location, row.rows) for row in rows]
+
+
+def commit_of_output(
+    connection: sa.Connection, pipeline_id: int, output: str, batch_time: datetime
+) -> OutputCommit | None:
+    """What counts for an output of a batch. No locks."""
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT output, batch_time, attempt, location, rows FROM forebay.output_commits "
+                "WHERE pipeline_id = :pipeline AND output = :output AND batch_time = :time"
+            ),
+            {"pipeline": pipeline_id, "output": output, "time": batch_time},
+        ).one_or_none()
+    return None if row is None else OutputCommit(row.output, row.batch_time, row.attempt, row.location, row.rows)
+
+
+def commits_to_publish(
+    connection: sa.Connection, pipeline_id: int, outputs: Sequence[str], *, limit: int
+) -> list[tuple[str, datetime]]:
+    """Commits of `outputs` that readers do not see yet, oldest batch first, as (output, batch time). No locks.
+
+    Not those of a batch with an attempt that runs: whoever made them is about to publish them, or is not buried yet.
+    """
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT c.output, c.batch_time FROM forebay.output_commits c "
+                "WHERE c.pipeline_id = :pipeline AND c.to_publish AND c.output = ANY (:outputs) "
+                "AND NOT EXISTS (SELECT FROM forebay.batch_attempts a WHERE a.pipeline_id = c.pipeline_id "
+                "AND a.batch_time = c.batch_time AND a.state = 'RUNNING') "
+                "ORDER BY c.batch_time, c.output LIMIT :limit"
+            ),
+            {"pipeline": pipeline_id, "outputs": list(outputs), "limit": limit},
+        ).all()
+    return [(row.output, row.batch_time) for row in rows]
+
+
+def hold_publishing(connection: sa.Connection, pipeline_id: int, output: str, hour: datetime) -> None:
+    """Be the only one who changes what readers see of an output's hour, while this transaction lasts.
+
+    Locks: an advisory lock, before any row.
+    """
+    with named_failures():
+        connection.execute(
+            sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"),
+            {"name": f"forebay publish {pipeline_id} {output} {hour.astimezone(UTC).isoformat()}"},
+        )
+
+
+def still_connected(connection: sa.Connection) -> None:
+    """That the transaction lasts; raises OutcomeUnknownError where the server has ended it. No locks."""
+    with named_failures():
+        connection.execute(sa.text("SELECT 1"))
+
+
+def note_published(
+    connection: sa.Connection, pipeline_id: int, output: str, batch_time: datetime, *, attempt: int
+) -> None:
+    """Readers see what `attempt` committed; nothing is noted where a newer one has committed. Locks: the row."""
+    with named_failures():
+        connection.execute(
+            sa.text(
+                "UPDATE forebay.output_commits SET to_publish = false WHERE pipeline_id = :pipeline "
+                "AND output = :output AND batch_time = :time AND attempt = :attempt AND to_publish"
+            ),
+            {"pipeline": pipeline_id, "output": output, "time": batch_time, "attempt": attempt},
+        )
+
+
+def commits_of_closed_hour(
+    connection: sa.Connection, pipeline_id: int, output: str, hour: datetime
+) -> dict[datetime, int] | None:
+    """An output's attempts that count in an hour, by batch; None while the hour is open. No locks.
+
+    It is closed when its last batch is made, none of its batches is unfinished or replayed, and all is published.
+    """
+    with named_failures():
+        closed = connection.execute(
+            sa.text(
+                "SELECT p.last_batch_time >= :end "
+                "AND NOT EXISTS (SELECT FROM forebay.batches b WHERE b.pipeline_id = p.id AND b.batch_time >= :hour "
+                "AND b.batch_time < :end AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')) "
+                "AND NOT EXISTS (SELECT FROM forebay.batch_attempts a WHERE a.pipeline_id = p.id "
+                "AND a.batch_time >= :hour AND a.batch_time < :end AND a.state = 'RUNNING') "
+                "AND NOT EXISTS (SELECT FROM forebay.output_commits c WHERE c.pipeline_id = p.id AND c.to_publish "
+                "AND c.output = :output AND c.batch_time >= :hour AND c.batch_time < :end) "
+                "FROM forebay.pipelines p WHERE p.id = :pipeline"
+            ),
+            {"pipeline": pipeline_id, "output": output, "hour": hour, "end": hour + timedelta(hours=1)},
+        ).scalar_one_or_none()
+        if not closed:
+            return None
+        rows = connection.execute(
+            sa.text(
+                "SELECT batch_time, attempt FROM forebay.output_commits WHERE pipeline_id = :pipeline "
+                "AND output = :output AND batch_time >= :hour AND batch_time < :end"
+            ),
+            {"pipeline": pipeline_id, "output": output, "hour": hour, "end": hour + timedelta(hours=1)},
+        ).all()
+    return {row.batch_time: row.attempt for row in rows}

@@ -191,14 +191,15 @@ def apply_pipeline(
     interval: timedelta,
     retention: timedelta = timedelta(0),
 ) -> int:
-    """Write a pipeline; returns its id. Locks: its row.
+    """Write a pipeline; returns its id. Locks: its row, then its streams' receivers FOR SHARE, by id.
 
-    A new one's first batch time is the first multiple of its interval after now, by the database's clock.
+    So a clean-up that did not see it has ended before a batch of it is given any block. A new one's first batch time is
+    the first multiple of its interval after now, by the database's clock.
     """
     with named_failures():
         pipeline_id: int = connection.execute(
             sa.text(
-                "INSERT INTO forebay.pipelines AS p "
+                "WITH applied AS (INSERT INTO forebay.pipelines AS p "
                 "(name, declaration, stream_ids, batch_interval, retention, last_batch_time) VALUES "
                 "(:name, CAST(:declaration AS jsonb), CAST(:streams AS bigint[]), :interval, :retention, "
                 " date_bin(:interval, clock_timestamp(), timestamptz 'epoch')) "
@@ -208,7 +209,10 @@ def apply_pipeline(
                 "  declaration = excluded.declaration, stream_ids = excluded.stream_ids, "
                 "  batch_interval = excluded.batch_interval, retention = excluded.retention, "
                 "  applied_at = clock_timestamp() "
-                "RETURNING id"
+                "RETURNING id), "
+                "shared AS (SELECT r.id FROM applied a JOIN forebay.receivers r "
+                "  ON r.stream_id = ANY (CAST(:streams AS bigint[])) ORDER BY r.id FOR SHARE OF r) "
+                "SELECT a.id FROM applied a WHERE (SELECT count(*) FROM shared) >= 0"
             ),
             {
                 "name": name,

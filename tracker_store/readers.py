@@ -30,14 +30,14 @@ _REFUSALS = {"no stream": NotAppliedError, "cleaned": ReaderPositionError, "othe
 
 # What a reader's stream has for it from :positions on.
 _WAITING = (
-    "SELECT r.id AS receiver_id, r.low_mark, p.value::bigint AS position, "
-    "  coalesce(p.value::bigint, r.low_mark + 1) AS first, newest.sequence AS newest, "
+    "SELECT r.id AS receiver_id, r.low_mark, "
+    "  coalesce(p.value::bigint, 1) AS first, newest.sequence AS newest, "
     "  newest.total_records AS newest_records, first_row.total_records - first_row.records AS base_records "
     "FROM forebay.readers d "
     "JOIN forebay.receivers r ON r.stream_id = d.stream_id "
     "LEFT JOIN jsonb_each_text(CAST(:positions AS jsonb)) AS p ON p.key::bigint = r.id "
     "LEFT JOIN forebay.blocks first_row ON first_row.receiver_id = r.id "
-    "  AND first_row.sequence = coalesce(p.value::bigint, r.low_mark + 1) "
+    "  AND first_row.sequence = coalesce(p.value::bigint, 1) "
     "LEFT JOIN LATERAL (SELECT b.sequence, b.total_records FROM forebay.blocks b WHERE b.receiver_id = r.id "
     "                   ORDER BY b.sequence DESC LIMIT 1) AS newest ON true "
     "WHERE d.id = :reader"
@@ -124,7 +124,7 @@ def next_positions(
         _check_not_removed(connection, reader_id)
         rows = connection.execute(sa.text(_WAITING), {"reader": reader_id, "positions": _plain(positions)}).all()
     for row in rows:
-        _check_position(row.receiver_id, row.position, row.low_mark, row.newest)
+        _check_position(row.receiver_id, row.first, row.low_mark, row.newest)
     waiting = {
         row.receiver_id: row for row in rows if row.base_records is not None and row.newest_records > row.base_records
     }
@@ -171,34 +171,36 @@ def blocks_between(
 
     Raises ReaderPositionError where the log does not hold all of them.
     """
+    ranges = {
+        receiver: (start.get(receiver, 1), past) for receiver, past in end.items() if past > start.get(receiver, 1)
+    }
     with named_failures():
-        marks = connection.execute(sa.text(_WAITING), {"reader": reader_id, "positions": _plain(start)}).all()
-        for mark in marks:
-            if end.get(mark.receiver_id, mark.first) > mark.first:
-                _check_position(mark.receiver_id, mark.first, mark.low_mark, mark.newest)
-                _check_position(mark.receiver_id, end[mark.receiver_id], mark.low_mark, mark.newest)
-        ranges = {
-            mark.receiver_id: (mark.first, end[mark.receiver_id])
-            for mark in marks
-            if end.get(mark.receiver_id, mark.first) > mark.first
-        }
         rows = connection.execute(
             sa.text(
                 "SELECT b.receiver_id, b.sequence, b.records, g.path, b.segment_id, "
                 """  b."offset", b.length, b.crc32c, b.added_at, g.durability = 'ephemeral' AS ephemeral """
                 "FROM unnest(CAST(:receivers AS bigint[]), CAST(:firsts AS bigint[]), CAST(:ends AS bigint[])) "
                 "  AS w (receiver_id, first, past) "
+                "JOIN forebay.receivers r ON r.id = w.receiver_id "
+                "JOIN forebay.readers d ON d.id = :reader AND d.stream_id = r.stream_id "
                 "JOIN forebay.blocks b ON b.receiver_id = w.receiver_id "
                 "  AND b.sequence >= w.first AND b.sequence < w.past "
                 "JOIN forebay.log_segments g ON g.id = b.segment_id "
                 "ORDER BY b.receiver_id, b.sequence"
             ),
             {
+                "reader": reader_id,
                 "receivers": list(ranges),
                 "firsts": [first for first, _ in ranges.values()],
                 "ends": [past for _, past in ranges.values()],
             },
         ).all()
+        # Asked for after the blocks: what clean-up had not taken by now was there.
+        marks = connection.execute(sa.text(_WAITING), {"reader": reader_id, "positions": _plain(start)}).all()
+    for mark in marks:
+        if mark.receiver_id in ranges:
+            _check_position(mark.receiver_id, mark.first, mark.low_mark, mark.newest)
+            _check_position(mark.receiver_id, end[mark.receiver_id], mark.low_mark, mark.newest)
     return [
         AllocatedBlock(
             receiver_id=row.receiver_id,
@@ -264,9 +266,7 @@ def _check_not_removed(connection: sa.Connection, reader_id: int) -> None:
         raise ReaderRemovedError(f"reader {reader_id} was removed while its query ran")
 
 
-def _check_position(receiver_id: int, position: int | None, low_mark: int, newest: int | None) -> None:
-    if position is None:
-        return
+def _check_position(receiver_id: int, position: int, low_mark: int, newest: int | None) -> None:
     if position <= low_mark:
         raise ReaderPositionError(
             f"receiver {receiver_id}: blocks {position} to {low_mark} are cleaned up, and the checkpoint has not read "

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tracker_store.blocks import BlockHandle
 from tracker_store.engine import named_failures
-from tracker_store.errors import AllocationError, NotAppliedError
+from tracker_store.errors import AllocationError, BlocksNotRetainedError, NotAppliedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,29 @@ class ReceivedBlockTracker:
     def get_blocks_of_batch_and_stream(self, batch_time: datetime, stream_id: int) -> list[AllocatedBlock]:
         """The batch's blocks of one stream, in the order of (receiver, sequence) (T05). No locks."""
         return self._blocks(batch_time, batch_time, stream_id=stream_id)
+
+    def whole_blocks_of_batch_and_stream(self, batch_time: datetime, stream_id: int) -> list[AllocatedBlock]:
+        """The same, to be read: never a part of what was allocated, of which the rest would be missed by nobody.
+
+        No locks: what the batch was given never changes. Raises BlocksNotRetainedError.
+        """
+        blocks = self.get_blocks_of_batch_and_stream(batch_time, stream_id)
+        with named_failures():
+            allocated: int = self._connection.execute(
+                sa.text(
+                    "SELECT coalesce(sum(a.records), 0)::bigint FROM forebay.batch_allocations a "
+                    "JOIN forebay.receivers r ON r.id = a.receiver_id "
+                    "WHERE a.pipeline_id = :pipeline AND a.batch_time = :time AND r.stream_id = :stream"
+                ),
+                {"pipeline": self._pipeline_id, "time": batch_time, "stream": stream_id},
+            ).scalar_one()
+        there = sum(block.records for block in blocks)
+        if there < allocated:
+            raise BlocksNotRetainedError(
+                f"batch {batch_time.isoformat()} can't be read: of its {allocated} records of stream {stream_id}, "
+                f"{allocated - there} are no longer in the driver log"
+            )
+        return blocks
 
     def get_blocks_of_window_and_stream(
         self, batch_time: datetime, length: timedelta, stream_id: int

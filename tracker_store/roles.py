@@ -107,6 +107,7 @@ ROLES: Mapping[str, Role] = {
             "block_stores": ("SELECT", "DELETE"),
             "leadership": ("SELECT", "UPDATE"),
             "log_segments": ("SELECT", "UPDATE (state)", "DELETE"),
+            "output_commits": ("SELECT", "UPDATE (to_publish)"),
             "pipelines": ("SELECT", "INSERT", "UPDATE"),
             "processes": ("SELECT", "INSERT", "UPDATE (ended_at, end_reason, draining)"),
             "receiver_events": ("SELECT", "INSERT"),

@@ -60,15 +60,19 @@ class RunWorker:
 def register_batch_driver(connection: sa.Connection, *, process_id: int, location: str) -> None:
     """Note a driver that is starting. Locks: the new row, and rows that ended drivers left.
 
-    Rows of drivers that ended an hour ago go, with the runs that they had: Dagster has ended those long since.
+    Rows of drivers that ended an hour ago go, and runs that such drivers had: Dagster has ended those long since.
     """
     with named_failures():
         connection.execute(
             sa.text(
-                "WITH ended AS (DELETE FROM forebay.batch_drivers d USING forebay.processes p "
-                "  WHERE p.id = d.process_id AND p.ended_at < clock_timestamp() - interval '1 hour' "
-                "  RETURNING d.process_id), "
-                "swept AS (DELETE FROM forebay.run_queue q USING ended e WHERE q.process_id = e.process_id) "
+                # A driver that signed off has no row here, and may not have been able to finish its run; of one that is
+                # forgotten there is no process.
+                "WITH ended AS (DELETE FROM forebay.batch_drivers d WHERE NOT EXISTS (SELECT FROM forebay.processes p "
+                "  WHERE p.id = d.process_id "
+                "    AND (p.ended_at IS NULL OR p.ended_at > clock_timestamp() - interval '1 hour'))), "
+                "swept AS (DELETE FROM forebay.run_queue q WHERE q.process_id IS NOT NULL AND NOT EXISTS ("
+                "  SELECT FROM forebay.processes p WHERE p.id = q.process_id "
+                "    AND (p.ended_at IS NULL OR p.ended_at > clock_timestamp() - interval '1 hour'))) "
                 "INSERT INTO forebay.batch_drivers (process_id, location) VALUES (:process, :location)"
             ),
             {"process": process_id, "location": location},
@@ -180,6 +184,18 @@ def claim_run(connection: sa.Connection, *, process_id: int, location: str) -> s
     return run_id
 
 
+def claimed_run(connection: sa.Connection, *, process_id: int) -> str | None:
+    """A run that this driver has, for one that had no answer to a claim or to a finish. No locks."""
+    with named_failures():
+        run_id: str | None = connection.execute(
+            sa.text(
+                "SELECT run_id FROM forebay.run_queue WHERE process_id = :process ORDER BY claimed_at, run_id LIMIT 1"
+            ),
+            {"process": process_id},
+        ).scalar_one_or_none()
+    return run_id
+
+
 def finish_run(connection: sa.Connection, *, run_id: str, process_id: int) -> None:
     """Take away the row of a run that this driver has ended. Locks: the row."""
     with named_failures():
@@ -249,6 +265,9 @@ def run_worker(connection: sa.Connection, run_id: str) -> RunWorker | None:
         if row.served:
             return RunWorker(WorkerState.QUEUED, "", "it waits for a batch driver", seconds)
         return RunWorker(WorkerState.ABANDONED, "", "no batch driver of its code location lives", seconds)
+    if row.pid is None:
+        # Who ended is forgotten after a while.
+        return RunWorker(WorkerState.LOST, f"process {row.process_id}", "it ended long ago", seconds)
     driver = f"{row.name} (process {row.process_id}, pid {row.pid} on {row.host})"
     if row.ended_at is None:
         return RunWorker(WorkerState.RUNNING, driver, "", seconds)

@@ -971,7 +971,15 @@ output_commits = Table(
     ),
     Column("rows", BigInteger, comment="How many rows it has; null where the sink can't say"),
     _now("committed_at", "When it began to count"),
+    Column(
+        "to_publish",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="Whether its files are still to be shown to readers; false where the sink publishes nothing",
+    ),
     PrimaryKeyConstraint("pipeline_id", "output", "batch_time"),
+    Index("output_commits_to_publish", "pipeline_id", "batch_time", postgresql_where=text("to_publish")),
     comment="Which attempt's result counts for an output and batch time? (This row is the commit.)",
 )
 

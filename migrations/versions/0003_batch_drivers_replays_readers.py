@@ -19,11 +19,14 @@ def upgrade() -> None:
     _add_launches()
     _add_history()
     _add_scaling()
+    _add_publishing()
 
 
 def downgrade() -> None:
     """Go back to the one before."""
     _drop_batch_drivers()
+    op.drop_index("output_commits_to_publish", table_name="output_commits", schema="forebay")
+    op.drop_column("output_commits", "to_publish", schema="forebay")
     op.drop_table("reader_cursors", schema="forebay")
     op.drop_table("readers", schema="forebay")
     _drop_scaling()
@@ -414,6 +417,28 @@ def _drop_batch_drivers() -> None:
         "processes", "kind", existing_type=sa.Text(), comment="agent, receiver or batch run", schema="forebay"
     )
     _process_kinds(*_PROCESS_KINDS)
+
+
+def _add_publishing() -> None:
+    """Which committed results readers do not see yet."""
+    op.add_column(
+        "output_commits",
+        sa.Column(
+            "to_publish",
+            sa.Boolean(),
+            server_default=sa.text("false"),
+            nullable=False,
+            comment="Whether its files are still to be shown to readers; false where the sink publishes nothing",
+        ),
+        schema="forebay",
+    )
+    op.create_index(
+        "output_commits_to_publish",
+        "output_commits",
+        ["pipeline_id", "batch_time"],
+        schema="forebay",
+        postgresql_where=sa.text("to_publish"),
+    )
 
 
 def _add_history() -> None:

@@ -48,6 +48,8 @@ __all__ = ["ATTEMPT_TAG", "BATCH_TIME_TAG", "PIPELINE_TAG", "DagsterRuns", "batc
 LONGEST_WAIT_SECONDS = 6.0
 # So long after a boundary it has come by the database's clock too.
 _PAST_SECONDS = 0.002
+# An attempt has one run; a launch that had no answer in time may have made another one, a person some more.
+_MOST_OF_ATTEMPT = 10
 
 
 class DagsterRuns:
@@ -64,12 +66,13 @@ class DagsterRuns:
         return None if run is None else _run(run)
 
     def of_attempt(self, launch: Launch) -> Run | None:
-        """The newest run that was launched for an attempt, by its tags."""
-        runs = self._instance.get_runs(filters=dg.RunsFilter(tags=launch.tags(self._pipeline)), limit=1)
-        return _run(runs[0]) if runs else None
+        """The newest run that was launched for an attempt, by its tags; one that has not ended before all others."""
+        runs = self._instance.get_runs(filters=dg.RunsFilter(tags=launch.tags(self._pipeline)), limit=_MOST_OF_ATTEMPT)
+        run = next((run for run in runs if not run.is_finished), runs[0] if runs else None)
+        return None if run is None else _run(run)
 
     def end_lost(self, run_id: str, reason: str) -> None:
-        """End a run in Dagster too, whose attempt the tracker has failed: its process is dead and can't say so."""
+        """End a run in Dagster too whose process is dead and can't say so."""
         run = self._instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished:
             self._instance.report_run_failed(run, f"Forebay: {reason}")

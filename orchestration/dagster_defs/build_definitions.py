@@ -15,6 +15,7 @@ from orchestration.dagster_defs.batch_checks import batch_checks
 from orchestration.dagster_defs.batch_plots import plot_assets
 from orchestration.dagster_defs.batch_sensor import batch_sensor
 from orchestration.dagster_defs.checks import checks_job, pipeline_checks, stream_checks
+from orchestration.dagster_defs.compaction import compaction_job, compaction_schedule, published_outputs
 from orchestration.dagster_defs.jobs import batch_job
 from orchestration.dagster_defs.maintenance import maintenance_job, maintenance_schedule
 from orchestration.dagster_defs.observation_sensor import observation_sensor
@@ -45,6 +46,7 @@ def build_definitions(*pipelines: Pipeline, spark: object | None = None) -> dg.D
     for pipeline, streams in owned.items():
         checks[pipeline].append(stream_checks(pipeline, streams))
     scalings = {pipeline: scaling_job(pipeline) for pipeline in pipelines}
+    compactions = {pipeline: compaction_job(pipeline) for pipeline in pipelines if published_outputs(pipeline)}
     maintenance = [maintenance_job(pipelines)] if pipelines else []
     return dg.Definitions(
         assets=[
@@ -59,10 +61,12 @@ def build_definitions(*pipelines: Pipeline, spark: object | None = None) -> dg.D
             *(checks_job(pipeline, *checks[pipeline]) for pipeline in pipelines),
             *restarts.values(),
             *scalings.values(),
+            *compactions.values(),
             *maintenance,
         ],
         schedules=[
             *(scaling_schedule(pipeline, job) for pipeline, job in scalings.items()),
+            *(compaction_schedule(pipeline, job) for pipeline, job in compactions.items()),
             *(maintenance_schedule(pipelines, job) for job in maintenance),
         ],
         sensors=[

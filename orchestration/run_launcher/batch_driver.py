@@ -32,6 +32,7 @@ from orchestration.run_launcher.dagster_internals import (
 from orchestration.run_launcher.driver_state import DriverState, DriverStates
 from orchestration.run_launcher.loaded_code import LoadedCode
 from orchestration.run_launcher.recycling import Recycling
+from orchestration.run_launcher.seen_signals import SeenSignals
 from orchestration.run_launcher.warm_up import warm_up
 from orchestration.spark.session import WarmSession
 from tracker_store.engine import connect, create_engine
@@ -40,6 +41,7 @@ from tracker_store.run_queue import (
     QUEUED_CHANNEL,
     Notifications,
     claim_run,
+    claimed_run,
     finish_run,
     has_ready_driver,
     has_waiting_run,
@@ -109,6 +111,11 @@ class BatchDriver:
         # Why it should be replaced, as it has said to its agent.
         self._to_be_replaced: str | None = None
         self._look_again = time.monotonic()
+        self._signals = SeenSignals()
+        # An answer was lost: the driver log may hold it for this driver that it has a run.
+        self._is_unsure = False
+        # Runs whose end could not be said to Dagster yet, with what ended them.
+        self._unsaid: dict[str, BaseException] = {}
 
     def run(self) -> None:
         """Load, take runs until it is drained or should be replaced, and end."""
@@ -117,6 +124,7 @@ class BatchDriver:
             dg.DagsterInstance.get() as instance,
             # Signals are noticed between two runs; within one, Dagster lets them end it.
             capture_interrupts(),
+            self._signals,
             registration,
         ):
             instance.optimize_for_webserver(_STATEMENT_TIMEOUT_MS, _POOL_RECYCLE_SECONDS, _POOL_OVERFLOW)
@@ -166,8 +174,7 @@ class BatchDriver:
         try:
             while (why := self._reason_to_end(recycling)) is None:
                 try:
-                    with connect(self._engine) as connection:
-                        run_id = claim_run(connection, process_id=process_id, location=self._location)
+                    run_id = self._claim(process_id)
                     if run_id is None:
                         notifications.wait(LOOK_SECONDS)
                 except SURVIVED as error:
@@ -181,6 +188,16 @@ class BatchDriver:
         finally:
             notifications.close()
         return why
+
+    def _claim(self, process_id: int) -> str | None:
+        """The next run: after a lost answer first the one that this driver may have already."""
+        with connect(self._engine) as connection:
+            if self._is_unsure and (run_id := claimed_run(connection, process_id=process_id)) is not None:
+                return run_id
+            self._is_unsure = True
+            run_id = claim_run(connection, process_id=process_id, location=self._location)
+            self._is_unsure = False
+            return run_id
 
     def _reason_to_end(self, recycling: Recycling) -> str | None:
         """Why it takes no more runs. One that should be replaced goes on until its successor is ready."""
@@ -203,12 +220,12 @@ class BatchDriver:
 
     def _take_what_is_left(self, instance: dg.DagsterInstance, process_id: int, cancellation: Cancellation) -> None:
         """Runs that were handed over before it said that it takes no more, where no other driver is there for them."""
-        while self._spoilt is None:
+        while self._spoilt is None and not self._unsaid:
             try:
                 with connect(self._engine) as connection:
                     if has_ready_driver(connection, location=self._location, other_than=process_id):
                         return
-                    run_id = claim_run(connection, process_id=process_id, location=self._location)
+                run_id = self._claim(process_id)
             except SURVIVED as error:
                 log.warning("can't look for runs that are left; another driver does", error=str(error))
                 return
@@ -218,21 +235,49 @@ class BatchDriver:
             self._states.move(DriverState.DRAINING)
 
     def _execute(self, instance: dg.DagsterInstance, run_id: str, process_id: int, cancellation: Cancellation) -> None:
-        """Run one, whatever becomes of it; afterwards its row is gone."""
+        """Run one, whatever becomes of it; afterwards its row is gone, or it comes again until its end can be said."""
         self._states.move(DriverState.RUNNING, run_id)
+        error = self._unsaid.pop(run_id, None)
         with cancellation.watching(run_id):
             try:
-                self._execute_in_dagster(instance, run_id, process_id)
-            except BaseException as error:  # noqa: BLE001  an interrupt is Dagster's and no Exception; nothing may get past
-                log.warning("the run ended with an error", run_id=run_id, error=repr(error)[:500])
-                _end_run(instance, run_id, error)
+                if error is None:
+                    self._execute_in_dagster(instance, run_id, process_id)
+            except BaseException as raised:  # noqa: BLE001  an interrupt is Dagster's and no Exception; nothing may get past
+                log.warning("the run ended with an error", run_id=run_id, error=repr(raised)[:500])
+                error = raised
+            is_said = error is None or self._say_end(instance, run_id, error)
         pop_captured_interrupt()
+        has_signal = self._signals.came()
         if cancellation.was_interrupted:
             self._spoilt = f"run {run_id} had to be interrupted: its connection to Spark may be out of step"
+        elif has_signal:
+            # Dagster takes it for the run's end: for this process it means the same as between two runs.
+            self._spoilt = f"a signal came during run {run_id}: its connection to Spark may be out of step"
+            self._drain.set()
         self._clear_up()
         self._states.move(DriverState.IDLE, run_id)
-        with connect(self._engine) as connection:
-            finish_run(connection, run_id=run_id, process_id=process_id)
+        if is_said:
+            self._finish(run_id, process_id)
+
+    def _say_end(self, instance: dg.DagsterInstance, run_id: str, error: BaseException) -> bool:
+        """Whether Dagster could be told; where it could not the run stays this driver's."""
+        try:
+            _end_run(instance, run_id, error)
+        except Exception as failure:  # noqa: BLE001  Dagster's storage may be away as anything
+            log.warning("can't say that the run has ended, trying again", run_id=run_id, error=str(failure)[:500])
+            self._unsaid[run_id] = error
+            self._is_unsure = True
+            self._drain.wait(LOOK_SECONDS)
+            return False
+        return True
+
+    def _finish(self, run_id: str, process_id: int) -> None:
+        try:
+            with connect(self._engine) as connection:
+                finish_run(connection, run_id=run_id, process_id=process_id)
+        except SURVIVED as error:
+            log.warning("can't take the run's row away, trying again", run_id=run_id, error=str(error))
+            self._is_unsure = True
 
     def _execute_in_dagster(self, instance: dg.DagsterInstance, run_id: str, process_id: int) -> None:
         run = instance.get_run_by_id(run_id)

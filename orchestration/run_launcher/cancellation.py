@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tracker_store.engine import connect
-from tracker_store.errors import DriverLogError
+from tracker_store.outage import SURVIVED, Outage
 from tracker_store.run_queue import CANCEL_CHANNEL, Notifications, is_cancel_requested
 
 if TYPE_CHECKING:
@@ -88,10 +88,12 @@ class Cancellation:
 
     def _listen(self) -> None:
         notifications = Notifications(self._engine, [CANCEL_CHANNEL])
+        outage = Outage("the listener for cancellations")
         cancelled: str | None = None
         while True:
             try:
                 payloads = notifications.wait(LOOK_SECONDS)
+                outage.answered()
                 run_id = self._run_id
                 if run_id is None or run_id == cancelled:
                     continue
@@ -99,8 +101,8 @@ class Cancellation:
                     with connect(self._engine) as connection:
                         if not is_cancel_requested(connection, run_id):
                             continue
-            except DriverLogError as error:
-                log.warning("can't listen for cancellations, trying again", error=str(error))
+            except SURVIVED as error:
+                outage.failed(error)
                 time.sleep(LOOK_SECONDS)
                 continue
             cancelled = run_id

@@ -25,11 +25,12 @@ import structlog
 from dagster._core.launcher.base import CheckRunHealthResult, LaunchRunContext, RunLauncher, WorkerStatus
 from dagster._serdes import ConfigurableClass, ConfigurableClassData
 
+from orchestration.run_launcher.lost_runs import why_lost
 from orchestration.run_launcher.routing import is_batch_run, location_of
 from orchestration.settings import DatabaseUrlMissingError, Settings
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError, DriverLogUnavailableError, OutcomeUnknownError
-from tracker_store.run_queue import WorkerState, enqueue_run, request_cancel, run_worker, withdraw_run
+from tracker_store.run_queue import enqueue_run, request_cancel, run_worker, withdraw_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 DEFAULT_DELEGATE = {"module": "dagster", "class": "DefaultRunLauncher", "config": {}}
-# A driver that died is started again within less; until then a run that waits is not given up.
-ABANDONED_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
 
@@ -111,27 +110,29 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
 
     def _enqueue(self, run_id: str, location: str) -> bool:
         try:
-            return self._try_enqueue(run_id, location)
-        except OutcomeUnknownError:
-            # It may be queued, and then it may not be launched elsewhere too. To ask again changes nothing; a second
-            # failure is this launch's, and the batch sensor makes the next attempt.
-            return self._try_enqueue(run_id, location)
-
-    def _try_enqueue(self, run_id: str, location: str) -> bool:
-        try:
             with self._connection() as connection:
                 return enqueue_run(connection, run_id=run_id, location=location)
+        except OutcomeUnknownError:
+            # It may be queued, and then it may not be launched elsewhere too: two would run it. To ask again changes
+            # nothing; a failure now, of whatever kind, is this launch's, and the batch sensor makes the next attempt.
+            with self._connection() as connection:
+                return (
+                    enqueue_run(connection, run_id=run_id, location=location)
+                    or run_worker(connection, run_id) is not None
+                )
         except (DatabaseUrlMissingError, DriverLogUnavailableError) as error:
             log.warning("no batch driver can be asked, the run goes to the delegate", run_id=run_id, error=str(error))
             return False
 
     def terminate(self, run_id: str) -> bool:
         """Cancel a run, wherever it is; True where somebody was there to be told."""
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or not self._may_be_handed_over(run):
+            return bool(self._delegate.terminate(run_id))
         with self._connection() as connection:
             if run_worker(connection, run_id) is None:
                 return bool(self._delegate.terminate(run_id))
-            run = self._instance.get_run_by_id(run_id)
-            if run is None or run.is_finished:
+            if run.is_finished:
                 return False
             # First, so that its failing step is recorded as cancelled.
             self._instance.report_run_canceling(run)
@@ -140,6 +141,10 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
                 return True
             return request_cancel(connection, run_id)
 
+    def _may_be_handed_over(self, run: dg.DagsterRun) -> bool:
+        """What never is has nothing to do with the driver log, and needs none."""
+        return is_batch_run(run.tags) and (self._database_url or Settings().database_url) is not None
+
     @property
     def supports_check_run_worker_health(self) -> bool:
         """Asked by Dagster's run monitoring."""
@@ -147,25 +152,21 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
         """FAILED once the driver's process is known to have ended; the batch sensor then makes the next attempt."""
-        try:
-            with self._connection() as connection:
-                worker = run_worker(connection, run.run_id)
-                if worker is not None and worker.state is WorkerState.ABANDONED and worker.seconds > ABANDONED_SECONDS:
-                    # Taken back first: a driver that starts just now must not run what was given up.
-                    given_up = withdraw_run(connection, run.run_id)
-                    return CheckRunHealthResult(WorkerStatus.FAILED if given_up else WorkerStatus.RUNNING, worker.why)
-        except DriverLogError as error:
-            # Nothing is known: nobody is accused.
-            return CheckRunHealthResult(WorkerStatus.RUNNING, f"the driver log said no: {error}")
+        worker = why = None
+        if self._may_be_handed_over(run):
+            try:
+                with self._connection() as connection:
+                    worker = run_worker(connection, run.run_id)
+                    why = why_lost(connection, run.run_id)
+            except DriverLogError as error:
+                # Nothing is known: nobody is accused.
+                return CheckRunHealthResult(WorkerStatus.RUNNING, f"the driver log said no: {error}")
         if worker is None:
             if self._delegate.supports_check_run_worker_health:
                 return self._delegate.check_run_worker_health(run)
             return CheckRunHealthResult(WorkerStatus.RUNNING, "its launcher can't tell")
-        if worker.state is WorkerState.LOST:
-            return CheckRunHealthResult(
-                WorkerStatus.FAILED, f"batch driver {worker.driver}: {worker.why}", run_worker_id=worker.driver
-            )
-        return CheckRunHealthResult(WorkerStatus.RUNNING, worker.why, run_worker_id=worker.driver or None)
+        status = WorkerStatus.RUNNING if why is None else WorkerStatus.FAILED
+        return CheckRunHealthResult(status, why or worker.why, run_worker_id=worker.driver or None)
 
     def get_run_worker_debug_info(self, run: dg.DagsterRun, include_container_logs: bool | None = True) -> str | None:  # noqa: FBT002  Dagster's
         """The delegate's, for a run of its own."""

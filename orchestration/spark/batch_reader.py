@@ -43,7 +43,7 @@ def blocks_of_input(
 ) -> list[AllocatedBlock]:
     """The blocks of one input of a batch, or of the `window` that ends with it, in the order of (receiver, sequence).
 
-    Raises NotAppliedError.
+    Raises NotAppliedError, and BlocksNotRetainedError where clean-up has taken a block of the batch.
     """
     engine = planner_engine(database_url)
     try:
@@ -52,7 +52,7 @@ def blocks_of_input(
             stream_id = _stream(connection, stream).stream_id
             if window is not None:
                 return tracker.get_blocks_of_window_and_stream(batch_time, window, stream_id)
-            return tracker.get_blocks_of_batch_and_stream(batch_time, stream_id)
+            return tracker.whole_blocks_of_batch_and_stream(batch_time, stream_id)
     finally:
         engine.dispose()
 

@@ -100,12 +100,17 @@ def decide(
     takes = f"batches take {found.ratio:.0%} of their interval (mean of {found.batches})"
     if has_executors(master):
         wanted = executors_in_all(executors, found.executors, least=bounds.least, most=bounds.most)
+        if bounds.most is not None:
+            # Somebody may have lowered the bound since.
+            wanted = min(wanted, bounds.most)
         if wanted == executors:
             at_bound = ", the most that is allowed: lengthen the interval" if found.executors > 0 else ""
             return Decision(wanted, 1, f"{takes}: {_count(wanted, 'executor')} as before{at_bound}")
         how = "the next Spark session has them" if applied else "advice, dynamic_allocation_enabled is off"
         return Decision(wanted, 1, f"{takes}: {_count(wanted, 'executor')} instead of {executors}; {how}")
-    wanted = executors_in_all(batch_drivers, found.executors, least=1, most=bounds.batch_drivers)
+    wanted = min(
+        executors_in_all(batch_drivers, found.executors, least=1, most=bounds.batch_drivers), bounds.batch_drivers
+    )
     if wanted != batch_drivers:
         how = "agents start them" if applied else "advice, dynamic_allocation_enabled is off"
         return Decision(1, wanted, f"{takes}: {_count(wanted, 'batch driver')} instead of {batch_drivers}; {how}")

@@ -59,6 +59,8 @@ SENSORS_SECONDS = 2.0
 SENSORS_LIMIT_SECONDS = 6.0
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
+# So long after it was taken a launch is still asked for: with the request's own bound its lease is not over by then.
+ASK_WITHIN_SECONDS = 5.0
 # At one boundary many pipelines may have a batch.
 REQUESTS_AT_ONCE = 4
 
@@ -75,14 +77,19 @@ class Dagster(Protocol):
         """Launch a batch's run; returns the run's id."""
 
 
+class LateLaunchError(DagsterError):
+    """Dagster was not asked: the lease of the launch may be over before it answers."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Push:
-    """A launch that was taken, and where it goes."""
+    """A launch that was taken, and where it goes; `taken_at` is before that, by the pusher's clock."""
 
     rules: BatchRules
     batch_time: datetime
     launch: Launch
     sensor: BatchSensor
+    taken_at: float
 
 
 def _is_unlaunched(connection: sa.Connection, rules: BatchRules) -> bool:
@@ -167,7 +174,6 @@ class BatchPusher:
             self._failed(error)
             return False
         self._sensors_at = self._clock()
-        self._succeeded()
         return True
 
     def _take(
@@ -182,8 +188,11 @@ class BatchPusher:
             or sensor.declaration != declaration_fingerprint(row.declaration, streams)
         ):
             return [], IDLE_SECONDS
+        now = self._clock()
         steps = next_steps(connection, rules, launcher=self._launcher(term), runs=None, term=term)
-        pushes = [_Push(rules, datetime.fromisoformat(launch.batch_time), launch, sensor) for launch in steps.launches]
+        pushes = [
+            _Push(rules, datetime.fromisoformat(launch.batch_time), launch, sensor, now) for launch in steps.launches
+        ]
         return pushes, BEHIND_SECONDS if steps.behind else 0.0
 
     def _push(self, connection: sa.Connection, pushes: Sequence[_Push], term: int) -> None:
@@ -207,6 +216,8 @@ class BatchPusher:
                 )
 
     def _launch(self, push: _Push) -> str | DagsterError:
+        if (late := self._clock() - push.taken_at) > ASK_WITHIN_SECONDS:
+            return LateLaunchError(f"{push.launch.run_key} of {push.rules.pipeline} was taken {late:.1f} s ago")
         try:
             return self._dagster.launch(push.sensor, push.rules.pipeline, push.launch)
         except DagsterError as error:

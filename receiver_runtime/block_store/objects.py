@@ -78,6 +78,25 @@ class Objects:
         except FileNotFoundError:
             return
 
+    def remove(self, key: str) -> None:
+        """Delete one object; that there is none is no error."""
+        try:
+            self._filesystem.delete_file(self._at(key))
+        except FileNotFoundError:
+            return
+
+    def create(self, key: str) -> Any:  # noqa: ANN401
+        """A stream that makes an object when it is closed, and none when it is not."""
+        return self._filesystem.open_output_stream(self._at(key))
+
+    def copy(self, key: str, to: str) -> None:
+        """Have the store make another object of one's content."""
+        self._filesystem.copy_file(self._at(key), self._at(to))
+
+    def place(self, key: str) -> tuple[Any, str]:
+        """The file system and the path, for pyarrow's own readers."""
+        return self._filesystem, self._at(key)
+
     def move(self, key: str, to: str) -> None:
         """Give an object another key."""
         self._filesystem.move(self._at(key), self._at(to))

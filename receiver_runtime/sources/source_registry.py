@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from receiver_runtime.sources.base import Source, SourceError
 from receiver_runtime.sources.custom import CustomSource
+from receiver_runtime.sources.kafka import Kafka
 from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.secret import SecretError
 from receiver_runtime.sources.socket_text import SocketText
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 #: Every kind of source that Forebay has, by the name in its declaration.
 KINDS: Mapping[str, type[Source]] = {
     "custom": CustomSource,
+    "kafka": Kafka,
     "raw_socket": RawSocket,
     "socket_text": SocketText,
 }

@@ -51,12 +51,14 @@ def test_batches_are_plotted(pages: Pages) -> None:
     pages.picture("batch")
     pages.open("/assets/numbered/batches?view=overview")
     pages.shows("total_delay_ms")
+    pages.page.get_by_text("Plots", exact=True).click()
+    pages.shows("scheduling_delay_ms", "input_rate")
     pages.picture("batch-plots")
 
 
 def test_an_output_shows_its_rows_and_where_they_are(pages: Pages) -> None:
-    pages.open("/assets/numbered/seen?view=events")
-    pages.shows("dagster/row_count", "location", "Each number that came in")
+    pages.open("/assets/numbered/seen?view=overview")
+    pages.shows("Each number that came in", "location", "input_rate")
     pages.picture("output")
 
 
@@ -79,8 +81,11 @@ def test_the_sensor_says_what_it_waits_for(pages: Pages) -> None:
 
 
 def test_a_failed_batch_is_a_failed_run_with_its_reason_and_tags(pages: Pages, system: RunningSystem) -> None:
+    pages.open("/runs?q=job%3Abrittle_batch")
+    pages.shows("Failure", "forebay/batch_time: ", "forebay/attempt: 1", "forebay/pipeline: brittle")
+    pages.picture("failed-batches")
     pages.open(f"/runs/{run_of(system, 'brittle', 'QUARANTINED')}")
-    pages.shows("Failure", "forebay/batch_time", "number 500 is no good")
+    pages.shows("brittle_batch", "number 500 is no good")
     pages.picture("failed-batch")
 
 

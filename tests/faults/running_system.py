@@ -203,15 +203,19 @@ def _registered_blocks(connection: sa.Connection) -> list[tuple[str, int, int, i
 
 @contextmanager
 def running_system(
-    home: Path, source: NumberedSource, module: str = "tests.faults.numbered_pipeline"
+    home: Path, source: NumberedSource, module: str = "tests.faults.numbered_pipeline", **settings: str
 ) -> Iterator[RunningSystem]:
-    """Start `forebay up` in `home` on the numbered pipeline; stop it, and see that no process stays."""
+    """Start `forebay up` in `home` on the numbered pipeline; stop it, and see that no process stays.
+
+    `settings`: further environment variables.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
     environment |= {
         "FOREBAY_HOME": str(home),
         "NUMBERS_OUTPUT": str(home / "output"),
         "NUMBERS_PORT": str(source.port),
         "FOREBAY_SPARK_MASTER": "local[2]",
+        **settings,
     }
     log = home / "up.log"
     with log.open("wb") as output:

@@ -214,6 +214,23 @@ def test_a_killed_driver_costs_an_attempt_and_nothing_else(drivers: Drivers) -> 
 
 
 @pytest.mark.systems
+def test_a_driver_that_stood_still_ends_and_its_batch_comes_out_once(drivers: Drivers) -> None:
+    """It was declared dead in the middle of a run, which another process makes again: the first must not go on."""
+    with drivers.held("hold-python"):
+        run = drivers.running()
+        driver = drivers.one()
+        driver.suspend()
+        try:
+            assert drivers.ended(run, 90.0) is dg.DagsterRunStatus.FAILURE
+        finally:
+            driver.resume()
+        psutil.wait_procs([driver], timeout=10)
+        assert not driver.is_running()
+    drivers.system.settle()
+    drivers.system.check_every_number_came_out_once()
+
+
+@pytest.mark.systems
 def test_new_code_is_taken_up_without_a_gap(drivers: Drivers) -> None:
     old = drivers.one()
     text = drivers.module.read_text(encoding="utf-8")
@@ -236,38 +253,15 @@ def test_new_code_is_taken_up_without_a_gap(drivers: Drivers) -> None:
 
 
 @pytest.mark.systems
-def test_without_a_driver_batches_run_as_dagster_runs_them(drivers: Drivers) -> None:
-    driver = drivers.one()
-    agent = drivers.system.process("forebay.cli", "agent")
-    assert agent is not None
-    # The agent can't start another one meanwhile, and its heart stands still for less than the limit.
-    agent.suspend()
-    try:
-        drivers.system.kill(driver)
-        with connect(drivers.system.engine) as connection:
-            connection.execute(
-                sa.text(
-                    "UPDATE forebay.processes SET ended_at = now(), end_reason = 'test' "
-                    "WHERE pid = :pid AND ended_at IS NULL"
-                ),
-                {"pid": driver.pid},
-            )
-        run = drivers.system.until(
-            "a run has been delegated",
-            lambda: next(
-                (
-                    r
-                    for r in drivers.instance.get_runs(
-                        dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED])
-                    )
-                ),
-                None,
-            ),
-            8.0,
-        )
-    finally:
-        agent.resume()
-    drivers.ended(run, 240.0)
-    assert "Batch driver" not in drivers.messages(run)
-    drivers.system.settle()
-    drivers.system.check_every_number_came_out_once()
+def test_without_a_driver_batches_run_as_dagster_runs_them() -> None:
+    with state_directory() as home, NumberedSource() as source:
+        module = home / "held_pipeline.py"
+        shutil.copy(PIPELINE, module)
+        with running_system(home, source, str(module), FOREBAY_BATCH_DRIVERS="0") as system:
+            drivers = Drivers(system, module)
+            system.receive(500)
+            run = system.until("a batch has run", drivers.last_success, 180)
+            assert "Batch driver" not in drivers.messages(run)
+            assert "Started process for run" in drivers.messages(run)
+            system.settle()
+            system.check_every_number_came_out_once()

@@ -24,7 +24,7 @@ def test_the_receiver_process(system: RunningSystem) -> None:
 def test_the_agent(system: RunningSystem) -> None:
     """Its children end with it; its successor's receiver begins when the old agent is found silent."""
     before = system.epoch()
-    agent = system.process("forebay.cli", "agent")
+    agent = system.process("forebay.cli agent")
     assert agent is not None
     family = agent.children(recursive=True)
     system.kill(agent)
@@ -38,7 +38,7 @@ def test_the_agent(system: RunningSystem) -> None:
 def test_the_tracker(system: RunningSystem) -> None:
     """The receiver does not notice; another process leads, under another term."""
     epoch, before = system.epoch(), system.leadership()
-    tracker = system.process("forebay.cli", "tracker")
+    tracker = system.process("forebay.cli tracker")
     assert tracker is not None
     system.kill(tracker)
     system.receive(500)
@@ -77,13 +77,13 @@ def test_the_webserver(system: RunningSystem) -> None:
 def test_the_batch_driver(system: RunningSystem) -> None:
     """Whatever it was at; tests of its own kill it in the middle of a batch (test_batch_drivers)."""
     system.until("a batch is running", lambda: any(row.state == "RUNNING" for row in system.batches()))
-    driver = system.process("forebay.cli", "batch-driver")
+    driver = system.process("forebay.cli batch-driver")
     assert driver is not None
     family = driver.children(recursive=True)
     system.kill(driver)
     system.until("its JVM is gone too", lambda: not any(process.is_running() for process in family))
     system.settle()
-    successor = system.until("it is started again", lambda: system.process("forebay.cli", "batch-driver"))
+    successor = system.until("it is started again", lambda: system.process("forebay.cli batch-driver"))
     assert successor.pid != driver.pid
     system.check_every_number_came_out_once()
 

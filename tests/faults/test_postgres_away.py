@@ -23,7 +23,7 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.batch_run import run_batch
 from orchestration.settings import Settings
-from orchestration.spark.sinks.sink import OutputAttempt, Written
+from orchestration.spark.sinks.sink import Check, OutputAttempt, Written, unchecked
 from orchestration.tracker.tracker import Tracker
 from tests.driver_log import INTERVAL, NOON, make_log
 from tests.faults.driver_log_server import Address, DriverLogServer, MountRefusedError, fill, small_file_system
@@ -242,7 +242,7 @@ class SinkAtTheEnd(ParquetSink):
             self._before_commit()
         return Written(f"attempt {attempt.attempt}", 10)
 
-    def publish(self, location: str, *, batch_time: datetime) -> None:
+    def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
         self.published.append(location)
 
 

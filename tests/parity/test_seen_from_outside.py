@@ -64,7 +64,7 @@ def test_o01_what_is_missing_is_minus_one_and_records_are_0() -> None:
 @pytest.mark.parametrize("state", list(BatchState))
 def test_o01_an_end_is_an_end_only_when_the_batch_is_done(state: BatchState) -> None:
     gauges = streaming_source(dataclasses.replace(PROGRESS, last_received=dataclasses.replace(BATCH, state=state)))
-    done = state in (BatchState.COMPLETED, BatchState.QUARANTINED)
+    done = state in (BatchState.COMPLETED, BatchState.QUARANTINED, BatchState.DISCARDED)
     assert (gauges["lastReceivedBatch_processingEndTime"] != -1) is done
 
 

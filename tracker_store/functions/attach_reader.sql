@@ -28,9 +28,10 @@ BEGIN
     PERFORM 1 FROM receivers r WHERE r.stream_id = stream.id ORDER BY r.id FOR SHARE;
     SELECT * INTO reader FROM readers d WHERE d.name = reader_name AND d.removed_at IS NULL;
     IF NOT FOUND THEN
+        -- A receiver that the checkpoint does not know came after it, and is to be read from its first block.
         SELECT r.id INTO lost FROM receivers r
-        JOIN jsonb_each_text(positions) AS p ON p.key::bigint = r.id
-        WHERE r.stream_id = stream.id AND p.value::bigint <= r.low_mark LIMIT 1;
+        WHERE positions IS NOT NULL AND r.stream_id = stream.id
+          AND coalesce((positions ->> r.id::text)::bigint, 1) <= r.low_mark LIMIT 1;
         IF FOUND THEN
             outcome := 'cleaned';
             detail := format('reader %L of stream %L: blocks of receiver %s that it has not read are cleaned up',

@@ -1,7 +1,10 @@
 -- claim_attempt: a run takes a batch's next attempt, or is told which run holds the batch.
 --
--- Locks: the batch's row in the first statement, held to the end; everything else is read and written after it.
--- A run that was launched again under its own number (its daemon crashed) gets the attempt that it already has.
+-- A pipeline that is removed gets no run any more: clean-up keeps nothing for it.
+-- Locks: the pipeline's row FOR KEY SHARE, so that it is not removed meanwhile; the batch's row in the next statement,
+-- held to the end; everything else is read and written after it.
+-- A run that was launched again under its own number (its daemon crashed) gets the attempt that it already has, once
+-- the process that had it has ended: a run that two processes execute must not commit one attempt twice.
 CREATE FUNCTION forebay.claim_attempt(
     pipeline bigint, at_time timestamptz, number integer, claiming_run text, claiming_process bigint)
 RETURNS TABLE (outcome text, detail text)
@@ -13,6 +16,13 @@ DECLARE
     batch batches;
     held batch_attempts;
 BEGIN
+    PERFORM 1 FROM pipelines p WHERE p.id = pipeline AND p.removed_at IS NULL FOR KEY SHARE;
+    IF NOT FOUND THEN
+        outcome := 'no pipeline';
+        detail := format('pipeline %s is not there or was removed', pipeline);
+        RETURN NEXT;
+        RETURN;
+    END IF;
     SELECT * INTO batch FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = at_time FOR UPDATE;
     IF NOT FOUND THEN
         outcome := 'no batch';
@@ -29,7 +39,10 @@ BEGIN
         UPDATE batches SET state = 'RUNNING', attempt = number, retry_at = NULL, reason = ''
         WHERE pipeline_id = pipeline AND batch_time = at_time;
         outcome := 'claimed';
-    ELSIF batch.state = 'RUNNING' AND number = batch.attempt AND held.run_id = claiming_run THEN
+    ELSIF batch.state = 'RUNNING' AND number = batch.attempt AND held.run_id = claiming_run
+          -- Who has ended stays so: this needs no lock.
+          AND NOT EXISTS (SELECT 1 FROM processes p WHERE p.id = held.process_id AND p.id <> claiming_process
+                          AND p.ended_at IS NULL) THEN
         UPDATE batch_attempts SET process_id = claiming_process
         WHERE pipeline_id = pipeline AND batch_time = at_time AND attempt = number;
         outcome := 'claimed';

@@ -2,24 +2,34 @@
 --
 -- The batch keeps its state, its attempt and its output until the replay has succeeded. It counts neither in
 -- max_attempts nor in concurrent_batches. It is refused before anything is written where a block of the batch, or of
--- the window of length `reach` that ends with it, is no longer there.
+-- the window of length `reach` that ends with it, is no longer there, and where a batch of that window may be forgotten.
 -- A run that was launched again under its own id gets the attempt that it already has.
--- Locks: the receivers' rows FOR SHARE, by id, which hold clean-up back until this attempt can be seen; the batch's
--- row; what may still be read is looked at in a later statement.
+-- Locks: the pipeline's row FOR SHARE (so it is not removed, and its history not forgotten, meanwhile); the receivers'
+-- rows FOR SHARE, by id, which hold clean-up of blocks back until this attempt can be seen; the batch's row; what may
+-- still be read is looked at in a later statement.
 CREATE FUNCTION forebay.claim_replay(
     pipeline bigint, at_time timestamptz, claiming_run text, claiming_process bigint, reach interval)
 RETURNS TABLE (outcome text, detail text, number integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
+SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
     -- A window is (at_time - reach, at_time]; times are whole microseconds.
     after timestamptz := at_time - greatest(reach, interval '1 us');
+    locked pipelines;
     batch batches;
     held batch_attempts;
     missing record;
 BEGIN
+    SELECT * INTO locked FROM pipelines p WHERE p.id = pipeline AND p.removed_at IS NULL FOR SHARE;
+    IF NOT FOUND THEN
+        outcome := 'no pipeline';
+        detail := format('pipeline %s is not there or was removed', pipeline);
+        RETURN NEXT;
+        RETURN;
+    END IF;
     PERFORM 1 FROM receivers r
     WHERE r.id IN (SELECT a.receiver_id FROM batch_allocations a
                    WHERE a.pipeline_id = pipeline AND a.batch_time > after AND a.batch_time <= at_time)
@@ -52,6 +62,16 @@ BEGIN
         outcome := 'held';
         detail := format('batch %s is %s, and only one that is COMPLETED or QUARANTINED can be replayed',
                          at_time, batch.state);
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    -- All that is forgotten is older than history_from; what a quarantined batch's window has is not (clean_up_history).
+    IF reach > interval '1 us' AND locked.history_from > after + interval '1 us'
+       AND NOT (batch.state = 'QUARANTINED' AND reach <= locked.retention) THEN
+        outcome := 'not retained';
+        detail := format('batch %s can''t be replayed: its window begins after %s, and which blocks the batches before '
+                         '%s had is forgotten', at_time, after, locked.history_from);
         RETURN NEXT;
         RETURN;
     END IF;

@@ -2,8 +2,9 @@
 --
 -- A batch goes, with its ranges, attempts and commits, when it is COMPLETED or DISCARDED, older than `keep`, and so old
 -- that neither a window, nor a replay, nor clean-up of blocks counts from it (the pipeline's retention, back from the
--- oldest batch that is not finished). The newest always stays. One that is quarantined stays until it is replayed or
--- discarded; `history_from` says from where on there are all.
+-- oldest batch that is not finished). The newest always stays. One that is quarantined stays, with those of its window,
+-- until it is replayed or discarded; so do those of a running replay's window. `history_from` says from where on there
+-- are all.
 -- What is forgotten can't come again: its time has passed (allocate_blocks_to_batch), and an attempt finds no batch.
 -- Locks: the leader's row FOR SHARE, the pipeline's row, then the batches.
 CREATE FUNCTION forebay.clean_up_history(of_term bigint, pipeline bigint, keep interval, max_rows bigint)
@@ -49,13 +50,18 @@ BEGIN
         SELECT t.batch_time FROM batches t
         WHERE t.pipeline_id = pipeline AND t.batch_time <= goes_to AND t.batch_time < before
               AND t.state IN ('COMPLETED', 'DISCARDED')
-        ORDER BY t.batch_time FOR UPDATE) AS o;
-    -- Looked at only now that they are locked: a replay may have begun meanwhile.
+              -- A replay reads its window by these batches' ranges, and the blocks are kept for it.
+              AND NOT EXISTS (SELECT FROM batches q WHERE q.pipeline_id = pipeline AND q.state = 'QUARANTINED'
+                              AND locked.removed_at IS NULL AND q.batch_time > t.batch_time
+                              AND q.batch_time < t.batch_time + locked.retention)
+        ORDER BY t.batch_time LIMIT max_rows FOR UPDATE) AS o;
+    -- One that began before the pipeline's row was locked is seen here; it has the pipeline's row until then.
     SELECT array_agg(g.batch_time) INTO gone FROM unnest(gone) AS g(batch_time)
-    WHERE NOT EXISTS (SELECT FROM batch_attempts a WHERE a.pipeline_id = pipeline
-                      AND a.batch_time = g.batch_time AND a.state = 'RUNNING');
+    WHERE NOT EXISTS (SELECT FROM batch_attempts a WHERE a.pipeline_id = pipeline AND a.state = 'RUNNING'
+                      AND g.batch_time <= a.batch_time
+                      AND g.batch_time > a.batch_time - greatest(a.reach, interval '1 us'));
     batches := coalesce(cardinality(gone), 0);
-    more := looked_at = max_rows;
+    more := looked_at = max_rows OR batches = max_rows;
     DELETE FROM output_commits c WHERE c.pipeline_id = pipeline AND c.batch_time = ANY (gone);
     DELETE FROM batch_allocations a WHERE a.pipeline_id = pipeline AND a.batch_time = ANY (gone);
     DELETE FROM batch_attempts a WHERE a.pipeline_id = pipeline AND a.batch_time = ANY (gone);

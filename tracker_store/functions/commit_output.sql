@@ -2,10 +2,11 @@
 --
 -- Authority: this row is the commit; files are its projection. A zombie attempt changes nothing: the batch's row
 -- is locked first, and only the attempt that it names, or the replay that runs, may commit.
+-- `publishes`: readers see files that are still to be shown; whoever finds the row shows them.
 -- Locks: the batch's row in the first statement, then the output's row.
 CREATE FUNCTION forebay.commit_output(
     pipeline bigint, at_time timestamptz, number integer, output_name text, result_location text,
-    result_rows bigint)
+    result_rows bigint, publishes boolean DEFAULT false)
 RETURNS TABLE (outcome text, detail text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
@@ -23,11 +24,11 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    INSERT INTO output_commits AS c (pipeline_id, output, batch_time, attempt, location, rows)
-    VALUES (pipeline, output_name, at_time, number, result_location, result_rows)
+    INSERT INTO output_commits AS c (pipeline_id, output, batch_time, attempt, location, rows, to_publish)
+    VALUES (pipeline, output_name, at_time, number, result_location, result_rows, publishes)
     ON CONFLICT (pipeline_id, output, batch_time) DO UPDATE
     SET attempt = excluded.attempt, location = excluded.location, rows = excluded.rows,
-        committed_at = clock_timestamp()
+        to_publish = excluded.to_publish, committed_at = clock_timestamp()
     WHERE c.attempt < excluded.attempt;
     outcome := 'committed';
     RETURN NEXT;

@@ -68,7 +68,8 @@ BEGIN
           AND b.segment_id IS NOT NULL
         ON CONFLICT DO NOTHING;
         IF declared.declaration -> 'settings' ->> 'on_failure' = 'halt' THEN
-            UPDATE pipelines SET halted_by = coalesce(halted_by, at_time) WHERE id = pipeline;
+            -- The oldest: what is replayed, or given up, lifts the halt for none but itself.
+            UPDATE pipelines SET halted_by = least(halted_by, at_time) WHERE id = pipeline;
         END IF;
     END IF;
     RETURN NEXT;

@@ -16,7 +16,7 @@ from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from orchestration.spark.sinks.parquet import batch_stamp
+from orchestration.spark.sinks.parquet_names import batch_stamp
 from orchestration.spark.sinks.parquet_staging import BATCH_TIME, staged_files, with_batch_time
 from orchestration.spark.sinks.sink import (
     AttemptOutdatedError,

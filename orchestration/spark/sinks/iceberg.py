@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from orchestration.pipeline import DeclarationError
-from orchestration.spark.sinks.parquet import batch_stamp
+from orchestration.spark.sinks.parquet_names import batch_stamp
 from orchestration.spark.sinks.parquet_staging import BATCH_TIME, staged_files, with_batch_time
 from orchestration.spark.sinks.sink import (
     AttemptOutdatedError,

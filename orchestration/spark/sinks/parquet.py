@@ -2,94 +2,231 @@
 
 Layout below PATH: every attempt has an immutable directory `_attempts/TIME/attempt=N/` (hidden to Spark and Arrow,
 which pass over names that begin with `_` or `.`); the committed one is published as
-`date=YYYY-MM-DD/hour=HH/batch_time=TIME/`, by hard links into a hidden directory and one rename. An attempt that was
-not committed is never published, so a zombie's is never seen.
+`date=YYYY-MM-DD/hour=HH/batch_time=TIME/`, by hard links into a hidden directory that takes the place of what was
+there in one step. An attempt that was not committed is never published, so a zombie's is never seen. An hour that is
+compacted has one directory (`parquet_hours`).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from datetime import UTC
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
 
-from orchestration.spark.sinks.sink import Guarantee, Sink, Written
+from orchestration.pipeline import DeclarationError
+from orchestration.spark.sinks.directories import hidden_beside, recover, replace, sweep, sync
+from orchestration.spark.sinks.parquet_hours import batches_of, compacted_directory, rewrite_hour
+from orchestration.spark.sinks.parquet_names import ATTEMPTS, FILES, batch_directory, batch_stamp
+from orchestration.spark.sinks.parquet_objects import ParquetObjects
+from orchestration.spark.sinks.parquet_staging import staged_files
+from orchestration.spark.sinks.sink import Guarantee, Sink, Step, Written, unchecked
+from orchestration.spark.sinks.table_columns import arrow_schema
+from receiver_runtime.block_store.roots import OBJECT_SCHEMES, without_secrets
+from receiver_runtime.sources.secret import Secret, SecretError
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from collections.abc import Mapping
+    from datetime import date
 
+    import pyarrow.dataset as ds
     from pyspark.sql import DataFrame
 
-    from orchestration.spark.sinks.sink import OutputAttempt
-
-ATTEMPTS = "_attempts"
-
-
-def batch_directory(batch_time: datetime) -> str:
-    """`date=…/hour=…/batch_time=…` in UTC, without colons; microseconds only where there are any."""
-    return f"{batch_time.astimezone(UTC):date=%Y-%m-%d/hour=%H}/batch_time={batch_stamp(batch_time)}"
-
-
-def batch_stamp(batch_time: datetime) -> str:
-    """The batch time in UTC as a file's name has it."""
-    time = batch_time.astimezone(UTC)
-    return time.strftime("%Y%m%dT%H%M%S") + (f".{time.microsecond:06d}" if time.microsecond else "") + "Z"
+    from orchestration.spark.sinks.sink import Check, OutputAttempt
 
 
 class ParquetSink(Sink):
     """Writes an output as Parquet under `path`, partitioned by date, hour and batch time. Exactly once."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+    publishes: ClassVar[bool] = True
 
-    def __init__(self, path: str | Path) -> None:
-        """`path` is a directory; a relative one counts from the working directory of `forebay apply`."""
-        self.path = Path(path).absolute()
+    def __init__(self, path: str | Path | Secret, *, compact: bool = False) -> None:
+        """Declare where the files lie.
+
+        Args:
+            path: a directory; a relative one counts from the working directory of `forebay apply`. Or
+                `"s3://BUCKET/PREFIX"`, where no secret is in it, or an `EnvVar("NAME")` that holds the whole URL.
+            compact: rows get the column `_batch_time`, and the schedule `PIPELINE_compaction` makes one directory of
+                the batches of each hour that is over. For directories alone.
+
+        Raises:
+            DeclarationError: a value can't work, or a secret is given by itself; names the way out.
+        """
+        self._objects = _objects(path)
+        if compact and self._objects is not None:
+            message = f"ParquetSink {self._objects.shown}: compact=True is for directories alone: leave it out"
+            raise DeclarationError(message)
+        # Of objects it is the URL without what is secret, for people.
+        self.path = Path(self._objects.shown) if self._objects is not None else Path(str(path)).absolute()
+        self.compact = compact
 
     def declaration(self) -> dict[str, Any]:
         """What `forebay apply` writes of it."""
-        return {"kind": "parquet", "path": str(self.path)}
+        path = str(self.path) if self._objects is None else str(self._objects.url)
+        return {"kind": "parquet", "path": path, **({"compact": True} if self.compact else {})}
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Write to the attempt's own directory; every file and directory is synced on return."""
+        if self._objects is not None:
+            return self._objects.write(result, attempt)
         directory = self.path / ATTEMPTS / batch_stamp(attempt.batch_time) / f"attempt={attempt.attempt}"
         # What an attempt of this number left behind was never committed: numbers are given out once.
         shutil.rmtree(directory, ignore_errors=True)
-        # Hadoop's paths are not percent-encoded, so this is no `as_uri()`.
-        result.write.parquet(f"file:{directory}")
-        files = _data_files(directory)
-        for file in files:
-            _sync(file)
+        if self.compact:
+            # Not by Spark, which would write times in a type of its own that loses the zone when it is rewritten.
+            rows = _write_by_tasks(result, directory, attempt)
+        else:
+            # Hadoop's paths are not percent-encoded, so this is no `as_uri()`.
+            result.write.parquet(f"file:{directory}")
+            files = _data_files(directory)
+            for file in files:
+                sync(file)
+            rows = sum(_rows(file) for file in files)
         for made in (directory, *directory.parents):
-            _sync(made)
+            sync(made)
             if made == self.path:
                 break
-        return Written(str(directory), sum(_rows(file) for file in files))
+        return Written(str(directory), rows)
 
-    def publish(self, location: str, *, batch_time: datetime) -> None:
+    def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
         """Link the files of `location` into place: readers see the former result, or this one, whole."""
+        if self._objects is not None:
+            self._objects.publish(location, batch_time=batch_time, check=check, reached=self.reached)
+            return
         source = Path(location)
         target = self.path / batch_directory(batch_time)
-        names = [file.name for file in _data_files(source)]
-        if target.is_dir() and sorted(names) == sorted(entry.name for entry in target.iterdir()):
+        hour = target.parent
+        recover(hour)
+        sweep(target)
+        files = _data_files(source)
+        if compacted_directory(hour, _hour_stamp(batch_time)).is_dir():
+            rewrite_hour(
+                hour, _hour_stamp(batch_time), check=check, reached=self.reached, replaced=batch_time, by=files
+            )
             return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staged = target.with_name(f".{target.name}.{source.name}")
-        shutil.rmtree(staged, ignore_errors=True)
+        if target.is_dir() and sorted(file.name for file in files) == sorted(entry.name for entry in target.iterdir()):
+            return
+        hour.mkdir(parents=True, exist_ok=True)
+        staged = hidden_beside(target)
         staged.mkdir()
-        for name in names:
-            os.link(source / name, staged / name)
-        _sync(staged)
-        replaced = target.with_name(f".{target.name}.replaced")
-        shutil.rmtree(replaced, ignore_errors=True)
-        if target.exists():
-            target.rename(replaced)
-        staged.rename(target)
-        _sync(target.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        for file in files:
+            os.link(file, staged / file.name)
+        sync(staged)
+        self.reached(Step.STAGED)
+        replace(staged, target, check)
+        self.reached(Step.COMMITTED)
+
+    def dataset(self, day: date | None = None) -> ds.Dataset:
+        """What is published, whole batches alone, as pyarrow reads it: all, or of one day in UTC.
+
+        A batch that is replaced while it is read may end the reading with FileNotFoundError: read again.
+        """
+        if self._objects is not None:
+            return self._objects.dataset(day)
+        import pyarrow.dataset as ds  # noqa: PLC0415  as below
+
+        root = self.path if day is None else self.path / f"date={day.isoformat()}"
+        return ds.dataset(root, format="parquet", partitioning="hive", partition_base_dir=str(self.path))
+
+    def hours(self) -> list[datetime]:
+        """The hours that need `compact_hour`, oldest first: of several directories, or with something hidden in them.
+
+        Whether they are over is the driver log's to say.
+        """
+        if self._objects is not None:
+            return []
+        hidden = [left.with_name(left.name.split(".")[1]) for left in self.path.glob("date=*/.hour=*")]
+        hidden += [left.parent for left in self.path.glob("date=*/hour=*/.batch_time=*")]
+        several = [hour for hour in self.path.glob("date=*/hour=*") if self.compact and len(batches_of(hour)) > 1]
+        return sorted(
+            datetime.strptime(f"{hour.parent.name} {hour.name} +0000", "date=%Y-%m-%d hour=%H %z")
+            for hour in {*several, *hidden}
+        )
+
+    def compact_hour(
+        self, time: datetime, committed: Mapping[datetime, int], *, check: Check = unchecked
+    ) -> int | None:
+        """Make one directory of the batches of an hour that is over; returns its rows, or None where it is one.
+
+        What was replaced there goes too. `committed` are the batches' attempts, all of them published: their files
+        under `_attempts/` go, with those of earlier ones. Raises SinkError, with nothing changed, where the files
+        don't fit together.
+        """
+        hour = (self.path / batch_directory(time)).parent
+        recover(hour)
+        sweep(hour)
+        for batch in hour.glob(".batch_time=*"):
+            sweep(batch.with_name(batch.name[1:].rpartition(".")[0]))
+        if not self.compact:
+            return None
+        rows = None
+        if len(batches_of(hour)) > 1:
+            rows = rewrite_hour(hour, _hour_stamp(time), check=check, reached=self.reached)
+        if compacted_directory(hour, _hour_stamp(time)).is_dir():
+            self._forget_attempts(committed)
+        self.reached(Step.SWEPT)
+        return rows
+
+    def _forget_attempts(self, committed: Mapping[datetime, int]) -> None:
+        for batch_time, attempt in committed.items():
+            attempts = self.path / ATTEMPTS / batch_stamp(batch_time)
+            for directory in attempts.glob("attempt=*"):
+                if int(directory.name.removeprefix("attempt=")) <= attempt:
+                    shutil.rmtree(directory, ignore_errors=True)
+            with suppress(OSError):
+                attempts.rmdir()
+
+
+def _objects(path: str | Path | Secret) -> ParquetObjects | None:
+    """Where `path` is of an object store; None for a directory. Raises DeclarationError."""
+    if (isinstance(path, str) and "://" not in path) or isinstance(path, Path):
+        return None
+    if not isinstance(path, str):
+        try:
+            return ParquetObjects(Secret.of(path))
+        except SecretError as error:
+            message = f"ParquetSink: path: {error}"
+            raise DeclarationError(message) from None
+    parts = urlsplit(path)
+    if parts.scheme not in OBJECT_SCHEMES or not parts.netloc:
+        message = (
+            f"ParquetSink: {without_secrets(path)!r} is neither a directory nor of an object store: write "
+            f"SCHEME://BUCKET/PREFIX, with one of {', '.join(OBJECT_SCHEMES)}"
+        )
+        raise DeclarationError(message)
+    if "@" in parts.netloc:
+        message = (
+            f"ParquetSink: {without_secrets(path)!r} has a user or a password in it: leave them to the environment "
+            '(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), or give the whole URL by EnvVar("NAME")'
+        )
+        raise DeclarationError(message)
+    return ParquetObjects(path)
+
+
+def _hour_stamp(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y%m%dT%H}"
+
+
+def _write_by_tasks(result: DataFrame, directory: Path, attempt: OutputAttempt) -> int:
+    """Have Spark's tasks write, and name the files of those that count in a file beside them; returns the rows."""
+    directory.mkdir(parents=True)
+    files = staged_files(result, directory, arrow_schema(result.schema, attempt.name), attempt)
+    named = directory / FILES
+    named.write_text(json.dumps(sorted(Path(file.path).name for file in files)), encoding="utf-8")
+    sync(named)
+    return sum(file.rows for file in files)
 
 
 def _data_files(directory: Path) -> list[Path]:
+    """The files of an attempt that count: those that are named, where Spark's tasks wrote on their own."""
+    named = directory / FILES
+    if named.exists():
+        return [directory / name for name in json.loads(named.read_text(encoding="utf-8"))]
     return sorted(file for file in directory.iterdir() if file.name[0] not in "_." and file.suffix == ".parquet")
 
 
@@ -98,11 +235,3 @@ def _rows(file: Path) -> int:
 
     rows: int = pq.read_metadata(file).num_rows
     return rows
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -57,31 +57,44 @@ class ParquetStaging:
         import pyarrow.parquet as pq  # noqa: PLC0415
 
         schema = pa.ipc.read_schema(pa.BufferReader(self.schema))
-        file = Path(self.directory) / f"part-{secrets.token_hex(8)}.parquet"
-        writer, rows = None, 0
+        file = f"{self.directory}/part-{secrets.token_hex(8)}.parquet"
+        stream, writer, rows = None, None, 0
         try:
             for batch in batches:
                 if not batch.num_rows:
                     continue
                 if writer is None:
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    writer = pq.ParquetWriter(file, with_batch_time(schema), compression="zstd")
+                    stream = self.create(file)
+                    writer = pq.ParquetWriter(stream, with_batch_time(schema), compression="zstd")
                 writer.write_table(self._with_time(batch, schema))
                 rows += batch.num_rows
         finally:
             if writer is not None:
                 writer.close()
-        if writer is None:
+        if stream is None:
             return
-        for made in (file, file.parent):
-            _sync(made)
+        size = self.keep(file, stream)
         yield pa.record_batch(
             {
-                "path": pa.array([str(file)]),
-                "size": pa.array([file.stat().st_size], pa.int64()),
+                "path": pa.array([file]),
+                "size": pa.array([size], pa.int64()),
                 "rows": pa.array([rows], pa.int64()),
             }
         )
+
+    def create(self, file: str) -> Any:  # noqa: ANN401  a stream of pyarrow's
+        """Where a task writes `file`, which nobody has."""
+        import pyarrow as pa  # noqa: PLC0415
+
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        return pa.OSFile(file, "wb")
+
+    def keep(self, file: str, stream: Any) -> int:  # noqa: ANN401
+        """Have what was written to `stream` in `file`, durable on return; its size in bytes."""
+        stream.close()
+        for made in (Path(file), Path(file).parent):
+            _sync(made)
+        return Path(file).stat().st_size
 
     def _with_time(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
         import pyarrow as pa  # noqa: PLC0415
@@ -94,9 +107,15 @@ class ParquetStaging:
 def staged_files(result: Any, directory: Path, schema: pa.Schema, attempt: OutputAttempt) -> list[StagedFile]:  # noqa: ANN401
     """Run the result's tasks; the files of those that count."""
     staging = ParquetStaging(str(directory), schema.serialize().to_pybytes(), attempt.batch_time)
-    answers = result.mapInArrow(staging.task(), ANSWER).collect()
-    if answers:
+    files = staged_by(result, staging)
+    if files:
         _sync(directory.parent)
+    return files
+
+
+def staged_by(result: Any, staging: ParquetStaging) -> list[StagedFile]:  # noqa: ANN401
+    """Run the result's tasks; the files of those that count."""
+    answers = result.mapInArrow(staging.task(), ANSWER).collect()
     return [StagedFile(row["path"], row["size"], row["rows"]) for row in answers]
 
 

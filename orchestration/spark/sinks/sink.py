@@ -15,10 +15,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from datetime import datetime
 
     from pyspark.sql import DataFrame
+
+    Check = Callable[[], None]
 
 
 class SinkError(Exception):
@@ -98,10 +100,16 @@ class OutputAttempt:
         return self.runs.get(attempt) == run_id or (attempt, run_id) == (self.attempt, self.run_id)
 
 
+def unchecked() -> None:
+    """Nobody else publishes."""
+
+
 class Sink(ABC):
     """Keeps an output's result, once per batch time."""
 
     guarantee: ClassVar[Guarantee]
+    #: Whether readers see a committed result only after `publish`, which is then done under a lock of its own.
+    publishes: ClassVar[bool] = False
 
     @abstractmethod
     def declaration(self) -> dict[str, Any]:
@@ -118,8 +126,13 @@ class Sink(ABC):
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Keep an attempt's result, durable on return: where nobody looks, or by the target's own commit."""
 
-    def publish(self, location: str, *, batch_time: datetime) -> None:  # noqa: B027  a target that commits is done
-        """Show the committed result at `location` to readers, in place of what was there. Idempotent."""
+    def publish(  # noqa: B027  a target that commits is done
+        self, location: str, *, batch_time: datetime, check: Check = unchecked
+    ) -> None:
+        """Show the committed result at `location` to readers, in place of what was there. Idempotent.
+
+        `check` is called before each step that readers see, and raises where this process may not take it any more.
+        """
 
     def reached(self, step: Step) -> None:  # noqa: B027
         """Nothing: a test's sink stops or dies here."""

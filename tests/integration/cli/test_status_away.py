@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def status(home: Path, *arguments: str, database_url: str | None = None) -> tuple[int, str, str]:
     """Exit code, standard output, and all that it says on one line."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
-    environment["FOREBAY_HOME"] = str(home)
+    # No line so long that a word is cut.
+    environment |= {"FOREBAY_HOME": str(home), "COLUMNS": "1000"}
     if database_url is not None:
         environment["FOREBAY_DATABASE_URL"] = database_url
     done = subprocess.run(

@@ -31,7 +31,7 @@ def test_its_outputs_are_written_and_its_statements_run(
     postgres_server: TestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    [declaration] = blocks("python")
+    declaration = blocks("python")[0]
     names: dict[str, Any] = {}
     exec(compile(declaration.replace("/tmp/forebay-warehouse", f"{tmp_path}/warehouse"), "how-to", "exec"), names)
     pipeline = names["pipeline"]
@@ -49,6 +49,21 @@ def test_its_outputs_are_written_and_its_statements_run(
     assert {row[0] for row in commits} == {"history", "now", "last_seen"}
     assert sorted(newest) == [("be", 2), ("or", 1)]
     assert sorted(last_seen) == [("be", 2, TIME), ("or", 1, TIME)]
+
+
+def test_files_are_declared_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, compacted, objects, reading = blocks("python")
+    names: dict[str, Any] = {}
+    for block in (compacted, objects):
+        exec(compile(block, "how-to", "exec"), names)
+    sink = names["files"]
+    assert isinstance(sink, ParquetSink)
+    sink.publish(sink.write(words(("be", 2), ("or", 1)), attempt()).location, batch_time=TIME)
+    exec(compile(reading, "how-to", "exec"), names)
+    assert sorted(names["words"]["word"].to_pylist()) == ["be", "or"]
+    assert names["open_bucket"].declaration()["path"] == "s3://results/word_counts?region=eu-central-1"
+    assert names["anywhere"].declaration()["path"] == "env:RESULTS_URL"
 
 
 def test_the_reference_has_each_sink_with_its_guarantee() -> None:

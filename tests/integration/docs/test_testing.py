@@ -44,7 +44,9 @@ def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def function(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def function(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], None]]:
     """A test function of a page, its modules imported from files."""
     page, name = request.param
     monkeypatch.syspath_prepend(tmp_path)
@@ -53,13 +55,14 @@ def function(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     files = _FILES.findall((HOW_TO / page).read_text(encoding="utf-8"))
     for module, code in files:
         (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
-        monkeypatch.delitem(sys.modules, module, raising=False)
+        sys.modules.pop(module, None)
     for module, _ in files:
         found = getattr(importlib.import_module(module), name, found)
-        # What it put there is taken away again.
-        monkeypatch.setitem(sys.modules, module, sys.modules[module])
     assert inspect.isfunction(found)
-    return found
+    yield found
+    # What they are called, other tests' modules may be called too.
+    for module, _ in files:
+        sys.modules.pop(module, None)
 
 
 @pytest.mark.spark

@@ -37,7 +37,7 @@ class Killed(PostgresSink):
     def reached(self, step: Step) -> None:
         self._die(step)
 
-    def publish(self, location: str, *, batch_time: datetime) -> None:
+    def publish(self, location: str, *, batch_time: datetime, check: object = None) -> None:
         self._die(PUBLISHING)
 
     def _die(self, step: str) -> None:

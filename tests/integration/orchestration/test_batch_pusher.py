@@ -21,6 +21,7 @@ from orchestration.tracker.dagster_client import (
     DagsterError,
     DagsterUnansweredError,
     DagsterUnreachableError,
+    LaunchRefusedError,
 )
 from tests.driver_log import Log
 from tests.polling import eventually
@@ -301,3 +302,55 @@ def test_a_tracker_that_does_not_lead_pushes_nothing(engine: sa.Engine, connecti
     stop.set()
     thread.join()
     assert dagster.launched == []
+
+
+class SlowDagster(FakeDagster):
+    """Each request takes six seconds."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self.now = 0.0
+
+    def launch(self, sensor: BatchSensor, pipeline: str, launch: Launch) -> str:
+        self.now += 6
+        return super().launch(sensor, pipeline, launch)
+
+
+def test_a_launch_that_could_not_be_asked_for_in_time_is_given_back_and_not_asked_for_late(
+    engine: sa.Engine, connection: sa.Connection
+) -> None:
+    """When its lease is over the batch sensor launches it: then there would be two runs of one attempt."""
+    pipeline = declare(concurrent_batches=8)
+    times = behind(connection, pipeline, 8)
+    dagster = SlowDagster(pipeline)
+    BatchPusher(engine, dagster, name="a", clock=lambda: dagster.now).turn(connection, lead(connection))
+    row = get_pipeline(connection, pipeline.name)
+    waiting = batches.unfinished_batches(connection, row.pipeline_id, limit=8)
+    given_back = [batch.batch_time for batch in waiting if batch.launch_attempt is None]
+    # Four are asked for at once.
+    assert 1 <= len(dagster.launched) <= 4
+    assert sorted([*dagster.launched, *(f"{time.isoformat()}:1" for time in given_back)]) == [
+        f"{time.isoformat()}:1" for time in times
+    ]
+
+
+def test_a_dagster_that_refuses_is_asked_ever_less_often(
+    engine: sa.Engine, connection: sa.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A webserver that is read-only, say: it says which sensors run, and launches nothing."""
+    pipeline = declare()
+    behind(connection, pipeline)
+    dagster = FakeDagster(pipeline)
+    now = 0.0
+    refused: list[float] = []
+
+    def refuse(*_: object) -> str:
+        refused.append(now)
+        raise LaunchRefusedError("UnauthorizedError")
+
+    monkeypatch.setattr(dagster, "launch", refuse)
+    pushing, term = BatchPusher(engine, dagster, name="a", clock=lambda: now), lead(connection)
+    while now < 60:
+        pushing.turn(connection, term)
+        now += 0.5
+    assert len(refused) < 8

@@ -13,6 +13,7 @@ from forebay import Batch, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply
 from orchestration.batch_run import run_batch
+from orchestration.spark.sinks.sink import unchecked
 from receiver_runtime.block_store.errors import StoreUnavailableError
 from tests.integration.orchestration.batch_rig import System, local_spark
 from tracker_store import batches
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
     from pyspark.sql import DataFrame, SparkSession
+
+    from orchestration.spark.sinks.sink import Check
 
 pytestmark = pytest.mark.spark
 
@@ -106,11 +109,11 @@ class PublishFailsOnce(ParquetSink):
 
     died = False
 
-    def publish(self, location: str, *, batch_time: datetime) -> None:
+    def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
         if not self.died:
             self.died = True
             raise OSError("died here")
-        super().publish(location, batch_time=batch_time)
+        super().publish(location, batch_time=batch_time, check=check)
 
 
 def test_point_26_what_was_committed_is_published_by_the_next_attempt_and_not_computed_again(system: System) -> None:

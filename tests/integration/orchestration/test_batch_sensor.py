@@ -21,6 +21,7 @@ from orchestration.batch_schedule import (
     Launch,
     Wait,
     declaration_fingerprint,
+    next_steps,
 )
 from orchestration.dagster_defs.batch_sensor import batch_sensor, tick, wait_seconds
 from orchestration.dagster_defs.jobs import batch_job
@@ -32,14 +33,17 @@ from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect
 from tracker_store.pipeline_states import stop_pipelines
 from tracker_store.pipelines import get_pipeline, list_pipelines, list_streams
-from tracker_store.processes import register_process
+from tracker_store.processes import deregister_process, register_process
 from tracker_store.received_block_tracker import batch_times
 from tracker_store.receivers import placements
-from tracker_store.schema import BatchState, ProcessKind
+from tracker_store.run_queue import claim_run, enqueue_run, register_batch_driver, run_worker, set_batch_driver_state
+from tracker_store.schema import BatchDriverState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
+
+    from tracker_store.batches import BatchRow
 
 INTERVAL = timedelta(minutes=10)
 SECOND = timedelta(seconds=1)
@@ -426,3 +430,96 @@ def test_code_and_driver_log_have_one_fingerprint_exactly_when_they_agree(connec
 
     assert declaration_fingerprint(row.declaration, streams) == of_code(pipeline)
     assert of_code(pipeline) != of_code(declare())
+
+
+def driver(connection: sa.Connection) -> int:
+    process_id = register_process(connection, kind=ProcessKind.BATCH_DRIVER, name="d", host="h", pid=1)
+    register_batch_driver(connection, process_id=process_id, location="forebay")
+    set_batch_driver_state(connection, process_id=process_id, state=BatchDriverState.READY)
+    return process_id
+
+
+def test_a_run_whose_driver_died_before_it_began_is_ended_by_the_sensor(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    """Dagster's run monitoring, where it is on, asks after the health of runs alone that have begun."""
+    pipeline = declare()
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    launch = next_step(connection, pipeline, instance)
+    assert isinstance(launch, Launch)
+    run = add_run(instance, launch, dg.DagsterRunStatus.STARTING)
+    process_id = driver(connection)
+    assert enqueue_run(connection, run_id=run.run_id, location="forebay")
+    assert claim_run(connection, process_id=process_id, location="forebay") == run.run_id
+    waiting = next_step(connection, pipeline, instance)
+    assert isinstance(waiting, Wait)
+    assert f"starting in run {run.run_id}" in waiting.reason
+    deregister_process(connection, process_id, "killed by SIGKILL")
+    waiting = next_step(connection, pipeline, instance)
+    assert isinstance(waiting, Wait)
+    assert "killed by SIGKILL" in waiting.reason
+    ended = instance.get_run_by_id(run.run_id)
+    assert ended is not None
+    assert ended.status is dg.DagsterRunStatus.FAILURE
+    connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))
+    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
+
+
+def test_a_run_that_no_driver_comes_for_is_given_up_by_the_sensor_after_a_while(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    pipeline = declare()
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    launch = next_step(connection, pipeline, instance)
+    assert isinstance(launch, Launch)
+    run = add_run(instance, launch, dg.DagsterRunStatus.STARTING)
+    process_id = driver(connection)
+    enqueue_run(connection, run_id=run.run_id, location="forebay")
+    deregister_process(connection, process_id)
+    waiting = next_step(connection, pipeline, instance)
+    assert isinstance(waiting, Wait)
+    assert "starting in run" in waiting.reason, "one may be starting"
+    connection.execute(sa.text("UPDATE forebay.run_queue SET enqueued_at = enqueued_at - interval '2 minutes'"))
+    waiting = next_step(connection, pipeline, instance)
+    assert isinstance(waiting, Wait)
+    assert "no batch driver" in waiting.reason
+    assert run_worker(connection, run.run_id) is None, "a driver that starts later would run what was given up"
+
+
+def test_of_two_runs_of_one_attempt_the_one_that_lives_is_waited_for(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    """A webserver that was slow beyond the lease made a second one, which could not be started."""
+    pipeline = declare()
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    launch = next_step(connection, pipeline, instance)
+    assert isinstance(launch, Launch)
+    lives = add_run(instance, launch, dg.DagsterRunStatus.STARTING)
+    instance.report_run_failed(add_run(instance, launch, dg.DagsterRunStatus.STARTING))
+    waiting = next_step(connection, pipeline, instance)
+    assert isinstance(waiting, Wait)
+    assert f"starting in run {lives.run_id}" in waiting.reason
+
+
+def test_a_launch_is_not_forgotten_where_another_batch_has_just_changed(
+    connection: sa.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pusher looks at what nobody has taken: what it took and dropped would wait for the end of its lease."""
+    pipeline = declare(concurrent_batches=2)
+    log, times = behind(connection, pipeline, 2)
+    log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
+    rules = BatchRules.of_row(get_pipeline(connection, pipeline.name))
+    seen = batches.unfinished_batches
+
+    def after_which_the_second_is_claimed(own: sa.Connection, pipeline_id: int, *, limit: int) -> list[BatchRow]:
+        rows = seen(own, pipeline_id, limit=limit)
+        if len(rows) == 2 and all(row.state is BatchState.ALLOCATED for row in rows):
+            claim(log, Launch(times[1].isoformat(), 1), times[1], "the sensor's")
+        return rows
+
+    monkeypatch.setattr(batches, "unfinished_batches", after_which_the_second_is_claimed)
+    steps = next_steps(connection, rules, launcher="a", runs=None)
+    assert steps.launches == (Launch(times[0].isoformat(), 1),)

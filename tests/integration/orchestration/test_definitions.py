@@ -43,6 +43,7 @@ def test_assets_job_and_sensor_by_their_names(pipeline: Pipeline) -> None:
         "word_count_maintenance",
         "word_count_replay",
         "word_count_restart_receiver",
+        "word_count_compaction",
         "word_count_scaling",
     }
     assert [sensor.name for sensor in repository.sensor_defs] == [
@@ -51,7 +52,7 @@ def test_assets_job_and_sensor_by_their_names(pipeline: Pipeline) -> None:
         "word_count_receivers",
     ]
     schedules = {schedule.name for schedule in repository.schedule_defs}
-    assert schedules == {"word_count_maintenance_schedule", "word_count_scaling"}
+    assert schedules == {"word_count_compaction", "word_count_maintenance_schedule", "word_count_scaling"}
     graph = repository.asset_graph
     word_counts = graph.get(dg.AssetKey(["word_count", "word_counts"]))
     assert word_counts.group_name == "word_count"

@@ -12,10 +12,11 @@ import sqlalchemy as sa
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
+from orchestration.dagster_defs import observation_sensor
 from orchestration.dagster_defs.batch_plots import batch_metadata
 from orchestration.dagster_defs.observation_sensor import Cursor, observe
 from tests.driver_log import INTERVAL, NOON, Log, make_log
-from tracker_store.batch_statistics import batch_figures, completed_minutes
+from tracker_store.batch_statistics import batch_figures, completed_minutes, pipeline_queue
 from tracker_store.batches import claim_attempt, complete_batch
 from tracker_store.engine import connect
 from tracker_store.outputs import commit_output
@@ -128,7 +129,10 @@ def test_the_statement_beside_a_batch_shows_its_blocks(connection: sa.Connection
     assert (row.stream, row.records) == ("lines", 7)
 
 
-def test_the_minutes_that_are_over_are_reported_once(connection: sa.Connection, pipeline: Pipeline, log: Log) -> None:
+def test_the_minutes_that_are_over_are_reported_once(
+    connection: sa.Connection, pipeline: Pipeline, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observation_sensor, "database_time", lambda _: NOON + timedelta(minutes=10))
     for number, seconds in enumerate((1.0, 2.0, 6.0, 3.0), start=1):
         complete(log, NOON + number * INTERVAL, records=10 * number, started=0.5, seconds=seconds)
     complete(log, NOON + 7 * INTERVAL, records=100, started=0.5, seconds=1.0)
@@ -149,6 +153,38 @@ def test_the_minutes_that_are_over_are_reported_once(connection: sa.Connection, 
     complete(log, NOON + 13 * INTERVAL, records=1, started=0.5, seconds=1.0)
     events, _, _ = events_of(connection, pipeline, cursor)
     assert [event.metadata["records"].value for event in events[MINUTES.to_user_string()]] == [1]
+
+
+def test_after_a_long_outage_only_the_minutes_that_a_plot_can_hold_are_made_up(
+    connection: sa.Connection, pipeline: Pipeline, log: Log
+) -> None:
+    """Dagster was down for days: the newest minutes come first, and those before them never are looked up."""
+    complete(log, NOON + INTERVAL, records=10, started=0.5, seconds=2.0)
+    complete(log, NOON + 2 * INTERVAL, records=10, started=0.5, seconds=2.0)
+    connection.execute(
+        sa.text(
+            "UPDATE forebay.batches SET completed_at = clock_timestamp() - interval '3 days' WHERE batch_time = :t"
+        ),
+        {"t": NOON + INTERVAL},
+    )
+    recent = connection.execute(
+        sa.text(
+            "UPDATE forebay.batches SET completed_at = clock_timestamp() - interval '3 minutes' WHERE batch_time = :t "
+            "RETURNING date_trunc('minute', completed_at)"
+        ),
+        {"t": NOON + 2 * INTERVAL},
+    ).scalar_one()
+    assets, _, _ = events_of(connection, pipeline, Cursor(minute=recent - timedelta(days=4)))
+    [only] = assets[MINUTES.to_user_string()]
+    assert only.metadata["minute"].value == recent.isoformat()
+
+
+def test_a_batch_that_waits_for_its_store_waits(connection: sa.Connection, log: Log) -> None:
+    log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
+    log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    before = pipeline_queue(connection, log.pipeline_id)
+    connection.execute(sa.text("UPDATE forebay.batches SET state = 'BLOCKED'"))
+    assert pipeline_queue(connection, log.pipeline_id).waiting == before.waiting == 1
 
 
 def test_a_minute_that_is_not_over_is_not_reported(connection: sa.Connection, log: Log) -> None:

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from forebay import Batch, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply
+from orchestration.spark.sinks.sink import unchecked
 from tests.integration.orchestration.batch_rig import System, local_spark
 from tracker_store import batches
 from tracker_store.engine import connect
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from orchestration.spark.sinks.sink import OutputAttempt, Written
+    from orchestration.spark.sinks.sink import Check, OutputAttempt, Written
 
 STATS = sa.text(
     "SELECT pipeline_id, batch_time, state, attempt, kind, run_id, completed_at, processing_time "
@@ -154,6 +155,22 @@ def test_blocks_that_are_gone_refuse_the_replay_by_name_before_anything_is_writt
     assert system.published() == ["a first", "b first"]
 
 
+def test_an_attempt_that_can_not_read_its_whole_batch_writes_nothing(system: System) -> None:
+    """Whatever has taken a block: what is left of a batch is not the batch."""
+    pipeline = declared(system, Sayings())
+    system.receive(["a"], ["b"])
+    time = system.allocate(1)
+    system.connection.execute(sa.text("DELETE FROM forebay.blocks WHERE sequence = 2"))
+    with pytest.raises(BlocksNotRetainedError, match=r"of its 2 records of stream \d+, 1 are no longer"):
+        system.run(pipeline, time, 1)
+    assert system.published() == []
+    assert attempts(system, time) == [(1, AttemptKind.RUN, AttemptState.FAILED)]
+    with pytest.raises(Exception, match="are no longer in the driver log"):
+        system.session.read.format("forebay").option("database_url", system.settings.require_database_url()).option(
+            "pipeline", "words"
+        ).option("batch_time", time.isoformat()).option("stream", "lines").load().count()
+
+
 def test_some_outputs_are_replayed_and_one_that_is_new_is_back_filled(system: System) -> None:
     says = Sayings()
     pipeline = declared(system, says)
@@ -226,10 +243,10 @@ class DiesAt(ParquetSink):
             raise Killed
         return written
 
-    def publish(self, location: str, *, batch_time: datetime) -> None:
+    def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
         if self.step == "before publishing":
             raise Killed
-        super().publish(location, batch_time=batch_time)
+        super().publish(location, batch_time=batch_time, check=check)
         if self.step == "after publishing":
             raise Killed
 

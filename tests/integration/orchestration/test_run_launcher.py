@@ -11,12 +11,15 @@ import sqlalchemy as sa
 from dagster._core.launcher.base import LaunchRunContext, WorkerStatus
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
+from orchestration.run_launcher import launcher
 from orchestration.run_launcher.launcher import BatchRunLauncher
 from tests.recording_launcher import RecordingRunLauncher
 from tracker_store.engine import connect
+from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.processes import deregister_process, register_process
 from tracker_store.run_queue import (
     claim_run,
+    enqueue_run,
     is_cancel_requested,
     register_batch_driver,
     run_worker,
@@ -184,11 +187,67 @@ def test_a_run_that_no_driver_comes_for_is_given_up_after_a_while(rig: Rig) -> N
 
 
 def test_nobody_is_accused_while_the_driver_log_is_away(rig: Rig) -> None:
-    run = rig.launch({})
+    run = rig.launch(BATCH)
     rig.launcher.dispose()
     rig.launcher._pool = None
     rig.launcher._database_url = "postgresql://nobody@127.0.0.1:1/none"
     assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.RUNNING
+
+
+@pytest.mark.parametrize("url", [None, "postgresql://nobody@127.0.0.1:1/none"])
+def test_a_run_that_is_never_handed_over_needs_no_driver_log(
+    rig: Rig, url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While Postgres is away a person can end every run that has nothing to do with it."""
+    monkeypatch.delenv("FOREBAY_DATABASE_URL", raising=False)
+    rig.launcher._database_url = url
+    run = rig.launch({"forebay/pipeline": "p"})
+    assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.SUCCESS
+    assert rig.launcher.terminate(run.run_id)
+
+
+def test_without_a_driver_log_a_batch_run_is_the_delegates_in_everything(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FOREBAY_DATABASE_URL", raising=False)
+    rig.launcher._database_url = None
+    run = rig.launch(BATCH)
+    assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.SUCCESS
+    assert rig.launcher.terminate(run.run_id)
+
+
+class LosesTheAnswer:
+    """Enqueues, and says that there was no answer; then the drivers are gone, or the driver log is."""
+
+    def __init__(self, rig: Rig, process_id: int, then: Exception | None) -> None:
+        self.rig = rig
+        self.process_id = process_id
+        self.then = then
+        self.asked = 0
+
+    def __call__(self, connection: sa.Connection, *, run_id: str, location: str) -> bool:
+        self.asked += 1
+        if self.asked == 1:
+            assert enqueue_run(connection, run_id=run_id, location=location)
+            deregister_process(connection, self.process_id)
+            raise OutcomeUnknownError
+        if self.then is not None:
+            raise self.then
+        return enqueue_run(connection, run_id=run_id, location=location)
+
+
+@pytest.mark.parametrize("then", [None, DriverLogUnavailableError()])
+def test_a_run_that_may_be_queued_is_never_delegated(
+    rig: Rig, then: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two would run one attempt."""
+    monkeypatch.setattr(launcher, "enqueue_run", LosesTheAnswer(rig, rig.driver(), then))
+    if then is None:
+        assert rig.queued(rig.launch(BATCH))
+    else:
+        with pytest.raises(DriverLogUnavailableError):
+            rig.launch(BATCH)
+    assert rig.delegate.asked == []
 
 
 def test_every_name_of_dagsters_that_is_not_public() -> None:

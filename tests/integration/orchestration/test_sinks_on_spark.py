@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from forebay import DeltaSink, EnvVar, IcebergSink, PostgresSink
+from forebay import DeltaSink, EnvVar, IcebergSink, ParquetSink, PostgresSink
 from orchestration.settings import Settings
 from orchestration.spark.session import spark_session
 from tests.integration.orchestration.target_database import Target, attempt
@@ -170,3 +170,32 @@ def test_every_type_and_each_row_once_in_a_table_of_files_though_a_task_is_run_a
     assert [(key, str(value)) for key, value in dict(first["ma"]).items()] == [("k", "1.5")]
     assert first["st"] == {"x": "y", "z": [1]}
     assert {value for name, value in second.items() if name != "_batch_time"} == {None}
+
+
+def test_spark_reads_a_compacted_hour_as_it_read_its_batches(session: SparkSession, tmp_path: Path) -> None:
+    """A task is run again after its rows: its first file is beside the other, and named by nothing."""
+    sink = ParquetSink(tmp_path / "files", compact=True)
+    failed = tmp_path / "failed"
+
+    def fails_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        if not failed.exists():
+            failed.touch()
+            raise OSError("died after its rows")
+
+    def seen() -> tuple[str, list[tuple[object, ...]]]:
+        read = session.read.parquet(str(tmp_path / "files")).drop("batch_time")
+        return read.schema.simpleString(), sorted(tuple(row) for row in read.collect())
+
+    for minute in (1, 2):
+        result = session.sql(f"SELECT {minute} AS n, timestamp'2026-01-02 03:04:05.678901' AS at, array('x') AS tags")
+        of_batch = attempt(time=datetime(2026, 1, 2, 3, minute, tzinfo=UTC))
+        written = sink.write(result.mapInArrow(fails_once, result.schema), of_batch)
+        assert written.rows == 1
+        sink.publish(written.location, batch_time=of_batch.batch_time)
+    before = seen()
+    assert failed.exists()
+    assert [row[0] for row in before[1]] == [1, 2]
+    assert sink.compact_hour(datetime(2026, 1, 2, 3, tzinfo=UTC), {}) == 2
+    assert len(list((tmp_path / "files").glob("date=*/hour=*/batch_time=*"))) == 1
+    assert seen() == before

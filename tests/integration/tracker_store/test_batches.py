@@ -11,7 +11,7 @@ from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tracker_store import batches, outputs
 from tracker_store.engine import connect
 from tracker_store.errors import AttemptSupersededError, BatchHeldError, OutputNotCommittedError
-from tracker_store.processes import register_process
+from tracker_store.processes import deregister_process, register_process
 from tracker_store.retry import LONGEST, retry_delay
 from tracker_store.schema import BatchState, ProcessKind
 
@@ -32,7 +32,7 @@ def log(engine: sa.Engine) -> Iterator[Log]:
         yield made
 
 
-def claim(log: Log, attempt: int, run_id: str) -> None:
+def claim(log: Log, attempt: int, run_id: str) -> int:
     process_id = register_process(log.connection, kind=ProcessKind.BATCH_RUN, name=run_id, host="h", pid=1)
     batches.claim_attempt(
         log.connection,
@@ -42,6 +42,7 @@ def claim(log: Log, attempt: int, run_id: str) -> None:
         run_id=run_id,
         process_id=process_id,
     )
+    return process_id
 
 
 def fail(log: Log, attempt: int, *, max_attempts: int = 3, retry_after: float = 0) -> BatchState | None:
@@ -100,9 +101,17 @@ def test_a_second_run_is_told_who_holds_the_batch(log: Log) -> None:
 
 
 def test_the_same_run_started_again_keeps_its_attempt(log: Log) -> None:
-    claim(log, 1, "run1")
+    process_id = claim(log, 1, "run1")
+    deregister_process(log.connection, process_id)
     claim(log, 1, "run1")
     assert state(log) is BatchState.RUNNING
+
+
+def test_a_run_that_two_processes_execute_has_its_attempt_once(log: Log) -> None:
+    """Both would write to the attempt's own place, and both might commit."""
+    claim(log, 1, "run1")
+    with pytest.raises(BatchHeldError, match="run1"):
+        claim(log, 1, "run1")
 
 
 def test_point_11_a_zombie_attempt_commits_nothing(log: Log) -> None:

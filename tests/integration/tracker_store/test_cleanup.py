@@ -34,6 +34,7 @@ from tracker_store.cleanup import (
 )
 from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.engine import connect
+from tracker_store.errors import BlocksNotRetainedError
 from tracker_store.pipelines import apply_pipeline, apply_stream
 from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker
@@ -269,6 +270,10 @@ def test_point_23_a_quarantined_batch_holds_nothing_up_and_keeps_its_blocks(log:
     assert log.tracker.get_blocks_of_batch(T1) == whole
     assert log.tracker.get_blocks_of_batch_and_stream(T1, log.stream_id) == whole
     assert log.tracker.get_blocks_of_batch(T2) == []
+    # Who is to read it gets all of it or none: a part would be taken for the whole.
+    assert log.tracker.whole_blocks_of_batch_and_stream(T1, log.stream_id) == whole
+    with pytest.raises(BlocksNotRetainedError, match="of its 10 records"):
+        log.tracker.whole_blocks_of_batch_and_stream(T2, log.stream_id)
     # Nor does its file go, though every block of it has left the receiver's chain.
     seal_segment(log.connection, segment_id=whole[0].handle.segment_id, length=1)
     next_epoch = log.add_at(receiver_id, T2 + 2 * SECOND, T3 + SECOND)
@@ -470,24 +475,26 @@ def test_point_9_clean_up_waits_for_a_pipeline_that_is_being_attached(
 def test_point_9_a_pipeline_that_was_not_seen_by_a_clean_up_begins_after_it(
     engine: sa.Engine, log: Log, receiver_id: int
 ) -> None:
-    """The other way round: deleted and not committed yet, and an allocation at that moment."""
+    """The other way round: deleted and not committed yet. Else a first batch could be given what is about to go."""
     log.add_at(receiver_id, NOON + SECOND, T1 + SECOND)
     finish(log, T1)
     raw = engine.raw_connection()
     driver = raw.driver_connection
     assert driver is not None
     driver.autocommit = False
-    with driver.cursor() as cursor:
+    with driver.cursor() as cursor, ThreadPoolExecutor(1) as pool, connect(engine) as connection:
         cursor.execute("SELECT blocks FROM forebay.clean_up_receiver(%s, clock_timestamp(), 100)", (receiver_id,))
         assert cursor.fetchall() == [(2,)]
-        other = apply_pipeline(
-            log.connection, name="late", declaration={}, stream_ids=[log.stream_id], interval=INTERVAL
+        waiting = pool.submit(
+            apply_pipeline, connection, name="late", declaration={}, stream_ids=[log.stream_id], interval=INTERVAL
         )
-        log.connection.execute(
-            sa.text("UPDATE forebay.pipelines SET last_batch_time = :noon WHERE id = :id"), {"noon": NOON, "id": other}
-        )
+        wait_until_blocked(log.connection)
         driver.commit()
+        other = waiting.result(10)
     raw.close()
+    log.connection.execute(
+        sa.text("UPDATE forebay.pipelines SET last_batch_time = :noon WHERE id = :id"), {"noon": NOON, "id": other}
+    )
     tracker = ReceivedBlockTracker(log.connection, other)
     tracker.allocate_blocks_to_batch(T2)
     [allocated] = tracker.get_ranges_of_batch(T2)

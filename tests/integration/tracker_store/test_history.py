@@ -14,7 +14,7 @@ from tracker_store.blocks import BlockHandle
 from tracker_store.checks import batches_count_their_ranges, ranges_are_contiguous
 from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.engine import connect
-from tracker_store.errors import AllocationError, BatchHeldError
+from tracker_store.errors import AllocationError, BatchHeldError, BlocksNotRetainedError
 from tracker_store.history import clean_up_events, clean_up_history, pipelines_with_history
 from tracker_store.leadership import DeposedError, read_leadership, take_leadership
 from tracker_store.processes import deregister_process, register_process
@@ -139,6 +139,65 @@ def test_a_batch_that_is_being_replayed_stays_till_that_has_ended(connection: sa
     assert left(log) == [times[0], times[2]]
     connection.execute(sa.text("UPDATE forebay.batch_attempts SET state = 'FAILED', ended_at = clock_timestamp()"))
     assert forget(log).rows == 1
+
+
+def replay(log: Log, time: datetime, *, reach: timedelta) -> int:
+    return batches.claim_replay(
+        log.connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=time,
+        run_id="replay",
+        process_id=register_process(log.connection, kind=ProcessKind.BATCH_RUN, name="r", host="h", pid=1),
+        reach=reach,
+    )
+
+
+def test_what_the_window_of_a_running_replay_has_stays_till_that_has_ended(connection: sa.Connection) -> None:
+    """Else the replay would read a shorter window, and replace a whole result by a part."""
+    log, times = made(connection, 5)
+    for time in times:
+        run(log, time)
+    replay(log, times[3], reach=2 * INTERVAL)
+    assert forget(log).rows == 2
+    assert left(log) == times[2:]
+    connection.execute(sa.text("UPDATE forebay.batch_attempts SET state = 'FAILED', ended_at = clock_timestamp()"))
+    assert forget(log).rows == 2
+    assert left(log) == times[4:]
+
+
+def test_what_the_window_of_a_quarantined_batch_has_stays_with_it(connection: sa.Connection) -> None:
+    """Its blocks are kept; which of them are the window's, the ranges of the batches before it say."""
+    log, times = made(connection, 6)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET retention = :r"), {"r": 2 * INTERVAL})
+    for number, time in enumerate(times):
+        run(log, time, fails=number == 2)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": times[5] + 10 * INTERVAL})
+    assert forget(log).rows == 4
+    assert left(log) == [times[1], times[2]]
+    assert ranges_are_contiguous(connection).violations == 0
+    assert batches_count_their_ranges(connection).violations == 0
+    replay(log, times[2], reach=2 * INTERVAL)
+    window = log.tracker.get_blocks_of_window_and_stream(times[2], 2 * INTERVAL, log.stream_id)
+    assert [found.sequence for found in window] == [3, 4]
+    connection.execute(sa.text("UPDATE forebay.batch_attempts SET state = 'FAILED', ended_at = clock_timestamp()"))
+    connection.execute(sa.text("UPDATE forebay.batches SET state = 'DISCARDED' WHERE state = 'QUARANTINED'"))
+    found = forget(log, max_rows=1)
+    assert (found.rows, found.more, left(log)) == (1, True, [times[2]])
+
+
+def test_a_batch_whose_window_may_be_forgotten_is_not_replayed(connection: sa.Connection) -> None:
+    """Its own blocks are there, or it never had any: only the window would be short, and nobody would see it."""
+    log, times = made(connection, 3)
+    for number in (4, 5):
+        log.tracker.allocate_blocks_to_batch(NOON + number * INTERVAL, run_empty=True)
+    for time in (*times, NOON + 4 * INTERVAL, NOON + 5 * INTERVAL):
+        run(log, time)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET retention = :r"), {"r": INTERVAL})
+    assert forget(log).rows == 3
+    with pytest.raises(BlocksNotRetainedError, match="is forgotten"):
+        replay(log, NOON + 4 * INTERVAL, reach=2 * INTERVAL)
+    assert replay(log, NOON + 5 * INTERVAL, reach=2 * INTERVAL) == 2
+    assert replay(log, NOON + 4 * INTERVAL, reach=timedelta(0)) == 2
 
 
 def test_one_that_is_discarded_later_goes_after_all(connection: sa.Connection) -> None:

@@ -168,6 +168,44 @@ def test_point_32_a_position_that_is_cleaned_up_is_a_clear_error(log: Log, recei
     assert len(blocks_between(log.connection, reader.reader_id, {receiver_id: 6}, {receiver_id: 7})) == 1
 
 
+def test_a_receiver_that_a_checkpoint_does_not_know_is_not_read_in_part(log: Log, receiver_id: int) -> None:
+    """It came after the checkpoint, and was read and let go since: an older checkpoint can't go on."""
+    reader = attach_reader(log.connection, name="a", stream="lines")
+    checkpoint = dict(reader.positions)
+    apply_stream(log.connection, name="lines", declaration={"source": {}, "settings": {}}, receivers=2)
+    [second] = log.connection.execute(sa.text("SELECT id FROM forebay.receivers WHERE ordinal = 2")).scalars()
+    log.add_at(second, *TIMES)
+    move_reader(log.connection, reader.reader_id, {second: 4})
+    assert clean_up(log, second) == 3
+    for ask in (
+        lambda: next_positions(log.connection, reader.reader_id, checkpoint),
+        lambda: blocks_between(log.connection, reader.reader_id, checkpoint, {receiver_id: 1, second: 7}),
+    ):
+        with pytest.raises(ReaderPositionError, match="blocks 1 to 3 are cleaned up"):
+            ask()
+    remove_reader(log.connection, "a")
+    with pytest.raises(ReaderPositionError, match="cleaned up"):
+        attach_reader(log.connection, name="a", stream="lines", positions=checkpoint)
+    assert attach_reader(log.connection, name="a", stream="lines").positions == {receiver_id: 1, second: 4}
+
+
+def test_blocks_that_go_while_they_are_looked_up_are_no_shorter_answer(
+    log: Log, engine: sa.Engine, receiver_id: int
+) -> None:
+    """A query on an older checkpoint than its reader's cursors, which hold nothing back for it."""
+    log.add_at(receiver_id, *TIMES)
+    reader = attach_reader(log.connection, name="a", stream="lines", start="latest")
+    with connect(engine) as asking:
+
+        def clean_up_first(*arguments: object) -> None:
+            if "log_segments" in str(arguments[2]):
+                clean_up(log, receiver_id)
+
+        sa.event.listen(asking, "before_cursor_execute", clean_up_first)
+        with pytest.raises(ReaderPositionError, match="cleaned up"):
+            blocks_between(asking, reader.reader_id, {receiver_id: 2}, {receiver_id: 7})
+
+
 def test_a_checkpoint_ahead_of_the_log_is_a_clear_error(log: Log, receiver_id: int) -> None:
     log.add_at(receiver_id, *TIMES)
     reader = attach_reader(log.connection, name="a", stream="lines")

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.tracker import Tracker
-from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.driver_log import INTERVAL, NOON, Log, make_log, wait_until_blocked
 from tests.polling import eventually
 from tracker_store import batches, outputs
 from tracker_store.cleanup import clean_up_receiver
@@ -23,7 +23,7 @@ from tracker_store.errors import (
     OutputNotCommittedError,
 )
 from tracker_store.pipeline_states import start_pipelines
-from tracker_store.pipelines import get_pipeline
+from tracker_store.pipelines import get_pipeline, remove_pipeline
 from tracker_store.processes import register_process
 from tracker_store.rates import completed_batches
 from tracker_store.schema import AttemptState, BatchState, ProcessKind
@@ -134,9 +134,11 @@ def attempts(log: Log, time: datetime = T1) -> list[AttemptState]:
 
 def clean_up(log: Log, connection: sa.Connection | None = None) -> int:
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
-    return clean_up_receiver(
-        connection or log.connection, receiver_id=log.receiver_ids[0], threshold=T3 + INTERVAL, max_rows=1000
-    ).blocks
+    return cleaned_blocks(log, connection or log.connection)
+
+
+def cleaned_blocks(log: Log, connection: sa.Connection) -> int:
+    return clean_up_receiver(connection, receiver_id=log.receiver_ids[0], threshold=T3 + INTERVAL, max_rows=1000).blocks
 
 
 def finish(log: Log, *times: datetime) -> None:
@@ -277,7 +279,7 @@ def test_point_9_a_replay_and_clean_up_decide_in_the_order_of_the_receivers_lock
 
         def clean() -> None:
             with connect(engine) as connection:
-                cleaned.append(clean_up(log, connection))
+                cleaned.append(cleaned_blocks(log, connection))
 
         thread = threading.Thread(target=clean)
         thread.start()
@@ -378,3 +380,46 @@ def test_the_tracker_ends_a_replay_whose_process_fell_silent(log: Log, engine: s
     assert attempts(log) == [AttemptState.SUCCEEDED, AttemptState.FAILED]
     assert state(log) == (BatchState.COMPLETED, 1)
     assert claim_replay(log, run_id="next") == number + 1
+
+
+def test_an_older_batch_that_is_quarantined_after_a_newer_one_halts_the_pipeline_too(log: Log) -> None:
+    """With several batches at a time: what comes out again lifts its own halt, and not the other's."""
+    declare_halting(log)
+    quarantine(log, T2, T1)
+    assert halted(log) == T1
+    for time, after in ((T2, T1), (T1, None)):
+        number = claim_replay(log, time)
+        commit(log, number, time)
+        complete_replay(log, number, time)
+        assert halted(log) == after
+
+
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_no_run_begins_for_a_pipeline_that_is_being_removed(log: Log, engine: sa.Engine, is_replay: bool) -> None:
+    """Clean-up keeps nothing for it from then on, and the run would bring out what is left of its blocks."""
+    if is_replay:
+        finish(log, T1)
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
+    refused: list[str] = []
+
+    def late() -> None:
+        try:
+            with connect(engine) as own:
+                mine = Log(own, log.stream_id, log.pipeline_id, log.receiver_ids)
+                if is_replay:
+                    claim_replay(mine)
+                else:
+                    claim(mine)
+        except BatchHeldError as error:
+            refused.append(str(error))
+
+    with engine.connect().execution_options(isolation_level="READ COMMITTED") as other:
+        with other.begin():
+            remove_pipeline(other, "words")
+            thread = threading.Thread(target=late)
+            thread.start()
+            wait_until_blocked(log.connection)
+        thread.join(30)
+    assert len(refused) == 1
+    assert "was removed" in refused[0]
+    assert AttemptState.RUNNING not in attempts(log)

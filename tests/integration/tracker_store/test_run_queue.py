@@ -18,6 +18,7 @@ from tracker_store.run_queue import (
     Notifications,
     WorkerState,
     claim_run,
+    claimed_run,
     enqueue_run,
     finish_run,
     has_ready_driver,
@@ -263,6 +264,36 @@ def test_what_dead_drivers_left_goes_after_an_hour(connection: sa.Connection) ->
     )
     driver(connection)
     assert state_of(connection, "r1") is None
+
+
+def test_a_run_that_a_driver_could_not_finish_goes_after_an_hour_though_the_driver_signed_off(
+    connection: sa.Connection,
+) -> None:
+    dead = driver(connection)
+    enqueue_run(connection, run_id="r1", location=LOCATION)
+    claim_run(connection, process_id=dead, location=LOCATION)
+    assert claimed_run(connection, process_id=dead) == "r1"
+    deregister_process(connection, dead)
+    remove_batch_driver(connection, process_id=dead)
+    driver(connection)
+    assert state_of(connection, "r1") is WorkerState.LOST
+    connection.execute(
+        sa.text("UPDATE forebay.processes SET ended_at = ended_at - interval '2 hours' WHERE id = :id"), {"id": dead}
+    )
+    driver(connection)
+    assert state_of(connection, "r1") is None
+
+
+def test_a_run_of_a_driver_that_is_forgotten_is_lost_and_goes_with_the_next_driver(connection: sa.Connection) -> None:
+    """Clean-up forgets ended processes; a run must not seem to run for ever by that."""
+    forgotten = driver(connection)
+    enqueue_run(connection, run_id="r1", location=LOCATION)
+    claim_run(connection, process_id=forgotten, location=LOCATION)
+    connection.execute(sa.text("DELETE FROM forebay.processes WHERE id = :id"), {"id": forgotten})
+    assert state_of(connection, "r1") is WorkerState.LOST
+    driver(connection)
+    assert state_of(connection, "r1") is None
+    assert connection.execute(sa.text("SELECT count(*) FROM forebay.batch_drivers")).scalar_one() == 1
 
 
 def test_a_driver_that_ends_leaves_no_row(connection: sa.Connection) -> None:

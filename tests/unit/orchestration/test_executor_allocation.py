@@ -94,6 +94,8 @@ def test_o04_a_session_is_bound_to_what_is_wanted() -> None:
         (Scaling(0.5, 1, 0), 3, 3, "3 executors as before"),
         (Scaling(2.0, 1, 2), 4, 4, "4 executors as before, the most that is allowed: lengthen the interval"),
         (Scaling(0.1, 1, -1), 1, 1, "1 executor as before"),
+        # Somebody has lowered the most that is allowed.
+        (Scaling(0.5, 1, 0), 6, 4, "4 executors instead of 6"),
     ],
 )
 def test_o04_executors_on_a_cluster(found: Scaling, before: int, wanted: int, said: str) -> None:
@@ -109,6 +111,8 @@ def test_o04_executors_on_a_cluster(found: Scaling, before: int, wanted: int, sa
         (Scaling(1.6, 2, 2), 1, 1, 1, "no more than 1 batch of it may run at a time: lengthen the interval"),
         (Scaling(0.2, 2, -1), 2, 4, 1, "1 batch driver instead of 2"),
         (Scaling(0.2, 2, -1), 1, 4, 1, "1 batch driver as before"),
+        # concurrent_batches was lowered: what is more has nothing to do.
+        (Scaling(0.5, 2, 0), 4, 1, 1, "1 batch driver instead of 4"),
     ],
 )
 def test_o04_batch_drivers_on_a_local_master(found: Scaling, before: int, at_once: int, wanted: int, said: str) -> None:

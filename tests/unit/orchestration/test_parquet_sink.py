@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import os
+import threading
+import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -10,8 +13,12 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from forebay import ParquetSink
-from orchestration.spark.sinks.parquet import ATTEMPTS, batch_directory
+from forebay import EnvVar, ParquetSink
+from orchestration.pipeline import DeclarationError
+from orchestration.spark.sinks import directories
+from orchestration.spark.sinks.parquet_names import ATTEMPTS, batch_directory
+from orchestration.spark.sinks.sink import SinkError
+from tracker_store.errors import OutcomeUnknownError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +73,7 @@ def test_another_attempt_replaces_what_was_published_and_adds_nothing(sink: Parq
     sink.publish(attempt(sink, 2, [7]), batch_time=TIME)
     assert visible(sink) == [7]
     [hour] = sink.path.glob("date=*/hour=*")
-    assert [entry.name for entry in hour.iterdir()] == ["batch_time=20260101T120010Z"]
+    assert [entry.name for entry in hour.iterdir() if entry.name[0] != "."] == ["batch_time=20260101T120010Z"]
 
 
 @pytest.mark.parametrize("left", [".batch_time=20260101T120010Z.attempt=1", ".batch_time=20260101T120010Z.replaced"])
@@ -83,3 +90,128 @@ def test_a_result_without_rows_is_published_as_nothing(sink: ParquetSink) -> Non
     sink.publish(attempt(sink, 1), batch_time=TIME)
     [directory] = sink.path.glob("date=*/hour=*/batch_time=*")
     assert list(directory.iterdir()) == []
+
+
+def test_a_batch_that_is_replaced_is_never_absent(sink: ParquetSink) -> None:
+    """Two renames would leave a moment without it: here the two directories change places in one step."""
+    first, second = attempt(sink, 1, [1]), attempt(sink, 2, [2])
+    sink.publish(first, batch_time=TIME)
+    target = sink.path / batch_directory(TIME)
+    absent: list[bool] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            absent.append(not target.exists())
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    for _ in range(200):
+        sink.publish(second, batch_time=TIME)
+        sink.publish(first, batch_time=TIME)
+    done.set()
+    thread.join(10)
+    assert len(absent) > 100
+    assert not any(absent)
+
+
+def test_where_names_can_not_be_exchanged_it_takes_two_renames(
+    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directories, "exchanged", lambda *_: False)
+    sink.publish(attempt(sink, 1, [1]), batch_time=TIME)
+    sink.publish(attempt(sink, 2, [2]), batch_time=TIME)
+    assert visible(sink) == [2]
+    sink.publish(attempt(sink, 3, [3]), batch_time=TIME)
+    assert visible(sink) == [3]
+
+
+def test_what_was_replaced_stays_for_those_who_list_it_and_goes_later(
+    sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that is emptied while somebody lists it would show half of a batch."""
+    sink.publish(attempt(sink, 1, [1], [2]), batch_time=TIME)
+    target = sink.path / batch_directory(TIME)
+    with os.scandir(target) as listing:
+        sink.publish(attempt(sink, 2, [7]), batch_time=TIME)
+        assert len(list(listing)) == 2
+    [left] = target.parent.glob(".*")
+    assert sink.hours() == [TIME.replace(minute=0, second=0)]
+    assert sink.compact_hour(TIME, {}) is None
+    assert left.is_dir()
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + directories.LEFT_SECONDS + 1)
+    assert sink.compact_hour(TIME, {}) is None
+    assert not left.exists()
+    assert sink.hours() == []
+    assert visible(sink) == [7]
+
+
+def test_an_hour_that_was_away_between_two_renames_comes_back(sink: ParquetSink) -> None:
+    sink.publish(attempt(sink, 1, [1]), batch_time=TIME)
+    hour = sink.path / "date=2026-01-01" / "hour=12"
+    hour.rename(hour.with_name(".hour=12.replaced"))
+    sink.compact = True
+    assert sink.hours() == [TIME.replace(minute=0, second=0)]
+    sink.publish(attempt(sink, 2, [2]), batch_time=TIME + timedelta(seconds=10))
+    assert visible(sink) == [1, 2]
+
+
+def test_who_may_not_publish_any_more_changes_nothing(sink: ParquetSink) -> None:
+    sink.publish(attempt(sink, 1, [1]), batch_time=TIME)
+
+    def lost() -> None:
+        raise OutcomeUnknownError("the turn is over")
+
+    with pytest.raises(OutcomeUnknownError):
+        sink.publish(attempt(sink, 2, [2]), batch_time=TIME, check=lost)
+    assert visible(sink) == [1]
+
+
+def test_an_hour_with_files_that_have_no_batch_time_stays_as_it_is(sink: ParquetSink) -> None:
+    for second in (0, 1):
+        sink.publish(attempt(sink, second, [second]), batch_time=TIME + timedelta(seconds=second))
+    sink.compact = True
+    with pytest.raises(SinkError, match=r"no column _batch_time.*compact=True"):
+        sink.compact_hour(TIME, {})
+    assert visible(sink) == [0, 1]
+    assert list(sink.path.glob("date=*/.*")) == []
+
+
+def test_columns_that_came_later_are_empty_in_earlier_batches_of_a_compacted_hour(sink: ParquetSink) -> None:
+    later = TIME + timedelta(seconds=10)
+    for batch_time, columns in ((TIME, {"n": [1]}), (later, {"n": [2], "more": ["x"]})):
+        stamped = pa.table({**columns, "_batch_time": pa.array([batch_time], pa.timestamp("us", "UTC"))})
+        directory = sink.path / batch_directory(batch_time)
+        directory.mkdir(parents=True)
+        pq.write_table(stamped, directory / "part-0.parquet")
+    sink.compact = True
+    assert sink.compact_hour(TIME, {}) == 2
+    rows = ds.dataset(sink.path, partitioning="hive", format="parquet").to_table().to_pylist()
+    assert [(row["n"], row["more"], row["_batch_time"]) for row in rows] == [(1, None, TIME), (2, "x", later)]
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("s3://key:word@bucket/x", r"'s3://bucket/x' has a user or a password.*EnvVar"),
+        ("hdfs://host/x", r"neither a directory nor of an object store"),
+        ("s3:///x", r"neither a directory nor of an object store"),
+    ],
+)
+def test_an_object_store_that_can_not_be_is_refused_where_it_is_declared(path: str, says: str) -> None:
+    with pytest.raises(DeclarationError, match=says) as refused:
+        ParquetSink(path)
+    assert "word" not in str(refused.value).replace("password", "")
+
+
+def test_objects_are_not_compacted() -> None:
+    with pytest.raises(DeclarationError, match="compact=True is for directories alone"):
+        ParquetSink("s3://bucket/x", compact=True)
+
+
+def test_the_declaration_holds_references_and_where_the_files_lie() -> None:
+    assert ParquetSink("/out").declaration() == {"kind": "parquet", "path": "/out"}
+    assert ParquetSink("/out", compact=True).declaration() == {"kind": "parquet", "path": "/out", "compact": True}
+    assert ParquetSink("s3://bucket/x?region=eu").declaration()["path"] == "s3://bucket/x?region=eu"
+    assert ParquetSink(EnvVar("RESULTS")).declaration()["path"] == "env:RESULTS"

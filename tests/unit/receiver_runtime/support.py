@@ -175,7 +175,8 @@ class MemoryBlockLog:
     """The chain of blocks as `add_block` has it, in memory: all or nothing per receiver, outcomes in order.
 
     Attributes a test sets: `lose_answers` (commit, then say nothing), `away` (do nothing, say nothing), `say_again`,
-    `fence` (receiver ids that another process has claimed), `refuse_call` (raise for a call with these receivers).
+    `fence` (receiver ids that another process has claimed), `refuse_call` (raise for a call with these receivers),
+    `offset_conflicts` (so many groups with links are refused).
     """
 
     def __init__(self) -> None:
@@ -187,6 +188,7 @@ class MemoryBlockLog:
         self.away = False
         self.say_again = 0
         self.fence: set[int] = set()
+        self.offset_conflicts = 0
         self.refuse_call: Callable[[Sequence[NewBlock]], Exception | None] = lambda _: None
         self.heartbeat_error: Exception | None = None
         self.desired: dict[int, DesiredState] = {}
@@ -231,6 +233,9 @@ class MemoryBlockLog:
             outcome, detail = AddOutcome.FENCED, "epoch 2 holds it"
         elif group[0].sequence <= newest and chain:
             outcome, detail = AddOutcome.CONFLICT, "taken"
+        elif self.offset_conflicts and any(block.links for block in group):
+            self.offset_conflicts -= 1
+            outcome, detail = AddOutcome.OFFSET_CONFLICT, "the log is at 7"
         elif chain and group[0].sequence != newest + 1:
             outcome, detail = AddOutcome.GAP, "missing"
         elif self.say_again:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+from receiver_runtime import batch_drivers
 from receiver_runtime.batch_drivers import BatchDrivers
 from tests.polling import eventually
 
@@ -30,11 +33,21 @@ while True:
 """
 
 
+# Has a long run: it asks to be replaced, hears that it is to drain, and goes on.
+BUSY_DRIVER = DRIVER.replace('sys.exit(0 if data in (b"", b"drain\\n") else 7)', "time.sleep(600)")
+
+
 class Rig:
     def __init__(self, directory: Path, script: str = DRIVER, wanted: int = 1) -> None:
         self.flag = directory / "flag"
         self.ended: list[int] = []
-        self.drivers = BatchDrivers([sys.executable, "-c", script, str(self.flag)], directory, wanted=wanted)
+        self.ahead = 0.0
+        self.drivers = BatchDrivers(
+            [sys.executable, "-c", script, str(self.flag)],
+            directory,
+            wanted=wanted,
+            clock=lambda: time.monotonic() + self.ahead,
+        )
 
     def tick(self) -> None:
         self.ended += self.drivers.tick()
@@ -114,3 +127,21 @@ def test_the_number_may_change(rig: Rig) -> None:
     rig.drivers.wanted = 1
     rig.until("one has drained", lambda: rig.ended)
     assert rig.pids() == [first], "the one that has been there longer stays"
+
+
+def test_a_driver_that_is_replaced_ends_its_run_however_long_it_takes(tmp_path: Path) -> None:
+    """New code, or the hundredth run, is no reason to use an attempt up; the agent's own end is."""
+    assert BUSY_DRIVER != DRIVER
+    rig = Rig(tmp_path, BUSY_DRIVER)
+    rig.until("it is ready", rig.ready)
+    old = rig.pids()[0]
+    rig.flag.write_text(str(old), encoding="utf-8")
+    rig.until("it was told to drain", lambda: rig.drivers._drivers[0].end_by is not None)
+    rig.ahead += 10 * batch_drivers.DRAIN_SECONDS
+    rig.tick()
+    with pytest.raises(subprocess.TimeoutExpired):
+        rig.drivers._drivers[0].process.wait(0.3)
+    rig.drivers.drain()
+    rig.ahead += batch_drivers.DRAIN_SECONDS + 1
+    assert set(rig.drivers.stop()) >= {old}
+    assert not psutil.pid_exists(old)

@@ -33,8 +33,10 @@ from tests.unit.receiver_runtime.support import (
     eventually,
     reaches,
 )
+from tracker_store.blocks import OffsetLink
 from tracker_store.errors import (
     DriverLogUnavailableError,
+    OffsetConflictError,
     OutcomeUnknownError,
     ReceiverFencedError,
     SequenceGapError,
@@ -936,3 +938,27 @@ def test_operators_see_why_nothing_is_registered_and_afterwards_how_long_that_wa
         assert message == "what was received had to wait for the driver log"
         assert detail.startswith("12.3 s: ")
         assert "no space left" in detail
+
+
+# -- positions ---------------------------------------------------------------------------------------------------------
+
+
+def test_w01_after_a_conflict_of_positions_the_receiver_goes_on_in_the_same_epoch(
+    receiver: HandReceiver, tmp_path: Path
+) -> None:
+    """The refused block's number is the next one's, and nothing of it is registered."""
+    links = [OffsetLink("orders", "0", 0, 0, 2)]
+    with rig(tmp_path, receiver) as made:
+        eventually(receiver.is_started)
+        made.supervisor.push_linked(batch("a", "b"), links).result(20)
+        made.log.offset_conflicts = 1
+        with pytest.raises(OffsetConflictError):
+            made.supervisor.push_linked(batch("dropped"), links).result(20)
+        with pytest.raises(OffsetConflictError):
+            made.supervisor.push_linked(batch("dropped too"), links)
+        made.supervisor.go_on_after_conflict()
+        made.supervisor.push_linked(batch("c"), links).result(20)
+        assert made.values() == ["a", "b", "c"]
+        assert [item.sequence for item in made.log.chain(1)] == [2, 3]
+        assert [item.links for item in made.log.chain(1)] == [tuple(links)] * 2
+        assert made.stop().drained

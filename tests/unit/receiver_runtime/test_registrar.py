@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -8,10 +9,11 @@ import pytest
 
 from receiver_runtime.registrar import Registrar, RegistrarStoppedError, Registration
 from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, block, eventually, reaches
-from tracker_store.blocks import AddResult, NewBlock, Steering
+from tracker_store.blocks import AddResult, NewBlock, OffsetLink, Steering
 from tracker_store.errors import (
     BlockConflictError,
     DriverLogUnavailableError,
+    OffsetConflictError,
     OutcomeUnknownError,
     ReceiverFencedError,
     SequenceGapError,
@@ -418,3 +420,31 @@ def test_many_small_receivers_share_calls(log: MemoryBlockLog, clock: ManualCloc
     assert advance_until(clock, lambda: all(future.done() for future in futures), step=0.005) <= 0.1
     assert len(log.calls) == 2
     registrar.stop()
+
+
+def linked(sequence: int) -> NewBlock:
+    return replace(block(sequence), links=(OffsetLink("orders", "0", 0, sequence, sequence + 1),))
+
+
+def test_after_an_offset_conflict_nothing_is_taken_until_the_receiver_goes_on(
+    registrar: Registrar, log: MemoryBlockLog
+) -> None:
+    lane = attach(registrar)
+    submit(lane, linked(1)).result(20)
+    log.offset_conflicts = 1
+    with pytest.raises(OffsetConflictError, match="the log is at 7"):
+        submit(lane, linked(2)).result(20)
+    with pytest.raises(OffsetConflictError):
+        lane.reserve()
+    assert lane.go_on() == 1
+    assert submit(lane, linked(2)).result(20) == linked(2)
+    assert [item.sequence for item in log.chain(1)] == [1, 2]
+
+
+def test_who_was_fenced_after_an_offset_conflict_does_not_go_on(registrar: Registrar, log: MemoryBlockLog) -> None:
+    lane = attach(registrar)
+    log.fence.add(1)
+    with pytest.raises(ReceiverFencedError):
+        submit(lane, linked(1)).result(20)
+    with pytest.raises(ReceiverFencedError):
+        lane.go_on()

@@ -1,0 +1,137 @@
+"""An hour of a ParquetSink whose many batches lie in one directory, `batch_time=YYYYMMDDTHH`: making and changing it.
+
+Which batch a row is of stands in its column `_batch_time`, so that a batch that is replayed later replaces its rows
+and no others. An hour is written anew beside the old one, and takes its place in one step: readers see each row once.
+One process at a time changes an hour. Loads neither Spark nor Dagster nor the driver log.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from orchestration.spark.sinks.directories import hidden_beside, recover, replace, sweep, sync
+from orchestration.spark.sinks.parquet_staging import BATCH_TIME
+from orchestration.spark.sinks.sink import SinkError, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime
+    from pathlib import Path
+
+    import pyarrow as pa
+
+_BATCH = "batch_time="
+
+
+def batches_of(hour: Path) -> list[Path]:
+    """The directories of an hour that readers see."""
+    return sorted(entry for entry in hour.glob(f"{_BATCH}*") if entry.is_dir()) if hour.is_dir() else []
+
+
+def compacted_directory(hour: Path, name: str) -> Path:
+    """Where the rows of a compacted hour lie; `name` is YYYYMMDDTHH."""
+    return hour / f"{_BATCH}{name}"
+
+
+def rewrite_hour(
+    hour: Path,
+    name: str,
+    *,
+    check: Callable[[], None],
+    reached: Callable[[Step], None],
+    replaced: datetime | None = None,
+    by: Sequence[Path] = (),
+) -> int:
+    """Write an hour anew as one directory, with the files `by` in place of the rows of the batch `replaced`.
+
+    Returns how many rows it has. Raises SinkError, with nothing changed, where the files don't fit together.
+    """
+    recover(hour)
+    sweep(hour)
+    files = [file for directory in batches_of(hour) for file in _parquet(directory)]
+    staged = hidden_beside(hour)
+    target = compacted_directory(staged, name)
+    target.mkdir(parents=True)
+    try:
+        rows = _write(target / f"part-{staged.name.rpartition('.')[2]}.parquet", files, by, replaced)
+        for made in (target, staged):
+            sync(made)
+        reached(Step.STAGED)
+        replace(staged, hour, check)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    reached(Step.COMMITTED)
+    return rows
+
+
+def _parquet(directory: Path) -> list[Path]:
+    return sorted(file for file in directory.glob("*.parquet") if file.name[0] not in "_.")
+
+
+def _write(file: Path, files: Sequence[Path], by: Sequence[Path], replaced: datetime | None) -> int:
+    """One row group after the other, so that an hour need not fit in memory."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    schema = _schema([*files, *by], file.parents[1])
+    rows = 0
+    try:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for table in _tables(files, without=replaced):
+                writer.write_table(_fitted(table, schema))
+                rows += table.num_rows
+            for table in _tables(by, without=None):
+                writer.write_table(_fitted(table, schema))
+                rows += table.num_rows
+    except pa.ArrowException as error:
+        raise SinkError(f"the files of {file.parents[1].parent} can't be written as one: {error}") from error
+    sync(file)
+    return rows
+
+
+def _schema(files: Iterable[Path], where: Path) -> pa.Schema:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    schemas = []
+    for file in files:
+        schema = pq.read_schema(file).remove_metadata()
+        if BATCH_TIME not in schema.names:
+            raise SinkError(
+                f"{file} has no column {BATCH_TIME}, so that its hour can't be one directory: its sink had "
+                "compact=False when it was written; replay its batch with compact=True, or leave the hour as it is"
+            )
+        schemas.append(schema)
+    try:
+        return pa.unify_schemas(schemas)
+    except pa.ArrowException as error:
+        raise SinkError(f"the files of {where.parent} have columns that don't fit together: {error}") from error
+
+
+def _tables(files: Iterable[Path], *, without: datetime | None) -> Iterable[pa.Table]:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    for file in files:
+        with pq.ParquetFile(file) as parquet:
+            for batch in parquet.iter_batches():
+                table = pa.Table.from_batches([batch])
+                if without is not None:
+                    time = pa.scalar(without, pa.timestamp("us", "UTC"))
+                    table = table.filter(pc.not_equal(table[BATCH_TIME], time))
+                yield table
+
+
+def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa  # noqa: PLC0415
+
+    return pa.table(
+        [
+            table[field.name] if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+            for field in schema
+        ],
+        schema=schema,
+    )

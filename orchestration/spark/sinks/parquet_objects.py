@@ -1,0 +1,142 @@
+"""A ParquetSink on an object store, where nothing is renamed: a batch is what its `_SUCCESS` names.
+
+Spark's tasks write by pyarrow to `_attempts/TIME/attempt=N/`, since Spark itself writes to S3 only with Hadoop's jars.
+Publishing copies the committed attempt's files to `date=…/hour=…/batch_time=…/`, each under a name with the attempt's
+number, then replaces the object `_SUCCESS`, in one step, by one that names the attempt and its files, and then deletes
+what an earlier attempt has there. Who reads the files that `_SUCCESS` names sees one attempt's result, whole.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestration.spark.sinks.parquet_names import ATTEMPTS, FILES, batch_directory, batch_stamp
+from orchestration.spark.sinks.parquet_staging import ParquetStaging, staged_by
+from orchestration.spark.sinks.sink import SinkError, Step, Written
+from orchestration.spark.sinks.table_columns import arrow_schema
+from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.objects import open_objects
+from receiver_runtime.block_store.roots import without_secrets
+from receiver_runtime.sources.secret import Secret, SecretError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import date, datetime
+
+    import pyarrow.dataset as ds
+    from pyspark.sql import DataFrame
+
+    from orchestration.spark.sinks.sink import Check, OutputAttempt
+    from receiver_runtime.block_store.objects import Objects
+
+SUCCESS = "_SUCCESS"
+# More than any list of names has.
+_WHOLE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class _ObjectStaging(ParquetStaging):
+    """As its parent, on the object store at `url`; `directory` is a key's beginning."""
+
+    url: str = ""
+
+    def create(self, file: str) -> Any:  # noqa: ANN401
+        return open_objects(self.url).create(file)
+
+    def keep(self, file: str, stream: Any) -> int:  # noqa: ANN401, ARG002
+        size: int = stream.tell()
+        stream.close()
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetObjects:
+    """The objects of one output; `url` is a reference where it holds a secret."""
+
+    url: str | Secret
+
+    @property
+    def shown(self) -> str:
+        """As people may read it."""
+        return without_secrets(self.url) if isinstance(self.url, str) else str(self.url)
+
+    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
+        """Have the tasks write objects of the attempt's own, and name those that count."""
+        key = f"{ATTEMPTS}/{batch_stamp(attempt.batch_time)}/attempt={attempt.attempt}"
+        schema = arrow_schema(result.schema, attempt.name)
+        with self._failures(attempt.name):
+            # What an attempt of this number left behind was never committed: numbers are given out once.
+            self._open().delete(key)
+            staging = _ObjectStaging(key, schema.serialize().to_pybytes(), attempt.batch_time, self._resolved())
+            files = staged_by(result, staging)
+            names = sorted(file.path.rpartition("/")[2] for file in files)
+            self._open().put(f"{key}/{FILES}", [json.dumps(names).encode()])
+        return Written(f"{without_secrets(self._resolved()).rstrip('/')}/{key}", sum(file.rows for file in files))
+
+    def publish(self, location: str, *, batch_time: datetime, check: Check, reached: Callable[[Step], None]) -> None:
+        """Copy, name, and delete what was there before; repeated, it only does what is not done."""
+        number = int(location.rpartition("=")[2])
+        source = f"{ATTEMPTS}/{batch_stamp(batch_time)}/attempt={number}"
+        target = batch_directory(batch_time)
+        with self._failures(f"publishing {location}"):
+            objects = self._open()
+            names = json.loads(objects.get(f"{source}/{FILES}", 0, _WHOLE))
+            sizes = dict(objects.sizes(source))
+            there = dict(objects.sizes(target))
+            copies = {f"{target}/attempt{number}-{name}": f"{source}/{name}" for name in names}
+            for copy, original in copies.items():
+                if there.get(copy) != sizes.get(original):
+                    objects.copy(original, copy)
+            reached(Step.STAGED)
+            check()
+            named = {"attempt": number, "files": sorted(copy.rpartition("/")[2] for copy in copies)}
+            objects.put(f"{target}/{SUCCESS}", [json.dumps(named).encode()])
+            reached(Step.COMMITTED)
+            check()
+            for key in there.keys() - copies.keys() - {f"{target}/{SUCCESS}"}:
+                objects.remove(key)
+            reached(Step.SWEPT)
+
+    def dataset(self, day: date | None) -> ds.Dataset:
+        """The files that are named by the `_SUCCESS` of their batch, of all days or one."""
+        import pyarrow as pa  # noqa: PLC0415  declaring a sink needs no Arrow
+        import pyarrow.dataset as ds  # noqa: PLC0415
+
+        with self._failures("reading what is published"):
+            objects = self._open()
+            below = "" if day is None else f"date={day.isoformat()}"
+            marks = [
+                key for key, _ in objects.sizes(below) if key.startswith("date=") and key.rpartition("/")[2] == SUCCESS
+            ]
+            files = [
+                f"{mark.rpartition('/')[0]}/{name}"
+                for mark in marks
+                for name in json.loads(objects.get(mark, 0, _WHOLE))["files"]
+            ]
+            filesystem, root = objects.place("")
+            if not files:
+                return ds.dataset(pa.table({}))
+            return ds.dataset(
+                [objects.place(file)[1] for file in files],
+                filesystem=filesystem,
+                format="parquet",
+                partitioning="hive",
+                partition_base_dir=root,
+            )
+
+    def _resolved(self) -> str:
+        return self.url if isinstance(self.url, str) else self.url.resolve()
+
+    def _open(self) -> Objects:
+        return open_objects(self._resolved())
+
+    @contextmanager
+    def _failures(self, doing: str) -> Iterator[None]:
+        """Name what failed, and no secret."""
+        try:
+            yield
+        except (SecretError, BlockStoreError, OSError) as error:
+            raise SinkError(f"{doing}: ParquetSink {self.shown}: {error}") from error

@@ -1,0 +1,61 @@
+"""The receivers of a ``Kafka`` source. Importing this loads no client; making one does.
+
+Owns the reader of each ``on_start``, which owns the consumer and its thread (``kafka_reader``).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import ClassVar
+
+from receiver_runtime.receiver import Receiver
+from receiver_runtime.sources.base import SourceError, SourceRule
+from receiver_runtime.sources.kafka import Kafka
+
+try:
+    from receiver_runtime.receivers.kafka_reader import KafkaReader
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "confluent_kafka":
+        raise
+    raise SourceError(
+        "kafka: the package confluent-kafka is not installed here: run `pip install 'forebay[kafka]'` where the agent "
+        "runs, in the environment of `forebay agent`"
+    ) from error
+
+
+class KafkaReceiver(Receiver):
+    """Records with their positions: exactly once. See ``Kafka``."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = Kafka.columns
+    source_rule: ClassVar[SourceRule | None] = SourceRule.OFFSETS
+
+    def __init__(self, source: Kafka) -> None:
+        super().__init__()
+        self._source = source
+        self._lock = threading.Lock()
+        self._reader: KafkaReader | None = None
+
+    def on_start(self) -> None:
+        """Start a reader."""
+        reader = KafkaReader(self, self._source)
+        with self._lock:
+            self._reader = reader
+        reader.start()
+
+    def on_stop(self) -> None:
+        """End it; returns when what it handed on is registered, and it has left its group. Safe twice."""
+        with self._lock:
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.stop()
+
+
+class UnreliableKafkaReceiver(KafkaReceiver):
+    """Records as they come; the client tells the broker what it has read: at most once (X03)."""
+
+    source_rule: ClassVar[SourceRule | None] = SourceRule.NOT_SENT_AGAIN
+
+
+def make_kafka_receiver(source: Kafka) -> KafkaReceiver:
+    """The receiver for a source's guarantee."""
+    return KafkaReceiver(source) if source.exactly_once else UnreliableKafkaReceiver(source)

@@ -1,0 +1,442 @@
+"""Reads a consumer group's share of partitions into blocks, on one thread, from one ``on_start`` to its ``on_stop``.
+
+Who decides how far a partition was read: the driver log alone. Here a position is what the driver log said, moved by
+what was handed over since; a block goes in only where the log stands exactly where its records begin, so that nothing
+read here can be left out or come twice, whoever else believes to own the partition.
+
+- *Assigned*: the partition's position is asked for, or its origin put down, before it is read.
+- *Revoked, or lost*: what was handed over is waited for, what was read and not handed over is dropped; who reads on
+  does so from the driver log. The broker is told of positions afterwards, for monitoring alone.
+- *Conflict*: another receiver has read a partition on (we were thought dead). Everything that is under way is dropped,
+  all positions are asked for anew.
+- What a call to the client returns in which partitions came or went is dropped and read again: it may have been read
+  before they went.
+- *Out of range*: the broker has no longer, or not, what is next. What retention took is a lost link, counted; an end
+  before our position opens the next generation. Either goes in with the next block, and is told at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import structlog
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from receiver_runtime.receivers.kafka_records import Records, Run, records_of
+from tracker_store.blocks import ORIGIN, NewBlock, OffsetLink
+from tracker_store.errors import OffsetConflictError
+from tracker_store.schema import LinkKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from receiver_runtime.receivers.kafka import KafkaReceiver
+    from receiver_runtime.sources.kafka import Kafka, Option
+
+_log = structlog.get_logger(__name__)
+
+Key = tuple[str, int]
+
+# Messages asked for at once; each takes a few hundred bytes here besides its data.
+_MOST_MESSAGES = 20_000
+_LEAST_MESSAGES = 100
+_BROKER_SECONDS = 10.0
+_COMMIT_SECONDS = 1.0
+# An end before our position is believed when it was seen so often, so far apart: a new leader may lag for a moment.
+_LOOKS = 3
+_LOOK_SECONDS = 0.5
+_RESET = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001  librdkafka's own name for it
+
+
+class OutOfRangeError(Exception):
+    """A partition's next record is not on the broker, and the source says to stop then.
+
+    Set out_of_range to 'earliest' or 'latest' to go on.
+    """
+
+
+@dataclass(slots=True)
+class _Partition:
+    """One that is ours. ``position`` is the next offset to hand over; ``links`` go in with the next block."""
+
+    generation: int
+    position: int
+    links: list[OffsetLink] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    future: Future[NewBlock]
+    links: Sequence[OffsetLink]
+
+
+class KafkaReader:
+    """See the module. ``start`` and ``stop`` once."""
+
+    def __init__(self, receiver: KafkaReceiver, source: Kafka) -> None:
+        self._receiver = receiver
+        self._supervisor = receiver.supervisor
+        self._source = source
+        self._cooperative = "cooperative" in str(source.options.get("partition.assignment.strategy", "cooperative"))
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"kafka {source.group}", daemon=True)
+        # All below is the thread's alone; the client calls back on it.
+        self._consumer: Consumer
+        self._partitions: dict[Key, _Partition] = {}
+        self._under_way: list[_UnderWay] = []
+        # To be read from their positions before anything of them is believed.
+        self._unsure: set[Key] = set()
+        self._moved = False
+        self._conflict = False
+        self._registered: dict[Key, int] = {}
+        self._committed_at = 0.0
+        self._known_topics: set[str] = set()
+        self._bytes_each = 1000.0
+        # The broker's absence is told once, not with each of the client's attempts.
+        self._told_away = False
+
+    def start(self) -> None:
+        """Begin to read; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; returns when what was handed over is registered, or refused, and the group is left."""
+        self._stopping.set()
+        self._thread.join()
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._consumer = Consumer(self._configuration())
+        except Exception as error:  # noqa: BLE001  an option that is wrong, a secret that is missing
+            self._receiver.restart("the Kafka client could not be made", error)
+            return
+        try:
+            if self._source.exactly_once:
+                self._consumer.subscribe(
+                    self._source.subscription,
+                    on_assign=self._on_assign,
+                    on_revoke=self._on_revoke,
+                    on_lost=self._on_lost,
+                )
+                self._read()
+            else:
+                self._consumer.subscribe(self._source.subscription, on_assign=self._on_unreliable_assign)
+                self._read_unreliably()
+        except OutOfRangeError as error:
+            self._receiver.stop(str(error), error)
+        except Exception as error:  # noqa: BLE001  told, and begun anew
+            self._receiver.restart("reading from Kafka failed", error)
+        finally:
+            self._close()
+
+    def _configuration(self) -> dict[str, Option | object]:
+        exactly_once = self._source.exactly_once
+        start = self._source.start
+        defaults: dict[str, Option] = {
+            "client.id": "forebay",
+            "partition.assignment.strategy": "cooperative-sticky",
+            # Topics and partitions that come while we read.
+            "topic.metadata.refresh.interval.ms": 30_000,
+        }
+        return {
+            **defaults,
+            **self._source.resolved_options(),
+            "bootstrap.servers": self._source.bootstrap_servers,
+            "group.id": self._source.group,
+            "enable.auto.commit": not exactly_once,
+            "enable.auto.offset.store": not exactly_once,
+            "auto.offset.reset": "error" if exactly_once else start if isinstance(start, str) else "earliest",
+            "error_cb": self._on_error,
+            "logger": _ClientLog(),
+        }
+
+    def _read(self) -> None:
+        while not self._stopping.is_set():
+            self._collect()
+            if self._conflict:
+                self._recover()
+            self._reposition()
+            self._moved = False
+            messages = self._consumer.consume(self._at_once(), self._supervisor.settings.block_interval)
+            if self._moved:
+                # What is left of them is read again.
+                self._unsure.update(self._partitions)
+            elif messages:
+                self._take(messages)
+            self._commit()
+
+    def _read_unreliably(self) -> None:
+        while not self._stopping.is_set():
+            messages = self._consumer.consume(self._at_once(), self._supervisor.settings.block_interval)
+            good = [message for message in messages if self._is_record(message)]
+            if good:
+                self._note_answer()
+                self._supervisor.push_buffered(records_of(good).batch, None)
+
+    def _at_once(self) -> int:
+        most = int(self._supervisor.settings.max_block_bytes / self._bytes_each)
+        most = max(_LEAST_MESSAGES, min(_MOST_MESSAGES, most))
+        return self._supervisor.piece(most, 0)
+
+    def _is_record(self, message: Message) -> bool:
+        error = message.error()
+        if error is None:
+            return True
+        key = (str(message.topic()), int(message.partition() or 0))
+        if error.code() == _RESET and key in self._partitions:
+            self._settle()
+            self._partitions[key] = self._open(*key)
+            self._unsure.add(key)
+        elif error.fatal():
+            raise KafkaException(error)
+        else:
+            self._receiver.report_error("Kafka says an error", KafkaException(error))
+        return False
+
+    def _take(self, messages: Sequence[Message]) -> None:
+        """Hand over what is next of each partition."""
+        good = [message for message in messages if self._is_record(message)]
+        if not good:
+            return
+        self._note_answer()
+        found = records_of(good)
+        self._bytes_each = max(1.0, found.batch.nbytes / len(good))
+        next_ones = {key: partition.position for key, partition in self._partitions.items()}
+        runs = [taken for run in found.runs if (taken := self._next_of(run, found.offsets, next_ones)) is not None]
+        if not runs:
+            return
+        for piece in found.only(runs).pieces(self._supervisor.settings.max_block_bytes):
+            links = self._links(piece)
+            try:
+                future = self._supervisor.push_linked(piece.batch, links)
+            except OffsetConflictError as error:
+                self._note_conflict(error)
+                return
+            self._under_way.append(_UnderWay(future, links))
+
+    def _note_answer(self) -> None:
+        if self._told_away:
+            self._told_away = False
+            self._receiver.report_connected(self._source.address)
+
+    def _next_of(self, run: Run, offsets: Sequence[int], next_ones: dict[Key, int]) -> Run | None:
+        key = (run.topic, run.partition)
+        if key not in next_ones or key in self._unsure:
+            return None
+        first = run.first
+        while first < run.end and offsets[first] < next_ones[key]:
+            first += 1
+        if first == run.end:
+            return None
+        next_ones[key] = offsets[run.end - 1] + 1
+        return Run(run.topic, run.partition, first, run.end)
+
+    def _links(self, piece: Records) -> list[OffsetLink]:
+        """Of a piece's partitions, from exactly their positions, which move; and what waited for a block."""
+        ends: dict[Key, int] = {}
+        for run in piece.runs:
+            ends[run.topic, run.partition] = piece.offsets[run.end - 1] + 1
+        links: list[OffsetLink] = []
+        for partition in self._partitions.values():
+            links += partition.links
+            partition.links = []
+        for (topic, number), end in ends.items():
+            partition = self._partitions[topic, number]
+            links.append(OffsetLink(topic, str(number), partition.generation, partition.position, end))
+            partition.position = end
+        return links
+
+    # -- what is under way -------------------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        """Note what has been registered, in order. Raises what the receiver was refused with, for good."""
+        while self._under_way and self._under_way[0].future.done():
+            answered = self._under_way.pop(0)
+            error = answered.future.exception()
+            if isinstance(error, OffsetConflictError):
+                self._note_conflict(error)
+            elif error is not None:
+                raise error
+            else:
+                for link in answered.links:
+                    self._registered[link.source, int(link.partition)] = link.to_offset
+
+    def _note_conflict(self, error: OffsetConflictError) -> None:
+        if not self._conflict:
+            self._receiver.report_error("another receiver has read on, what was read here is dropped", error)
+        self._conflict = True
+
+    def _settle(self) -> None:
+        wait([one.future for one in self._under_way])
+        self._collect()
+
+    def _recover(self) -> None:
+        """After a conflict: nothing is under way, and positions are the driver log's."""
+        self._settle()
+        self._supervisor.go_on_after_conflict()
+        self._conflict = False
+        for key in self._partitions:
+            self._partitions[key] = self._open(*key)
+        self._unsure.update(self._partitions)
+
+    # -- partitions that come and go (called back within `consume` and `close`) --------------------------------------
+
+    def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
+        self._moved = True
+        for one in assigned:
+            self._partitions[one.topic, one.partition] = self._open(one.topic, one.partition)
+        self._known_topics.update(one.topic for one in assigned)
+        positions = [self._at((one.topic, one.partition)) for one in assigned]
+        if self._cooperative:
+            consumer.incremental_assign(positions)
+        else:
+            consumer.assign(positions)
+        self._receiver.report_connected(f"{self._source.address}, {len(self._partitions)} partitions")
+
+    def _on_revoke(self, _: Consumer, revoked: list[TopicPartition]) -> None:
+        self._moved = True
+        self._settle()
+        self._commit(now=True)
+        self._forget(revoked)
+
+    def _on_lost(self, _: Consumer, lost: list[TopicPartition]) -> None:
+        self._moved = True
+        self._settle()
+        self._forget(lost)
+        self._receiver.report_error(f"the group gave {len(lost)} partitions to others without asking us")
+
+    def _forget(self, gone: Sequence[TopicPartition]) -> None:
+        for one in gone:
+            key = (one.topic, one.partition)
+            self._partitions.pop(key, None)
+            self._registered.pop(key, None)
+            self._unsure.discard(key)
+
+    def _on_unreliable_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
+        positions = assigned
+        if isinstance(self._source.start, datetime):
+            positions = [
+                one
+                if one.offset >= 0
+                else TopicPartition(one.topic, one.partition, self._start(one.topic, one.partition))
+                for one in consumer.committed(assigned, timeout=_BROKER_SECONDS)
+            ]
+        if self._cooperative:
+            consumer.incremental_assign(positions)
+        else:
+            consumer.assign(positions)
+        self._receiver.report_connected(self._source.address)
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._receiver.restart("the Kafka client failed", KafkaException(error))
+        elif not self._told_away:
+            self._told_away = True
+            self._receiver.report_error("Kafka can't be reached, or answers by an error", KafkaException(error))
+
+    # -- positions ---------------------------------------------------------------------------------------------------
+
+    def _at(self, key: Key) -> TopicPartition:
+        return TopicPartition(*key, self._partitions[key].position)
+
+    def _reposition(self) -> None:
+        """Have partitions read from their positions; what the client holds of them is dropped by it.
+
+        Not by a seek: after an error a partition is not being read, and has none.
+        """
+        if not self._unsure:
+            return
+        if self._cooperative:
+            unsure = sorted(self._unsure)
+            self._consumer.incremental_unassign([TopicPartition(*key) for key in unsure])
+            self._consumer.incremental_assign([self._at(key) for key in unsure])
+        else:
+            self._consumer.assign([self._at(key) for key in self._partitions])
+        self._unsure.clear()
+
+    def _open(self, topic: str, number: int) -> _Partition:
+        """Where the driver log says to read on, put right by what the broker has."""
+        low, high = self._range(topic, number)
+        at = self._supervisor.open_partition(topic, str(number), self._start(topic, number, low, high))
+        for _ in range(_LOOKS):
+            if at.offset <= high:
+                break
+            time.sleep(_LOOK_SECONDS)
+            low, high = self._range(topic, number)
+        if low <= at.offset <= high:
+            return _Partition(at.generation, at.offset)
+        went_on = high if self._source.out_of_range == "latest" else low
+        where = f"{topic}/{number}: offset {at.offset} is next, the broker has {low} up to {high}"
+        if self._source.out_of_range == "stop":
+            raise OutOfRangeError(f"{where}. {OutOfRangeError.__doc__}")
+        if at.offset < low:
+            self._receiver.report_error(
+                f"{where}: offsets {at.offset} up to {went_on}, {went_on - at.offset} of them, are gone unread, "
+                "and lost"
+            )
+            lost = OffsetLink(topic, str(number), at.generation, at.offset, went_on, LinkKind.LOST)
+            return _Partition(at.generation, went_on, [lost])
+        self._receiver.report_error(f"{where}: the topic was made anew, or cut; generation {at.generation + 1} begins")
+        origin = OffsetLink(topic, str(number), at.generation + 1, ORIGIN, went_on, LinkKind.ORIGIN)
+        return _Partition(at.generation + 1, went_on, [origin])
+
+    def _range(self, topic: str, number: int) -> tuple[int, int]:
+        low, high = self._consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_BROKER_SECONDS)
+        return low, high
+
+    def _start(self, topic: str, number: int, low: int | None = None, high: int | None = None) -> int:
+        """Where to begin, when nothing was read before; a partition that came later is read from its beginning."""
+        if low is None or high is None:
+            low, high = self._range(topic, number)
+        if self._source.start == "earliest" or topic in self._known_topics:
+            return low
+        if self._source.start == "latest":
+            return high
+        assert isinstance(self._source.start, datetime)
+        asked = TopicPartition(topic, number, int(self._source.start.timestamp() * 1000))
+        [found] = self._consumer.offsets_for_times([asked], timeout=_BROKER_SECONDS)
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return high if found.offset in (OFFSET_END, -1) else found.offset
+
+    # -- the broker's copy of the positions --------------------------------------------------------------------------
+
+    def _commit(self, *, now: bool = False) -> None:
+        """Tell the broker what is registered; nobody relies on it."""
+        if not self._registered or not (now or time.monotonic() - self._committed_at >= _COMMIT_SECONDS):
+            return
+        self._committed_at = time.monotonic()
+        offsets = [TopicPartition(*key, offset) for key, offset in self._registered.items() if key in self._partitions]
+        self._registered = {}
+        if not offsets:
+            return
+        try:
+            # The stubs have an overload for each.
+            if now:
+                self._consumer.commit(offsets=offsets, asynchronous=False)
+            else:
+                self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            _log.info("the broker took no positions, they stand in the driver log", error=str(error))
+
+    def _close(self) -> None:
+        """Leave the group; the client calls ``_on_revoke`` in it."""
+        try:
+            self._consumer.close()
+        except Exception as error:  # noqa: BLE001  there is nothing more to do; what is registered is registered
+            _log.warning("the Kafka client could not be closed in order", error=str(error))
+
+
+class _ClientLog:
+    """librdkafka's own lines, as ours."""
+
+    def log(self, level: int, message: str, *arguments: object) -> None:
+        """As ``logging.Logger.log``."""
+        _log.info("the Kafka client says", level=level, message=message % arguments if arguments else message)

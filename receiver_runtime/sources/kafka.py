@@ -1,0 +1,170 @@
+"""Apache Kafka: topics, read by a consumer group of any number of receivers (X03 to X05, W01).
+
+A declaration and its checks; ``receiver_runtime.receivers.kafka`` connects, and needs the extra ``forebay[kafka]``.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from receiver_runtime.sources.base import Source, SourceRule
+from receiver_runtime.sources.secret import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_SERVER = re.compile(r"(\[[^\]\s/]+\]|[^:\[\]\s/,]+):\d{1,5}")
+#: Options that are secrets: by reference alone.
+_SECRET_OPTIONS = frozenset(
+    {
+        "sasl.oauthbearer.client.secret",
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "ssl.keystore.password",
+    }
+)
+_OURS: Mapping[str, str] = {
+    "auto.offset.reset": "start and out_of_range",
+    "bootstrap.servers": "bootstrap_servers",
+    "enable.auto.commit": "guarantee",
+    "enable.auto.offset.store": "guarantee",
+    "enable.partition.eof": "nothing: it is not needed",
+    "group.id": "group",
+    "group.instance.id": "nothing: each receiver would need one of its own",
+    "group.protocol": "nothing: groups are of the classic protocol",
+    "metadata.broker.list": "bootstrap_servers",
+}
+
+Option = str | int | float | bool
+
+
+class Kafka(Source):
+    """Reads topics of Apache Kafka; one row a record, with its key, place, time and headers.
+
+    **Exactly once**, from the topic to registered blocks: how far each partition was read stands in the driver log, and
+    moves in the very transaction that registers the records. The broker is told afterwards, for monitoring alone. With
+    ``guarantee="at_most_once"`` the client tells the broker by itself what it has read, whether or not it is stored.
+
+    Args:
+        bootstrap_servers: ``"host:port"``, or several with commas between them.
+        topics: by name; or
+        pattern: a regular expression that a topic's whole name matches; topics that come later are read too.
+        group: the consumer group. Each stream needs one of its own: the group's receivers share the partitions out.
+        start: where a partition is read from when nothing of it was read before: ``"earliest"``, ``"latest"``, or a
+            time with its zone, from whose first record on it is read.
+        out_of_range: what to do when the broker has no longer, or not, what is to be read next. ``"earliest"`` goes on
+            at the oldest record there, ``"latest"`` behind the newest, ``"stop"`` ends the receiver as FAILED. What
+            is left out is counted, in the driver log and by an event.
+        options: of librdkafka, by their names, as ``{"security.protocol": "SASL_SSL"}``. A password is given by
+            reference: ``{"sasl.password": EnvVar("NAME")}``, ``"env:NAME"`` or ``"file:/PATH"``.
+        guarantee: ``"exactly_once"``, or ``"at_most_once"``.
+    """
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("key", "binary"),
+        ("value", "binary"),
+        ("topic", "string"),
+        ("partition", "int32"),
+        ("offset", "int64"),
+        ("timestamp", "timestamp[ms, tz=UTC]"),
+        ("headers", "list<item: struct<key: string, value: binary>>"),
+    )
+    source_rule: ClassVar[SourceRule] = SourceRule.OFFSETS
+
+    kind: Literal["kafka"] = "kafka"
+    bootstrap_servers: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    group: Annotated[str, Field(min_length=1, max_length=255)]
+    start: Literal["earliest", "latest"] | datetime = "earliest"
+    out_of_range: Literal["earliest", "latest", "stop"] = "earliest"
+    options: dict[str, Option] = Field(default_factory=dict)
+    guarantee: Literal["exactly_once", "at_most_once"] = "exactly_once"
+
+    @property
+    def address(self) -> str:
+        """The servers, and what is read."""
+        return f"{self.bootstrap_servers}/{','.join(self.topics) or self.pattern}"
+
+    @property
+    def exactly_once(self) -> bool:
+        """Do positions move with the blocks?"""
+        return self.guarantee == "exactly_once"
+
+    @property
+    def subscription(self) -> list[str]:
+        """As librdkafka takes it: a pattern begins with ``^``, and matches to the name's end."""
+        return list(self.topics) if self.pattern is None else [f"^({self.pattern})$"]
+
+    def resolved_options(self) -> dict[str, Option]:
+        """The options with their secrets, read now. Raises SecretError."""
+        return {
+            name: Secret(str(value)).resolve() if name in _SECRET_OPTIONS else value
+            for name, value in self.options.items()
+        }
+
+    @field_validator("topics", mode="before")
+    @classmethod
+    def _one_topic(cls, topics: object) -> object:
+        """One name for short."""
+        return (topics,) if isinstance(topics, str) else topics
+
+    @field_validator("topics")
+    @classmethod
+    def _check_topics(cls, topics: tuple[str, ...]) -> tuple[str, ...]:
+        for topic in topics:
+            if not _TOPIC.fullmatch(topic):
+                raise ValueError(f"{topic!r} is no topic's name: letters, digits, '.', '_' and '-', or give pattern")
+        if len(set(topics)) != len(topics):
+            raise ValueError("a topic is named twice: name it once")
+        return topics
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _check_servers(cls, servers: str) -> str:
+        for server in servers.split(","):
+            if not _SERVER.fullmatch(server.strip()):
+                raise ValueError(f"{server!r} is no server: give host:port, as '127.0.0.1:9092', with commas between")
+        return ",".join(server.strip() for server in servers.split(","))
+
+    @field_validator("pattern")
+    @classmethod
+    def _check_pattern(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return pattern
+
+    @field_validator("start")
+    @classmethod
+    def _check_start(cls, start: str | datetime) -> str | datetime:
+        if isinstance(start, datetime) and start.tzinfo is None:
+            raise ValueError(f"the time {start.isoformat()} has no zone: add one, as '2026-01-31T12:00:00+00:00'")
+        return start
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _check_options(cls, options: Any) -> Any:  # noqa: ANN401  whatever was given
+        if not isinstance(options, dict):
+            return options
+        checked = {}
+        for name, value in options.items():
+            if name in _OURS:
+                raise ValueError(f"options: {name} is not to be set here: use {_OURS[name]}")
+            # As its reference: a literal is refused.
+            checked[name] = Secret.of(value).reference if name in _SECRET_OPTIONS else value
+        return checked
+
+    @model_validator(mode="after")
+    def _check_what(self) -> Self:
+        if bool(self.topics) == (self.pattern is not None):
+            raise ValueError("reads topics by name or by a pattern: give topics=['orders'], or pattern='orders-.*'")
+        return self

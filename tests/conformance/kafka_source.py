@@ -1,0 +1,168 @@
+"""Kafka for the conformance suite, and for tests of its own: topics, numbered records, and what is to come out."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
+
+from receiver_runtime.sources.kafka import Kafka
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from confluent_kafka import Message
+
+    from tests.conformance.source_rig import SourceRig
+    from tests.kafka_broker import KafkaBroker
+
+# A member that is killed is given up soon.
+FAST = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 200, "topic.metadata.refresh.interval.ms": 500}
+
+Place = tuple[str, int, int]
+
+
+class KafkaTopic:
+    """A topic of its own on a broker, and every record that was acknowledged to its producer."""
+
+    def __init__(
+        self, broker: KafkaBroker, *, partitions: int = 3, name: str | None = None, **settings: object
+    ) -> None:
+        self.broker = broker
+        self.name = name or f"t-{uuid.uuid4().hex[:10]}"
+        self.sent: dict[Place, bytes | None] = {}
+        self._admin = AdminClient({"bootstrap.servers": broker.address})
+        self._settings = settings
+        self._producer = Producer(
+            {
+                "bootstrap.servers": broker.address,
+                "linger.ms": 2,
+                "enable.idempotence": True,
+                "topic.metadata.refresh.interval.ms": 500,
+            }
+        )
+        self._number = 0
+        self.create(partitions)
+
+    def create(self, partitions: int) -> None:
+        config = {name.replace("_", "."): str(value) for name, value in self._settings.items()}
+        topic = NewTopic(self.name, num_partitions=partitions, replication_factor=1, config=config)
+        self._admin.create_topics([topic])[self.name].result(30)
+
+    def delete(self) -> None:
+        self._admin.delete_topics([self.name])[self.name].result(30)
+
+    def add_partitions(self, total: int) -> None:
+        self._admin.create_partitions([NewPartitions(self.name, total)])[self.name].result(30)
+
+    def delete_records(self, partition: int, before: int) -> None:
+        for future in self._admin.delete_records([TopicPartition(self.name, partition, before)]).values():
+            future.result(30)
+
+    def source(self, **changes: Any) -> Kafka:  # noqa: ANN401  fields of the source
+        options = {**FAST, **changes.pop("options", {})}
+        given: dict[str, Any] = {
+            "bootstrap_servers": self.broker.address,
+            "group": f"g-{self.name}",
+            "options": options,
+            **({} if "pattern" in changes else {"topics": [self.name]}),
+            **changes,
+        }
+        return Kafka(**given)
+
+    def send(self, records: int, *, partition: int | None = None, **more: Any) -> None:  # noqa: ANN401  as `produce` takes it
+        """Numbered records, to one partition or to all of them in turn; returns when all are acknowledged."""
+        for _ in range(records):
+            value = b"%d" % self._number
+            self._number += 1
+            chosen = {} if partition is None else {"partition": partition}
+            self._produce(value, key=value, **chosen, **more)
+        assert self._producer.flush(60) == 0
+
+    def _produce(self, value: bytes | None, **more: Any) -> None:  # noqa: ANN401  as `produce` takes it
+        while True:
+            try:
+                self._producer.produce(self.name, value, on_delivery=self._delivered, **more)
+            except BufferError:
+                self._producer.poll(0.1)
+            except KafkaException as error:
+                # A partition that came just now: the producer will know soon.
+                if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+                    raise
+                self._producer.poll(0.1)
+            else:
+                break
+        self._producer.poll(0)
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        self.sent[str(message.topic()), int(message.partition() or 0), int(message.offset() or 0)] = message.value()
+
+    def all_came(self, rig: SourceRig) -> bool:
+        return rig.registered() >= len(self.sent)
+
+    def send_odd(self) -> int:
+        """A tombstone, empty bytes, headers of every kind, and nearly a megabyte."""
+        self._produce(None, key=b"gone")
+        self._produce(b"", key=None)
+        self._produce(b"x", headers=[("a", b"1"), ("a", None), ("empty", b""), ("ü", b"\xff\x00")])
+        self._produce(b"y" * 900_000)
+        assert self._producer.flush(60) == 0
+        return 4
+
+    def sending(self) -> Sending:
+        return Sending(self)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        self.broker.kill()
+        yield
+        self.broker.start()
+
+    def check(self, rig: SourceRig) -> None:
+        self.check_each_came_once(rig)
+
+    def check_each_came_once(self, rig: SourceRig) -> None:
+        """Each acknowledged (topic, partition, offset) is in the blocks once, with its value, and nothing else is."""
+        check_places(rig.rows(), self.sent)
+        assert rig.failed_checks() == []
+
+
+def check_places(rows: Sequence[dict[str, Any]], sent: dict[Place, bytes | None]) -> None:
+    places = [(row["topic"], row["partition"], row["offset"]) for row in rows]
+    assert len(places) == len(set(places)), f"{len(places) - len(set(places))} records came twice"
+    missing = sorted(set(sent) - set(places))
+    assert not missing, f"{len(missing)} records did not come, as {missing[:5]}"
+    assert not set(places) - set(sent)
+    for row in rows:
+        assert row["value"] == sent[row["topic"], row["partition"], row["offset"]]
+
+
+class Sending:
+    """Sends small groups all the time, on a thread."""
+
+    def __init__(self, topic: KafkaTopic, *, records: int = 50, pause: float = 0.02) -> None:
+        self._topic = topic
+        self._records = records
+        self._pause = pause
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(90)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._done.is_set():
+            self._topic.send(self._records)
+            time.sleep(self._pause)

@@ -1,0 +1,197 @@
+"""The conformance suite: what every source must do, whatever it is. A source brings its adapter and nothing else.
+
+A source's tests are a child of ``ConformanceSuite`` with a fixture ``adapter``, on its real broker. A source that does
+not pass it unchanged is left out.
+"""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import sqlalchemy as sa
+
+from receiver_runtime.exit_codes import ExitCode
+from tests.conformance.source_rig import DEADLINE_SECONDS, SourceRig, eventually
+from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from receiver_runtime.sources.base import Source
+
+
+class Adapter(Protocol):
+    """A place for records on a source's broker, and all that was sent there."""
+
+    def source(self, **changes: Any) -> Source:  # noqa: ANN401  fields of its own
+        """The declaration that reads it."""
+        ...
+
+    def send(self, records: int) -> None:
+        """Send so many; returns when the broker has them."""
+        ...
+
+    def send_odd(self) -> int:
+        """Send what is unusual and allowed (nothing in it, very large); returns how many."""
+        ...
+
+    def sending(self) -> AbstractContextManager[object]:
+        """Send all the time, on a thread; at the end the broker has all of it."""
+        ...
+
+    def away(self) -> AbstractContextManager[object]:
+        """The broker is killed; at the end it is there again."""
+        ...
+
+    def all_came(self, rig: SourceRig) -> bool:
+        """Are as many registered as were sent?"""
+        ...
+
+    def check(self, rig: SourceRig) -> None:
+        """Assert by what the source guarantees: each record came (once)."""
+        ...
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End it in order."""
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_SECONDS) == ExitCode.STOPPED
+
+
+@contextmanager
+def proxied(database_url: str) -> Iterator[tuple[CuttingProxy, str]]:
+    """A way to the driver log that can be cut."""
+    url = sa.make_url(database_url)
+    assert url.port is not None
+    made = CuttingProxy(url.port)
+    try:
+        yield made, url.set(host="127.0.0.1", port=made.port).render_as_string(hide_password=False)
+    finally:
+        made.close()
+
+
+def hold_unregistered(rig: SourceRig, proxy: CuttingProxy, blocks: int = 2) -> None:
+    """Cut the driver log off until blocks are stored that are not registered."""
+    proxy.away = True
+    proxy.cut()
+    eventually(lambda: rig.stored_frames() >= rig.registered_blocks() + blocks, "stored blocks that are not registered")
+
+
+class ConformanceSuite:
+    """See the module."""
+
+    def test_it_reads_what_is_there_and_what_comes_and_drains_at_a_stop(
+        self, adapter: Adapter, make_rig: Callable[..., SourceRig]
+    ) -> None:
+        adapter.send(500)
+        rig = make_rig(adapter.source())
+        process = rig.start()
+        eventually(lambda: adapter.all_came(rig), "what was there")
+        with adapter.sending():
+            eventually(lambda: rig.registered() > 1000, "what comes")
+            stop(process)
+        second = rig.start()
+        eventually(lambda: adapter.all_came(rig), "the rest, by a second process")
+        stop(second)
+        adapter.check(rig)
+
+    def test_odd_records_come_and_hold_nothing_up(self, adapter: Adapter, make_rig: Callable[..., SourceRig]) -> None:
+        rig = make_rig(adapter.source())
+        process = rig.start()
+        adapter.send(10)
+        assert adapter.send_odd()
+        adapter.send(10)
+        eventually(lambda: adapter.all_came(rig), "all of them")
+        stop(process)
+        adapter.check(rig)
+
+    def test_killed_between_storing_and_registering(
+        self, adapter: Adapter, make_rig: Callable[..., SourceRig], database_url: str
+    ) -> None:
+        rig = make_rig(adapter.source())
+        with proxied(database_url) as (proxy, url):
+            process = rig.start(database_url=url)
+            with adapter.sending():
+                eventually(lambda: rig.registered() > 200, "200 records")
+                hold_unregistered(rig, proxy)
+                process.kill()
+                process.wait()
+        second = rig.start()
+        eventually(lambda: adapter.all_came(rig), "everything")
+        stop(second)
+        adapter.check(rig)
+
+    def test_fenced_by_another_process(
+        self, adapter: Adapter, make_rig: Callable[..., SourceRig], database_url: str
+    ) -> None:
+        """The first one holds blocks, and is paused; it wakes up when the second one has the receiver."""
+        rig = make_rig(adapter.source())
+        with proxied(database_url) as (proxy, url):
+            first = rig.start(database_url=url)
+            with adapter.sending():
+                eventually(lambda: rig.registered() > 200, "200 records")
+                hold_unregistered(rig, proxy)
+                first.send_signal(signal.SIGSTOP)
+                second = rig.start(assignment=2)
+                before = rig.registered()
+                eventually(lambda: rig.registered() > before + 200, "what the second one reads")
+                proxy.away = False
+                first.send_signal(signal.SIGCONT)
+                assert first.wait(DEADLINE_SECONDS) == ExitCode.FENCED
+        eventually(lambda: adapter.all_came(rig), "everything")
+        stop(second)
+        adapter.check(rig)
+
+    def test_it_loses_its_broker_and_finds_it_again(self, adapter: Adapter, make_rig: Callable[..., SourceRig]) -> None:
+        rig = make_rig(adapter.source())
+        process = rig.start()
+        with adapter.sending():
+            eventually(lambda: rig.registered() > 200, "200 records")
+            with adapter.away():
+                pass
+            before = rig.registered()
+            eventually(lambda: rig.registered() > before + 200, "records after it")
+        eventually(lambda: adapter.all_came(rig), "everything")
+        stop(process)
+        adapter.check(rig)
+
+    def test_the_driver_log_goes_away_and_comes_back(
+        self, adapter: Adapter, make_rig: Callable[..., SourceRig], database_url: str
+    ) -> None:
+        rig = make_rig(adapter.source())
+        with proxied(database_url) as (proxy, url):
+            process = rig.start(database_url=url)
+            with adapter.sending():
+                eventually(lambda: rig.registered() > 200, "200 records")
+                hold_unregistered(rig, proxy)
+                proxy.away = False
+                before = rig.registered()
+                eventually(lambda: rig.registered() > before + 200, "records after it")
+            eventually(lambda: adapter.all_came(rig), "everything")
+            stop(process)
+        adapter.check(rig)
+
+    def test_receivers_come_and_go_while_records_come(
+        self, adapter: Adapter, make_rig: Callable[..., SourceRig]
+    ) -> None:
+        rig = make_rig(adapter.source(), receivers=2)
+        first = rig.start(0)
+        with adapter.sending():
+            eventually(lambda: rig.registered() > 200, "200 records")
+            second = rig.start(1)
+            eventually(lambda: rig.registered_of(1) > 100, "records by the second")
+            stop(first)
+            before = rig.registered()
+            eventually(lambda: rig.registered() > before + 200, "records without the first")
+            third = rig.start(0)
+            before = rig.registered_of(0)
+            eventually(lambda: rig.registered_of(0) > before + 100, "records by the first again")
+            second.kill()
+            second.wait()
+        eventually(lambda: adapter.all_came(rig), "everything")
+        stop(third)
+        adapter.check(rig)

@@ -1,0 +1,363 @@
+"""What only Kafka has: partitions that move between receivers, positions that are gone, transactions; on a real broker.
+
+``make kafka``.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from receiver_runtime.exit_codes import ExitCode
+from tests.conformance.kafka_source import KafkaTopic, check_places
+from tests.conformance.source_rig import DEADLINE_SECONDS, eventually
+from tests.conformance.suite import hold_unregistered, proxied, stop
+from tests.polling import eventually as soon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conformance.source_rig import SourceRig
+    from tests.kafka_broker import KafkaBroker
+
+pytestmark = pytest.mark.kafka
+
+ASSIGNMENTS = ["cooperative-sticky", "range"]
+STORM_SECONDS = 22.0
+
+# A process that never tells the broker how far it is, as one that is killed before it does.
+NEVER_COMMITS = """
+from receiver_runtime.receivers.kafka_reader import KafkaReader
+KafkaReader._commit = lambda self, *, now=False: None
+"""
+
+
+@pytest.fixture
+def topic(kafka_broker: KafkaBroker) -> KafkaTopic:
+    return KafkaTopic(kafka_broker)
+
+
+def assigned_by(strategy: str) -> dict[str, Any]:
+    return {"options": {"partition.assignment.strategy": strategy}}
+
+
+def committed(topic: KafkaTopic, partition: int) -> int:
+    """What the broker was told."""
+    consumer = Consumer({"bootstrap.servers": topic.broker.address, "group.id": f"g-{topic.name}"})
+    try:
+        [found] = consumer.committed([TopicPartition(topic.name, partition)], timeout=10)
+        return found.offset
+    finally:
+        consumer.close()
+
+
+def test_w01_killed_between_registering_and_telling_the_broker(
+    topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    rig = make_rig(topic.source())
+    process = rig.start(first=NEVER_COMMITS)
+    with topic.sending():
+        eventually(lambda: rig.registered() > 500, "500 records")
+        process.kill()
+        process.wait()
+    assert committed(topic, 0) < 0
+    second = rig.start()
+    eventually(lambda: topic.all_came(rig), "the rest")
+    stop(second)
+    topic.check_each_came_once(rig)
+    ends = {row.partition: row.to_offset for row in rig.links()}
+    assert {int(p): committed(topic, int(p)) for p in ends} == {int(p): end for p, end in ends.items()}
+
+
+def test_x05_the_broker_is_told_the_next_offset_and_nothing_is_read_again(
+    topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    """By the original's own figures: 30 records sent, and 29 told."""
+    rig = make_rig(topic.source())
+    process = rig.start()
+    topic.send(30, partition=0)
+    eventually(lambda: topic.all_came(rig), "30 records")
+    stop(process)
+    assert committed(topic, 0) == 30
+    second = rig.start()
+    topic.send(1, partition=0)
+    eventually(lambda: topic.all_came(rig), "one more")
+    stop(second)
+    topic.check_each_came_once(rig)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("strategy", ASSIGNMENTS)
+def test_w01_a_storm_of_rebalances(topic: KafkaTopic, make_rig: Callable[..., SourceRig], strategy: str) -> None:
+    """A receiver comes, or goes in order or by a kill, every second."""
+    rig = make_rig(topic.source(**assigned_by(strategy)), receivers=3)
+    processes = [rig.start(number) for number in range(3)]
+    eventually(lambda: rig.said("connected"), "a connection")
+    changes = 0
+    with topic.sending():
+        end = time.monotonic() + STORM_SECONDS
+        while time.monotonic() < end:
+            number = changes % 3
+            # It may be so young that it knows no order yet.
+            processes[number].send_signal(signal.SIGKILL if changes % 2 else signal.SIGTERM)
+            processes[number].wait(DEADLINE_SECONDS)
+            time.sleep(0.5)  # the pace of the storm
+            processes[number] = rig.start(number)
+            changes += 1
+            time.sleep(0.5)  # the pace of the storm
+    eventually(lambda: topic.all_came(rig), "everything")
+    # One that is younger knows no order yet.
+    eventually(lambda: rig.states() == ["ACTIVE"] * 3, "three receivers that have begun")
+    for process in processes:
+        stop(process)
+    assert changes >= 5
+    topic.check_each_came_once(rig)
+
+
+@pytest.mark.parametrize("strategy", ASSIGNMENTS)
+def test_a_zombies_blocks_are_refused_by_their_offsets_and_it_reads_on(
+    topic: KafkaTopic, make_rig: Callable[..., SourceRig], database_url: str, strategy: str
+) -> None:
+    """The first receiver is paused with stored blocks; the group gives its partitions to the second; it wakes up."""
+    rig = make_rig(topic.source(**assigned_by(strategy)), receivers=2)
+    with proxied(database_url) as (proxy, url):
+        zombie = rig.start(0, database_url=url)
+        with topic.sending():
+            eventually(lambda: rig.registered_of(0) > 200, "200 records")
+            hold_unregistered(rig, proxy)
+            zombie.send_signal(signal.SIGSTOP)
+            other = rig.start(1)
+            eventually(lambda: rig.registered_of(1) > 1000, "the second has read on")
+            proxy.away = False
+            zombie.send_signal(signal.SIGCONT)
+            eventually(lambda: rig.said("another receiver has read on"), "the conflict")
+            stop(other)
+            before = rig.registered_of(0)
+            eventually(lambda: rig.registered_of(0) > before + 200, "the first reads on, in the same process")
+        eventually(lambda: topic.all_came(rig), "everything")
+        assert zombie.poll() is None
+        stop(zombie)
+    topic.check_each_came_once(rig)
+
+
+def test_two_streams_read_one_topic_each_by_itself(topic: KafkaTopic, make_rig: Callable[..., SourceRig]) -> None:
+    topic.send(100)
+    rigs = [make_rig(topic.source(group=f"{topic.name}-{number}")) for number in range(2)]
+    processes = [rig.start() for rig in rigs]
+    eventually(lambda: all(topic.all_came(rig) for rig in rigs), "all records, in both")
+    for process, rig in zip(processes, rigs, strict=True):
+        stop(process)
+        topic.check_each_came_once(rig)
+
+
+def test_latest_puts_an_origin_down_before_anything_is_read_and_new_partitions_are_read_whole(
+    topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    topic.send(90)
+    before = dict(topic.sent)
+    rig = make_rig(topic.source(start="latest"))
+    process = rig.start()
+    eventually(lambda: len(rig.links()) == 3, "three origins")
+    assert {row.kind for row in rig.links()} == {"origin"}
+    assert sum(row.to_offset for row in rig.links()) == 90
+    topic.add_partitions(5)
+    # The producer learns of them by itself; no receiver knows of them yet.
+    topic.send(40, partition=4)
+    topic.send(30)
+    after = {place: value for place, value in topic.sent.items() if place not in before}
+    eventually(lambda: rig.registered() >= len(after), "all that came later")
+    stop(process)
+    check_places(rig.rows(), after)
+
+
+def test_a_start_by_time(topic: KafkaTopic, make_rig: Callable[..., SourceRig]) -> None:
+    # Today: what is older than its retention the broker removes at once.
+    began = int(time.time()) - 1000
+    for second in range(10):
+        topic.send(3, timestamp=1000 * (began + second))
+    start = datetime.fromtimestamp(began + 5, UTC)
+    rig = make_rig(topic.source(start=start))
+    process = rig.start()
+    eventually(lambda: rig.registered() >= 15, "five seconds' records")
+    stop(process)
+    rows = rig.rows()
+    assert len(rows) == 15
+    assert min(row["timestamp"] for row in rows) == start
+
+
+def test_topics_by_pattern_also_those_that_come_later(
+    kafka_broker: KafkaBroker, topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    topic.send(30)
+    rig = make_rig(topic.source(pattern=f"{topic.name}(-.*)?"))
+    process = rig.start()
+    eventually(lambda: rig.registered() == 30, "the first topic's")
+    later = KafkaTopic(kafka_broker, name=f"{topic.name}-later")
+    KafkaTopic(kafka_broker, name=f"x{topic.name}").send(10)
+    later.send(20)
+    eventually(lambda: rig.registered() == 50, "the second topic's")
+    stop(process)
+    check_places(rig.rows(), {**topic.sent, **later.sent})
+
+
+def test_retention_that_took_unread_records_is_a_lost_link_and_said_in_numbers(
+    topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    topic.send(100, partition=0)
+    rig = make_rig(topic.source())
+    process = rig.start()
+    eventually(lambda: topic.all_came(rig), "100 records")
+    stop(process)
+    topic.send(50, partition=0)
+    topic.delete_records(0, 130)
+    second = rig.start()
+    eventually(lambda: rig.said("offsets 100 up to 130, 30 of them"), "the loss, in numbers")
+    eventually(lambda: rig.registered() == 120, "what is there yet")
+    stop(second)
+    assert [tuple(row)[3:] for row in rig.links() if row.kind == "lost"] == [(100, 130, "lost")]
+    check_places(rig.rows(), {place: value for place, value in topic.sent.items() if not 100 <= place[2] < 130})
+    assert rig.failed_checks() == []
+
+
+def test_records_that_are_removed_under_a_reader_are_lost_by_numbers_too(
+    topic: KafkaTopic, make_rig: Callable[..., SourceRig], database_url: str
+) -> None:
+    """While it runs, and can't read on since the driver log is away."""
+    rig = make_rig(topic.source(options={"queued.max.messages.kbytes": 1, "fetch.message.max.bytes": 1000}))
+    with proxied(database_url) as (proxy, url):
+        process = rig.start(database_url=url)
+        topic.send(300, partition=0)
+        eventually(lambda: topic.all_came(rig), "300 records")
+        proxy.away = True
+        proxy.cut()
+        topic.send(20_000, partition=0)
+        topic.delete_records(0, 20_200)
+        proxy.away = False
+        eventually(lambda: any(row.kind == "lost" for row in rig.links()), "the loss")
+        topic.send(100, partition=0)
+        eventually(lambda: max(row.to_offset for row in rig.links()) == 20_400, "all that is there")
+        stop(process)
+    lost = sum(row.to_offset - row.from_offset for row in rig.links() if row.kind == "lost")
+    assert lost > 0
+    rows = rig.rows()
+    assert len(rows) + lost == 20_400
+    assert len({row["offset"] for row in rows}) == len(rows)
+
+
+def test_out_of_range_may_stop_the_receiver(topic: KafkaTopic, make_rig: Callable[..., SourceRig]) -> None:
+    topic.send(100, partition=0)
+    rig = make_rig(topic.source(out_of_range="stop"))
+    process = rig.start()
+    eventually(lambda: topic.all_came(rig), "100 records")
+    stop(process)
+    topic.send(50, partition=0)
+    topic.delete_records(0, 130)
+    second = rig.start()
+    assert second.wait(DEADLINE_SECONDS) == ExitCode.FAILED
+    assert rig.said("offset 100 is next, the broker has 130 up to 150")
+
+
+def test_a_topic_that_is_made_anew_begins_the_next_generation(
+    topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    topic.send(100, partition=0)
+    rig = make_rig(topic.source())
+    process = rig.start()
+    eventually(lambda: topic.all_came(rig), "100 records")
+    stop(process)
+    topic.delete()
+    again: list[bool] = []
+
+    def made_again() -> bool:
+        if not again:
+            try:
+                topic.create(3)
+            except Exception:  # noqa: BLE001  still being deleted
+                return False
+            again.append(True)
+        return True
+
+    soon(made_again, "the topic anew", seconds=30, step=0.2)
+    topic.send(7, partition=0)
+    second = rig.start()
+    eventually(lambda: rig.said("generation 1 begins"), "the event")
+    eventually(lambda: rig.registered() == 107, "the new topic's records")
+    stop(second)
+    of_first = [tuple(row)[2:] for row in rig.links() if row.partition == "0"]
+    assert of_first[-2:] == [(1, -1, 0, "origin"), (1, 0, 7, "block")]
+
+
+def test_only_what_was_committed_comes(
+    kafka_broker: KafkaBroker, topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    producer = Producer({"bootstrap.servers": kafka_broker.address, "transactional.id": topic.name})
+    producer.init_transactions(30)
+    for name, commits in (("a", True), ("b", False), ("c", True)):
+        producer.begin_transaction()
+        for number in range(10):
+            producer.produce(topic.name, f"{name}{number}".encode(), partition=0)
+        producer.flush(30)
+        if commits:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+    rig = make_rig(topic.source())
+    process = rig.start()
+    eventually(lambda: rig.registered() >= 20, "two transactions")
+    stop(process)
+    assert [row["value"] for row in rig.rows()] == [f"{name}{n}".encode() for name in "ac" for n in range(10)]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "snappy", "zstd"])
+def test_columns(kafka_broker: KafkaBroker, topic: KafkaTopic, make_rig: Callable[..., SourceRig], codec: str) -> None:
+    producer = Producer({"bootstrap.servers": kafka_broker.address, "compression.type": codec})
+    headers: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("a", None), ("empty", b""), ("ü", b"\xff\x00")]
+    at = int(time.time()) * 1000 + 123
+    producer.produce(topic.name, b"v" * 1000, key=b"k", partition=1, headers=headers, timestamp=at)
+    producer.produce(topic.name, None, key=b"gone", partition=1, timestamp=at + 1)
+    producer.flush(30)
+    rig = make_rig(topic.source())
+    process = rig.start()
+    eventually(lambda: rig.registered() == 2, "two records")
+    stop(process)
+    second = datetime.fromtimestamp(at // 1000, UTC)
+    assert rig.rows() == [
+        {
+            "key": b"k",
+            "value": b"v" * 1000,
+            "topic": topic.name,
+            "partition": 1,
+            "offset": 0,
+            "timestamp": second.replace(microsecond=123_000),
+            "headers": [{"key": key, "value": value} for key, value in headers],
+        },
+        {
+            "key": b"gone",
+            "value": None,
+            "topic": topic.name,
+            "partition": 1,
+            "offset": 1,
+            "timestamp": second.replace(microsecond=124_000),
+            "headers": None,
+        },
+    ]
+
+
+def test_x03_at_most_once_is_the_client_s_own_commit(topic: KafkaTopic, make_rig: Callable[..., SourceRig]) -> None:
+    rig = make_rig(topic.source(guarantee="at_most_once", options={"auto.commit.interval.ms": 100}))
+    process = rig.start()
+    topic.send(300)
+    eventually(lambda: topic.all_came(rig), "300 records")
+    assert rig.links() == []
+    stop(process)
+    assert sum(committed(topic, partition) for partition in range(3) if committed(topic, partition) > 0) == 300
+    second = rig.start()
+    topic.send(30)
+    eventually(lambda: topic.all_came(rig), "30 more")
+    stop(second)
+    topic.check_each_came_once(rig)

@@ -1,0 +1,32 @@
+"""The statement of the how-to on Kafka runs, and says what it says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.driver_log import add, block, claim_anew, make_log
+from tracker_store.blocks import OffsetLink, open_partition
+from tracker_store.engine import connect
+from tracker_store.schema import LinkKind
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "sources" / "kafka.md"
+
+
+def test_its_statement_runs(engine: sa.Engine) -> None:
+    [statement] = re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    with connect(engine) as connection:
+        log = make_log(connection, stream="orders")
+        claimed = claim_anew(connection, log.receiver_ids[0])
+        open_partition(connection, receiver_id=claimed.receiver_id, source="orders", partition="0", start_offset=100)
+        links = (
+            OffsetLink("orders", "0", 0, 100, 130, LinkKind.LOST),
+            OffsetLink("orders", "0", 0, 130, 150),
+        )
+        add(connection, replace(block(claimed, 2), links=links))
+        assert connection.exec_driver_sql(statement).all() == [("orders", "0", 0, 150, 30)]

@@ -1,0 +1,186 @@
+"""What a batch driver does with a run whose claim, end or finish was not answered; Spark and user's code left out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+import dagster as dg
+import pytest
+
+from orchestration.run_launcher import batch_driver
+from orchestration.run_launcher.batch_driver import BatchDriver
+from orchestration.run_launcher.dagster_internals import capture_interrupts
+from orchestration.run_launcher.driver_state import DriverState
+from orchestration.settings import Settings
+from tracker_store.engine import connect
+from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.processes import register_process
+from tracker_store.run_queue import (
+    claim_run,
+    enqueue_run,
+    finish_run,
+    register_batch_driver,
+    run_worker,
+    set_batch_driver_state,
+)
+from tracker_store.schema import BatchDriverState, ProcessKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import sqlalchemy as sa
+
+    from orchestration.run_launcher.cancellation import Cancellation
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LOCATION = "forebay"
+
+
+class Rig:
+    """A driver that is ready, and one run that was handed to it."""
+
+    def __init__(self, engine: sa.Engine, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = engine
+        self.instance = instance
+        self.drain = threading.Event()
+        registration = SimpleNamespace(host="h", location=LOCATION)
+        self.driver = BatchDriver(
+            Settings(),
+            registration=cast("Any", registration),
+            drain=self.drain,
+            on_ready=lambda: None,
+            ask_for_successor=lambda _: True,
+        )
+        self.driver._states.move(DriverState.IDLE)
+        nobody_cancels = SimpleNamespace(watching=nullcontext, was_interrupted=False)
+        self.cancellation = cast("Cancellation", nobody_cancels)
+        self.executed: list[str] = []
+        self.does: Callable[[dg.DagsterRun], object] = instance.report_run_failed
+        monkeypatch.setattr(self.driver, "_execute_in_dagster", self._execute)
+        with connect(engine) as connection:
+            self.process_id = register_process(
+                connection, kind=ProcessKind.BATCH_DRIVER, name="d", host="h", pid=os.getpid()
+            )
+            register_batch_driver(connection, process_id=self.process_id, location=LOCATION)
+            set_batch_driver_state(connection, process_id=self.process_id, state=BatchDriverState.READY)
+            self.run = instance.add_run(dg.DagsterRun(job_name="j", status=dg.DagsterRunStatus.STARTED))
+            enqueue_run(connection, run_id=self.run.run_id, location=LOCATION)
+
+    def _execute(self, instance: dg.DagsterInstance, run_id: str, _process_id: int) -> None:
+        run = instance.get_run_by_id(run_id)
+        assert run is not None
+        if not run.is_finished:
+            self.executed.append(run_id)
+            self.does(run)
+
+    def take(self) -> str | None:
+        """One round of its loop."""
+        run_id = self.driver._claim(self.process_id)
+        if run_id is not None:
+            self.driver._execute(self.instance, run_id, self.process_id, self.cancellation)
+        return run_id
+
+    def is_queued(self) -> bool:
+        with connect(self.engine) as connection:
+            return run_worker(connection, self.run.run_id) is not None
+
+    def status(self) -> dg.DagsterRunStatus:
+        run = self.instance.get_run_by_id(self.run.run_id)
+        assert run is not None
+        return run.status
+
+
+@pytest.fixture
+def rig(engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setattr(batch_driver, "LOOK_SECONDS", 0.01)
+    with dg.DagsterInstance.ephemeral() as instance, capture_interrupts():
+        made = Rig(engine, instance, monkeypatch)
+        with made.driver._signals:
+            yield made
+        made.driver._engine.dispose()
+
+
+def once(function: Callable[P, R], error: Exception, *, works: bool) -> Callable[P, R]:
+    """It raises the first time, whether it had worked or not."""
+    errors = [error]
+
+    def called(*arguments: P.args, **named: P.kwargs) -> R:
+        if errors:
+            if works:
+                function(*arguments, **named)
+            raise errors.pop()
+        return function(*arguments, **named)
+
+    return called
+
+
+def test_a_run_whose_claim_had_no_answer_is_executed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is this driver's in the driver log, where nobody else would take it, and the driver lives on."""
+    monkeypatch.setattr(batch_driver, "claim_run", once(claim_run, OutcomeUnknownError(), works=True))
+    with pytest.raises(OutcomeUnknownError):
+        rig.take()
+    assert rig.take() == rig.run.run_id
+    assert rig.executed == [rig.run.run_id]
+    assert rig.take() is None
+    assert not rig.is_queued()
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_a_driver_outlives_a_driver_log_that_is_away_when_its_run_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, *, works: bool
+) -> None:
+    """A cold start is seconds, and a row that stays belongs to nobody."""
+    monkeypatch.setattr(batch_driver, "finish_run", once(finish_run, DriverLogUnavailableError(), works=works))
+    assert rig.take() == rig.run.run_id
+    rig.take()
+    assert rig.take() is None
+    assert rig.executed == [rig.run.run_id]
+    assert not rig.is_queued()
+
+
+def test_a_run_whose_end_can_not_be_said_is_ended_later_and_not_executed_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster's storage is away, in the middle of a run and at its end."""
+
+    def fails(_run: dg.DagsterRun) -> None:
+        raise OSError("Dagster's storage is away")
+
+    rig.does = fails
+    monkeypatch.setattr(batch_driver, "_end_run", once(batch_driver._end_run, OSError("it is still away"), works=False))
+    assert rig.take() == rig.run.run_id
+    assert rig.status() is dg.DagsterRunStatus.STARTED
+    assert rig.is_queued()
+    assert rig.take() == rig.run.run_id
+    assert rig.status() is dg.DagsterRunStatus.FAILURE
+    assert not rig.is_queued()
+    assert rig.executed == [rig.run.run_id]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_a_run_ends_the_driver_too(rig: Rig, sent: signal.Signals) -> None:
+    """Dagster ends the run by it and says no more; what it interrupted may have been a call to Spark."""
+
+    def hit(run: dg.DagsterRun) -> None:
+        os.kill(os.getpid(), sent)
+        rig.instance.report_run_failed(run)
+
+    rig.does = hit
+    rig.take()
+    assert rig.drain.is_set()
+    assert rig.driver._spoilt is not None
+    assert "signal" in rig.driver._spoilt
+
+
+def test_a_run_without_a_signal_ends_nothing(rig: Rig) -> None:
+    rig.take()
+    assert not rig.drain.is_set()
+    assert rig.driver._spoilt is None

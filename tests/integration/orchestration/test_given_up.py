@@ -1,0 +1,79 @@
+"""`is_given_up` about a run whose process died: the driver log may not have noticed yet."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from forebay.dagster import is_given_up
+from tests.driver_log import NOON, make_log
+from tracker_store.batches import claim_attempt, fail_attempt
+from tracker_store.engine import connect
+from tracker_store.processes import register_process
+from tracker_store.schema import BatchState, ProcessKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.driver_log import Log
+
+TAGS = {"forebay/pipeline": "words", "forebay/batch_time": NOON.isoformat(), "forebay/attempt": "1"}
+
+
+@pytest.fixture
+def log(engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    """With a batch whose first attempt runs."""
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    with connect(engine) as connection:
+        made = make_log(connection)
+        connection.execute(
+            sa.text(
+                "INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks) "
+                "VALUES (:p, :t, :t, 'ALLOCATED', 0, 0, 0)"
+            ),
+            {"p": made.pipeline_id, "t": NOON},
+        )
+        process_id = register_process(connection, kind=ProcessKind.BATCH_RUN, name="run", host="here", pid=1)
+        claim_attempt(
+            connection,
+            pipeline_id=made.pipeline_id,
+            batch_time=NOON,
+            attempt=1,
+            run_id="run",
+            process_id=process_id,
+        )
+        yield made
+
+
+def bury(log: Log, *, max_attempts: int) -> BatchState | None:
+    return fail_attempt(
+        log.connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=NOON,
+        attempt=1,
+        run_id="run",
+        error="killed",
+        max_attempts=max_attempts,
+        retry_after=timedelta(0),
+    )
+
+
+@pytest.mark.parametrize(("max_attempts", "given_up"), [(1, True), (2, False)])
+def test_it_waits_until_the_driver_log_has_noticed(log: Log, max_attempts: int, *, given_up: bool) -> None:
+    answers: list[bool] = []
+    asking = threading.Thread(target=lambda: answers.append(is_given_up(TAGS)), daemon=True)
+    asking.start()
+    asking.join(0.5)
+    assert asking.is_alive(), "the attempt runs, as far as is known"
+    bury(log, max_attempts=max_attempts)
+    asking.join(20)
+    assert answers == [given_up]
+
+
+def test_it_does_not_wait_for_ever(log: Log) -> None:
+    assert not is_given_up(TAGS, wait_seconds=0)
+    assert not is_given_up(TAGS | {"forebay/attempt": "2"}), "which has not begun"

@@ -1,0 +1,310 @@
+"""What readers of a ParquetSink see when a process is killed: between commit and publish, and in a compaction.
+
+Each kill is a SIGKILL of a real process; what puts it right knows nothing of that process.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time as clock
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pyarrow.dataset as ds
+import pytest
+import sqlalchemy as sa
+
+from forebay.dagster import build_definitions
+from orchestration.apply import apply
+from orchestration.dagster_defs.compaction import compaction_job
+from orchestration.publishing import held, publish_what_is_left, staying
+from orchestration.settings import Settings
+from orchestration.spark.sinks.sink import Step
+from tests.integration.orchestration import killed_publishing
+from tests.integration.orchestration.killed_publishing import COMMITTED, COMPACT, REPLAY, RUN, act, declare
+from tracker_store import batches
+from tracker_store.engine import connect
+from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.outputs import commits_of_batch, commits_to_publish
+from tracker_store.pipelines import get_pipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+
+
+class Log:
+    """A driver log with batches of `words` in one hour, and the files that its readers see."""
+
+    def __init__(self, engine: sa.Engine, url: str, home: Path) -> None:
+        self.engine = engine
+        self.settings = Settings(home=home, database_url=url)
+        self.output = home / "output"
+        self.pipeline = declare(self.output)
+        with connect(engine) as connection:
+            apply(connection, [self.pipeline])
+            row = get_pipeline(connection, "words")
+        self.pipeline_id = row.pipeline_id
+        self.hour = (row.last_batch_time + timedelta(hours=1)).replace(minute=0, second=0, microsecond=0)
+
+    def execute(self, statement: str, **values: object) -> None:
+        with connect(self.engine) as connection:
+            connection.execute(sa.text(statement), values)
+
+    def batch(self, number: int) -> datetime:
+        """A batch that has not run, the `number`th of the hour."""
+        time = self.hour + number * timedelta(minutes=10)
+        self.execute(
+            "INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks) "
+            "VALUES (:p, :t, :t, 'ALLOCATED', 0, 0, 0)",
+            p=self.pipeline_id,
+            t=time,
+        )
+        return time
+
+    def run(self, number: int, word: str) -> datetime:
+        time = self.batch(number)
+        act(self.settings, RUN, time, (word, 1))
+        return time
+
+    def close_hour(self) -> None:
+        self.execute("UPDATE forebay.pipelines SET last_batch_time = :t", t=self.hour + timedelta(hours=1))
+
+    def killed(self, what: str, time: datetime, word: str, step: str) -> None:
+        """A process that does it, and dies at a step."""
+        died = subprocess.run(
+            [
+                *(sys.executable, "-m", killed_publishing.__name__, str(self.settings.home)),
+                *(self.settings.require_database_url(), what, time.isoformat(), word, step),
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert died.returncode == -signal.SIGKILL, died.stderr
+        if what == REPLAY:
+            assert ("counts", time) not in self.to_publish(), "it is not known yet that it is dead"
+            self.bury(time)
+
+    def bury(self, time: datetime) -> None:
+        """As the tracker does, when the heartbeat of a process stands still."""
+        with connect(self.engine) as connection:
+            [(attempt, run)] = connection.execute(
+                sa.text("SELECT attempt, run_id FROM forebay.batch_attempts WHERE state = 'RUNNING'")
+            ).all()
+            batches.fail_attempt(
+                connection,
+                pipeline_id=self.pipeline_id,
+                batch_time=time,
+                attempt=attempt,
+                run_id=run,
+                error="killed",
+                max_attempts=3,
+                retry_after=timedelta(0),
+            )
+
+    def seen(self) -> list[str]:
+        """As a reader sees it: each row with its batch, in minutes."""
+        table = ds.dataset(self.output, partitioning="hive", format="parquet").to_table()
+        return sorted(f"{row['_batch_time'].minute}:{row['word']}" for row in table.to_pylist())
+
+    def directories(self) -> list[str]:
+        return sorted(path.name for path in self.output.glob("date=*/hour=*/batch_time=*"))
+
+    def to_publish(self) -> list[tuple[str, datetime]]:
+        with connect(self.engine) as connection:
+            return commits_to_publish(connection, self.pipeline_id, ["counts"], limit=10)
+
+
+@pytest.fixture
+def log(engine: sa.Engine, database_url: str, tmp_path: Path) -> Log:
+    return Log(engine, database_url, tmp_path)
+
+
+def test_what_is_published_is_not_left_to_publish(log: Log) -> None:
+    log.run(0, "old")
+    assert log.seen() == ["0:old"]
+    assert log.to_publish() == []
+
+
+@pytest.mark.parametrize("step", [COMMITTED, Step.STAGED])
+def test_w10_a_replay_killed_between_commit_and_publish_is_published_by_the_next_batch(log: Log, step: str) -> None:
+    time = log.run(0, "old")
+    log.killed(REPLAY, time, "new", step)
+    with connect(log.engine) as connection:
+        [commit] = commits_of_batch(connection, log.pipeline_id, time)
+    assert commit.attempt == 2, "the driver log says what counts"
+    assert log.seen() == ["0:old"]
+    assert log.to_publish() == [("counts", time)]
+    log.run(1, "other")
+    assert log.seen() == ["0:new", "10:other"]
+    assert log.to_publish() == []
+    assert len(log.directories()) == 2
+
+
+def test_killed_after_it_is_published_it_is_only_noted(log: Log) -> None:
+    time = log.run(0, "old")
+    log.killed(REPLAY, time, "new", Step.COMMITTED)
+    assert log.seen() == ["0:new"]
+    assert publish_what_is_left(log.engine, log.pipeline, log.pipeline_id) == 1
+    assert log.seen() == ["0:new"]
+    assert log.to_publish() == []
+    assert len(log.directories()) == 1
+
+
+def test_the_schedule_asks_for_a_run_that_publishes_and_for_none_when_all_is(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", log.settings.require_database_url())
+    schedule = build_definitions(log.pipeline).get_repository_def().get_schedule_def("words_compaction")
+
+    def tick(minute: int) -> object:
+        context = dg.build_schedule_context(scheduled_execution_time=datetime(2026, 1, 1, 12, minute))  # noqa: DTZ001
+        return schedule(context)
+
+    time = log.run(0, "old")
+    skipped = tick(20)
+    assert isinstance(skipped, dg.SkipReason)
+    assert skipped.skip_message == "what is committed is published; hours are compacted 10 minutes past the hour"
+    assert isinstance(tick(10), dg.RunRequest)
+    log.killed(REPLAY, time, "new", COMMITTED)
+    assert isinstance(tick(20), dg.RunRequest)
+    result = compaction_job(log.pipeline).execute_in_process()
+    assert result.success
+    assert log.seen() == ["0:new"]
+    assert isinstance(tick(20), dg.SkipReason)
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", "postgresql://127.0.0.1:1/none")
+    away = tick(20)
+    assert isinstance(away, dg.SkipReason)
+    assert "the driver log can't be asked" in str(away.skip_message)
+
+
+def test_a_batch_run_killed_between_commit_and_publish_is_published_before_it_is_tried_again(log: Log) -> None:
+    time = log.batch(0)
+    log.killed(RUN, time, "first", COMMITTED)
+    log.bury(time)
+    assert publish_what_is_left(log.engine, log.pipeline, log.pipeline_id) == 1
+    assert log.seen() == ["0:first"]
+
+
+def test_one_that_can_not_be_published_holds_up_no_other(log: Log) -> None:
+    gone, other = log.run(0, "a"), log.run(1, "b")
+    for time in (gone, other):
+        log.killed(REPLAY, time, "new", COMMITTED)
+    for directory in log.output.glob(f"_attempts/*{gone:%H%M}00Z/attempt=2"):
+        directory.rename(directory.with_name("lost"))
+    assert publish_what_is_left(log.engine, log.pipeline, log.pipeline_id) == 1
+    assert log.seen() == ["0:a", "10:new"]
+    assert log.to_publish() == [("counts", gone)]
+
+
+def test_two_do_not_publish_at_once_and_who_is_stopped_loses_its_turn(log: Log) -> None:
+    def in_turn(minutes: int) -> None:
+        with connect(log.engine) as connection:
+            connection.exec_driver_sql("SET lock_timeout = '100ms'")
+            connection.commit()
+            with held(connection, log.pipeline_id, "counts", log.hour + timedelta(minutes=minutes)):
+                pass
+
+    def stop_and_go_on() -> None:
+        with (
+            connect(log.engine) as stopped,
+            held(stopped, log.pipeline_id, "counts", log.hour),
+            staying(stopped) as check,
+        ):
+            with pytest.raises(DriverLogUnavailableError):
+                in_turn(50)
+            in_turn(60)
+            check()
+            # As the server does with a transaction that is silent for long.
+            log.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE state = 'idle in transaction' AND datname = current_database()"
+            )
+            in_turn(50)
+            check()
+
+    with pytest.raises(OutcomeUnknownError):
+        stop_and_go_on()
+
+
+def test_many_batches_of_a_closed_hour_become_one_and_not_of_an_open_one(log: Log) -> None:
+    for number, word in enumerate("abc"):
+        log.run(number, word)
+    assert act(log.settings, COMPACT, log.hour) == []
+    assert len(log.directories()) == 3
+    log.close_hour()
+    unfinished = log.batch(4)
+    assert act(log.settings, COMPACT, log.hour) == [], "a batch of it is not finished"
+    log.execute("UPDATE forebay.batches SET state = 'DISCARDED' WHERE batch_time = :t", t=unfinished)
+    [hour] = act(log.settings, COMPACT, log.hour)
+    assert (hour.hour, hour.rows) == (log.hour, 3)
+    assert log.directories() == [f"batch_time={log.hour:%Y%m%dT%H}"]
+    assert log.seen() == ["0:a", "10:b", "20:c"]
+    assert list(log.output.glob("_attempts/*/*")) == [], "what it made of them is there once"
+    assert act(log.settings, COMPACT, log.hour) == []
+
+
+def test_a_replay_replaces_its_own_rows_in_a_compacted_hour(log: Log) -> None:
+    times = [log.run(number, word) for number, word in enumerate("abc")]
+    log.close_hour()
+    act(log.settings, COMPACT, log.hour)
+    act(log.settings, REPLAY, times[1], ("new", 1), ("newer", 2))
+    assert log.seen() == ["0:a", "10:new", "10:newer", "20:c"]
+    assert len(log.directories()) == 1
+    log.killed(REPLAY, times[2], "last", COMMITTED)
+    assert log.seen() == ["0:a", "10:new", "10:newer", "20:c"]
+    assert act(log.settings, COMPACT, log.hour) == []
+    assert publish_what_is_left(log.engine, log.pipeline, log.pipeline_id) == 1
+    assert log.seen() == ["0:a", "10:new", "10:newer", "20:last"]
+
+
+@pytest.mark.parametrize(
+    ("step", "again"),
+    [(Step.STAGED, COMPACT), (Step.STAGED, REPLAY), (Step.COMMITTED, COMPACT), (Step.SWEPT, COMPACT)],
+)
+def test_each_row_once_whichever_step_of_a_compaction_a_kill_hits(log: Log, step: Step, again: str) -> None:
+    times = [log.run(number, word) for number, word in enumerate("abc")]
+    log.close_hour()
+    log.killed(COMPACT, log.hour, "-", step)
+    assert log.seen() == ["0:a", "10:b", "20:c"]
+    assert len(log.directories()) == (3 if step is Step.STAGED else 1)
+    if again == REPLAY:
+        act(log.settings, REPLAY, times[0], ("new", 1))
+    act(log.settings, COMPACT, log.hour)
+    assert log.seen() == ["0:new" if again == REPLAY else "0:a", "10:b", "20:c"]
+    assert len(log.directories()) == 1
+    assert list(log.output.glob("_attempts/*/*")) == []
+
+
+def test_readers_see_each_row_once_while_hours_are_compacted_and_batches_replayed(log: Log) -> None:
+    """By a reader that lists and opens again and again: it may find a file gone, and never a row twice or missing."""
+    times = [log.run(number, word) for number, word in enumerate("abc")]
+    log.close_hour()
+    counts: set[int] = set()
+    done = threading.Event()
+
+    def read() -> Iterator[int]:
+        while not done.is_set():
+            try:
+                yield ds.dataset(log.output, partitioning="hive", format="parquet").count_rows()
+            except FileNotFoundError:
+                continue
+
+    thread = threading.Thread(target=lambda: counts.update(read()), daemon=True)
+    thread.start()
+    act(log.settings, COMPACT, log.hour)
+    until = clock.monotonic() + 2
+    while clock.monotonic() < until:
+        act(log.settings, REPLAY, times[1], ("new", 1))
+    done.set()
+    thread.join(20)
+    assert counts == {3}

@@ -1,0 +1,148 @@
+"""A ParquetSink on a real S3 server: what readers of `_SUCCESS` see, whatever is killed or replayed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forebay import EnvVar, ParquetSink
+from orchestration.spark.sinks.parquet_objects import SUCCESS
+from orchestration.spark.sinks.sink import SinkError, Step
+from receiver_runtime.block_store.objects import open_objects
+from tests.integration.orchestration.batch_rig import System, local_spark
+from tests.integration.orchestration.frame_without_spark import words
+from tests.integration.orchestration.target_database import TIME, attempt
+from tests.integration.s3.test_s3 import running, server  # noqa: F401  fixtures
+from tests.s3_server import SECRET_KEY, S3Server
+from tracker_store.engine import connect
+from tracker_store.outputs import commits_of_batch
+from tracker_store.pipelines import get_pipeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import sqlalchemy as sa
+    from pyspark.sql import DataFrame
+
+pytestmark = pytest.mark.s3
+
+BATCH = "date=2026-01-01/hour=12/batch_time=20260101T120010Z"
+
+
+class StoppedError(Exception):
+    """A process that got no further."""
+
+
+class Stopping(ParquetSink):
+    """Gets no further than a step."""
+
+    stops_at = ""
+
+    def reached(self, step: Step) -> None:
+        if step == self.stops_at:
+            raise StoppedError
+
+
+@pytest.fixture
+def sink(server: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Stopping:  # noqa: F811
+    monkeypatch.setenv("RESULTS_URL", server.url(f"out/{request.node.name}"))
+    return Stopping(EnvVar("RESULTS_URL"))
+
+
+def objects(sink: Stopping, below: str = BATCH) -> list[str]:
+    assert sink._objects is not None
+    return [key.rpartition("/")[2] for key, _ in open_objects(sink._objects._resolved()).sizes(below)]
+
+
+def seen(sink: Stopping) -> list[tuple[str, int]]:
+    return sorted((row["word"], row["n"]) for row in sink.dataset().to_table().to_pylist())
+
+
+def test_an_attempt_is_seen_once_it_is_published_and_replaced_whole(sink: Stopping) -> None:
+    first = sink.write(words(("a", 1), ("b", 2)), attempt(1))
+    assert first.rows == 2
+    assert first.location.startswith("s3://blocks/out/")
+    assert SECRET_KEY not in first.location
+    assert seen(sink) == []
+    sink.publish(first.location, batch_time=TIME)
+    assert seen(sink) == [("a", 1), ("b", 2)]
+    before = objects(sink)
+    sink.publish(first.location, batch_time=TIME)
+    assert objects(sink) == before
+    second = sink.write(words(("c", 3), parts=1), attempt(2))
+    sink.publish(second.location, batch_time=TIME)
+    assert seen(sink) == [("c", 3)]
+    assert len(objects(sink)) == 2, "the file and what names it"
+    [row] = sink.dataset(TIME.date()).to_table().to_pylist()
+    assert (row["_batch_time"], row["batch_time"], row["hour"]) == (TIME, "20260101T120010Z", 12)
+    assert sink.dataset(datetime(2026, 1, 2, tzinfo=UTC).date()).to_table().num_rows == 0
+
+
+@pytest.mark.parametrize(("step", "sees"), [(Step.STAGED, "a"), (Step.COMMITTED, "b"), (Step.SWEPT, "b")])
+def test_whoever_gets_no_further_leaves_one_attempt_whole_and_the_next_ends_it(
+    sink: Stopping, step: Step, sees: str
+) -> None:
+    sink.publish(sink.write(words(("a", 1)), attempt(1)).location, batch_time=TIME)
+    second = sink.write(words(("b", 2)), attempt(2))
+    sink.stops_at = step
+    with pytest.raises(StoppedError):
+        sink.publish(second.location, batch_time=TIME)
+    assert [word for word, _ in seen(sink)] == [sees]
+    sink.stops_at = ""
+    sink.publish(second.location, batch_time=TIME)
+    assert [word for word, _ in seen(sink)] == ["b"]
+    assert len(objects(sink)) == 2
+
+
+def test_a_file_of_a_task_that_lost_is_not_published(sink: Stopping) -> None:
+    written = sink.write(words(("a", 1)), attempt(1))
+    assert sink._objects is not None
+    store = open_objects(sink._objects._resolved())
+    key = "_attempts/20260101T120010Z/attempt=1"
+    [name] = [name for name in objects(sink, key) if name.endswith(".parquet")]
+    store.copy(f"{key}/{name}", f"{key}/part-lost.parquet")
+    sink.publish(written.location, batch_time=TIME)
+    assert seen(sink) == [("a", 1)]
+
+
+def test_a_result_without_rows_is_a_success_that_names_nothing(sink: Stopping) -> None:
+    written = sink.write(words(), attempt(1))
+    assert written.rows == 0
+    sink.publish(written.location, batch_time=TIME)
+    assert objects(sink) == [SUCCESS]
+    assert seen(sink) == []
+
+
+def test_a_failure_names_the_output_and_no_secret(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setenv("RESULTS_URL", server.url("x").replace("@blocks/", "@another/"))
+    with pytest.raises(SinkError, match=r"output 'counts' of pipeline 'words': ParquetSink env:RESULTS_URL") as failed:
+        ParquetSink(EnvVar("RESULTS_URL")).write(words(("a", 1)), attempt(1))
+    assert SECRET_KEY not in str(failed.value)
+
+
+@pytest.mark.spark
+def test_spark_writes_a_batch_and_a_replay_replaces_it(
+    sink: Stopping, engine: sa.Engine, database_url: str, tmp_path: Path
+) -> None:
+    def same(lines: DataFrame) -> DataFrame:
+        return lines.selectExpr("value", "current_timestamp() AS at")
+
+    with local_spark(tmp_path) as session, connect(engine) as connection:
+        system = System(connection, database_url, tmp_path, session)
+        pipeline = system.declare(same, sink)
+        system.receive(["a", "b"], ["c"])
+        time = system.allocate(1)
+        [result] = system.run(pipeline, time, 1)
+        assert result.rows == 3
+        table = sink.dataset().to_table()
+        assert sorted(table["value"].to_pylist()) == ["a", "b", "c"]
+        before = set(table["at"].to_pylist())
+        system.replay(pipeline, time)
+        table = sink.dataset().to_table()
+        assert sorted(table["value"].to_pylist()) == ["a", "b", "c"]
+        assert before.isdisjoint(table["at"].to_pylist())
+        [commit] = commits_of_batch(connection, get_pipeline(connection, "words").pipeline_id, time)
+        assert commit.attempt == 2
+        assert SECRET_KEY not in commit.location

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from receiver_runtime.sources.base import SourceError, SourceRule
+from receiver_runtime.sources.kafka import Kafka
+from receiver_runtime.sources.secret import EnvVar, SecretError
+from receiver_runtime.sources.source_registry import parse_source
+
+GIVEN: dict[str, Any] = {"kind": "kafka", "bootstrap_servers": "127.0.0.1:9092", "topics": ["orders"], "group": "g"}
+
+
+def test_a_declaration_comes_back_from_its_json() -> None:
+    source = Kafka(
+        bootstrap_servers="a:9092, [::1]:9093",
+        topics=["orders", "refunds"],
+        group="g",
+        start=datetime(2026, 1, 31, tzinfo=UTC),
+        options={"sasl.password": EnvVar("KAFKA_PASSWORD"), "fetch.min.bytes": 1, "socket.keepalive.enable": True},
+    )
+    again = parse_source(source.model_dump(mode="json"))
+    assert again == source
+    assert isinstance(again, Kafka)
+    assert again.options == {
+        "sasl.password": "env:KAFKA_PASSWORD",
+        "fetch.min.bytes": 1,
+        "socket.keepalive.enable": True,
+    }
+    assert again.address == "a:9092,[::1]:9093/orders,refunds"
+    assert again.source_rule is SourceRule.OFFSETS
+
+
+def test_one_topic_may_be_a_name_alone_and_a_pattern_matches_the_whole_name() -> None:
+    assert Kafka(bootstrap_servers="a:1", topics="orders", group="g").subscription == ["orders"]
+    assert Kafka(bootstrap_servers="a:1", pattern="a|b", group="g").subscription == ["^(a|b)$"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("bootstrap_servers", "localhost", "bootstrap_servers: 'localhost' is no server: give host:port"),
+        ("topics", [], "kafka: .*give topics=.*or pattern="),
+        ("pattern", "orders-.*", "kafka: .*give topics=.*or pattern="),
+        ("topics", ["a b"], "topics: 'a b' is no topic's name"),
+        ("topics", ["a", "a"], "topics: a topic is named twice"),
+        ("group", "", "group: "),
+        ("start", "soon", "start.*"),
+        ("start", "2026-01-31T00:00:00", "start.*has no zone"),
+        ("out_of_range", "ignore", "out_of_range: "),
+        ("guarantee", "maybe", "guarantee: "),
+        ("options", {"group.id": "x"}, "options: group.id is not to be set here: use group"),
+        ("options", {"auto.offset.reset": "latest"}, "use start and out_of_range"),
+        ("options", {"sasl.password": "hunter2"}, "options: .*by reference|options: .*write EnvVar"),
+        ("topic", "x", "topic: kafka has no such field"),
+    ],
+)
+def test_what_is_wrong_is_named(field: str, value: object, message: str) -> None:
+    with pytest.raises(SourceError, match=message) as caught:
+        parse_source({**GIVEN, field: value})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_pattern_that_is_no_expression_is_named() -> None:
+    with pytest.raises(SourceError, match=r"pattern: 'a\(' is no regular expression"):
+        parse_source({**GIVEN, "topics": [], "pattern": "a("})
+
+
+def test_secrets_are_read_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Kafka(bootstrap_servers="a:1", topics="t", group="g", options={"sasl.password": "env:KAFKA_PASSWORD"})
+    monkeypatch.delenv("KAFKA_PASSWORD", raising=False)
+    with pytest.raises(SecretError, match="KAFKA_PASSWORD is not set"):
+        source.resolved_options()
+    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
+    assert source.resolved_options() == {"sasl.password": "hunter2"}
+    assert "hunter2" not in repr(source)
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_the_declaration_needs_no_client() -> None:
+    done = run("import sys, forebay.sources; forebay.sources.Kafka; assert 'confluent_kafka' not in sys.modules")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_extra_is_one_sentence() -> None:
+    done = run(
+        "import sys\n"
+        "sys.modules['confluent_kafka'] = None\n"
+        "from receiver_runtime.receiver_registry import make_receiver\n"
+        "from receiver_runtime.sources.kafka import Kafka\n"
+        "from receiver_runtime.sources.base import SourceError\n"
+        "try:\n"
+        "    make_receiver(Kafka(bootstrap_servers='a:1', topics='t', group='g'))\n"
+        "except SourceError as error:\n"
+        "    print(error)\n"
+    )
+    assert "pip install 'forebay[kafka]'" in done.stdout, done.stderr
+    assert done.stdout.count("\n") == 1
