@@ -3,9 +3,9 @@
 Two roles, which run at the same time: the *timer* cuts the buffer into a block at each tick (or early, when the buffer
 is full) and puts it on a bounded queue; the *push* role hands the blocks to the listener, first in, first out. A queue
 that is full stops the timer, a buffer that is full then stops whoever adds: so reading from the source stops, and
-memory is bounded by ``(queue_size + 3) * max_block_bytes``: one block is filled, one waits for the queue, one is being
-pushed. A batch that is larger than a block comes in pieces that each fit, so no block is larger, except by one record
-that alone is.
+memory is bounded by ``queue_size * max_block_bytes`` (with a queue of 6 or more): where blocks are that large, the
+queue takes five fewer, for one is filled, one is encoded, one waits for the queue, and one is being pushed. A batch
+that is larger than a block comes in pieces that each fit, so no block is larger, except by one record that alone is.
 
 A generator alone has a thread for each role; those of a process share theirs (``block_threads``), of which no generator
 holds one while it has nothing to do or waits to try again.
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from receiver_runtime.rate_limiter import RateLimiter
 
 _log = structlog.get_logger(__name__)
+
+# Copies of a block that are held and not on the queue: one is filled, one is encoded from another, one waits for the
+# queue, one is being pushed.
+_BESIDE_THE_QUEUE = 5
 
 # Below this mean size, chunks are copied together: each batch in a block costs a few hundred bytes of its own.
 _SMALL_CHUNK_BYTES = 256 * 1024
@@ -92,6 +96,11 @@ class Block:
     nbytes: int
     metadata: Sequence[object]
     encoded: EncodedBlock | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds in memory."""
+        return self.nbytes if self.encoded is None else self.encoded.nbytes
 
 
 class BlockGeneratorListener(Protocol):
@@ -201,6 +210,8 @@ class BlockGenerator:
         self._tick_at = 0.0
         # The push role: the queue, the block that is being pushed, and whether someone does or has been asked to.
         self._queue: deque[Block] = deque()
+        self._queue_bytes = 0
+        self._queue_max_bytes = max(queue_size - _BESIDE_THE_QUEUE, 1) * max_block_bytes
         self._current: Block | None = None
         self._pushing = False
         self._waits_to_retry = False
@@ -269,6 +280,7 @@ class BlockGenerator:
             self._buffer = _Buffer()
             self._held = None
             self._queue.clear()
+            self._queue_bytes = 0
             if self._waits_to_retry:
                 self._waits_to_retry = False
                 self._current = None
@@ -442,8 +454,8 @@ class BlockGenerator:
         block = self._encoded(block)
         with self._lock:
             if not self._aborted:
-                if len(self._queue) < self._queue_size:
-                    self._queue.append(block)
+                if self._has_room_for(block):
+                    self._put(block)
                     self._have_pushed()
                 else:
                     self._held = block
@@ -454,6 +466,16 @@ class BlockGenerator:
                 if self._state is not GeneratorState.ACTIVE:
                     self._changed.notify_all()
             return self._cutting
+
+    def _has_room_for(self, block: Block) -> bool:
+        """With the lock held. A queue with nothing on it has room for whatever there is."""
+        if not self._queue:
+            return True
+        return len(self._queue) < self._queue_size and self._queue_bytes + block.held_bytes <= self._queue_max_bytes
+
+    def _put(self, block: Block) -> None:
+        self._queue.append(block)
+        self._queue_bytes += block.held_bytes
 
     def _cut_again(self) -> None:
         with self._lock:
@@ -515,8 +537,9 @@ class BlockGenerator:
                 pass
             elif self._current is None and self._queue:
                 self._current = self._queue.popleft()
-                if self._held is not None:
-                    self._queue.append(self._held)
+                self._queue_bytes -= self._current.held_bytes
+                if self._held is not None and self._has_room_for(self._held):
+                    self._put(self._held)
                     self._held = None
                     if self._cut_now or self._state is not GeneratorState.ACTIVE:
                         self._ask_for_cut()

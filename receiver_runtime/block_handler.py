@@ -38,6 +38,11 @@ class EncodedBlock:
     payload: Sequence[pa.Buffer]
     records: int
 
+    @property
+    def nbytes(self) -> int:
+        """Of the payload."""
+        return sum(buffer.size for buffer in self.payload)
+
 
 class BlockHandler:
     """Stores one epoch's blocks. Safe from any thread; the caller gives sequences out in order."""

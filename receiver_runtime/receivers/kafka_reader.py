@@ -130,7 +130,7 @@ class KafkaReader:
                 self._consumer.subscribe(self._source.subscription, on_assign=self._on_unreliable_assign)
                 self._read_unreliably()
         except OutOfRangeError as error:
-            self._receiver.stop(str(error), error)
+            self._receiver.stop("what is to be read next is not on the broker", error)
         except Exception as error:  # noqa: BLE001  told, and begun anew
             self._receiver.restart("reading from Kafka failed", error)
         finally:

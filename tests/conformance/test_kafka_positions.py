@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from receiver_runtime.exit_codes import ExitCode
-from tests.conformance.kafka_source import KafkaTopic, check_places
+from tests.conformance.kafka_source import KafkaTopic, Sending, check_places
 from tests.conformance.source_rig import DEADLINE_SECONDS, eventually
 from tests.conformance.suite import hold_unregistered, proxied, stop
 from tests.polling import eventually as soon
@@ -99,7 +99,7 @@ def test_w01_a_storm_of_rebalances(topic: KafkaTopic, make_rig: Callable[..., So
     processes = [rig.start(number) for number in range(3)]
     eventually(lambda: rig.said("connected"), "a connection")
     changes = 0
-    with topic.sending():
+    with Sending(topic, records=500):
         end = time.monotonic() + STORM_SECONDS
         while time.monotonic() < end:
             number = changes % 3

@@ -368,7 +368,7 @@ def test_w05_w17_a_full_queue_stops_who_adds_and_memory_is_bounded() -> None:
     listener.gate.clear()
     chunk = batch(*["x" * 100] * 10)
     added = [0]
-    with generator(listener, queue_size=3, max_block_bytes=2 * chunk.nbytes, interval=0.001) as made:
+    with generator(listener, queue_size=7, max_block_bytes=2 * chunk.nbytes, interval=0.001) as made:
 
         def add() -> None:
             try:
@@ -380,11 +380,13 @@ def test_w05_w17_a_full_queue_stops_who_adds_and_memory_is_bounded() -> None:
 
         adder = threading.Thread(target=add)
         adder.start()
-        eventually(lambda: made.waiting_blocks == 3)
-        # One block is being pushed, three wait, one waits for the queue, one is being filled; then nothing moves.
+        eventually(lambda: made.waiting_blocks == 2)
+        # One block is being pushed, two wait, for the queue takes no more bytes, one waits for the queue, one is being
+        # filled; then nothing moves.
         eventually(lambda: made._buffer.nbytes + chunk.nbytes > made._max_block_bytes)
         held = added[0]
-        assert held <= 2 * 6
+        assert held * chunk.nbytes <= 7 * made._max_block_bytes
+        assert made.waiting_blocks == 2
         assert not listener.pushed
         listener.gate.set()
         eventually(lambda: added[0] > held + 50)
@@ -394,6 +396,20 @@ def test_w05_w17_a_full_queue_stops_who_adds_and_memory_is_bounded() -> None:
         adder.join(20)
         assert not adder.is_alive()
     assert sum(block.records for block in listener.pushed) == added[0] * 10
+
+
+def test_w05_a_queue_of_small_blocks_takes_as_many_as_it_is_set_to() -> None:
+    listener, clock = Listener(), ManualClock()
+    listener.gate.clear()
+    with generator(listener, clock, queue_size=7) as made:
+        for n in range(12):
+            made.add_data(f"{n}")
+            clock.advance(0.2)
+            eventually(lambda: made._buffer.records == 0 or made.waiting_blocks == 7)
+        eventually(lambda: made.waiting_blocks == 7)
+        listener.gate.set()
+        made.stop()
+    assert [int(value) for values in listener.values for value in values] == list(range(12))
 
 
 def test_a_block_is_cut_early_when_it_is_full() -> None:

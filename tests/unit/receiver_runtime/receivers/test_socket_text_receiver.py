@@ -211,9 +211,9 @@ def test_w16_small_blocks_bound_what_is_held_though_one_read_is_many_of_them(ser
             while sent < 100 * len(lines):
                 sent += connection.send(lines[sent % len(lines) :])
         assert sent < 30 * len(lines)
-        eventually(lambda: made.supervisor.generator.waiting_blocks == queue)
+        eventually(lambda: made.supervisor.generator.waiting_blocks >= queue - 5)
         # The queue, what is on its way into it and out of it, and one read as bytes, lines and pieces.
-        assert pa.total_allocated_bytes() - held_before <= (queue + 5) * block + 2 * READ_BYTES
+        assert pa.total_allocated_bytes() - held_before <= queue * block + 2 * READ_BYTES
         made.log.away = False
         connection.settimeout(20)
         rounds = sent // len(lines) + 1
