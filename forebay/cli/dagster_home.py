@@ -50,13 +50,13 @@ def write_dagster_home(directory: Path, *, code_server_port: int) -> Path:
         "run_coordinator": {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"},
         # Batch runs go to the agent's batch drivers, every other run to Dagster's default launcher.
         "run_launcher": {"module": "orchestration.run_launcher.launcher", "class": "BatchRunLauncher"},
-        # Batch sensors wait for their boundaries (batch_sensor.py): none may take the place of another.
         # Where they lie by default, written without the four processes that Dagster starts for each run.
         "compute_logs": {
             "module": "orchestration.run_launcher.compute_logs",
             "class": "FileComputeLogManager",
             "config": {"base_dir": str(directory / "storage")},
         },
+        # Batch sensors wait for their boundaries (batch_sensor.py): none may take the place of another.
         "sensors": {"use_threads": True, "num_workers": 32},
         "run_monitoring": {"enabled": True, "start_timeout_seconds": 300, "poll_interval_seconds": 5},
         "retention": {
