@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.faults.running_system import RunningSystem
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.systems, pytest.mark.timeout(400)]
 
 PIPELINE = Path(__file__).with_name("held_pipeline.py")
 
@@ -197,7 +197,6 @@ def test_a_cancelled_run_ends_within_two_seconds_and_its_batch_comes_out_later(d
     drivers.system.check_every_number_came_out_once()
 
 
-@pytest.mark.systems
 def test_a_killed_driver_costs_an_attempt_and_nothing_else(drivers: Drivers) -> None:
     with drivers.held("hold-spark"):
         run = drivers.running()
@@ -213,7 +212,6 @@ def test_a_killed_driver_costs_an_attempt_and_nothing_else(drivers: Drivers) -> 
     assert healed
 
 
-@pytest.mark.systems
 def test_a_driver_that_stood_still_ends_and_its_batch_comes_out_once(drivers: Drivers) -> None:
     """It was declared dead in the middle of a run, which another process makes again: the first must not go on."""
     with drivers.held("hold-python"):
@@ -230,7 +228,6 @@ def test_a_driver_that_stood_still_ends_and_its_batch_comes_out_once(drivers: Dr
     drivers.system.check_every_number_came_out_once()
 
 
-@pytest.mark.systems
 def test_new_code_is_taken_up_without_a_gap(drivers: Drivers) -> None:
     old = drivers.one()
     text = drivers.module.read_text(encoding="utf-8")
@@ -252,7 +249,6 @@ def test_new_code_is_taken_up_without_a_gap(drivers: Drivers) -> None:
     drivers.system.check_every_number_came_out_once()
 
 
-@pytest.mark.systems
 def test_without_a_driver_batches_run_as_dagster_runs_them() -> None:
     with state_directory() as home, NumberedSource() as source:
         module = home / "held_pipeline.py"

@@ -23,7 +23,7 @@ from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.batch_run import run_batch
 from orchestration.settings import Settings
-from orchestration.spark.sinks.sink import Check, OutputAttempt, Written, unchecked
+from orchestration.spark.sinks.sink import OutputAttempt, Written, unchecked
 from orchestration.tracker.tracker import Tracker
 from tests.driver_log import INTERVAL, NOON, make_log
 from tests.faults.driver_log_server import Address, DriverLogServer, MountRefusedError, fill, small_file_system
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from orchestration.spark.sinks.sink import Check
     from tests.faults.receiving_host import ReceivingHost
     from tracker_store.batches import BatchRow
 
