@@ -55,10 +55,10 @@ outage: $(STAMP) ## Postgres stopped, killed, full, locked, failed over under lo
 	POSTGRES_AWAY_SECONDS=$(SECONDS) $(BIN)/python -m pytest -m outage tests/faults $(ARGS)
 
 cluster: $(STAMP) ## a pipeline on a Spark standalone cluster and on Spark Connect; streaming queries that are killed
-	$(BIN)/python -m pytest -m cluster tests/integration $(ARGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m cluster tests/integration $(ARGS)
 
 systems: $(STAMP) ## whole systems that are drained, stopped with records in flight, or lose a host or their tracker
-	$(BIN)/python -m pytest -m systems tests/faults $(ARGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m systems tests/faults $(ARGS)
 
 e2e: $(STAMP) ## the UI's pages in a headless Chromium, which must be on PATH; pictures go to build/screenshots
 	$(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)

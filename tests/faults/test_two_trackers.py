@@ -91,18 +91,19 @@ class Trackers:
         self._started[number].send_signal(what)
 
     def until_connected(self, count: int) -> None:
-        """So many trackers have asked who leads."""
-        eventually(
-            lambda: (
-                self.execute(
-                    "SELECT count(DISTINCT client_port) >= :n AS there FROM pg_stat_activity "
-                    "WHERE datname = current_database() AND application_name = 'forebay tracker' "
-                    "AND query LIKE '%leadership%'",
-                    n=count,
-                )[0].there
-            ),
-            f"{count} trackers at the driver log",
-        )
+        """So many trackers have asked who leads; the agent's heart beats meanwhile."""
+
+        def connected() -> bool:
+            self.leadership()
+            [row] = self.execute(
+                "SELECT count(DISTINCT client_port) >= :n AS there FROM pg_stat_activity "
+                "WHERE datname = current_database() AND application_name = 'forebay tracker' "
+                "AND query LIKE '%leadership%'",
+                n=count,
+            )
+            return bool(row.there)
+
+        eventually(connected, f"{count} trackers at the driver log")
 
     def give_away(self) -> None:
         """The receiver waits for a place."""
