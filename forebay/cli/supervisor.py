@@ -286,7 +286,9 @@ class Supervisor:
             for runner in started:
                 runner.request_stop()
             for runner in started:
-                runner.join()
+                # In slices: a signal that another thread takes runs its handler only when this one next wakes.
+                while runner.is_alive():
+                    runner.join(_POLL_SECONDS)
 
     @contextlib.contextmanager
     def stopping_on_signals(self) -> Iterator[None]:
