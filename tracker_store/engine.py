@@ -185,3 +185,14 @@ def connect(engine: sa.Engine) -> Iterator[sa.Connection]:
         raise DriverLogUnavailableError(f"every connection of this process is busy: {error}") from error
     with connection:
         yield connection
+
+
+@contextmanager
+def connect_once(url: str, *, application_name: str) -> Iterator[sa.Connection]:
+    """A connection without a pool that outlives it, for one look or one command. Raises as ``connect``."""
+    engine = create_engine(url, application_name=application_name, pool_size=1)
+    try:
+        with connect(engine) as connection:
+            yield connection
+    finally:
+        engine.dispose()

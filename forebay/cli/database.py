@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
 from tracker_store.embedded_postgres import EmbeddedPostgres
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogUnavailableError
 
 if TYPE_CHECKING:
@@ -45,10 +45,5 @@ def database_url(settings: Settings) -> str:
 @contextmanager
 def driver_log(console: Console, *, application_name: str) -> Iterator[sa.Connection]:
     """One connection for one command; a known error in it is printed on `console`, and the command exits with 1."""
-    with clear_errors(console):
-        engine = create_engine(database_url(Settings()), application_name=application_name, pool_size=1)
-        try:
-            with connect(engine) as connection:
-                yield connection
-        finally:
-            engine.dispose()
+    with clear_errors(console), connect_once(database_url(Settings()), application_name=application_name) as connection:
+        yield connection

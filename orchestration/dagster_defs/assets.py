@@ -19,7 +19,7 @@ from orchestration.settings import Settings
 from orchestration.spark.session import spark_session
 from orchestration.spark.wanted_executors import wanted_executors
 from tracker_store.batch_statistics import BatchFigures, batch_figures
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
 from tracker_store.pipelines import get_pipeline
 
@@ -43,17 +43,14 @@ def batch_op_name(pipeline: Pipeline) -> str:
 
 def _figures(settings: Settings, pipeline: Pipeline, batch_time: datetime) -> BatchFigures | None:
     """The batch as the driver log has it; None where that can't be asked: the batch is complete all the same."""
-    engine = create_engine(
-        settings.require_database_url(), application_name=f"forebay batch {pipeline.name}", pool_size=1
-    )
     try:
-        with connect(engine) as connection:
+        with connect_once(
+            settings.require_database_url(), application_name=f"forebay batch {pipeline.name}"
+        ) as connection:
             return batch_figures(connection, get_pipeline(connection, pipeline.name).pipeline_id, batch_time)
     except DriverLogError as error:
         log.warning("no figures of the batch for Dagster's plots", error=str(error))
         return None
-    finally:
-        engine.dispose()
 
 
 def _replay(

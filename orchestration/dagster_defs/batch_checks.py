@@ -14,7 +14,7 @@ from orchestration.dagster_defs.batch_plots import MILLISECONDS, batches_key
 from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
 from tracker_store.batch_statistics import newest_completed_batch, pipeline_queue
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
 
 TOTAL_DELAY = "total_delay"
@@ -88,13 +88,9 @@ def batch_checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
         description=f"Looks whether {pipeline.name} keeps up.",
     )
     def look() -> Iterator[dg.AssetCheckResult]:
-        engine = create_engine(
-            Settings().require_database_url(), application_name=f"forebay checks {pipeline.name}", pool_size=1
-        )
-        try:
-            with connect(engine) as connection:
-                yield from check_batches(connection, pipeline)
-        finally:
-            engine.dispose()
+        with connect_once(
+            Settings().require_database_url(), application_name=f"forebay checks {pipeline.name}"
+        ) as connection:
+            yield from check_batches(connection, pipeline)
 
     return look

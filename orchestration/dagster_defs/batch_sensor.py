@@ -31,7 +31,7 @@ from orchestration.batch_schedule import (
     stands_still,
 )
 from orchestration.settings import DatabaseUrlMissingError, Settings
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
 from tracker_store.pipelines import get_pipeline
 
@@ -137,14 +137,11 @@ def batch_sensor(pipeline: Pipeline, job: UnresolvedAssetJobDefinition) -> dg.Se
             database_url = settings.require_database_url()
         except DatabaseUrlMissingError as error:
             return dg.SkipReason(str(error))
-        engine = create_engine(database_url, application_name=f"forebay batch sensor {pipeline.name}", pool_size=1)
         try:
-            with connect(engine) as connection:
+            with connect_once(database_url, application_name=f"forebay batch sensor {pipeline.name}") as connection:
                 steps = tick(connection, pipeline, context.instance, wait_seconds=wait_seconds(pipeline, settings))
         except DriverLogError as error:
             return dg.SkipReason(f"the driver log said no, trying again: {error}")
-        finally:
-            engine.dispose()
         if not steps.launches:
             return dg.SkipReason(steps.reason)
         return dg.SensorResult(

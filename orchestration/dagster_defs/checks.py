@@ -15,7 +15,7 @@ from orchestration.dagster_defs.stream_assets import stream_key
 from orchestration.pipeline import Output, Pipeline, Stream
 from orchestration.settings import Settings
 from tracker_store import checks
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
 from tracker_store.schema import DesiredState, ReceiverState
 from tracker_store.status import receiver_status
@@ -99,16 +99,12 @@ def pipeline_checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
         can_subset=True,
     )
     def prove(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        engine = create_engine(
-            Settings().require_database_url(), application_name=f"forebay checks {pipeline.name}", pool_size=1
-        )
-        try:
-            with connect(engine) as connection:
-                for result in check_pipeline(connection, pipeline):
-                    if (result.asset_key, result.check_name) in context.selected_asset_check_keys:
-                        yield result
-        finally:
-            engine.dispose()
+        with connect_once(
+            Settings().require_database_url(), application_name=f"forebay checks {pipeline.name}"
+        ) as connection:
+            for result in check_pipeline(connection, pipeline):
+                if (result.asset_key, result.check_name) in context.selected_asset_check_keys:
+                    yield result
 
     return prove
 
@@ -148,14 +144,10 @@ def stream_checks(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.AssetChec
         description="Looks whether receivers run.",
     )
     def look() -> Iterator[dg.AssetCheckResult]:
-        engine = create_engine(
-            Settings().require_database_url(), application_name=f"forebay checks {pipeline.name}", pool_size=1
-        )
-        try:
-            with connect(engine) as connection:
-                yield from check_receivers(connection, streams)
-        finally:
-            engine.dispose()
+        with connect_once(
+            Settings().require_database_url(), application_name=f"forebay checks {pipeline.name}"
+        ) as connection:
+            yield from check_receivers(connection, streams)
 
     return look
 

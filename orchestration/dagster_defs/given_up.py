@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from orchestration.batch_schedule import ATTEMPT_TAG, BATCH_TIME_TAG, PIPELINE_TAG
 from orchestration.settings import Settings
 from tracker_store.batches import get_batch
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
 from tracker_store.schema import BatchState
 
@@ -34,17 +34,13 @@ def is_given_up(tags: Mapping[str, str], *, wait_seconds: float = WAIT_SECONDS) 
     """
     batch_time, attempt = datetime.fromisoformat(tags[BATCH_TIME_TAG]), int(tags[ATTEMPT_TAG])
     give_up_at = time.monotonic() + wait_seconds
-    engine = create_engine(Settings().require_database_url(), application_name="forebay given up", pool_size=1)
-    try:
-        with connect(engine) as connection:
-            pipeline_id = get_pipeline(connection, tags[PIPELINE_TAG]).pipeline_id
-            while True:
-                batch = get_batch(connection, pipeline_id, batch_time)
-                if batch is None or batch.attempt != attempt:
-                    return False
-                if batch.state is not BatchState.RUNNING or time.monotonic() > give_up_at:
-                    return batch.state is BatchState.QUARANTINED
-                connection.commit()
-                time.sleep(_PAUSE_SECONDS)
-    finally:
-        engine.dispose()
+    with connect_once(Settings().require_database_url(), application_name="forebay given up") as connection:
+        pipeline_id = get_pipeline(connection, tags[PIPELINE_TAG]).pipeline_id
+        while True:
+            batch = get_batch(connection, pipeline_id, batch_time)
+            if batch is None or batch.attempt != attempt:
+                return False
+            if batch.state is not BatchState.RUNNING or time.monotonic() > give_up_at:
+                return batch.state is BatchState.QUARANTINED
+            connection.commit()
+            time.sleep(_PAUSE_SECONDS)

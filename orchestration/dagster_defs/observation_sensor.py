@@ -19,7 +19,7 @@ from orchestration.dagster_defs.checks import check_receivers
 from orchestration.dagster_defs.stream_assets import stream_key
 from orchestration.settings import DatabaseUrlMissingError, Settings
 from tracker_store.batch_statistics import completed_minutes, database_time
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError, NotAppliedError
 from tracker_store.pipelines import get_pipeline
 from tracker_store.schema import ReceiverState
@@ -182,18 +182,15 @@ def observation_sensor(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.Sens
             database_url = Settings().require_database_url()
         except DatabaseUrlMissingError as error:
             return dg.SkipReason(str(error))
-        engine = create_engine(
-            database_url, application_name=f"forebay observation sensor {pipeline.name}", pool_size=1
-        )
         try:
-            with connect(engine) as connection:
+            with connect_once(
+                database_url, application_name=f"forebay observation sensor {pipeline.name}"
+            ) as connection:
                 events, cursor = observe(connection, pipeline, streams, Cursor.parse(context.cursor))
         except NotAppliedError as error:
             return dg.SkipReason(f"{error}: run `forebay apply`")
         except DriverLogError as error:
             return dg.SkipReason(f"the driver log said no, trying again: {error}")
-        finally:
-            engine.dispose()
         return dg.SensorResult(
             asset_events=events,
             cursor=cursor.model_dump_json(),

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from orchestration.dagster_defs.batch_sensor import PIPELINE_TAG
 from orchestration.pipeline import Pipeline, Stream
 from orchestration.settings import DatabaseUrlMissingError, Settings
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
 from tracker_store.receivers import failed_receivers, restart_receiver
 
@@ -113,20 +113,16 @@ def restart_job(pipeline: Pipeline) -> dg.JobDefinition:
         retry_policy=dg.RetryPolicy(max_retries=5, delay=2, backoff=dg.Backoff.EXPONENTIAL),
     )
     def restart(context: dg.OpExecutionContext, config: RestartConfig) -> None:
-        engine = create_engine(
-            Settings().require_database_url(), application_name=f"forebay receiver restart {pipeline.name}", pool_size=1
-        )
-        try:
-            with connect(engine) as connection:
-                restarted = restart_receiver(
-                    connection,
-                    receiver_id=config.receiver_id,
-                    why=f"restarted after: {config.reason}",
-                    by=f"Dagster run {context.run_id}",
-                    failed_under=config.assignment,
-                )
-        finally:
-            engine.dispose()
+        with connect_once(
+            Settings().require_database_url(), application_name=f"forebay receiver restart {pipeline.name}"
+        ) as connection:
+            restarted = restart_receiver(
+                connection,
+                receiver_id=config.receiver_id,
+                why=f"restarted after: {config.reason}",
+                by=f"Dagster run {context.run_id}",
+                failed_under=config.assignment,
+            )
         if restarted:
             context.log.info(f"receiver {config.receiver_id} will be started anew; it had failed: {config.reason}")
         else:
@@ -160,14 +156,11 @@ def receiver_sensor(pipeline: Pipeline, streams: Sequence[Stream], job: dg.JobDe
             database_url = Settings().require_database_url()
         except DatabaseUrlMissingError as error:
             return dg.SkipReason(str(error))
-        engine = create_engine(database_url, application_name=f"forebay receiver sensor {pipeline.name}", pool_size=1)
         try:
-            with connect(engine) as connection:
+            with connect_once(database_url, application_name=f"forebay receiver sensor {pipeline.name}") as connection:
                 due, waiting = due_restarts(connection, streams)
         except DriverLogError as error:
             return dg.SkipReason(f"the driver log said no, trying again: {error}")
-        finally:
-            engine.dispose()
         if not due:
             return dg.SkipReason("\n".join(waiting) or "no receiver is FAILED")
         return dg.SensorResult(

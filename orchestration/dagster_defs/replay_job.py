@@ -19,7 +19,7 @@ from orchestration.replay import ReplayedBatch, batches_to_replay, parsed_time, 
 from orchestration.settings import Settings
 from orchestration.spark.session import spark_session
 from orchestration.spark.wanted_executors import wanted_executors
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
 
 KIND_TAG = "forebay/kind"
@@ -94,15 +94,11 @@ def replay_in_dagster(
 ) -> None:
     """Replay within a run: a line and materializations per batch, tags on the run. Raises dg.Failure for the failed."""
     settings = Settings()
-    engine = create_engine(
-        settings.require_database_url(), application_name=f"forebay replay {pipeline.name}", pool_size=1
-    )
-    try:
-        with connect(engine) as connection:
-            pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
-            times = batches_to_replay(connection, pipeline_id, from_time=from_time, to_time=to_time)
-    finally:
-        engine.dispose()
+    with connect_once(
+        settings.require_database_url(), application_name=f"forebay replay {pipeline.name}"
+    ) as connection:
+        pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
+        times = batches_to_replay(connection, pipeline_id, from_time=from_time, to_time=to_time)
     context.instance.add_run_tags(
         context.run.run_id,
         {

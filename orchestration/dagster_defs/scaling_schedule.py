@@ -15,7 +15,7 @@ from orchestration.pipeline import Pipeline
 from orchestration.settings import DatabaseUrlMissingError, Settings
 from orchestration.spark.executor_allocation import SCALING_INTERVAL, Bounds, decide, scaling
 from orchestration.spark.session import spark_master
-from tracker_store.engine import connect, create_engine
+from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
 from tracker_store.pipelines import get_pipeline
 from tracker_store.scaling import processing_times_since, record_scaling, scaling_decision
@@ -73,14 +73,10 @@ def decide_scaling(connection: "sa.Connection", pipeline: Pipeline, *, master: s
 
 def _look(pipeline: Pipeline) -> str:
     settings = Settings()
-    engine = create_engine(
-        settings.require_database_url(), application_name=f"forebay scaling {pipeline.name}", pool_size=1
-    )
-    try:
-        with connect(engine) as connection:
-            return decide_scaling(connection, pipeline, master=spark_master(settings))
-    finally:
-        engine.dispose()
+    with connect_once(
+        settings.require_database_url(), application_name=f"forebay scaling {pipeline.name}"
+    ) as connection:
+        return decide_scaling(connection, pipeline, master=spark_master(settings))
 
 
 def scaling_job(pipeline: Pipeline) -> dg.JobDefinition:
