@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage cluster systems s3 kafka namespaces stress soak check wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage cluster systems s3 kafka brokers namespaces stress soak check wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -68,6 +68,9 @@ s3: $(STAMP) ## the block store on a real S3 server, which Go builds once into ~
 
 kafka: $(STAMP) ## the Kafka source on Apache Kafka itself, which Maven brings into ~/.cache/forebay-tests; needs Java
 	$(BIN)/python -m pytest -m kafka tests/conformance $(ARGS)
+
+brokers: $(STAMP) ## the other sources on their brokers: mosquitto, RabbitMQ, nats-server, Redis, rsyslog, as Debian has them
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m brokers tests/conformance $(ARGS)
 
 namespaces: $(STAMP) ## three hosts as network namespaces, one of them cut off for 30 s and healed; needs root and Go
 	$(BIN)/python -m pytest -m namespaces tests/namespaces $(ARGS)
