@@ -9,6 +9,7 @@ thirds of a shorter run): time per batch, how late batches are launched and star
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -173,7 +174,7 @@ def _batches(connection: sa.Connection) -> list[Batch]:
 
 
 def _size(engine: sa.Engine, home: Path) -> Size | None:
-    files = sum(path.stat().st_size for path in (home / "dagster").rglob("*") if path.is_file())
+    files = _bytes_below(home / "dagster")
     try:
         with connect(engine) as connection:
             row = connection.execute(
@@ -188,6 +189,16 @@ def _size(engine: sa.Engine, home: Path) -> Size | None:
         print(f"the driver log did not answer: {error}", file=sys.stderr)  # noqa: T201
         return None
     return Size(time.time(), row.database, files, row.runs, row.late)
+
+
+def _bytes_below(folder: Path) -> int:
+    """Of all files; what the maintenance takes away meanwhile counts nothing."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += (Path(parent) / name).stat().st_size
+    return size
 
 
 def _say(engine: sa.Engine, size: Size) -> None:
