@@ -207,7 +207,9 @@ def _run_outputs(
             for commit in outputs.commits_of_batch(connection, pipeline_id, batch_time)
             if not attempt.is_replay or commit.attempt == attempt.number
         }
-        runs = batches.runs_of_batch(connection, pipeline_id, batch_time)
+        attempts = batches.attempts_of_batch(connection, pipeline_id, batch_time)
+        runs = {row.attempt: row.run_id for row in attempts}
+        began_at = next((row.started_at for row in attempts if row.attempt == attempt.number), None)
         batch, lost = _batch(connection, pipeline, attempt, settings=settings)
     results: list[OutputResult] = []
     for output in attempt.outputs:
@@ -217,7 +219,7 @@ def _run_outputs(
                 engine,
                 output,
                 OutputAttempt(
-                    pipeline.name, pipeline_id, output.name, batch_time, attempt.number, attempt.run_id, runs
+                    pipeline.name, pipeline_id, output.name, batch_time, attempt.number, attempt.run_id, runs, began_at
                 ),
                 partial(output_result, output, batch, settings=settings, session=session),
                 replaces=attempt.is_replay,

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from tracker_store.pipelines import PipelineRow
     from tracker_store.received_block_tracker import BatchTimes
 
+# Dagster's word for the end of a run that somebody cancelled.
+CANCELED = "CANCELED"
+# After its attempt a run has some events to write, and nothing more to do.
+LEFT_FOR = timedelta(minutes=2)
 PIPELINE_TAG = "forebay/pipeline"
 BATCH_TIME_TAG = "forebay/batch_time"
 ATTEMPT_TAG = "forebay/attempt"
@@ -78,13 +82,18 @@ def stands_still(row: PipelineRow) -> str | None:
     if row.state is PipelineState.STOPPED:
         return f"the pipeline is stopped: run `forebay start --pipeline {row.name}`"
     if row.halted_by is not None:
-        time = row.halted_by.isoformat()
-        return (
-            f'the pipeline is halted (on_failure="halt"): batch {time} is quarantined; mend it and run '
-            f"`forebay batches replay {row.name} {time}`, give it up with `forebay batches discard {row.name} {time}`, "
-            f"or go on without it with `forebay start --pipeline {row.name}`"
-        )
+        return f"the pipeline is {halted(row.name, row.halted_by)}"
     return None
+
+
+def halted(pipeline: str, by: datetime) -> str:
+    """That a quarantined batch has halted a pipeline, and the ways out."""
+    time = by.isoformat()
+    return (
+        f'halted (on_failure="halt"): batch {time} is quarantined; mend it and run '
+        f"`forebay batches replay {pipeline} {time}`, give it up with `forebay batches discard {pipeline} {time}`, "
+        f"or go on without it with `forebay start --pipeline {pipeline}`"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +192,9 @@ class Runs(Protocol):
     def of_attempt(self, launch: Launch) -> Run | None:
         """A run that was launched for an attempt: of several one that has not ended, if there is one."""
 
+    def begun(self) -> list[tuple[Run, datetime, int]]:
+        """The runs of attempts that have begun and not ended, each with its batch time and its attempt."""
+
     def end_lost(self, run_id: str, reason: str) -> None:
         """End a run whose process is dead and can't say so: its attempt is over, or it never began."""
 
@@ -258,10 +270,7 @@ def _step(
     """What an unfinished batch needs; None: it has changed, look again."""
     time = batch.batch_time.isoformat()
     if batch.state in (BatchState.FAILED, BatchState.BLOCKED) and not batch.retry_due:
-        return Wait(
-            f"batch {time}: attempt {batch.attempt} {'failed' if batch.state is BatchState.FAILED else 'is blocked'} "
-            f"({batch.reason}); the next starts after {batch.retry_at}"
-        )
+        return _pause(rules, batch, runs)
     if runs is None:
         if batch.state is not BatchState.ALLOCATED or batch.launch_attempt is not None:
             return Wait(f"batch {time} is {batch.state.value} and is looked after by the batch sensor")
@@ -282,7 +291,12 @@ def _step(
             return Wait(f"batch {time}: attempt {launch.attempt} is {doing} in run {run.run_id}")
         runs.end_lost(run.run_id, lost)
     # The run ended, or is gone, without a word in the driver log.
-    ending = "is gone" if run is None else f"ended as {run.status}" if lost is None else f"was lost ({lost})"
+    if run is None:
+        ending = "is gone"
+    elif run.status == CANCELED:
+        ending = "was cancelled in Dagster"
+    else:
+        ending = f"ended as {run.status}" if lost is None else f"was lost ({lost})"
     run_id = (batch.run_id or "") if run is None else run.run_id
     batches.fail_attempt(
         connection,
@@ -295,6 +309,37 @@ def _step(
         retry_after=retry_delay(launch.attempt),
     )
     return None
+
+
+def _pause(rules: BatchRules, batch: BatchRow, runs: Runs | None) -> Wait:
+    """Why the batch has no run, and until when."""
+    run = runs.by_id(batch.run_id) if runs is not None and batch.run_id else None
+    how = "failed" if batch.state is BatchState.FAILED else "is blocked"
+    if run is not None and run.status == CANCELED:
+        how = f"was cancelled in Dagster, which ends this one of at most {rules.max_attempts} attempts and no more"
+    return Wait(
+        f"batch {batch.batch_time.isoformat()}: attempt {batch.attempt} {how} ({batch.reason}); the next starts after "
+        f"{batch.retry_at}"
+    )
+
+
+def end_what_is_over(connection: sa.Connection, pipeline_id: int, runs: Runs) -> None:
+    """End runs in Dagster whose attempt, and whose process with it, has ended long ago.
+
+    A batch that is to be tried again has its run ended with that. This is for the last attempt of one that is given up,
+    and for a run that was killed between the batch's completion and its own.
+    """
+    for run, batch_time, attempt in runs.begun():
+        over = batches.attempt_is_over(
+            connection,
+            pipeline_id=pipeline_id,
+            batch_time=batch_time,
+            attempt=attempt,
+            run_id=run.run_id,
+            since=LEFT_FOR,
+        )
+        if over is not None:
+            runs.end_lost(run.run_id, over)
 
 
 def _take(

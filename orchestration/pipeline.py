@@ -20,7 +20,7 @@ from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import FrameType
 
     import dagster as dg
@@ -121,6 +121,9 @@ class Stream:
         self.source = source
         if receivers != PER_HOST and (not isinstance(receivers, int) or receivers < 1):
             message = f'stream {name!r}: receivers={receivers!r} must be at least 1, or "per_host"'
+            raise DeclarationError(message)
+        if receivers != 1 and source.one_receiver is not None:
+            message = f"stream {name!r}: receivers={receivers!r}: {source.one_receiver}"
             raise DeclarationError(message)
         self.receivers: int | PerHost = receivers
         self.retention = _duration(retention, f"stream {name!r}: retention")
@@ -326,6 +329,8 @@ class Pipeline:
             )
             raise DeclarationError(message) from error
         self.outputs: dict[str, Output] = {}
+        # What its sessions are made with, over the settings': as build_definitions was given it.
+        self.spark_configuration: Mapping[str, str] = {}
 
     @property
     def kept_for(self) -> timedelta:

@@ -83,7 +83,12 @@ def compact(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_sec
     for name, output in pipeline.outputs.items():
         if not isinstance(output.sink, ParquetSink):
             continue
-        for hour in output.sink.hours():
+        try:
+            hours = output.sink.hours()
+        except (SinkError, OSError) as error:
+            log.warning("could not look for hours to compact", error=str(error), pipeline=pipeline.name, output=name)
+            continue
+        for hour in hours:
             if time.monotonic() > give_up_at:
                 return done
             about = {"pipeline": pipeline.name, "output": name, "hour": hour.isoformat()}

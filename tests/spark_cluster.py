@@ -18,14 +18,14 @@ from orchestration.java import find_java_home
 from tests.polling import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 SPARK_HOME = Path(pyspark.__file__).parent
 _SECONDS = 120.0
 _ROOT = Path(__file__).parents[1]
 
 
-def environment(directory: Path) -> dict[str, str]:
+def environment(directory: Path, *, host: str = "127.0.0.1") -> dict[str, str]:
     """Its Python finds no Forebay, not an installed one either: what workers know of it is what a session ships."""
     site = directory / "site"
     site.mkdir(exist_ok=True)
@@ -37,8 +37,8 @@ def environment(directory: Path) -> dict[str, str]:
         **kept,
         "JAVA_HOME": str(find_java_home(directory / "java")),
         "SPARK_HOME": str(SPARK_HOME),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
+        "SPARK_LOCAL_IP": host,
+        "SPARK_LOCAL_HOSTNAME": host,
         "SPARK_LOG_DIR": str(directory),
         "SPARK_WORKER_DIR": str(directory / "work"),
         "PYSPARK_PYTHON": sys.executable,
@@ -51,13 +51,15 @@ def environment(directory: Path) -> dict[str, str]:
 class Program:
     """A program of Spark's with a log that says where it listens."""
 
-    def __init__(self, name: str, directory: Path, *command: str) -> None:
+    def __init__(
+        self, name: str, directory: Path, *command: str, host: str = "127.0.0.1", has_forebay: bool = False
+    ) -> None:
         self.log = directory / f"{name}.log"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
                 cwd=directory,
-                env=environment(directory),
+                env=environment(directory, host=host) | ({"PYTHONPATH": str(_ROOT)} if has_forebay else {}),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -83,8 +85,8 @@ class Program:
 
 
 @contextlib.contextmanager
-def standalone_cluster(directory: Path, *, workers: int = 2) -> Iterator[str]:
-    """The URL of a master that has so many workers, with a core and 512 MB each."""
+def standalone_cluster(directory: Path, *, hosts: Sequence[str] = ("127.0.0.1", "127.0.0.1")) -> Iterator[str]:
+    """The URL of a master that has a worker on each of `hosts`, with a core and 512 MB."""
     launch = [str(SPARK_HOME / "bin" / "spark-class")]
     programs: list[Program] = []
     try:
@@ -96,12 +98,13 @@ def standalone_cluster(directory: Path, *, workers: int = 2) -> Iterator[str]:
         )
         programs.append(master)
         url = master.said(r"Starting Spark master at (spark://\S+)")
-        for number in range(workers):
+        for number, host in enumerate(hosts):
             worker = Program(
                 f"worker{number}",
                 directory,
-                *[*launch, "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--port", "0"],
+                *[*launch, "org.apache.spark.deploy.worker.Worker", "--host", host, "--port", "0"],
                 *["--webui-port", "0", "--cores", "1", "--memory", "512m", url],
+                host=host,
             )
             programs.append(worker)
         for worker in programs[1:]:
@@ -113,8 +116,11 @@ def standalone_cluster(directory: Path, *, workers: int = 2) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def connect_server(directory: Path) -> Iterator[str]:
-    """The address, sc://HOST:PORT, of a Spark Connect server with two local threads."""
+def connect_server(directory: Path, *, has_forebay: bool = False) -> Iterator[str]:
+    """The address, sc://HOST:PORT, of a Spark Connect server with two local threads.
+
+    `has_forebay`: as if Forebay was installed in the server's Python.
+    """
     # It has no port 0: it announces none. Nobody else on this machine asks for this one meanwhile.
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
@@ -132,6 +138,7 @@ def connect_server(directory: Path) -> Iterator[str]:
         *[str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]"],
         *(f"--conf={name}={value}" for name, value in configuration.items()),
         *["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"],
+        has_forebay=has_forebay,
     )
     try:
         server.said(r"(Spark Connect server started at: \S+)")

@@ -360,6 +360,27 @@ def attempts_of_ended_processes(connection: sa.Connection) -> list[RunningAttemp
     return [RunningAttempt(row.pipeline_id, row.batch_time, row.attempt, row.run_id, row.process_id) for row in rows]
 
 
+def attempt_is_over(
+    connection: sa.Connection, *, pipeline_id: int, batch_time: datetime, attempt: int, run_id: str, since: timedelta
+) -> str | None:
+    """How a run's attempt ended, where it has, and its process with it, for so long; None else. No locks."""
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT a.state, a.error FROM forebay.batch_attempts a "
+                "LEFT JOIN forebay.processes p ON p.id = a.process_id "
+                "WHERE a.pipeline_id = :pipeline AND a.batch_time = :time AND a.attempt = :attempt AND a.run_id = :run "
+                "AND a.ended_at < clock_timestamp() - CAST(:since AS interval) "
+                "AND (p.id IS NULL OR p.ended_at < clock_timestamp() - CAST(:since AS interval))"
+            ),
+            {"pipeline": pipeline_id, "time": batch_time, "attempt": attempt, "run": run_id, "since": since},
+        ).one_or_none()
+    if row is None:
+        return None
+    how = f"attempt {attempt} at the batch {row.state}" + (f" ({row.error})" if row.error else "")
+    return f"its process is gone, and {how}"
+
+
 def runs_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> dict[int, str]:
     """The run of each attempt at a batch, by the attempt's number. No locks."""
     with named_failures():

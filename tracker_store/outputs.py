@@ -111,6 +111,62 @@ def commits_to_publish(
     return [(row.output, row.batch_time) for row in rows]
 
 
+def commits_to_follow(
+    connection: sa.Connection, pipeline_id: int, outputs: Sequence[str], *, within: timedelta, limit: int
+) -> list[tuple[str, datetime]]:
+    """Outputs of finished batches with a failed attempt newer than their row, as (output, batch time). No locks.
+
+    Those whose attempt ended `within` so long before now; an attempt that runs finds out by itself.
+    """
+    with named_failures():
+        rows = connection.execute(
+            sa.text(
+                "SELECT o.name, a.batch_time FROM forebay.batch_attempts a "
+                "JOIN forebay.batches b ON b.pipeline_id = a.pipeline_id AND b.batch_time = a.batch_time "
+                "AND b.state IN ('COMPLETED', 'QUARANTINED', 'DISCARDED') "
+                "CROSS JOIN unnest(CAST(:outputs AS text[])) AS o(name) "
+                "WHERE a.pipeline_id = :pipeline AND a.state = 'FAILED' "
+                "AND a.ended_at > clock_timestamp() - CAST(:within AS interval) "
+                "AND NOT EXISTS (SELECT FROM forebay.output_commits c WHERE c.pipeline_id = a.pipeline_id "
+                "AND c.output = o.name AND c.batch_time = a.batch_time AND c.attempt >= a.attempt) "
+                "AND NOT EXISTS (SELECT FROM forebay.batch_attempts r WHERE r.pipeline_id = a.pipeline_id "
+                "AND r.batch_time = a.batch_time AND r.state = 'RUNNING') "
+                "GROUP BY o.name, a.batch_time ORDER BY a.batch_time, o.name LIMIT :limit"
+            ),
+            {"pipeline": pipeline_id, "outputs": list(outputs), "within": within, "limit": limit},
+        ).all()
+    return [(row.name, row.batch_time) for row in rows]
+
+
+def follow_commit(
+    connection: sa.Connection,
+    *,
+    pipeline_id: int,
+    batch_time: datetime,
+    attempt: int,
+    output: str,
+    location: str,
+    rows: int | None,
+) -> bool:
+    """Say what a target has committed by an attempt that has ended; False where it is known, or not to be said.
+
+    Locks: the batch's row, then the commit's.
+    """
+    with named_failures():
+        wrote: bool = connection.execute(
+            sa.text("SELECT forebay.follow_commit(:pipeline, :time, :attempt, :output, :location, :rows)"),
+            {
+                "pipeline": pipeline_id,
+                "time": batch_time,
+                "attempt": attempt,
+                "output": output,
+                "location": location,
+                "rows": rows,
+            },
+        ).scalar_one()
+    return wrote
+
+
 def hold_publishing(connection: sa.Connection, pipeline_id: int, output: str, hour: datetime) -> None:
     """Be the only one who changes what readers see of an output's hour, while this transaction lasts.
 

@@ -42,7 +42,10 @@ class ReceiverStatus:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """A row of the view `pipeline_status`; `holds_back_for`: so long it has completed nothing while blocks wait."""
+    """A row of the view `pipeline_status`; `holds_back_for`: so long it has completed nothing while blocks wait.
+
+    `halted_by`: the quarantined batch that has halted it.
+    """
 
     pipeline: str
     state: str
@@ -58,6 +61,7 @@ class PipelineStatus:
     last_completed_time: datetime | None
     last_completed_at: datetime | None
     holds_back_for: timedelta | None
+    halted_by: datetime | None = None
 
     @property
     def is_stale(self) -> bool:
@@ -134,7 +138,7 @@ def pipeline_status(connection: sa.Connection) -> list[PipelineStatus]:
                 "waiting_records, waiting_bytes, clock_timestamp() - oldest_added_at AS lag, unfinished_batches, "
                 "running_batches, last_completed_time, last_completed_at, "
                 "CASE WHEN holds_back_since IS NOT NULL THEN "
-                "  greatest(clock_timestamp() - holds_back_since, interval '0') END AS holds_back_for "
+                "  greatest(clock_timestamp() - holds_back_since, interval '0') END AS holds_back_for, halted_by "
                 "FROM forebay.pipeline_status ORDER BY pipeline"
             )
         ).all()

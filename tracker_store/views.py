@@ -172,7 +172,8 @@ SELECT p.name AS pipeline, p.id AS pipeline_id, p.state, p.state_since, p.batch_
        completed.batch_time AS last_completed_time, completed.completed_at AS last_completed_at,
        CASE WHEN lag.records > 0 OR unfinished.batches > 0 THEN greatest(
            completed.completed_at, p.applied_at, CASE WHEN p.state = 'RUNNING' THEN p.state_since END,
-           least(lag.oldest_added_at, unfinished.oldest)) END AS holds_back_since
+           least(lag.oldest_added_at, unfinished.oldest)) END AS holds_back_since,
+       p.halted_by
 FROM forebay.pipelines p
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(w.waiting_blocks), 0)::bigint AS blocks, coalesce(sum(w.waiting_records), 0)::bigint AS records,
@@ -207,6 +208,7 @@ WHERE p.removed_at IS NULL
         "last_completed_at": "When that was complete",
         "holds_back_since": "Since when it has completed nothing while blocks wait for it or for its batches, which "
         "clean-up must keep; null when nothing waits",
+        "halted_by": "The quarantined batch that has halted it (on_failure = halt); null while it goes on",
     },
 )
 
@@ -363,6 +365,41 @@ LEFT JOIN forebay.batch_attempts attempt ON attempt.pipeline_id = b.pipeline_id
     },
 )
 
+_BATCH_HISTORY = View(
+    """
+SELECT p.name AS pipeline, b.pipeline_id, b.batch_time, b.state, b.records, a.attempt, a.kind, a.state AS attempt_state,
+       a.run_id, a.started_at, a.ended_at, a.ended_at - a.started_at AS duration, a.error,
+       (SELECT array_agg(c.output ORDER BY c.output) FROM forebay.output_commits c
+        WHERE c.pipeline_id = a.pipeline_id AND c.batch_time = a.batch_time AND c.attempt = a.attempt) AS outputs,
+       r.name AS process, r.host
+FROM forebay.batches b
+JOIN forebay.pipelines p ON p.id = b.pipeline_id
+LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id AND a.batch_time = b.batch_time
+LEFT JOIN forebay.processes r ON r.id = a.process_id
+""",
+    "Each batch with every attempt and replay of it: the run, when, how it ended, and which outputs it brought out. "
+    "Order it by batch_time and attempt. Costs the batches that are asked for: name pipeline_id and a span of "
+    "batch_time.",
+    {
+        "pipeline": "The pipeline",
+        "pipeline_id": "The pipeline's id",
+        "batch_time": "The batch",
+        "state": "The batch's state now, as in batch_stats",
+        "records": "Records allocated to it",
+        "attempt": "The attempt's number, replays counted too; null for a batch that nothing has run",
+        "kind": "run, or replay: of a batch that was COMPLETED or QUARANTINED",
+        "attempt_state": "RUNNING, SUCCEEDED, FAILED or BLOCKED (its block store was away: not counted as a try)",
+        "run_id": "The Dagster run, or who else ran it (`forebay batches replay …`); empty where none is known",
+        "started_at": "When it claimed the batch",
+        "ended_at": "When it ended; null while it runs",
+        "duration": "ended_at - started_at",
+        "error": "Why it failed; else empty",
+        "outputs": "The outputs whose result is this attempt's; null where later ones replaced all, or it had none",
+        "process": "The process that ran it; null once that is forgotten, and where it never claimed",
+        "host": "That process's host",
+    },
+)
+
 _SOURCE_PROGRESS = View(
     """
 WITH RECURSIVE partitions (stream_id, source, partition) AS (
@@ -478,6 +515,7 @@ VIEWS: Mapping[str, View] = {
     "unallocated_blocks": _UNALLOCATED_BLOCKS,
     "batch_blocks": _BATCH_BLOCKS,
     "batch_stats": _BATCH_STATS,
+    "batch_history": _BATCH_HISTORY,
     "source_progress": _SOURCE_PROGRESS,
     "storage_usage": _STORAGE_USAGE,
 }

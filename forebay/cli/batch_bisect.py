@@ -71,7 +71,9 @@ def bisect(
             time,
             outputs=output or (),
             settings=settings,
-            session=lambda: spark_session(settings, application=f"forebay bisect {pipeline}"),
+            session=lambda: spark_session(
+                settings, application=f"forebay bisect {pipeline}", configuration=declared.spark_configuration
+            ),
         )
 
         def error_of(blocks: Sequence[AllocatedBlock]) -> str:

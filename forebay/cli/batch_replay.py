@@ -117,7 +117,9 @@ def _in_process(pipeline: Pipeline, times: Sequence[datetime], outputs: Sequence
         outputs=checked_outputs(pipeline, outputs),
         run_id=f"forebay batches replay {uuid.uuid4()}",
         settings=settings,
-        session=lambda: spark_session(settings, application=f"forebay replay {pipeline.name}"),
+        session=lambda: spark_session(
+            settings, application=f"forebay replay {pipeline.name}", configuration=pipeline.spark_configuration
+        ),
     ):
         if replayed.error:
             yield _Row(replayed.batch_time, "refused" if replayed.refused else "failed", replayed.error)

@@ -15,6 +15,7 @@ from rich.table import Table
 from forebay.cli.batch_bisect import bisect
 from forebay.cli.batch_replay import replay
 from forebay.cli.database import driver_log
+from orchestration.batch_schedule import halted
 from orchestration.replay import ReplayError, parsed_time
 from tracker_store import batches as store
 from tracker_store.errors import NotQuarantinedError
@@ -85,15 +86,14 @@ def batches(
         ]
     if as_json:
         listed = [_as_json(batch, pipeline=row.name) for row, of_pipeline in found for batch in of_pipeline]
-        halted = {row.name: row.halted_by.isoformat() for row, _ in found if row.halted_by is not None}
-        typer.echo(json.dumps({"batches": listed, "halted": halted}))
+        halted_by = {row.name: row.halted_by.isoformat() for row, _ in found if row.halted_by is not None}
+        typer.echo(json.dumps({"batches": listed, "halted": halted_by}))
         return
     for row, of_pipeline in found:
         console.print(_table(f"Batches of {row.name}, newest first", of_pipeline))
         if row.halted_by is not None:
             console.print(
-                f'{row.name} is halted by batch {row.halted_by.isoformat()} (on_failure="halt"): replay it, discard '
-                f"it, or go on without it: forebay start --pipeline {row.name}",
+                f"{row.name} is {halted(row.name, row.halted_by)}",
                 style="bold red",
                 markup=False,
                 soft_wrap=True,

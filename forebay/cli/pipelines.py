@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay.cli.database import driver_log
+from orchestration.batch_schedule import halted
 from tracker_store.pipelines import PipelineRunsError, remove_pipeline
 from tracker_store.status import pipeline_status
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracker_store.status import PipelineStatus
 
 APPLICATION = "forebay pipelines"
@@ -48,7 +51,7 @@ def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
     for row in rows:
         table.add_row(
             row.pipeline,
-            row.state,
+            shown_state(row),
             f"{row.batch_interval.total_seconds():g} s",
             f"{row.last_batch_time:%Y-%m-%d %H:%M:%S}",
             f"{row.waiting_records:,} records",
@@ -59,9 +62,19 @@ def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
     if not rows:
         table.add_row("none", *[""] * 7)
     console.print(table)
+    for line in warnings(rows):
+        console.print(line, style="bold red", markup=False, soft_wrap=True)
+
+
+def warnings(rows: Sequence[PipelineStatus]) -> list[str]:
+    """Which pipelines stand still, why, and the ways out."""
+    lines = []
     for row in rows:
-        if row.is_stale:
-            console.print(stale_line(row), style="bold red", markup=False, soft_wrap=True)
+        if row.halted_by is not None:
+            lines.append(f"{row.pipeline} is {halted(row.pipeline, row.halted_by)}")
+        elif row.is_stale:
+            lines.append(stale_line(row))
+    return lines
 
 
 def stale_line(row: PipelineStatus) -> str:
@@ -76,6 +89,11 @@ def stale_line(row: PipelineStatus) -> str:
         f"{row.pipeline} ({row.state}) has completed nothing for {held:.0f} s while blocks wait for it, which clean-up "
         f"must keep: {way_out}"
     )
+
+
+def shown_state(row: PipelineStatus) -> str:
+    """Its state; HALTED where it runs, and makes no batch."""
+    return "HALTED" if row.halted_by is not None and row.state == "RUNNING" else row.state
 
 
 def plain(row: PipelineStatus) -> dict[str, object]:

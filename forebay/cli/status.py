@@ -15,7 +15,7 @@ from rich.table import Table
 
 from forebay.cli.database import database_url
 from forebay.cli.failures import clear_errors
-from forebay.cli.pipelines import plain, stale_line
+from forebay.cli.pipelines import plain, shown_state, warnings
 from orchestration.settings import Settings
 from orchestration.spark.executor_allocation import SCALING_INTERVAL, scaling
 from tracker_store import status as store
@@ -156,15 +156,16 @@ def status(
             )
         )
         return
-    console.print(_table("Pipelines", PIPELINE_COLUMNS, [asdict(row) for row in pipelines]))
+    console.print(
+        _table("Pipelines", PIPELINE_COLUMNS, [{**asdict(row), "state": shown_state(row)} for row in pipelines])
+    )
     console.print(_table("Receivers", RECEIVER_COLUMNS, receivers))
     console.print(_table("Lag: what no batch has yet", LAG_COLUMNS, lag))
     for pipeline in sorted({str(row["pipeline"]) for row in newest}) or ["none yet"]:
         rows = [row for row in newest if row["pipeline"] == pipeline]
         console.print(_table(f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows))
-    for stale in pipelines:
-        if stale.is_stale:
-            console.print(stale_line(stale), style="bold red", markup=False, soft_wrap=True)
+    for line in warnings(pipelines):
+        console.print(line, style="bold red", markup=False, soft_wrap=True)
     for decided in decisions.values():
         console.print(f"{decided.pipeline}: {decided.reason}.", markup=False, soft_wrap=True)
     for row in scalings:

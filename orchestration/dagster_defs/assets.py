@@ -1,7 +1,7 @@
 """One asset per output, computed together in one step per batch."""
 
 # No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
@@ -53,9 +53,7 @@ def _figures(settings: Settings, pipeline: Pipeline, batch_time: datetime) -> Ba
         return None
 
 
-def _replay(
-    context: dg.AssetExecutionContext, pipeline: Pipeline, config: BatchConfig, spark: Mapping[str, str]
-) -> None:
+def _replay(context: dg.AssetExecutionContext, pipeline: Pipeline, config: BatchConfig) -> None:
     """What "Materialize" and a backfill mean: the outputs that were selected are replaced."""
     selected = [output.name for output in pipeline.outputs.values() if output.asset_key in context.selected_asset_keys]
     from_time = parsed_time(config.batch_time)
@@ -64,15 +62,11 @@ def _replay(
         window = context.partition_time_window
         # Both ends of a replay are batch times; a partition's end is the next one's beginning.
         from_time, to_time = window.start, window.end - timedelta(microseconds=1)
-    replay_in_dagster(context, pipeline, from_time=from_time, to_time=to_time, outputs=selected, spark=spark)
+    replay_in_dagster(context, pipeline, from_time=from_time, to_time=to_time, outputs=selected)
 
 
-def output_assets(pipeline: Pipeline, spark: Mapping[str, str] | None = None) -> dg.AssetsDefinition:
-    """All outputs of a pipeline: a batch is one unit, so they are computed and committed in one step.
-
-    `spark` is what its sessions are configured with, over the settings'.
-    """
-    spark = spark or {}
+def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
+    """All outputs of a pipeline: a batch is one unit, so they are computed and committed in one step."""
 
     @dg.multi_asset(
         name=batch_op_name(pipeline),
@@ -95,7 +89,7 @@ def output_assets(pipeline: Pipeline, spark: Mapping[str, str] | None = None) ->
     )
     def outputs(context: dg.AssetExecutionContext, config: BatchConfig) -> Iterator[dg.MaterializeResult[None]]:
         if not config.attempt:
-            _replay(context, pipeline, config, spark)
+            _replay(context, pipeline, config)
             return
         settings = Settings()
         batch_time = datetime.fromisoformat(config.batch_time).astimezone(UTC)
@@ -108,7 +102,7 @@ def output_assets(pipeline: Pipeline, spark: Mapping[str, str] | None = None) ->
             session=lambda: spark_session(
                 settings,
                 application=f"forebay {pipeline.name}",
-                configuration={**spark, **wanted_executors(settings, pipeline)},
+                configuration={**pipeline.spark_configuration, **wanted_executors(settings, pipeline)},
             ),
         )
         figures = _figures(settings, pipeline, batch_time)

@@ -9,6 +9,7 @@ an instance without threads for sensors, so nowhere else does a tick wait.
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -26,6 +27,7 @@ from orchestration.batch_schedule import (
     Steps,
     Wait,
     declaration_fingerprint,
+    end_what_is_over,
     next_steps,
     sensor_name,
     stands_still,
@@ -33,7 +35,7 @@ from orchestration.batch_schedule import (
 from orchestration.settings import DatabaseUrlMissingError, Settings
 from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
-from tracker_store.pipelines import get_pipeline
+from tracker_store.pipelines import get_pipeline, list_pipelines
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -50,6 +52,8 @@ LONGEST_WAIT_SECONDS = 6.0
 _PAST_SECONDS = 0.002
 # An attempt has one run; a launch that had no answer in time may have made another one, a person some more.
 _MOST_OF_ATTEMPT = 10
+_BEGUN = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+_MOST_BEGUN = 100
 
 
 class DagsterRuns:
@@ -70,6 +74,17 @@ class DagsterRuns:
         runs = self._instance.get_runs(filters=dg.RunsFilter(tags=launch.tags(self._pipeline)), limit=_MOST_OF_ATTEMPT)
         run = next((run for run in runs if not run.is_finished), runs[0] if runs else None)
         return None if run is None else _run(run)
+
+    def begun(self) -> list[tuple[Run, datetime, int]]:
+        """The runs of attempts that have begun and not ended, each with its batch time and its attempt."""
+        runs = self._instance.get_runs(
+            filters=dg.RunsFilter(tags={PIPELINE_TAG: self._pipeline}, statuses=_BEGUN), limit=_MOST_BEGUN
+        )
+        return [
+            (_run(run), datetime.fromisoformat(run.tags[BATCH_TIME_TAG]), int(run.tags[ATTEMPT_TAG]))
+            for run in runs
+            if BATCH_TIME_TAG in run.tags and ATTEMPT_TAG in run.tags
+        ]
 
     def end_lost(self, run_id: str, reason: str) -> None:
         """End a run in Dagster too whose process is dead and can't say so."""
@@ -99,6 +114,13 @@ def tick(
         if time.monotonic() + pause > give_up_at:
             return steps
         time.sleep(pause)
+
+
+def end_left_runs(connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance) -> None:
+    """End runs of the pipeline in Dagster that nobody else will end, also where it makes no batches now."""
+    for row in list_pipelines(connection):
+        if row.name == pipeline.name:
+            end_what_is_over(connection, row.pipeline_id, DagsterRuns(instance, pipeline.name))
 
 
 def _stands_still(connection: sa.Connection, pipeline: Pipeline) -> str | None:
@@ -140,6 +162,8 @@ def batch_sensor(pipeline: Pipeline, job: UnresolvedAssetJobDefinition) -> dg.Se
         try:
             with connect_once(database_url, application_name=f"forebay batch sensor {pipeline.name}") as connection:
                 steps = tick(connection, pipeline, context.instance, wait_seconds=wait_seconds(pipeline, settings))
+                if not steps.launches:
+                    end_left_runs(connection, pipeline, context.instance)
         except DriverLogError as error:
             return dg.SkipReason(f"the driver log said no, trying again: {error}")
         if not steps.launches:

@@ -15,7 +15,7 @@ from orchestration.dagster_defs.batch_checks import batch_checks
 from orchestration.dagster_defs.batch_plots import plot_assets
 from orchestration.dagster_defs.batch_sensor import batch_sensor
 from orchestration.dagster_defs.checks import checks_job, pipeline_checks, stream_checks
-from orchestration.dagster_defs.compaction import compaction_job, compaction_schedule, published_outputs
+from orchestration.dagster_defs.compaction import compaction_job, compaction_schedule, has_compaction
 from orchestration.dagster_defs.jobs import batch_job
 from orchestration.dagster_defs.maintenance import maintenance_job, maintenance_schedule
 from orchestration.dagster_defs.observation_sensor import observation_sensor
@@ -36,9 +36,13 @@ def build_definitions(*pipelines: Pipeline, spark: object | None = None) -> dg.D
     schedule that is named after the first, takes their old runs out of Dagster.
 
     `spark` is a `PySparkResource` of dagster-pyspark: its `spark_config` is what the batches' sessions are made with,
-    over what FOREBAY_SPARK_CONFIGURATION says. Raises SparkResourceError where it is none.
+    over what FOREBAY_SPARK_CONFIGURATION says, in runs, batch drivers and commands that load the module which calls
+    this. Without it a pipeline keeps what it was given before. Raises SparkResourceError where it is none.
     """
-    configuration = spark_configuration(spark)
+    if spark is not None:
+        configuration = spark_configuration(spark)
+        for pipeline in pipelines:
+            pipeline.spark_configuration = configuration
     owned = {pipeline: streams for pipeline in pipelines if (streams := owned_streams(pipelines)[pipeline.name])}
     restarts = {pipeline: restart_job(pipeline) for pipeline in owned}
     jobs = {pipeline.name: batch_job(pipeline) for pipeline in pipelines}
@@ -46,18 +50,18 @@ def build_definitions(*pipelines: Pipeline, spark: object | None = None) -> dg.D
     for pipeline, streams in owned.items():
         checks[pipeline].append(stream_checks(pipeline, streams))
     scalings = {pipeline: scaling_job(pipeline) for pipeline in pipelines}
-    compactions = {pipeline: compaction_job(pipeline) for pipeline in pipelines if published_outputs(pipeline)}
+    compactions = {pipeline: compaction_job(pipeline) for pipeline in pipelines if has_compaction(pipeline)}
     maintenance = [maintenance_job(pipelines)] if pipelines else []
     return dg.Definitions(
         assets=[
             *(stream_asset(stream) for stream in declared_streams(pipelines)),
-            *(output_assets(pipeline, configuration) for pipeline in pipelines),
+            *(output_assets(pipeline) for pipeline in pipelines),
             *(asset for pipeline in pipelines for asset in plot_assets(pipeline)),
         ],
         asset_checks=[check for of_pipeline in checks.values() for check in of_pipeline],
         jobs=[
             *jobs.values(),
-            *(replay_job(pipeline, configuration) for pipeline in pipelines),
+            *(replay_job(pipeline) for pipeline in pipelines),
             *(checks_job(pipeline, *checks[pipeline]) for pipeline in pipelines),
             *restarts.values(),
             *scalings.values(),

@@ -5,7 +5,7 @@ through `replay_in_dagster`.
 """
 
 # No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 import dagster as dg
@@ -90,7 +90,6 @@ def replay_in_dagster(
     from_time: datetime | None,
     to_time: datetime | None,
     outputs: Sequence[str] = (),
-    spark: Mapping[str, str] | None = None,
 ) -> None:
     """Replay within a run: a line and materializations per batch, tags on the run. Raises dg.Failure for the failed."""
     settings = Settings()
@@ -119,7 +118,7 @@ def replay_in_dagster(
         session=lambda: spark_session(
             settings,
             application=f"forebay {pipeline.name}",
-            configuration={**(spark or {}), **wanted_executors(settings, pipeline)},
+            configuration={**pipeline.spark_configuration, **wanted_executors(settings, pipeline)},
         ),
     )
     for number, replayed in enumerate(replays, start=1):
@@ -139,8 +138,8 @@ def replay_in_dagster(
         )
 
 
-def replay_job(pipeline: Pipeline, spark: Mapping[str, str] | None = None) -> dg.JobDefinition:
-    """`PIPELINE_replay`, with a configuration that can be launched as it stands; `spark` is its sessions'."""
+def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
+    """`PIPELINE_replay`, with a configuration that can be launched as it stands."""
 
     @dg.op(
         name=replay_op_name(pipeline.name),
@@ -154,7 +153,6 @@ def replay_job(pipeline: Pipeline, spark: Mapping[str, str] | None = None) -> dg
             from_time=parsed_time(config.from_time),
             to_time=parsed_time(config.to_time),
             outputs=config.outputs,
-            spark=spark,
         )
 
     @dg.job(

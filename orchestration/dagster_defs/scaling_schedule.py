@@ -76,7 +76,7 @@ def _look(pipeline: Pipeline) -> str:
     with connect_once(
         settings.require_database_url(), application_name=f"forebay scaling {pipeline.name}"
     ) as connection:
-        return decide_scaling(connection, pipeline, master=spark_master(settings))
+        return decide_scaling(connection, pipeline, master=spark_master(settings, pipeline.spark_configuration))
 
 
 def scaling_job(pipeline: Pipeline) -> dg.JobDefinition:

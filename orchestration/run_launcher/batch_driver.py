@@ -34,7 +34,7 @@ from orchestration.run_launcher.loaded_code import LoadedCode
 from orchestration.run_launcher.recycling import Recycling
 from orchestration.run_launcher.seen_signals import SeenSignals
 from orchestration.run_launcher.warm_up import warm_up
-from orchestration.spark.session import WarmSession
+from orchestration.spark.session import WarmSession, shared_configuration
 from tracker_store.engine import connect, create_engine
 from tracker_store.outage import SURVIVED, Outage
 from tracker_store.run_queue import (
@@ -129,11 +129,17 @@ class BatchDriver:
         ):
             instance.optimize_for_webserver(_STATEMENT_TIMEOUT_MS, _POOL_RECYCLE_SECONDS, _POOL_OVERFLOW)
             started = time.monotonic()
-            # Spark first: a JVM keeps the standard output that it starts with.
-            self._session = WarmSession(self._settings, application=f"forebay batch driver {self._location}")
+            # A module that calls build_definitions(spark=...) says what the session is made with.
+            pipelines = load_pipelines(self._settings.module)
+            # Before the rest: a JVM keeps the standard output that it starts with.
+            self._session = WarmSession(
+                self._settings,
+                application=f"forebay batch driver {self._location}",
+                configuration=shared_configuration(pipelines),
+            )
             importlib.import_module(CODE_MODULE)
             if not self._is_waited_for():
-                warm_up(self._session.session, self._settings, load_pipelines(self._settings.module))
+                warm_up(self._session.session, self._settings, pipelines)
             recycling = Recycling(
                 LoadedCode(self._settings.module),
                 max_runs=self._settings.batch_driver_max_runs,

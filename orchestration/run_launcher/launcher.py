@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 
 DEFAULT_DELEGATE = {"module": "dagster", "class": "DefaultRunLauncher", "config": {}}
 
+WHAT_CANCELLING_DOES = (
+    "Somebody cancels this run. That ends this attempt alone: the batch keeps its blocks, and is tried again under the "
+    "next attempt's number, after a pause. It counts as a failed attempt: after max_attempts of them the batch is "
+    "QUARANTINED, and can be replayed or discarded."
+)
+
 log = structlog.get_logger(__name__)
 
 
@@ -127,6 +133,8 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
     def terminate(self, run_id: str) -> bool:
         """Cancel a run, wherever it is; True where somebody was there to be told."""
         run = self._instance.get_run_by_id(run_id)
+        if run is not None and is_batch_run(run.tags) and not run.is_finished:
+            self._instance.report_engine_event(WHAT_CANCELLING_DOES, run)
         if run is None or not self._may_be_handed_over(run):
             return bool(self._delegate.terminate(run_id))
         with self._connection() as connection:

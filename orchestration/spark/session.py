@@ -17,10 +17,11 @@ import structlog
 from orchestration.spark.executor_allocation import MAX_EXECUTORS, has_executors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql import SparkSession
 
+    from orchestration.pipeline import Pipeline
     from orchestration.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -55,8 +56,9 @@ def spark_session(
     """The process's session, made at the first call. Raises what `find_java_home` raises where there is no Java.
 
     What it is configured with is, the later before the earlier: our own defaults, the settings' (master and
-    configuration), and `configuration`. One that is warm is only given the number of executors in that. On a cluster
-    our own code is shipped to its workers, and to a Connect server.
+    configuration), and `configuration`. One that is warm is given, of that, the number of executors and what may be set
+    in a session that runs, until it is reset. On a cluster our own code is shipped to its workers, and to a Connect
+    server.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415  the light parts of this package load no Spark
 
@@ -68,7 +70,7 @@ def spark_session(
     if active is not None and active.conf.get(_WARM_KEY, "") == "true":
         if configuration and MAX_EXECUTORS in configuration:
             hold_executors(active, int(configuration[MAX_EXECUTORS]))
-        _say_what_is_ignored(active, configuration or {})
+        _set_what_may_be(active, configuration or {})
         return active
     wanted = session_configuration(settings, configuration)
     if active is None and _REMOTE not in wanted:
@@ -91,16 +93,37 @@ def spark_session(
     return session
 
 
-def _say_what_is_ignored(session: SparkSession, configuration: Mapping[str, str]) -> None:
-    other = sorted(
-        key
-        for key, value in configuration.items()
-        if key.partition(".")[2].partition(".")[0] != "dynamicAllocation" and session.conf.get(key, "") != value
-    )
+def _set_what_may_be(session: SparkSession, configuration: Mapping[str, str]) -> None:
+    """SQL settings change for the run; what belongs to the process is said where it is another."""
+    other = []
+    for key, value in configuration.items():
+        if key.partition(".")[2].partition(".")[0] == "dynamicAllocation" or session.conf.get(key, "") == value:
+            continue
+        if session.conf.isModifiable(key):
+            session.conf.set(key, value)
+        else:
+            other.append(key)
     if other:
         log.warning(
-            "the batch driver's session has other settings: name them in its FOREBAY_SPARK_CONFIGURATION", keys=other
+            "the batch driver's session was made with other settings: let its FOREBAY_MODULE be the module that calls "
+            "build_definitions(spark=...), or name them in its FOREBAY_SPARK_CONFIGURATION",
+            keys=sorted(other),
         )
+
+
+def shared_configuration(pipelines: Iterable[Pipeline]) -> dict[str, str]:
+    """What a session that runs batches of several pipelines is made with: of each setting the first that names it.
+
+    Where they differ it is said; each pipeline's runs are given their own of what may be set in a session that runs.
+    """
+    shared: dict[str, str] = {}
+    differ: set[str] = set()
+    for pipeline in pipelines:
+        differ |= {key for key, value in pipeline.spark_configuration.items() if shared.get(key, value) != value}
+        shared = {**pipeline.spark_configuration, **shared}
+    if differ:
+        log.warning("the pipelines' Spark settings differ, and a batch driver has one session", keys=sorted(differ))
+    return shared
 
 
 def session_configuration(settings: Settings, configuration: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -115,10 +138,10 @@ def session_configuration(settings: Settings, configuration: Mapping[str, str] |
     return {**_CONFIGURATION, **local, **asked}
 
 
-def spark_master(settings: Settings) -> str:
+def spark_master(settings: Settings, configuration: Mapping[str, str] | None = None) -> str:
     """Where a session of these settings runs: a master, or a Connect server's address."""
-    configuration = session_configuration(settings)
-    return configuration.get(_MASTER) or configuration[_REMOTE]
+    wanted = session_configuration(settings, configuration)
+    return wanted.get(_MASTER) or wanted[_REMOTE]
 
 
 def hold_executors(session: SparkSession, executors: int) -> None:
@@ -144,11 +167,11 @@ class WarmSession:
     registered stay: a later run that registers one of that name replaces it.
     """
 
-    def __init__(self, settings: Settings, *, application: str) -> None:
-        """Start it. Raises as ``spark_session`` does."""
-        self.session = spark_session(settings, application=application)
+    def __init__(self, settings: Settings, *, application: str, configuration: Mapping[str, str] | None = None) -> None:
+        """Start it, with `configuration` over the settings'. Raises as ``spark_session`` does."""
+        self.session = spark_session(settings, application=application, configuration=configuration)
         # A Connect server's jobs have tags and no groups.
-        self._remote = _REMOTE in session_configuration(settings)
+        self._remote = _REMOTE in session_configuration(settings, configuration)
         self.session.conf.set(_WARM_KEY, "true")
         self._conf = dict(self.session.conf.getAll)
 

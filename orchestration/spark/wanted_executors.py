@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 def wanted_executors(settings: Settings, pipeline: Pipeline) -> dict[str, str]:
     """What to configure the session with; nothing where dynamic allocation is off, or the master has no executors."""
-    master = spark_master(settings)
+    master = spark_master(settings, pipeline.spark_configuration)
     if not pipeline.settings.dynamic_allocation_enabled or not has_executors(master):
         return {}
     least = pipeline.settings.dynamic_allocation_min_executors

@@ -40,6 +40,7 @@ SEGMENTS_PER_CALL = 200
 RESTORE_WINDOW = timedelta(hours=1)
 # A store that is away holds a call up for so long.
 FAILING_SECONDS = 5.0
+# Of a stream whose declaration is older than that setting.
 KEY_WINDOW = timedelta(days=7)
 # How long finished batches, events and ended processes are shown.
 HISTORY = timedelta(days=14)
@@ -108,7 +109,12 @@ class Cleaner:
             segments += self._delete_segments(connection, receiver.receiver_id, term)
         for stream_id in streams:
             links += clean_up_offsets(connection, stream_id=stream_id, max_rows=self._rows, term=term)
-            keys += clean_up_keys(connection, stream_id=stream_id, window=KEY_WINDOW, max_rows=self._rows, term=term)
+            for statement in range(STATEMENTS_PER_CALL):
+                gone = clean_up_keys(connection, stream_id=stream_id, window=KEY_WINDOW, max_rows=self._rows, term=term)
+                keys += gone
+                if gone < self._rows:
+                    break
+                more |= statement == STATEMENTS_PER_CALL - 1
         history, more_history = self._forget(connection, term)
         more |= more_history
         if unread:

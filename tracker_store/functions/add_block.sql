@@ -130,10 +130,13 @@ BEGIN
                            ELSE l.generation = l.before_generation AND l.from_offset = l.before_to END IS TRUE;
         END IF;
         IF cardinality(key_blocks) > 0 THEN
+            -- A few for people; `known_keys` says which of many are there.
+            -- Not by EXISTS: a join that is planned while the table is near empty compares each with all, for hours.
             SELECT string_agg(k.key, ', ') INTO known_keys
-            FROM (SELECT keys[n] AS key FROM generate_subscripts(key_blocks, 1) AS n
-                  WHERE key_blocks[n] BETWEEN sent.lo AND sent.hi) AS k
-            WHERE EXISTS (SELECT 1 FROM record_keys r WHERE r.stream_id = stream AND r.key = k.key);
+            FROM (SELECT u.key FROM unnest(keys, key_blocks) AS u(key, n)
+                  WHERE u.n BETWEEN sent.lo AND sent.hi
+                    AND (SELECT true FROM record_keys r WHERE r.stream_id = stream AND r.key = u.key)
+                  LIMIT 5) AS k;
         END IF;
 
         IF NOT tried AND broken_link IS NULL AND known_keys IS NULL THEN
@@ -172,9 +175,11 @@ BEGIN
             END IF;
             IF cardinality(key_blocks) > 0 THEN
                 INSERT INTO record_keys (stream_id, key, receiver_id, sequence)
-                SELECT stream, keys[n], sent.receiver, sequences[key_blocks[n]]
-                FROM generate_subscripts(key_blocks, 1) AS n
-                WHERE key_blocks[n] BETWEEN sent.lo AND sent.hi;
+                SELECT stream, u.key, sent.receiver, sequences[u.n]
+                FROM unnest(keys, key_blocks) AS u(key, n)
+                WHERE u.n BETWEEN sent.lo AND sent.hi
+                -- In one order by all, so that two receivers with the same keys wait for each other and don't deadlock.
+                ORDER BY u.key;
             END IF;
         ELSE
             -- A block that clean-up has taken already was its epoch's: what is sent under that epoch is that block.

@@ -1,8 +1,9 @@
 -- clean_up_events: forgets what happened longer than `keep` ago, at most max_rows of each table's oldest rows.
 --
 -- A receiver's newest event of each kind stays (its last error, its last start), and so does each clean-up that took
--- records that nothing had read, which explains a gap. A process that has ended stays while a receiver names it, and an
--- agent stays: the next of its name goes on from it.
+-- records that nothing had read, which explains a gap. A process that has ended stays while a receiver, or a run that
+-- Dagster may still ask about, names it; and so does the newest agent of a name that is to stay empty: the next of that
+-- name goes on from it.
 -- Locks: the leader's row FOR SHARE first; then only rows that nothing else changes.
 CREATE FUNCTION forebay.clean_up_events(of_term bigint, keep interval, max_rows bigint)
 RETURNS TABLE (outcome text, events bigint, more boolean)
@@ -46,8 +47,12 @@ BEGIN
 
     DELETE FROM processes p WHERE p.id IN (
         SELECT o.id FROM processes o
-        WHERE o.ended_at < before AND o.kind IN ('receiver', 'batch run')
-              AND NOT EXISTS (SELECT FROM receivers r WHERE r.process_id = o.id)
+        WHERE o.ended_at < before
+              AND (o.kind <> 'agent' OR NOT o.draining
+                   OR EXISTS (SELECT FROM processes n WHERE n.kind = 'agent' AND n.name = o.name AND n.id > o.id))
+              AND NOT EXISTS (SELECT FROM receivers r WHERE o.id IN (r.process_id, r.agent_id))
+              AND NOT EXISTS (SELECT FROM batch_drivers d WHERE d.process_id = o.id)
+              AND NOT EXISTS (SELECT FROM run_queue q WHERE q.process_id = o.id)
               AND NOT EXISTS (SELECT FROM batch_attempts a WHERE a.process_id = o.id AND a.state = 'RUNNING')
         ORDER BY o.id LIMIT max_rows);
     GET DIAGNOSTICS gone = ROW_COUNT;

@@ -3,8 +3,8 @@
 -- A batch goes, with its ranges, attempts and commits, when it is COMPLETED or DISCARDED, older than `keep`, and so old
 -- that neither a window, nor a replay, nor clean-up of blocks counts from it (the pipeline's retention, back from the
 -- oldest batch that is not finished). The newest always stays. One that is quarantined stays, with those of its window,
--- until it is replayed or discarded; so do those of a running replay's window. `history_from` says from where on there
--- are all.
+-- until it is replayed or discarded; so do those of a running replay's window, and one with a commit that readers do not
+-- see yet. `history_from` says from where on there are all.
 -- What is forgotten can't come again: its time has passed (allocate_blocks_to_batch), and an attempt finds no batch.
 -- Locks: the leader's row FOR SHARE, the pipeline's row, then the batches.
 CREATE FUNCTION forebay.clean_up_history(of_term bigint, pipeline bigint, keep interval, max_rows bigint)
@@ -54,6 +54,9 @@ BEGIN
               AND NOT EXISTS (SELECT FROM batches q WHERE q.pipeline_id = pipeline AND q.state = 'QUARANTINED'
                               AND locked.removed_at IS NULL AND q.batch_time > t.batch_time
                               AND q.batch_time < t.batch_time + locked.retention)
+              -- The row is all that says what is to be shown.
+              AND NOT EXISTS (SELECT FROM output_commits c WHERE c.pipeline_id = pipeline AND c.to_publish
+                              AND locked.removed_at IS NULL AND c.batch_time = t.batch_time)
         ORDER BY t.batch_time LIMIT max_rows FOR UPDATE) AS o;
     -- One that began before the pipeline's row was locked is seen here; it has the pipeline's row until then.
     SELECT array_agg(g.batch_time) INTO gone FROM unnest(gone) AS g(batch_time)

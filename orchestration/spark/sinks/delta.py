@@ -48,6 +48,7 @@ class DeltaSink(Sink):
     """Keeps an output in a Delta table, with the column `_batch_time`. Exactly once."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+    commits: ClassVar[bool] = True
 
     def __init__(self, path: str | Path) -> None:
         """`path` is the table's directory, which Spark's workers share; a relative one counts from where it runs."""

@@ -56,6 +56,7 @@ class IcebergSink(Sink):
     """Keeps an output in an Iceberg table, with the column `_batch_time`. Exactly once."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+    commits: ClassVar[bool] = True
 
     def __init__(self, table: str, *, catalog: Mapping[str, str | Secret], name: str = "forebay") -> None:
         """Declare the table.

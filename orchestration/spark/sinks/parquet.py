@@ -1,7 +1,7 @@
 """Parquet files by batch time, each batch once.
 
-Layout below PATH: every attempt has an immutable directory `_attempts/TIME/attempt=N/` (hidden to Spark and Arrow,
-which pass over names that begin with `_` or `.`); the committed one is published as
+Layout below PATH: every process that runs an attempt has an immutable directory `_attempts/TIME/attempt=N-TOKEN/`
+(hidden to Spark and Arrow, which pass over names that begin with `_` or `.`); the committed one is published as
 `date=YYYY-MM-DD/hour=HH/batch_time=TIME/`, by hard links into a hidden directory that takes the place of what was
 there in one step. An attempt that was not committed is never published, so a zombie's is never seen. An hour that is
 compacted has one directory (`parquet_hours`).
@@ -21,7 +21,14 @@ from urllib.parse import urlsplit
 from orchestration.pipeline import DeclarationError
 from orchestration.spark.sinks.directories import hidden_beside, recover, replace, sweep, sync
 from orchestration.spark.sinks.parquet_hours import batches_of, compacted_directory, rewrite_hour
-from orchestration.spark.sinks.parquet_names import ATTEMPTS, FILES, batch_directory, batch_stamp
+from orchestration.spark.sinks.parquet_names import (
+    ATTEMPTS,
+    FILES,
+    attempt_directory,
+    attempt_number,
+    batch_directory,
+    batch_stamp,
+)
 from orchestration.spark.sinks.parquet_objects import ParquetObjects
 from orchestration.spark.sinks.parquet_staging import staged_files
 from orchestration.spark.sinks.sink import Guarantee, Sink, Step, Written, unchecked
@@ -30,7 +37,7 @@ from receiver_runtime.block_store.roots import OBJECT_SCHEMES, without_secrets
 from receiver_runtime.sources.secret import Secret, SecretError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from datetime import date
 
     import pyarrow.dataset as ds
@@ -52,15 +59,12 @@ class ParquetSink(Sink):
             path: a directory; a relative one counts from the working directory of `forebay apply`. Or
                 `"s3://BUCKET/PREFIX"`, where no secret is in it, or an `EnvVar("NAME")` that holds the whole URL.
             compact: rows get the column `_batch_time`, and the schedule `PIPELINE_compaction` makes one directory of
-                the batches of each hour that is over. For directories alone.
+                the batches of each hour that is over; on an object store, one batch.
 
         Raises:
             DeclarationError: a value can't work, or a secret is given by itself; names the way out.
         """
         self._objects = _objects(path)
-        if compact and self._objects is not None:
-            message = f"ParquetSink {self._objects.shown}: compact=True is for directories alone: leave it out"
-            raise DeclarationError(message)
         # Of objects it is the URL without what is secret, for people.
         self.path = Path(self._objects.shown) if self._objects is not None else Path(str(path)).absolute()
         self.compact = compact
@@ -71,12 +75,10 @@ class ParquetSink(Sink):
         return {"kind": "parquet", "path": path, **({"compact": True} if self.compact else {})}
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
-        """Write to the attempt's own directory; every file and directory is synced on return."""
+        """Write to a directory of this attempt in this process; every file and directory is synced on return."""
         if self._objects is not None:
             return self._objects.write(result, attempt)
-        directory = self.path / ATTEMPTS / batch_stamp(attempt.batch_time) / f"attempt={attempt.attempt}"
-        # What an attempt of this number left behind was never committed: numbers are given out once.
-        shutil.rmtree(directory, ignore_errors=True)
+        directory = self.path / attempt_directory(attempt.batch_time, attempt.attempt)
         if self.compact:
             # Not by Spark, which would write times in a type of its own that loses the zone when it is rewritten.
             rows = _write_by_tasks(result, directory, attempt)
@@ -103,23 +105,28 @@ class ParquetSink(Sink):
         hour = target.parent
         recover(hour)
         sweep(target)
-        files = _data_files(source)
+        try:
+            files = _data_files(source)
+        except FileNotFoundError:
+            # A newer attempt's is published, where this process may not publish any more.
+            check()
+            raise
         if compacted_directory(hour, _hour_stamp(batch_time)).is_dir():
             rewrite_hour(
                 hour, _hour_stamp(batch_time), check=check, reached=self.reached, replaced=batch_time, by=files
             )
-            return
-        if target.is_dir() and sorted(file.name for file in files) == sorted(entry.name for entry in target.iterdir()):
-            return
-        hour.mkdir(parents=True, exist_ok=True)
-        staged = hidden_beside(target)
-        staged.mkdir()
-        for file in files:
-            os.link(file, staged / file.name)
-        sync(staged)
-        self.reached(Step.STAGED)
-        replace(staged, target, check)
-        self.reached(Step.COMMITTED)
+        elif not _has(target, files):
+            hour.mkdir(parents=True, exist_ok=True)
+            staged = hidden_beside(target)
+            staged.mkdir()
+            for file in files:
+                os.link(file, staged / file.name)
+            sync(staged)
+            self.reached(Step.STAGED)
+            replace(staged, target, check)
+            self.reached(Step.COMMITTED)
+        # No other process's result of this attempt, and none of an older one, can be committed any more.
+        _forget(source.parent, attempt_number(source.name) or 0, but=source)
 
     def dataset(self, day: date | None = None) -> ds.Dataset:
         """What is published, whole batches alone, as pyarrow reads it: all, or of one day in UTC.
@@ -139,7 +146,7 @@ class ParquetSink(Sink):
         Whether they are over is the driver log's to say.
         """
         if self._objects is not None:
-            return []
+            return self._objects.hours() if self.compact else []
         hidden = [left.with_name(left.name.split(".")[1]) for left in self.path.glob("date=*/.hour=*")]
         hidden += [left.parent for left in self.path.glob("date=*/hour=*/.batch_time=*")]
         several = [hour for hour in self.path.glob("date=*/hour=*") if self.compact and len(batches_of(hour)) > 1]
@@ -157,6 +164,8 @@ class ParquetSink(Sink):
         under `_attempts/` go, with those of earlier ones. Raises SinkError, with nothing changed, where the files
         don't fit together.
         """
+        if self._objects is not None:
+            return self._objects.compact_hour(time, committed, check=check, reached=self.reached)
         hour = (self.path / batch_directory(time)).parent
         recover(hour)
         sweep(hour)
@@ -175,9 +184,7 @@ class ParquetSink(Sink):
     def _forget_attempts(self, committed: Mapping[datetime, int]) -> None:
         for batch_time, attempt in committed.items():
             attempts = self.path / ATTEMPTS / batch_stamp(batch_time)
-            for directory in attempts.glob("attempt=*"):
-                if int(directory.name.removeprefix("attempt=")) <= attempt:
-                    shutil.rmtree(directory, ignore_errors=True)
+            _forget(attempts, attempt)
             with suppress(OSError):
                 attempts.rmdir()
 
@@ -220,6 +227,18 @@ def _write_by_tasks(result: DataFrame, directory: Path, attempt: OutputAttempt) 
     named.write_text(json.dumps(sorted(Path(file.path).name for file in files)), encoding="utf-8")
     sync(named)
     return sum(file.rows for file in files)
+
+
+def _has(target: Path, files: Sequence[Path]) -> bool:
+    return target.is_dir() and sorted(file.name for file in files) == sorted(entry.name for entry in target.iterdir())
+
+
+def _forget(attempts: Path, newest: int, *, but: Path | None = None) -> None:
+    """Delete what attempts up to `newest` at a batch have left."""
+    for directory in attempts.glob("attempt=*"):
+        number = attempt_number(directory.name)
+        if number is not None and number <= newest and directory != but:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _data_files(directory: Path) -> list[Path]:

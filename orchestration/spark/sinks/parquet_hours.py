@@ -2,7 +2,8 @@
 
 Which batch a row is of stands in its column `_batch_time`, so that a batch that is replayed later replaces its rows
 and no others. An hour is written anew beside the old one, and takes its place in one step: readers see each row once.
-One process at a time changes an hour. Loads neither Spark nor Dagster nor the driver log.
+One process at a time changes an hour. (On an object store: `parquet_object_hours`.) Loads neither Spark nor Dagster nor
+the driver log.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def rewrite_hour(
     target = compacted_directory(staged, name)
     target.mkdir(parents=True)
     try:
-        rows = _write(target / f"part-{staged.name.rpartition('.')[2]}.parquet", files, by, replaced)
-        for made in (target, staged):
+        part = target / f"part-{staged.name.rpartition('.')[2]}.parquet"
+        rows = write_as_one(part, files, by, replaced, where=hour)
+        for made in (part, target, staged):
             sync(made)
         reached(Step.STAGED)
         replace(staged, hour, check)
@@ -70,34 +72,43 @@ def _parquet(directory: Path) -> list[Path]:
     return sorted(file for file in directory.glob("*.parquet") if file.name[0] not in "_.")
 
 
-def _write(file: Path, files: Sequence[Path], by: Sequence[Path], replaced: datetime | None) -> int:
-    """One row group after the other, so that an hour need not fit in memory."""
+def write_as_one(
+    sink: object,
+    files: Sequence[Path | str],
+    by: Sequence[Path | str],
+    replaced: datetime | None,
+    *,
+    where: object,
+    filesystem: object = None,
+) -> int:
+    """Write the rows of `files` to `sink`, those of `by` in place of the batch `replaced`; returns how many rows.
+
+    One row group after the other, so that an hour need not fit in memory. `where` is the hour, for people; `filesystem`
+    pyarrow's, for files that are none of this machine. Raises SinkError where the files don't fit together.
+    """
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    schema = _schema([*files, *by], file.parents[1])
+    schema = _schema([*files, *by], where, filesystem)
     rows = 0
     try:
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for table in _tables(files, without=replaced):
-                writer.write_table(_fitted(table, schema))
-                rows += table.num_rows
-            for table in _tables(by, without=None):
-                writer.write_table(_fitted(table, schema))
-                rows += table.num_rows
+        with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+            for of_these, without in ((files, replaced), (by, None)):
+                for table in _tables(of_these, without, filesystem):
+                    writer.write_table(_fitted(table, schema))
+                    rows += table.num_rows
     except pa.ArrowException as error:
-        raise SinkError(f"the files of {file.parents[1].parent} can't be written as one: {error}") from error
-    sync(file)
+        raise SinkError(f"the files of {where} can't be written as one: {error}") from error
     return rows
 
 
-def _schema(files: Iterable[Path], where: Path) -> pa.Schema:
+def _schema(files: Iterable[Path | str], where: object, filesystem: object) -> pa.Schema:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     schemas = []
     for file in files:
-        schema = pq.read_schema(file).remove_metadata()
+        schema = pq.read_schema(file, filesystem=filesystem).remove_metadata()
         if BATCH_TIME not in schema.names:
             raise SinkError(
                 f"{file} has no column {BATCH_TIME}, so that its hour can't be one directory: its sink had "
@@ -107,16 +118,16 @@ def _schema(files: Iterable[Path], where: Path) -> pa.Schema:
     try:
         return pa.unify_schemas(schemas)
     except pa.ArrowException as error:
-        raise SinkError(f"the files of {where.parent} have columns that don't fit together: {error}") from error
+        raise SinkError(f"the files of {where} have columns that don't fit together: {error}") from error
 
 
-def _tables(files: Iterable[Path], *, without: datetime | None) -> Iterable[pa.Table]:
+def _tables(files: Iterable[Path | str], without: datetime | None, filesystem: object) -> Iterable[pa.Table]:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     for file in files:
-        with pq.ParquetFile(file) as parquet:
+        with pq.ParquetFile(file, filesystem=filesystem) as parquet:
             for batch in parquet.iter_batches():
                 table = pa.Table.from_batches([batch])
                 if without is not None:

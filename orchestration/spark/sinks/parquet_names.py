@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from datetime import UTC
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,18 @@ if TYPE_CHECKING:
 ATTEMPTS = "_attempts"
 #: In an attempt's directory: the names of its files that count.
 FILES = "_files.json"
+_ATTEMPT = re.compile(r"attempt=(\d+)(-[0-9a-f]+)?")
+
+
+def attempt_directory(batch_time: datetime, attempt: int) -> str:
+    """Where one process writes one attempt, for ever: another that was given the same attempt writes elsewhere."""
+    return f"{ATTEMPTS}/{batch_stamp(batch_time)}/attempt={attempt}-{secrets.token_hex(4)}"
+
+
+def attempt_number(name: str) -> int | None:
+    """The attempt of a directory of that name, by whichever process; None for what is none."""
+    found = _ATTEMPT.fullmatch(name)
+    return None if found is None else int(found[1])
 
 
 def batch_directory(batch_time: datetime) -> str:

@@ -1,9 +1,11 @@
 """A ParquetSink on an object store, where nothing is renamed: a batch is what its `_SUCCESS` names.
 
-Spark's tasks write by pyarrow to `_attempts/TIME/attempt=N/`, since Spark itself writes to S3 only with Hadoop's jars.
+Spark's tasks write by pyarrow to `_attempts/TIME/attempt=N-TOKEN/`, since Spark itself writes to S3 only with Hadoop's
+jars.
 Publishing copies the committed attempt's files to `date=…/hour=…/batch_time=…/`, each under a name with the attempt's
 number, then replaces the object `_SUCCESS`, in one step, by one that names the attempt and its files, and then deletes
-what an earlier attempt has there. Who reads the files that `_SUCCESS` names sees one attempt's result, whole.
+what an earlier attempt has there. Who reads the files that `_SUCCESS` names sees one attempt's result, whole. An hour
+that is compacted is what its own `_SUCCESS` names (`parquet_object_hours`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestration.spark.sinks.parquet_names import ATTEMPTS, FILES, batch_directory, batch_stamp
+from orchestration.spark.sinks.parquet_names import (
+    ATTEMPTS,
+    FILES,
+    attempt_directory,
+    attempt_number,
+    batch_directory,
+    batch_stamp,
+)
+from orchestration.spark.sinks.parquet_object_hours import SUCCESS, ObjectHour, dead_batches, hours_with_work, mark
 from orchestration.spark.sinks.parquet_staging import ParquetStaging, staged_by
 from orchestration.spark.sinks.sink import SinkError, Step, Written
 from orchestration.spark.sinks.table_columns import arrow_schema
@@ -23,7 +33,7 @@ from receiver_runtime.block_store.roots import without_secrets
 from receiver_runtime.sources.secret import Secret, SecretError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import date, datetime
 
     import pyarrow.dataset as ds
@@ -32,7 +42,8 @@ if TYPE_CHECKING:
     from orchestration.spark.sinks.sink import Check, OutputAttempt
     from receiver_runtime.block_store.objects import Objects
 
-SUCCESS = "_SUCCESS"
+__all__ = ["SUCCESS", "ParquetObjects"]
+
 # More than any list of names has.
 _WHOLE = 1 << 30
 
@@ -65,11 +76,9 @@ class ParquetObjects:
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
         """Have the tasks write objects of the attempt's own, and name those that count."""
-        key = f"{ATTEMPTS}/{batch_stamp(attempt.batch_time)}/attempt={attempt.attempt}"
+        key = attempt_directory(attempt.batch_time, attempt.attempt)
         schema = arrow_schema(result.schema, attempt.name)
         with self._failures(attempt.name):
-            # What an attempt of this number left behind was never committed: numbers are given out once.
-            self._open().delete(key)
             staging = _ObjectStaging(key, schema.serialize().to_pybytes(), attempt.batch_time, self._resolved())
             files = staged_by(result, staging)
             names = sorted(file.path.rpartition("/")[2] for file in files)
@@ -78,13 +87,29 @@ class ParquetObjects:
 
     def publish(self, location: str, *, batch_time: datetime, check: Check, reached: Callable[[Step], None]) -> None:
         """Copy, name, and delete what was there before; repeated, it only does what is not done."""
-        number = int(location.rpartition("=")[2])
-        source = f"{ATTEMPTS}/{batch_stamp(batch_time)}/attempt={number}"
-        target = batch_directory(batch_time)
+        attempts, name = f"{ATTEMPTS}/{batch_stamp(batch_time)}", location.rpartition("/")[2]
+        number = attempt_number(name)
+        if number is None:
+            raise SinkError(f"publishing {location}: ParquetSink {self.shown}: it is no attempt's directory")
+        source, target = f"{attempts}/{name}", batch_directory(batch_time)
         with self._failures(f"publishing {location}"):
             objects = self._open()
-            names = json.loads(objects.get(f"{source}/{FILES}", 0, _WHOLE))
-            sizes = dict(objects.sizes(source))
+            hour, stamp = ObjectHour(objects, batch_time), batch_stamp(batch_time)
+            compacted = hour.compacted()
+            if compacted is not None and compacted.batches.get(stamp) == number:
+                return
+            try:
+                names = json.loads(objects.get(f"{source}/{FILES}", 0, _WHOLE))
+            except BlockStoreError:
+                # A newer attempt's is published, where this process may not publish any more.
+                check()
+                raise
+            sizes = dict(objects.sizes(attempts))
+            if compacted is not None and stamp in compacted.batches:
+                files = [f"{source}/{file}" for file in names]
+                hour.replace(compacted, batch_time, stamp, number, files, check=check, reached=reached)
+                _forget(objects, sizes, attempts, number, but=name)
+                return
             there = dict(objects.sizes(target))
             copies = {f"{target}/attempt{number}-{name}": f"{source}/{name}" for name in names}
             for copy, original in copies.items():
@@ -98,7 +123,29 @@ class ParquetObjects:
             check()
             for key in there.keys() - copies.keys() - {f"{target}/{SUCCESS}"}:
                 objects.remove(key)
+            _forget(objects, sizes, attempts, number, but=name)
             reached(Step.SWEPT)
+
+    def hours(self) -> list[datetime]:
+        """The hours that need `compact_hour`, oldest first."""
+        with self._failures("looking for hours to compact"):
+            return hours_with_work([key for key, _ in self._open().sizes("")])
+
+    def compact_hour(
+        self, time: datetime, committed: Mapping[datetime, int], *, check: Check, reached: Callable[[Step], None]
+    ) -> int | None:
+        """Make one of the batches of an hour that is over; as ParquetSink's."""
+        with self._failures(f"compacting the hour of {time.isoformat()}"):
+            objects = self._open()
+            hour = ObjectHour(objects, time)
+            rows = hour.compact(check=check, reached=reached)
+            compacted = hour.compacted()
+            for batch_time, attempt in committed.items():
+                if compacted is not None and batch_stamp(batch_time) in compacted.batches:
+                    attempts = f"{ATTEMPTS}/{batch_stamp(batch_time)}"
+                    _forget(objects, dict(objects.sizes(attempts)), attempts, attempt)
+            reached(Step.SWEPT)
+            return rows
 
     def dataset(self, day: date | None) -> ds.Dataset:
         """The files that are named by the `_SUCCESS` of their batch, of all days or one."""
@@ -111,11 +158,9 @@ class ParquetObjects:
             marks = [
                 key for key, _ in objects.sizes(below) if key.startswith("date=") and key.rpartition("/")[2] == SUCCESS
             ]
-            files = [
-                f"{mark.rpartition('/')[0]}/{name}"
-                for mark in marks
-                for name in json.loads(objects.get(mark, 0, _WHOLE))["files"]
-            ]
+            said = {key.rpartition("/")[0]: mark(objects, key) for key in marks}
+            dead = dead_batches(said)
+            files = [f"{folder}/{name}" for folder, of in said.items() if folder not in dead for name in of["files"]]
             filesystem, root = objects.place("")
             if not files:
                 return ds.dataset(pa.table({}))
@@ -140,3 +185,12 @@ class ParquetObjects:
             yield
         except (SecretError, BlockStoreError, OSError) as error:
             raise SinkError(f"{doing}: ParquetSink {self.shown}: {error}") from error
+
+
+def _forget(objects: Objects, keys: Iterable[str], attempts: str, newest: int, *, but: str = "") -> None:
+    """Delete what can't be committed any more: of attempts up to `newest`, by any process, `but` that of one."""
+    for key in keys:
+        folder = key.removeprefix(f"{attempts}/").partition("/")[0]
+        number = attempt_number(folder)
+        if folder != but and number is not None and number <= newest:
+            objects.remove(key)

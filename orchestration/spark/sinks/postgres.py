@@ -45,6 +45,11 @@ COMMITS = "forebay_commits"
 _STAGING = "forebay_staging_"
 #: Staging tables of whoever died are taken away by the next attempt of their batch, or after so long by any.
 _FORGOTTEN = timedelta(days=1)
+#: So long a batch's row in `forebay_commits` stays. It refuses older attempts at its batch, which all began before it
+#: was written; when it goes, each of them is older than the second, and is refused by its age.
+_COMMITS_KEPT = timedelta(days=14)
+_OLDEST_ATTEMPT = timedelta(days=7)
+_MOST_FORGOTTEN = 10_000
 _MAX_NAME = 63
 
 
@@ -52,6 +57,7 @@ class PostgresSink(Sink):
     """Keeps an output in a table of a Postgres of yours. Exactly once."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+    commits: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -193,6 +199,7 @@ class PostgresSink(Sink):
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL lock_timeout = '5min'")
             cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"forebay {self.target}",))
             self._check_owner(cursor, attempt)
+            self._check_age(cursor, attempt)
             newest = self._newest_batch(cursor, attempt)
             self._record(cursor, attempt, rows)
             self._make_table(cursor, columns)
@@ -205,6 +212,31 @@ class PostgresSink(Sink):
             # else a later batch is shown: this one is recorded, and stays as it is (a replay of an older one).
             self.reached(Step.IN_TRANSACTION)
         return rows
+
+    def _check_age(self, cursor: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """An attempt that stood still for so long may no longer find the row of the one that took its place."""
+        if attempt.began_at is None:
+            return
+        cursor.execute("SELECT clock_timestamp() - %s > %s", (attempt.began_at, _OLDEST_ATTEMPT))
+        if cursor.fetchone()[0]:
+            raise AttemptOutdatedError(
+                f"{attempt.name}: attempt {attempt.attempt} at the batch of {attempt.batch_time.isoformat()} began at "
+                f"{attempt.began_at.isoformat()}, more than {_OLDEST_ATTEMPT.days} days ago: it changed nothing"
+            )
+
+    def _forget(self, cursor: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
+        """Delete this output's old rows in `forebay_commits`; its newest says whose the table is, and stays."""
+        cursor.execute(
+            self._sql(
+                "DELETE FROM {commits} AS c WHERE (c.target, c.pipeline, c.output, c.pipeline_id, c.batch_time) IN ("
+                "SELECT target, pipeline, output, pipeline_id, batch_time FROM {commits} WHERE target = %(target)s "
+                "AND pipeline = %(pipeline)s AND output = %(output)s "
+                "AND (pipeline_id, batch_time) < (%(pipeline_id)s, %(batch_time)s) "
+                "AND batch_time < clock_timestamp() - %(kept)s AND committed_at < clock_timestamp() - %(kept)s "
+                "ORDER BY pipeline_id, batch_time LIMIT %(most)s)"
+            ),
+            self._key_of(attempt) | {"kept": _COMMITS_KEPT, "most": _MOST_FORGOTTEN},
+        )
 
     def _newest_batch(self, cursor: Any, attempt: OutputAttempt) -> tuple[int, datetime] | None:  # noqa: ANN401
         cursor.execute(
@@ -412,6 +444,7 @@ class PostgresSink(Sink):
         try:
             with closing(self._connect(attempt)) as connection, connection, connection.cursor() as cursor:
                 self._drop(cursor, self._left_over(cursor, attempt, of=name))
+                self._forget(cursor, attempt)
         except (psycopg2.Error, SinkError):
             return
 

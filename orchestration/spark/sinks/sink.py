@@ -69,7 +69,8 @@ class OutputAttempt:
     """One attempt at one output of one batch, as a sink is told of it.
 
     `runs` are the runs of the batch's attempts, by number: a target may hold a commit of another driver log (one that
-    was restored from a backup, say), which has the number of one of these and another run.
+    was restored from a backup, say), which has the number of one of these and another run. `began_at` is when this one
+    was claimed, by the driver log's clock; None where nobody claims (a test).
     """
 
     pipeline: str
@@ -79,6 +80,7 @@ class OutputAttempt:
     attempt: int
     run_id: str
     runs: Mapping[int, str] = field(default_factory=dict)
+    began_at: datetime | None = None
 
     @property
     def batch_id(self) -> int:
@@ -110,6 +112,8 @@ class Sink(ABC):
     guarantee: ClassVar[Guarantee]
     #: Whether readers see a committed result only after `publish`, which is then done under a lock of its own.
     publishes: ClassVar[bool] = False
+    #: Whether the target has commits of its own, which decide (`committed`).
+    commits: ClassVar[bool] = False
 
     @abstractmethod
     def declaration(self) -> dict[str, Any]:

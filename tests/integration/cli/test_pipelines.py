@@ -113,6 +113,22 @@ def test_one_that_completes_nothing_while_blocks_wait_is_told(log: Log) -> None:
     assert not shown()["is_stale"]
 
 
+def test_w10_one_that_is_halted_is_told_with_its_ways_out(log: Log) -> None:
+    log.add_at(log.receiver_ids[0], now(log) - timedelta(days=3))
+    age(log, timedelta(days=1))
+    assert shown()["halted_by"] is None
+    log.connection.execute(sa.text("UPDATE forebay.pipelines SET halted_by = :t"), {"t": NOON})
+    assert datetime.fromisoformat(shown()["halted_by"]) == NOON
+    for command in (("pipelines",), ("status",), ("batches",)):
+        told = said(forebay(*command))
+        assert f'words is halted (on_failure="halt"): batch {NOON.isoformat()} is quarantined' in told
+        for way_out in ("batches replay words", "batches discard words", "start --pipeline words"):
+            assert f"`forebay {way_out}" in told
+        assert "does Dagster run it" not in told, "it is known why nothing is completed"
+        # A narrow terminal cuts the columns of `forebay status`.
+        assert command != ("pipelines",) or "HALTED" in told
+
+
 def test_one_that_is_stopped_and_forgotten_is_told_with_its_ways_out(log: Log) -> None:
     log.add_at(log.receiver_ids[0], now(log) - timedelta(days=3))
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))

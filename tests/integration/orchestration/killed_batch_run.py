@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from forebay import EnvVar, Pipeline, PostgresSink, Stream
 from forebay.sources import SocketText
-from orchestration.batch_run import run_batch
+from orchestration.batch_run import replay_batch, run_batch
 from orchestration.settings import Settings
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 #: After the driver log's row, before the batch is COMPLETED.
 PUBLISHING = "publishing"
 WRITTEN = [("a", 1), ("b", 2), ("c", 3)]
+REPLAYED = [("z", 26)]
 
 
 class Killed(PostgresSink):
@@ -70,12 +71,21 @@ def run(settings: Settings, time: datetime, number: int, *, mode: Mode = "append
     )
 
 
+def replay(settings: Settings, time: datetime, *, dies_at: str = "") -> None:
+    """A replay of the batch, with other rows."""
+    pipeline = declare()
+    sink = pipeline.outputs["counts"].sink
+    assert isinstance(sink, Killed)
+    sink.dies_at = dies_at
+    pipeline.outputs["counts"].function = lambda _: words(*REPLAYED)
+    session: Any = SessionWithoutSpark()
+    replay_batch(pipeline, batch_time=time, run_id="replay", settings=settings, session=lambda: session)
+
+
 if __name__ == "__main__":
     home, url, time, number, mode, step = sys.argv[1:]
-    run(
-        Settings(home=Path(home), database_url=url),
-        datetime.fromisoformat(time),
-        int(number),
-        mode=cast("Mode", mode),
-        dies_at=step,
-    )
+    settings_, time_ = Settings(home=Path(home), database_url=url), datetime.fromisoformat(time)
+    if number == "replay":
+        replay(settings_, time_, dies_at=step)
+    else:
+        run(settings_, time_, int(number), mode=cast("Mode", mode), dies_at=step)

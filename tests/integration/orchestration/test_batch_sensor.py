@@ -306,6 +306,92 @@ def test_a_run_whose_attempt_the_tracker_has_failed_is_ended_in_dagster_too(
     assert ended.status is dg.DagsterRunStatus.FAILURE
 
 
+@pytest.mark.parametrize("says_so", ["the run", "nobody"])
+def test_a_cancelled_run_ends_its_attempt_alone_and_the_tick_says_so(
+    connection: sa.Connection, instance: dg.DagsterInstance, says_so: str
+) -> None:
+    pipeline = declare()
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    launch = next_step(connection, pipeline, instance)
+    assert isinstance(launch, Launch)
+    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
+    claim(log, launch, time, run.run_id)
+    if says_so == "the run":
+        # Its Spark job was cancelled, which its user's code saw as an error.
+        batches.fail_attempt(
+            connection,
+            pipeline_id=log.pipeline_id,
+            batch_time=time,
+            attempt=1,
+            run_id=run.run_id,
+            error="job cancelled",
+            max_attempts=3,
+            retry_after=timedelta(minutes=1),
+        )
+    instance.report_run_canceled(run)
+    waiting = next_step(connection, pipeline, instance)
+    assert isinstance(waiting, Wait)
+    assert "attempt 1 was cancelled in Dagster, which ends this one of at most 3 attempts and no more" in waiting.reason
+    row = batches.get_batch(connection, log.pipeline_id, time)
+    assert row is not None
+    assert (row.state, row.attempt) == (BatchState.FAILED, 1)
+    connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))
+    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
+
+
+@pytest.mark.parametrize("state", [BatchState.QUARANTINED, BatchState.COMPLETED])
+def test_a_run_that_was_killed_at_its_batchs_last_word_is_ended_in_dagster_after_a_while(
+    connection: sa.Connection,
+    instance: dg.DagsterInstance,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    state: BatchState,
+) -> None:
+    """Nobody asks for another attempt, which would have ended it."""
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    pipeline = declare()
+    sensor = batch_sensor(pipeline, batch_job(pipeline))
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    launch = next_step(connection, pipeline, instance)
+    assert isinstance(launch, Launch)
+    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
+    claim(log, launch, time, run.run_id)
+
+    def status() -> dg.DagsterRunStatus:
+        assert not sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests
+        found = instance.get_run_by_id(run.run_id)
+        assert found is not None
+        return found.status
+
+    def later(table: str) -> None:
+        connection.execute(sa.text(f"UPDATE forebay.{table} SET ended_at = clock_timestamp() - interval '3 minutes'"))
+
+    assert status() is dg.DagsterRunStatus.STARTED
+    if state is BatchState.COMPLETED:
+        finish(log, launch, time)
+    else:
+        batches.fail_attempt(
+            connection,
+            pipeline_id=log.pipeline_id,
+            batch_time=time,
+            attempt=1,
+            run_id=run.run_id,
+            error="lost",
+            max_attempts=1,
+            retry_after=timedelta(0),
+        )
+    assert status() is dg.DagsterRunStatus.STARTED, "it may be about to say so itself"
+    later("batch_attempts")
+    assert status() is dg.DagsterRunStatus.STARTED, "its process lives, as far as is known"
+    later("processes")
+    assert status() is dg.DagsterRunStatus.FAILURE
+    row = batches.get_batch(connection, log.pipeline_id, time)
+    assert row is not None
+    assert row.state is state
+
+
 def test_m01_concurrent_batches_are_made_in_order_and_no_more_of_them(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:

@@ -92,11 +92,12 @@ def test_an_attempt_that_dies_at_any_step_leaves_each_row_once(path: Path, step:
     assert rows(path) == [("a", 1), ("b", 2)]
 
 
-def test_point_11_an_attempt_that_is_late_changes_nothing(path: Path) -> None:
+@pytest.mark.parametrize("other", [1, 2], ids=["another process of this attempt", "a newer attempt"])
+def test_point_11_an_attempt_that_is_late_changes_nothing(path: Path, other: int) -> None:
     class Slow(DeltaSink):
         def reached(self, step: Step) -> None:
             if step is Step.STAGED:
-                DeltaSink(path).write(words(("a", 2)), attempt(2))
+                DeltaSink(path).write(words(("a", 2)), attempt(other))
 
     with pytest.raises(AttemptOutdatedError, match="attempt 1 changed nothing"):
         Slow(path).write(words(("a", 1)), attempt(1))

@@ -109,11 +109,12 @@ def test_an_attempt_that_dies_at_any_step_leaves_each_row_once(catalog: Catalog,
     assert rows(catalog) == [("a", 1), ("b", 2)]
 
 
-def test_point_11_an_attempt_that_is_late_changes_nothing(catalog: Catalog) -> None:
+@pytest.mark.parametrize("other", [1, 2], ids=["another process of this attempt", "a newer attempt"])
+def test_point_11_an_attempt_that_is_late_changes_nothing(catalog: Catalog, other: int) -> None:
     class Slow(IcebergSink):
         def reached(self, step: Step) -> None:
             if step is Step.STAGED:
-                sink_of(catalog).write(words(("a", 2)), attempt(2))
+                sink_of(catalog).write(words(("a", 2)), attempt(other))
 
     with pytest.raises(AttemptOutdatedError, match="attempt 1 changed nothing"):
         Slow(TABLE, catalog=catalog).write(words(("a", 1)), attempt(1))

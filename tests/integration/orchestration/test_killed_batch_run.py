@@ -5,14 +5,17 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import dagster as dg
 import pytest
 import sqlalchemy as sa
 
+from forebay.dagster import build_definitions
 from orchestration.apply import apply
+from orchestration.following import follow_targets
 from orchestration.settings import Settings
 from orchestration.spark.sinks.sink import Step
 from tests.integration.orchestration import killed_batch_run
@@ -40,41 +43,32 @@ def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield made
 
 
-@pytest.mark.parametrize(
-    ("step", "mode"),
-    [
-        *((step, "append") for step in (*Step, killed_batch_run.PUBLISHING)),
-        (Step.STAGED, "merge"),
-        (Step.COMMITTED, "merge"),
-        (Step.COMMITTED, "overwrite"),
-    ],
-)
-def test_point_27_each_row_once_whichever_step_a_kill_hits(
-    engine: sa.Engine, database_url: str, target: Target, tmp_path: Path, step: str, mode: Mode
-) -> None:
-    settings = Settings(home=tmp_path, database_url=database_url)
-    with connect(engine) as connection:
+class Log:
+    """A driver log with a batch of `words` that has not run."""
+
+    def __init__(self, engine: sa.Engine, connection: sa.Connection, url: str, home: Path, mode: Mode) -> None:
+        self.engine = engine
+        self.connection = connection
+        self.mode: Mode = mode
+        self.settings = Settings(home=home, database_url=url)
         apply(connection, [killed_batch_run.declare(mode)])
         pipeline = get_pipeline(connection, "words")
-        time = pipeline.last_batch_time + timedelta(hours=1)
+        self.pipeline_id = pipeline.pipeline_id
+        self.time = pipeline.last_batch_time + timedelta(hours=1)
         connection.execute(
             sa.text(
                 "INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, "
                 "bytes, blocks) VALUES (:p, :t, :t, 'ALLOCATED', 0, 0, 0)"
             ),
-            {"p": pipeline.pipeline_id, "t": time},
+            {"p": self.pipeline_id, "t": self.time},
         )
+
+    def killed(self, what: str, step: str, *, max_attempts: int = 3) -> None:
+        """Attempt number `what`, or a replay, in a process that dies at a step and is known to be dead."""
         died = subprocess.run(
             [
-                sys.executable,
-                "-m",
-                killed_batch_run.__name__,
-                str(tmp_path),
-                database_url,
-                time.isoformat(),
-                "1",
-                mode,
-                str(step),
+                *(sys.executable, "-m", killed_batch_run.__name__, str(self.settings.home)),
+                *(self.settings.require_database_url(), self.time.isoformat(), what, self.mode, str(step)),
             ],
             cwd=ROOT,
             capture_output=True,
@@ -83,27 +77,114 @@ def test_point_27_each_row_once_whichever_step_a_kill_hits(
             check=False,
         )
         assert died.returncode == -signal.SIGKILL, died.stderr
-        # As the tracker does, when the process's heartbeat stands still.
+        self.bury(max_attempts)
+
+    def bury(self, max_attempts: int = 3) -> None:
+        """As the tracker does, when the process's heartbeat stands still."""
+        [(number, run)] = self.connection.execute(
+            sa.text("SELECT attempt, run_id FROM forebay.batch_attempts WHERE state = 'RUNNING'")
+        ).all()
         batches.fail_attempt(
-            connection,
-            pipeline_id=pipeline.pipeline_id,
-            batch_time=time,
-            attempt=1,
-            run_id="run1",
+            self.connection,
+            pipeline_id=self.pipeline_id,
+            batch_time=self.time,
+            attempt=number,
+            run_id=run,
             error="killed",
-            max_attempts=3,
+            max_attempts=max_attempts,
             retry_after=timedelta(0),
         )
-        killed_batch_run.run(settings, time, 2, mode=mode)
-        batch = batches.get_batch(connection, pipeline.pipeline_id, time)
+
+    def state(self) -> BatchState:
+        batch = batches.get_batch(self.connection, self.pipeline_id, self.time)
         assert batch is not None
-        assert batch.state is BatchState.COMPLETED
-        [commit] = commits_of_batch(connection, pipeline.pipeline_id, time)
+        return batch.state
+
+    def commits(self) -> list[tuple[int, int | None]]:
+        return [(row.attempt, row.rows) for row in commits_of_batch(self.connection, self.pipeline_id, self.time)]
+
+    def follow(self) -> int:
+        return follow_targets(self.engine, killed_batch_run.declare(self.mode), self.pipeline_id)
+
+
+@pytest.fixture
+def log(
+    engine: sa.Engine, database_url: str, target: Target, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Log]:
+    with connect(engine) as connection:
+        yield Log(engine, connection, database_url, tmp_path, getattr(request, "param", "append"))
+
+
+@pytest.mark.parametrize(
+    ("step", "log"),
+    [
+        *((step, "append") for step in (*Step, killed_batch_run.PUBLISHING)),
+        (Step.STAGED, "merge"),
+        (Step.COMMITTED, "merge"),
+        (Step.COMMITTED, "overwrite"),
+    ],
+    indirect=["log"],
+)
+def test_point_27_each_row_once_whichever_step_a_kill_hits(log: Log, target: Target, step: str) -> None:
+    log.killed("1", step)
+    killed_batch_run.run(log.settings, log.time, 2, mode=log.mode)
+    assert log.state() is BatchState.COMPLETED
     assert target.counts() == killed_batch_run.WRITTEN
     took_over = step in (Step.COMMITTED, Step.SWEPT, killed_batch_run.PUBLISHING)
-    assert target.commits() == [(time, 1 if took_over else 2, 3)]
+    assert target.commits() == [(log.time, 1 if took_over else 2, 3)]
+    [commit] = commits_of_batch(log.connection, log.pipeline_id, log.time)
     assert (commit.attempt, commit.rows, commit.location) == (
         1 if step == killed_batch_run.PUBLISHING else 2,
         3,
         "public.counts",
     )
+
+
+def test_the_row_follows_a_replay_that_died_after_its_targets_commit(
+    log: Log, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", log.settings.require_database_url())
+    killed_batch_run.run(log.settings, log.time, 1)
+    log.killed("replay", Step.COMMITTED)
+    assert target.counts() == killed_batch_run.REPLAYED
+    assert log.commits() == [(1, 3)], "what the target had before"
+    tick = compaction_tick(log)
+    assert isinstance(tick, dg.RunRequest)
+    assert log.follow() == 1
+    assert log.commits() == [(2, 1)]
+    assert log.state() is BatchState.COMPLETED
+    assert log.follow() == 0
+    assert isinstance(compaction_tick(log), dg.SkipReason)
+    killed_batch_run.replay(log.settings, log.time)
+    assert log.commits() == [(3, 1)]
+
+
+def test_a_replay_that_died_before_its_targets_commit_changes_no_row(log: Log, target: Target) -> None:
+    killed_batch_run.run(log.settings, log.time, 1)
+    log.killed("replay", Step.IN_TRANSACTION)
+    assert target.counts() == killed_batch_run.WRITTEN
+    assert log.follow() == 0
+    assert log.commits() == [(1, 3)]
+
+
+def test_the_row_follows_a_last_attempt_that_died_after_its_targets_commit(log: Log, target: Target) -> None:
+    """The batch stays quarantined: which outputs it should have had is not for the row to say."""
+    log.killed("1", Step.COMMITTED, max_attempts=1)
+    assert log.state() is BatchState.QUARANTINED
+    assert (target.counts(), log.commits()) == (killed_batch_run.WRITTEN, [])
+    assert log.follow() == 1
+    assert log.commits() == [(1, 3)]
+    assert log.state() is BatchState.QUARANTINED
+
+
+def test_nothing_is_followed_while_an_attempt_runs_or_is_to_come(log: Log) -> None:
+    log.killed("1", Step.COMMITTED)
+    assert log.state() is BatchState.FAILED
+    assert log.follow() == 0, "the next attempt finds it"
+    assert log.commits() == []
+
+
+def compaction_tick(log: Log) -> object:
+    definitions = build_definitions(killed_batch_run.declare(log.mode))
+    schedule = definitions.get_repository_def().get_schedule_def("words_compaction")
+    return schedule(dg.build_schedule_context(scheduled_execution_time=datetime(2026, 1, 1, 12, 20, tzinfo=UTC)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -81,6 +81,38 @@ def test_append_keeps_each_batch_and_a_replay_replaces_its_own_alone(target: Tar
     assert target.commits() == [(TIME, 3, 0), (later, 1, 1)]
 
 
+def test_old_commits_are_forgotten_and_no_attempt_comes_that_they_would_have_refused(target: Target) -> None:
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
+    now = datetime.now(UTC)
+    old, older, newest = (now - timedelta(days=days) for days in (20, 30, 0))
+    for time in (older, old):
+        sink.write(words(("a", 1)), attempt(2, time=time))
+    assert [row[0] for row in target.commits()] == [older, old], "they were committed just now"
+    target.rows(
+        "UPDATE forebay_commits SET committed_at = committed_at - interval '15 days' WHERE batch_time = %s", old
+    )
+    sink.write(words(("b", 2)), attempt(time=newest))
+    assert [row[0] for row in target.commits()] == [older, newest]
+    zombie = replace(attempt(1, time=old), began_at=now - timedelta(days=15))
+    with pytest.raises(AttemptOutdatedError, match="more than 7 days ago"):
+        sink.write(words(("zombie", 1)), zombie)
+    assert target.counts() == [("a", 1), ("a", 1), ("b", 2)]
+    # A replay that begins now replaces the batch's rows as ever.
+    sink.write(words(("c", 3)), replace(attempt(3, time=old), began_at=now))
+    assert target.counts() == [("a", 1), ("b", 2), ("c", 3)]
+
+
+def test_the_newest_commit_stays_however_old_it_is(target: Target) -> None:
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
+    time = datetime.now(UTC) - timedelta(days=30)
+    sink.write(words(("a", 1)), attempt(time=time))
+    target.rows("UPDATE forebay_commits SET committed_at = committed_at - interval '15 days'")
+    sink.write(words(("a", 1)), attempt(2, time=time))
+    target.rows("UPDATE forebay_commits SET committed_at = committed_at - interval '15 days'")
+    sink.write(words(("a", 1)), attempt(time=time - timedelta(days=1)))
+    assert (time, 2, 1) in target.commits()
+
+
 def test_overwrite_shows_the_newest_batch_and_a_replay_of_an_older_one_does_not_bring_it_back(target: Target) -> None:
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="overwrite")
     later = TIME + timedelta(seconds=10)
@@ -141,18 +173,19 @@ def test_point_27_an_attempt_that_dies_at_any_step_leaves_each_row_once(target: 
     assert target.counts() == sorted(whole)
 
 
-def test_point_11_an_attempt_that_is_late_changes_nothing_in_the_target(target: Target) -> None:
-    """While attempt 1 is staged, attempt 2 runs to its end."""
+@pytest.mark.parametrize("other", [1, 2], ids=["another process of this attempt", "a newer attempt"])
+def test_point_11_an_attempt_that_is_late_changes_nothing_in_the_target(target: Target, other: int) -> None:
+    """While attempt 1 is staged, the other runs to its end."""
 
     class Slow(PostgresSink):
         def reached(self, step: Step) -> None:
             if step is Step.STAGED:
-                PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 2)), attempt(2))
+                PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 2)), attempt(other))
 
     with pytest.raises(SinkError):
         Slow(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt(1))
     assert target.counts() == [("a", 2)]
-    assert target.commits() == [(TIME, 2, 1)]
+    assert target.commits() == [(TIME, other, 1)]
     with pytest.raises(AttemptOutdatedError, match="changed nothing"):
         PostgresSink(EnvVar("TARGET_URL"), "counts").write(words(("a", 1)), attempt(1))
     assert target.counts() == [("a", 2)]

@@ -12,7 +12,7 @@ import threading
 import time as clock
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pyarrow.dataset as ds
@@ -21,11 +21,13 @@ import sqlalchemy as sa
 
 from forebay.dagster import build_definitions
 from orchestration.apply import apply
+from orchestration.batch_run import run_batch
 from orchestration.dagster_defs.compaction import compaction_job
 from orchestration.publishing import held, publish_what_is_left, staying
 from orchestration.settings import Settings
 from orchestration.spark.sinks.sink import Step
 from tests.integration.orchestration import killed_publishing
+from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.killed_publishing import COMMITTED, COMPACT, REPLAY, RUN, act, declare
 from tracker_store import batches
 from tracker_store.engine import connect
@@ -173,7 +175,10 @@ def test_the_schedule_asks_for_a_run_that_publishes_and_for_none_when_all_is(
     time = log.run(0, "old")
     skipped = tick(20)
     assert isinstance(skipped, dg.SkipReason)
-    assert skipped.skip_message == "what is committed is published; hours are compacted 10 minutes past the hour"
+    assert (
+        skipped.skip_message
+        == "what is committed is published, and written down; hours are compacted 10 minutes past the hour"
+    )
     assert isinstance(tick(10), dg.RunRequest)
     log.killed(REPLAY, time, "new", COMMITTED)
     assert isinstance(tick(20), dg.RunRequest)
@@ -195,11 +200,37 @@ def test_a_batch_run_killed_between_commit_and_publish_is_published_before_it_is
     assert log.seen() == ["0:first"]
 
 
+def test_one_attempt_in_two_processes_shows_what_was_committed_of_it_first(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is taken for dead and its run launched again, which commits; and then it goes on all the same."""
+    time = log.batch(0)
+    pipeline = declare(log.output)
+    zombies = 0
+
+    def counts(_: object) -> object:
+        nonlocal zombies
+        zombies += 1
+        log.execute("UPDATE forebay.processes SET ended_at = clock_timestamp() WHERE ended_at IS NULL")
+        log.killed(RUN, time, "launched again", COMMITTED)
+        return words(("zombie", 1), ("zombie", 2))
+
+    monkeypatch.setattr(pipeline.outputs["counts"], "function", counts)
+    session: Any = SessionWithoutSpark()
+    run_batch(pipeline, batch_time=time, attempt=1, run_id="run1", settings=log.settings, session=lambda: session)
+    assert zombies == 1
+    assert log.seen() == ["0:launched again"]
+    with connect(log.engine) as connection:
+        [commit] = commits_of_batch(connection, log.pipeline_id, time)
+    assert [str(left) for left in log.output.glob("_attempts/*/*")] == [commit.location]
+    assert (commit.attempt, commit.rows) == (1, 1)
+
+
 def test_one_that_can_not_be_published_holds_up_no_other(log: Log) -> None:
     gone, other = log.run(0, "a"), log.run(1, "b")
     for time in (gone, other):
         log.killed(REPLAY, time, "new", COMMITTED)
-    for directory in log.output.glob(f"_attempts/*{gone:%H%M}00Z/attempt=2"):
+    for directory in log.output.glob(f"_attempts/*{gone:%H%M}00Z/attempt=2-*"):
         directory.rename(directory.with_name("lost"))
     assert publish_what_is_left(log.engine, log.pipeline, log.pipeline_id) == 1
     assert log.seen() == ["0:a", "10:new"]

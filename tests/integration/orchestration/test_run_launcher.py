@@ -147,6 +147,8 @@ def test_cancelling_a_run_that_waits_ends_it_at_once(rig: Rig) -> None:
     run = rig.launch(BATCH)
     assert rig.launcher.terminate(run.run_id)
     assert rig.status(run) is dg.DagsterRunStatus.CANCELED
+    said = [str(entry.get_dagster_event().message) for entry in rig.instance.all_logs(run.run_id)]
+    assert any("is tried again under the next attempt's number" in message for message in said), said
     assert rig.claim(process_id) is None, "a driver would run what was cancelled"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
 from orchestration.settings import Settings
 from orchestration.spark.session import WarmSession, spark_session
@@ -37,6 +38,19 @@ def warm(settings: Settings) -> Iterator[WarmSession]:
 
 def test_a_batch_gets_the_session_that_is_there(warm: WarmSession, settings: Settings) -> None:
     assert spark_session(settings, application="another") is warm.session
+
+
+def test_a_batch_gets_its_own_sql_settings_for_itself_and_what_it_can_not_have_is_said(
+    warm: WarmSession, settings: Settings
+) -> None:
+    before = warm.session.conf.get("spark.sql.shuffle.partitions")
+    wanted = {"spark.sql.shuffle.partitions": "9", "spark.executor.memory": "7g"}
+    with capture_logs() as said:
+        session = spark_session(settings, application="another", configuration=wanted)
+    assert session.conf.get("spark.sql.shuffle.partitions") == "9"
+    assert [entry["keys"] for entry in said if "other settings" in entry["event"]] == [["spark.executor.memory"]]
+    warm.reset()
+    assert session.conf.get("spark.sql.shuffle.partitions") == before
 
 
 def test_the_next_run_sees_nothing_of_what_one_has_set(warm: WarmSession) -> None:

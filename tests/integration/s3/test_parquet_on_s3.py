@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import json
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,7 @@ from tests.integration.orchestration.target_database import TIME, attempt
 from tests.integration.s3.test_s3 import running, server  # noqa: F401  fixtures
 from tests.s3_server import SECRET_KEY, S3Server
 from tracker_store.engine import connect
+from tracker_store.errors import OutcomeUnknownError
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
 
@@ -100,11 +102,112 @@ def test_a_file_of_a_task_that_lost_is_not_published(sink: Stopping) -> None:
     written = sink.write(words(("a", 1)), attempt(1))
     assert sink._objects is not None
     store = open_objects(sink._objects._resolved())
-    key = "_attempts/20260101T120010Z/attempt=1"
+    key = written.location[written.location.index("_attempts/") :]
     [name] = [name for name in objects(sink, key) if name.endswith(".parquet")]
     store.copy(f"{key}/{name}", f"{key}/part-lost.parquet")
     sink.publish(written.location, batch_time=TIME)
     assert seen(sink) == [("a", 1)]
+
+
+def test_one_attempt_in_two_processes_shows_the_one_that_is_committed(sink: Stopping) -> None:
+    older, one, other, newer = (
+        sink.write(words((name, 1)), attempt(n)) for name, n in zip("abcd", (1, 2, 2, 3), strict=True)
+    )
+    sink.publish(one.location, batch_time=TIME)
+    assert seen(sink) == [("b", 1)]
+    assert len({written.location for written in (older, one, other, newer)}) == 4
+    assert len(objects(sink, "_attempts")) == 4, "a file, and what names it, of this one and of the newer one"
+    sink.publish(newer.location, batch_time=TIME)
+    assert seen(sink) == [("d", 1)]
+
+
+HOUR = TIME.replace(minute=0, second=0)
+
+
+def batch(sink: Stopping, minute: int, word: str, number: int = 1) -> datetime:
+    """A batch of the hour, published."""
+    time = HOUR + timedelta(minutes=minute)
+    sink.publish(sink.write(words((word, minute), parts=1), attempt(number, time=time)).location, batch_time=time)
+    return time
+
+
+def keys(sink: Stopping, below: str = "") -> list[str]:
+    assert sink._objects is not None
+    return [key for key, _ in open_objects(sink._objects._resolved()).sizes(below)]
+
+
+def make_older(sink: Stopping) -> None:
+    """As if the hour had been made one 20 minutes ago."""
+    assert sink._objects is not None
+    store = open_objects(sink._objects._resolved())
+    key = f"{HOUR:date=%Y-%m-%d/hour=%H/batch_time=%Y%m%dT%H}/{SUCCESS}"
+    said = json.loads(store.get(key, 0, 1 << 20))
+    said["made"] = (datetime.now(UTC) - timedelta(minutes=20)).isoformat()
+    store.put(key, [json.dumps(said).encode()])
+
+
+def test_the_batches_of_an_hour_become_one_and_each_row_is_seen_once_at_every_step(sink: Stopping) -> None:
+    sink.compact = True
+    times = [batch(sink, minute, word) for minute, word in enumerate("abc")]
+    expected = [("a", 0), ("b", 1), ("c", 2)]
+    assert sink.hours() == [HOUR]
+    committed = dict.fromkeys(times, 1)
+    for step in (Step.STAGED, Step.COMMITTED, Step.SWEPT):
+        sink.stops_at = step
+        with pytest.raises(StoppedError):
+            sink.compact_hour(HOUR, committed)
+        assert seen(sink) == expected
+    sink.stops_at = ""
+    assert keys(sink, "_attempts") == []
+    # What it was made of stays for those who had listed it.
+    assert sink.compact_hour(HOUR, committed) is None
+    assert len(keys(sink)) > 2
+    assert seen(sink) == expected
+    make_older(sink)
+    assert sink.compact_hour(HOUR, committed) is None
+    assert len(keys(sink)) == 2, "the file and what names it"
+    assert seen(sink) == expected
+    assert sink.hours() == []
+    [row] = [row for row in sink.dataset(HOUR.date()).to_table().to_pylist() if row["word"] == "b"]
+    assert (row["_batch_time"], row["batch_time"]) == (times[1], f"{HOUR:%Y%m%dT%H}")
+
+
+def test_a_replay_replaces_its_own_rows_in_a_compacted_hour(sink: Stopping) -> None:
+    sink.compact = True
+    times = [batch(sink, minute, word) for minute, word in enumerate("ab")]
+    assert sink.compact_hour(HOUR, dict.fromkeys(times, 1)) == 2
+    replayed = sink.write(words(("new", 1), ("newer", 2)), attempt(2, time=times[1]))
+    for step, sees in ((Step.STAGED, [("a", 0), ("b", 1)]), (Step.COMMITTED, [("a", 0), ("new", 1), ("newer", 2)])):
+        sink.stops_at = step
+        with pytest.raises(StoppedError):
+            sink.publish(replayed.location, batch_time=times[1])
+        assert seen(sink) == sees
+    sink.stops_at = ""
+    before = keys(sink, "date=2026-01-01")
+    sink.publish(replayed.location, batch_time=times[1])
+    assert keys(sink, "date=2026-01-01") == before, "it was there already"
+    # One that comes out late lies by itself until the next time.
+    batch(sink, 5, "late")
+    assert seen(sink) == [("a", 0), ("late", 5), ("new", 1), ("newer", 2)]
+    assert sink.compact_hour(HOUR, {}) == 4
+    make_older(sink)
+    sink.compact_hour(HOUR, {})
+    assert len(keys(sink, "date=2026-01-01")) == 2
+    assert seen(sink) == [("a", 0), ("late", 5), ("new", 1), ("newer", 2)]
+
+
+def test_who_may_not_change_an_hour_any_more_changes_nothing_that_readers_see(sink: Stopping) -> None:
+    sink.compact = True
+    times = [batch(sink, minute, word) for minute, word in enumerate("ab")]
+
+    def lost() -> None:
+        raise OutcomeUnknownError("the turn is over")
+
+    with pytest.raises(OutcomeUnknownError):
+        sink.compact_hour(HOUR, dict.fromkeys(times, 1), check=lost)
+    assert seen(sink) == [("a", 0), ("b", 1)]
+    assert sink.compact_hour(HOUR, dict.fromkeys(times, 1)) == 2
+    assert seen(sink) == [("a", 0), ("b", 1)]
 
 
 def test_a_result_without_rows_is_a_success_that_names_nothing(sink: Stopping) -> None:

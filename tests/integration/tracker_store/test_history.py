@@ -246,11 +246,9 @@ def test_events_are_forgotten_but_a_receivers_newest_of_each_kind(connection: sa
         )
     letter = StoredDeadLetter("r", 0, 1, BlockHandle(1, 0, 1, 1))
     add_dead_letters(connection, [letter], receiver_id=receiver, epoch=1)
-    ended = register_process(connection, kind=ProcessKind.BATCH_RUN, name="r", host="h", pid=1)
-    agent = register_process(connection, kind=ProcessKind.AGENT, name="h", host="h", pid=1)
+    letter_process = register_process(connection, kind=ProcessKind.BATCH_RUN, name="r", host="h", pid=1)
     alive = register_process(connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=2)
-    for process_id in (ended, agent):
-        deregister_process(connection, process_id)
+    deregister_process(connection, letter_process)
     assert clean_up_events(connection, keep=DAY, max_rows=100).rows == 0
     for table, column in (
         ("receiver_events", "at"),
@@ -265,7 +263,59 @@ def test_events_are_forgotten_but_a_receivers_newest_of_each_kind(connection: sa
     assert list(kinds) == ["STARTED", "ERROR"]
     assert connection.execute(sa.text("SELECT unread_records FROM forebay.cleanup_events")).scalars().all() == [5]
     processes = connection.execute(sa.text("SELECT id FROM forebay.processes ORDER BY id")).scalars()
-    assert list(processes) == [agent, alive]
+    assert list(processes) == [alive]
+
+
+def test_processes_that_ended_long_ago_are_forgotten_but_those_that_somebody_goes_on_from(
+    connection: sa.Connection,
+) -> None:
+    log = make_log(connection)
+
+    def ended(kind: ProcessKind, name: str) -> int:
+        process_id = register_process(connection, kind=kind, name=name, host="h", pid=1)
+        deregister_process(connection, process_id)
+        return process_id
+
+    gone = [ended(ProcessKind.AGENT, "gone"), ended(ProcessKind.BATCH_DRIVER, "driver")]
+    gone.append(ended(ProcessKind.AGENT, "drained"))
+    drained = ended(ProcessKind.AGENT, "drained")
+    for process_id in (gone[-1], drained):
+        connection.execute(sa.text("UPDATE forebay.processes SET draining = true WHERE id = :p"), {"p": process_id})
+    placed = ended(ProcessKind.AGENT, "placed")
+    connection.execute(sa.text("UPDATE forebay.receivers SET agent_id = :p"), {"p": placed})
+    asked_about = ended(ProcessKind.BATCH_DRIVER, "asked about")
+    connection.execute(
+        sa.text(
+            "INSERT INTO forebay.run_queue (run_id, location, process_id, claimed_at) "
+            "VALUES ('r', 'l', :p, clock_timestamp())"
+        ),
+        {"p": asked_about},
+    )
+    alive = register_process(connection, kind=ProcessKind.AGENT, name="alive", host="h", pid=1)
+    assert clean_up_events(connection, keep=DAY, max_rows=100).rows == 0
+    connection.execute(sa.text("UPDATE forebay.processes SET ended_at = ended_at - interval '2 d'"))
+    assert clean_up_events(connection, keep=DAY, max_rows=100).rows == len(gone)
+    left = connection.execute(sa.text("SELECT id FROM forebay.processes ORDER BY id")).scalars()
+    assert list(left) == [drained, placed, asked_about, alive]
+    assert log.receiver_ids
+
+
+def test_what_readers_do_not_see_yet_is_not_forgotten(connection: sa.Connection) -> None:
+    log, times = made(connection, 4)
+    for time in times:
+        run(log, time)
+    connection.execute(
+        sa.text(
+            "INSERT INTO forebay.output_commits (pipeline_id, output, batch_time, attempt, location, to_publish) "
+            "VALUES (:p, 'counts', :t, 1, '/x', true)"
+        ),
+        {"p": log.pipeline_id, "t": times[1]},
+    )
+    assert forget(log).rows == 2
+    assert left(log) == [times[1], times[3]]
+    connection.execute(sa.text("UPDATE forebay.output_commits SET to_publish = false"))
+    assert forget(log).rows == 1
+    assert left(log) == [times[3]]
 
 
 def test_a_deposed_leader_forgets_nothing(connection: sa.Connection) -> None:

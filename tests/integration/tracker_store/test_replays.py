@@ -241,6 +241,71 @@ def test_point_23_a_quarantined_batch_is_completed_when_all_its_outputs_are_ther
     assert log.connection.execute(sa.text("SELECT count(*) FROM forebay.kept_blocks")).scalar_one() == 0
 
 
+def test_a_row_follows_the_targets_commit_of_an_attempt_that_has_ended_and_never_goes_back(log: Log) -> None:
+    def follow(attempt: int, time: datetime = T1) -> bool:
+        return outputs.follow_commit(
+            log.connection,
+            pipeline_id=log.pipeline_id,
+            batch_time=time,
+            attempt=attempt,
+            output="counts",
+            location=f"/attempt={attempt}",
+            rows=attempt,
+        )
+
+    def to_follow() -> list[tuple[str, datetime]]:
+        return outputs.commits_to_follow(
+            log.connection, log.pipeline_id, ["counts"], within=timedelta(hours=1), limit=10
+        )
+
+    assert not follow(1), "no attempt has begun"
+    claim(log)
+    assert not follow(1), "it writes its row itself"
+    complete(log)
+    assert not follow(1), "it is there"
+    failed, replayed = claim_replay(log), 3
+    assert not follow(failed)
+    assert to_follow() == []
+    fail(log, failed)
+    assert to_follow() == [("counts", T1)]
+    assert claim_replay(log) == replayed
+    assert to_follow() == [], "whoever runs finds out"
+    commit(log, replayed)
+    assert not follow(failed), "a newer one is committed"
+    fail(log, replayed)
+    assert to_follow() == []
+    fail(log, claim_replay(log))
+    assert follow(4)
+    assert outputs.commits_of_batch(log.connection, log.pipeline_id, T1)[0].attempt == 4
+    assert not follow(2, T2), "that batch's next attempt will do it"
+    log.connection.execute(sa.text("UPDATE forebay.batch_attempts SET ended_at = ended_at - interval '2 hours'"))
+    fail(log, claim_replay(log))
+    log.connection.execute(sa.text("UPDATE forebay.batch_attempts SET ended_at = ended_at - interval '2 hours'"))
+    assert to_follow() == []
+
+
+def test_m08_a_batchs_history_has_every_attempt_and_replay_with_what_it_brought_out(log: Log) -> None:
+    claim(log)
+    fail(log, 1, max_attempts=3)
+    claim(log, 2)
+    commit(log, 2, output="others")
+    complete(log, 2)
+    number = claim_replay(log)
+    commit(log, number)
+    rows = log.connection.execute(
+        sa.text(
+            "SELECT batch_time, attempt, kind, attempt_state, run_id, error, outputs, host, duration IS NULL AS runs, "
+            "state FROM forebay.batch_history WHERE pipeline = 'words' ORDER BY batch_time, attempt"
+        )
+    ).all()
+    assert [tuple(row) for row in rows] == [
+        (T1, 1, "run", "FAILED", "run1", "boom", None, "h", False, "COMPLETED"),
+        (T1, 2, "run", "SUCCEEDED", "run2", "", ["others"], "h", False, "COMPLETED"),
+        (T1, 3, "replay", "RUNNING", "replay", "", ["counts"], "h", True, "COMPLETED"),
+        *((time, None, None, None, None, None, None, None, True, "ALLOCATED") for time in (T2, T3)),
+    ]
+
+
 def test_w09_a_replay_that_runs_holds_clean_up_back_with_its_window(log: Log) -> None:
     finish(log, T1, T2, T3)
     number = claim_replay(log, T2, reach=2 * INTERVAL)

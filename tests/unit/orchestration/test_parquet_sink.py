@@ -16,7 +16,8 @@ import pytest
 from forebay import EnvVar, ParquetSink
 from orchestration.pipeline import DeclarationError
 from orchestration.spark.sinks import directories
-from orchestration.spark.sinks.parquet_names import ATTEMPTS, batch_directory
+from orchestration.spark.sinks.parquet_names import ATTEMPTS, attempt_directory, batch_directory
+from orchestration.spark.sinks.parquet_object_hours import hours_with_work
 from orchestration.spark.sinks.sink import SinkError
 from tracker_store.errors import OutcomeUnknownError
 
@@ -33,7 +34,7 @@ def sink(tmp_path: Path) -> ParquetSink:
 
 def attempt(sink: ParquetSink, number: int, *files: list[int]) -> str:
     """An attempt's directory as Spark leaves it."""
-    directory = sink.path / ATTEMPTS / "20260101T120010Z" / f"attempt={number}"
+    directory = sink.path / attempt_directory(TIME, number)
     directory.mkdir(parents=True)
     (directory / "_SUCCESS").touch()
     for index, values in enumerate(files):
@@ -76,6 +77,16 @@ def test_another_attempt_replaces_what_was_published_and_adds_nothing(sink: Parq
     assert [entry.name for entry in hour.iterdir() if entry.name[0] != "."] == ["batch_time=20260101T120010Z"]
 
 
+def test_what_can_not_be_committed_any_more_goes_when_another_is_published(sink: ParquetSink) -> None:
+    """Of this attempt by another process, and of older attempts; a newer one's may be written at this moment."""
+    made = [attempt(sink, number, [number]) for number in (1, 2, 2, 3)]
+    named_before = sink.path / ATTEMPTS / "20260101T120010Z" / "attempt=1"
+    named_before.mkdir()
+    sink.publish(made[1], batch_time=TIME)
+    assert visible(sink) == [2]
+    assert {str(left) for left in sink.path.glob("_attempts/*/*")} == {made[1], made[3]}
+
+
 @pytest.mark.parametrize("left", [".batch_time=20260101T120010Z.attempt=1", ".batch_time=20260101T120010Z.replaced"])
 def test_what_a_crash_left_half_done_is_done_again(sink: ParquetSink, left: str) -> None:
     location = attempt(sink, 1, [1])
@@ -94,7 +105,7 @@ def test_a_result_without_rows_is_published_as_nothing(sink: ParquetSink) -> Non
 
 def test_a_batch_that_is_replaced_is_never_absent(sink: ParquetSink) -> None:
     """Two renames would leave a moment without it: here the two directories change places in one step."""
-    first, second = attempt(sink, 1, [1]), attempt(sink, 2, [2])
+    first, *others = [attempt(sink, number, [number]) for number in range(1, 202)]
     sink.publish(first, batch_time=TIME)
     target = sink.path / batch_directory(TIME)
     absent: list[bool] = []
@@ -106,9 +117,8 @@ def test_a_batch_that_is_replaced_is_never_absent(sink: ParquetSink) -> None:
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    for _ in range(200):
-        sink.publish(second, batch_time=TIME)
-        sink.publish(first, batch_time=TIME)
+    for other in others:
+        sink.publish(other, batch_time=TIME)
     done.set()
     thread.join(10)
     assert len(absent) > 100
@@ -205,9 +215,16 @@ def test_an_object_store_that_can_not_be_is_refused_where_it_is_declared(path: s
     assert "word" not in str(refused.value).replace("password", "")
 
 
-def test_objects_are_not_compacted() -> None:
-    with pytest.raises(DeclarationError, match="compact=True is for directories alone"):
-        ParquetSink("s3://bucket/x", compact=True)
+def test_which_hours_of_an_object_store_have_work_is_seen_by_names_alone() -> None:
+    hour = "date=2026-01-01/hour"
+    keys = [
+        *(f"{hour}=00/batch_time=20260101T000{minute}00Z/{name}" for minute in (1, 2) for name in ("_SUCCESS", "a")),
+        *(f"{hour}=01/batch_time=20260101T01/{name}" for name in ("_SUCCESS", "part-a")),
+        *(f"{hour}=02/batch_time=20260101T02/{name}" for name in ("_SUCCESS", "part-a", "part-replaced")),
+        *(f"{hour}=03/batch_time=20260101T030000Z/{name}" for name in ("_SUCCESS", "a", "b", "c")),
+        "_attempts/20260101T000100Z/attempt=1-00/part-a",
+    ]
+    assert [time.hour for time in hours_with_work(keys)] == [0, 2]
 
 
 def test_the_declaration_holds_references_and_where_the_files_lie() -> None:

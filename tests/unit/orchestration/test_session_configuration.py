@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
-from orchestration.dagster_defs.assets import output_assets
+from orchestration.dagster_defs.build_definitions import build_definitions
 from orchestration.dagster_defs.spark_resource import SparkResourceError, spark_configuration
+from orchestration.modules import load_pipelines
+from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
 from orchestration.spark import shipping
-from orchestration.spark.session import session_configuration
+from orchestration.spark.session import session_configuration, shared_configuration, spark_master
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from orchestration.pipeline import Pipeline
 
 CLUSTERS = Path(__file__).parents[3] / "docs" / "how-to" / "clusters.md"
 
@@ -98,22 +99,28 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("definitions", None)
 
 
-def test_the_pages_definitions_carry_their_configuration(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestration.dagster_defs import build_definitions as module  # noqa: PLC0415
-
-    seen: list[object] = []
-
-    def noted(pipeline: Pipeline, spark: dict[str, str]) -> object:
-        seen.append(spark)
-        return output_assets(pipeline, spark)
-
-    monkeypatch.setattr(module, "output_assets", noted)
+def test_the_pages_definitions_carry_their_configuration(modules: Path) -> None:
     [code] = re.findall(
         r"^```python file=definitions\.py\n(.*?)^```$", CLUSTERS.read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
     (modules / "definitions.py").write_text(code, encoding="utf-8")
-    __import__("definitions")
-    assert seen == [{"spark.master": "spark://spark-master:7077", "spark.executor.memory": "4g"}]
+    [pipeline] = load_pipelines("definitions.py")
+    wanted = {"spark.master": "spark://spark-master:7077", "spark.executor.memory": "4g"}
+    assert pipeline.spark_configuration == wanted
+    build_definitions(pipeline)
+    assert pipeline.spark_configuration == wanted, "as the code location of `forebay up` builds them again"
+    assert spark_master(settings(), pipeline.spark_configuration) == "spark://spark-master:7077"
+
+
+def test_one_session_for_several_pipelines_has_what_any_of_them_asks_for() -> None:
+    first, second, third = (Pipeline(name, interval="10s") for name in ("first", "second", "third"))
+    second.spark_configuration = {"spark.executor.memory": "4g", "spark.ui.enabled": "false"}
+    third.spark_configuration = {"spark.executor.memory": "8g", "spark.x": "1"}
+    assert shared_configuration([first, second]) == second.spark_configuration
+    with capture_logs() as said:
+        shared = shared_configuration([first, second, third])
+    assert shared == {"spark.executor.memory": "4g", "spark.ui.enabled": "false", "spark.x": "1"}
+    assert said[0]["keys"] == ["spark.executor.memory"]
 
 
 def test_the_archive_is_the_code_that_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

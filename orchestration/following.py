@@ -1,0 +1,82 @@
+"""Has `output_commits` follow what targets have committed, where an attempt died between its two commits.
+
+A transactional target's own commit decides. Of a batch that is tried again the next attempt writes the row
+(``output_run``); what is left are replays that failed, whose batch stays COMPLETED under the row of an older attempt,
+and batches whose last attempt failed. It asks the target, and changes nothing there.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestration.spark.sinks.sink import OutputAttempt, SinkError
+from tracker_store import batches, outputs
+from tracker_store.engine import connect
+from tracker_store.errors import DriverLogError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    import sqlalchemy as sa
+
+    from orchestration.pipeline import Output, Pipeline
+
+# After its end an attempt is asked after for so long: its process may have been taken for dead, and commit then.
+FOLLOWED_FOR = timedelta(hours=1)
+MOST_FOLLOWED = 1000
+
+log = structlog.get_logger(__name__)
+
+
+def followed_outputs(pipeline: Pipeline) -> list[Output]:
+    """The outputs whose target has commits of its own."""
+    return [output for output in pipeline.outputs.values() if output.sink.commits]
+
+
+def to_follow(
+    connection: sa.Connection, pipeline_id: int, outputs_: Sequence[Output], *, limit: int = MOST_FOLLOWED
+) -> list[tuple[str, datetime]]:
+    """Outputs of batches whose target may have committed what no row says. No locks."""
+    names = [output.name for output in outputs_]
+    return outputs.commits_to_follow(connection, pipeline_id, names, within=FOLLOWED_FOR, limit=limit)
+
+
+def follow_targets(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int) -> int:
+    """Ask the targets, and write the rows that are missing; returns how many. What fails is said, and left."""
+    by_name = {output.name: output for output in followed_outputs(pipeline)}
+    if not by_name:
+        return 0
+    with connect(engine) as connection:
+        left = to_follow(connection, pipeline_id, list(by_name.values()))
+    followed = 0
+    for name, batch_time in left:
+        about = {"pipeline": pipeline.name, "output": name, "batch_time": batch_time.isoformat()}
+        try:
+            with connect(engine) as connection:
+                runs = batches.runs_of_batch(connection, pipeline_id, batch_time)
+            # It is no attempt: it only asks.
+            asking = OutputAttempt(pipeline.name, pipeline_id, name, batch_time, 0, "", runs)
+            found = by_name[name].sink.committed(asking)
+            if found is None:
+                continue
+            with connect(engine) as connection:
+                wrote = outputs.follow_commit(
+                    connection,
+                    pipeline_id=pipeline_id,
+                    batch_time=batch_time,
+                    attempt=found.attempt,
+                    output=name,
+                    location=found.written.location,
+                    rows=found.written.rows,
+                )
+        except (DriverLogError, SinkError, OSError) as error:
+            log.warning("could not ask an output's target what it has", error=str(error), **about)
+            continue
+        if wrote:
+            log.warning("the target has what an attempt committed before it failed", attempt=found.attempt, **about)
+            followed += 1
+    return followed

@@ -1,0 +1,85 @@
+"""A batch that is allocated, to be run by a program of its own on whatever Spark there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from orchestration.apply import apply
+from orchestration.settings import Settings
+from tests.stored_lines import LineReceiver
+from tracker_store.pipelines import get_pipeline
+from tracker_store.received_block_tracker import ReceivedBlockTracker
+from tracker_store.receivers import placements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestration.pipeline import Pipeline
+
+ROOT = Path(__file__).parents[3]
+LINES = 40
+
+
+class AllocatedBatch:
+    """A batch of `pipeline`, which has one receiver: 40 blocks of a line each, "all word0" to "all word39"."""
+
+    def __init__(self, connection: sa.Connection, url: str, directory: Path, pipeline: Pipeline) -> None:
+        self._settings = Settings(home=directory / "home", database_url=url)
+        self._directory = directory
+        apply(connection, [pipeline])
+        [placement] = placements(connection)
+        lines = LineReceiver(connection, self._settings.block_store_roots, placement.receiver_id)
+        for number in range(LINES):
+            lines.receive([f"all word{number}"])
+        lines.close()
+        row = get_pipeline(connection, pipeline.name)
+        self._time: datetime = row.last_batch_time
+        connection.execute(
+            sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": self._time - timedelta(hours=1)}
+        )
+        connection.execute(sa.text("UPDATE forebay.blocks SET added_at = :t"), {"t": self._time - timedelta(minutes=1)})
+        ReceivedBlockTracker(connection, row.pipeline_id).allocate_blocks_to_batch(self._time)
+
+    def run(
+        self,
+        program: str,
+        output: Path,
+        *,
+        master: str,
+        configuration: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> list[int]:
+        """Run `program`, beside this file, in a process of its own; what it prints: the rows of each output."""
+        done = subprocess.run(
+            [
+                sys.executable,
+                str(ROOT / "tests" / "integration" / "cluster" / program),
+                str(output),
+                self._time.isoformat(),
+            ],
+            env={
+                **os.environ,
+                **(environment or {}),
+                "PYTHONPATH": str(ROOT),
+                "FOREBAY_HOME": str(self._settings.home),
+                "FOREBAY_DATABASE_URL": self._settings.require_database_url(),
+                "FOREBAY_SPARK_MASTER": master,
+                "FOREBAY_SPARK_CONFIGURATION": json.dumps(dict(configuration or {})),
+            },
+            cwd=self._directory,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=400,
+        )
+        assert done.returncode == 0, done.stderr
+        rows: list[int] = json.loads(done.stdout.splitlines()[-1])
+        return rows

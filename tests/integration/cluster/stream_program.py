@@ -1,0 +1,38 @@
+"""Reads what is there of the stream `lines` by a streaming query: FOREBAY_SPARK_MASTER says where. Ends then."""
+
+from __future__ import annotations
+
+import sys
+
+from orchestration.settings import Settings
+from orchestration.spark.session import spark_session
+
+
+def main(output: str) -> None:
+    """Write each line to files below `output`, from the checkpoint beside it."""
+    settings = Settings()
+    session = spark_session(settings, application="lines")
+    lines = (
+        session.readStream.format("forebay")
+        .option("database_url", settings.require_database_url())
+        .option("block_store", settings.block_store_roots)
+        .option("stream", "lines")
+        .option("reader", "connected")
+        .load()
+    )
+    query = (
+        lines.writeStream.format("parquet")
+        .option("path", output)
+        .option("checkpointLocation", f"{output}-checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    failure = query.exception()
+    if failure is not None:
+        raise failure
+    sys.stdout.write("[]\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

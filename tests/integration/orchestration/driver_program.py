@@ -1,0 +1,47 @@
+"""A batch driver of the module definitions.py in the working directory, alone, until it should be replaced.
+
+Prints the setting of its session that is asked for; then changes the module, and prints why it should be replaced.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+from orchestration.run_launcher.batch_driver import BatchDriver
+from orchestration.run_launcher.driver_registration import DriverRegistration
+from orchestration.settings import Settings
+from tracker_store.engine import create_engine
+
+
+def main(key: str) -> None:
+    """Until it has drained."""
+    settings = Settings()
+    engine = create_engine(settings.require_database_url(), application_name="tests", pool_size=1)
+    drain = threading.Event()
+    module = Path("definitions.py")
+
+    def ready() -> None:
+        assert driver._session is not None
+        sys.stdout.write(f"{driver._session.session.conf.get(key)}\n")
+        module.write_text(module.read_text(encoding="utf-8") + "# another configuration\n", encoding="utf-8")
+
+    def replaced(why: str) -> bool:
+        sys.stdout.write(f"{why}\n")
+        drain.set()
+        return True
+
+    driver = BatchDriver(
+        settings,
+        registration=DriverRegistration(engine, host="h", location="forebay"),
+        drain=drain,
+        on_ready=ready,
+        ask_for_successor=replaced,
+    )
+    driver.run()
+    engine.dispose()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,76 @@
+"""A batch driver's session is made with what build_definitions(spark=...) says in its module."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestration.apply import apply
+from orchestration.modules import load_pipelines
+from tests.integration.orchestration import driver_program
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).parents[3]
+DEFINITIONS = """\
+from types import SimpleNamespace
+
+from forebay import ConsoleSink, Pipeline, Stream
+from forebay.dagster import build_definitions
+from forebay.sources import SocketText
+
+pipeline = Pipeline("words", interval="1h")
+
+
+@pipeline.output(inputs=[Stream("lines", SocketText(host="127.0.0.1", port=9999))], sink=ConsoleSink())
+def lines(lines):
+    return lines
+
+
+# What a PySparkResource has.
+spark = SimpleNamespace(spark_config={"spark": {"executor.memory": "567m"}, "spark.master": "local[1]"})
+defs = build_definitions(pipeline, spark=spark)
+"""
+
+
+def test_a_driver_has_the_resources_configuration_and_is_replaced_when_it_changes(
+    engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "dagster"
+    home.mkdir()
+    (home / "dagster.yaml").touch()
+    (tmp_path / "definitions.py").write_text(DEFINITIONS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with connect(engine) as connection:
+        apply(connection, load_pipelines("definitions.py"))
+    sys.modules.pop("definitions", None)
+    done = subprocess.run(
+        [sys.executable, str(Path(driver_program.__file__)), "spark.executor.memory"],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "DAGSTER_HOME": str(home),
+            "FOREBAY_HOME": str(tmp_path / "home"),
+            "FOREBAY_DATABASE_URL": database_url,
+            "FOREBAY_MODULE": "definitions.py",
+            "FOREBAY_SPARK_CONFIGURATION": '{"spark.executor.memory": "999m"}',
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if not line.startswith("20")]
+    assert said[0] == "567m"
+    assert said[1].endswith("definitions.py is not as it was loaded")
