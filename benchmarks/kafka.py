@@ -1,7 +1,11 @@
-"""How fast the Kafka source is: a topic to registered blocks, beside a bare loop that consumes and keeps nothing.
+"""How fast the Kafka source is: a topic to registered blocks.
 
-Run as ``python -m benchmarks.kafka [--json] [--quick]``. The broker is Apache Kafka itself on loopback, which Maven
-brings (``tests/kafka_broker.py``); it shares the machine with what is measured.
+Beside it, in the same run and on the same topic: a bare loop of the client's that consumes and keeps nothing, the same
+receiver that reads records as objects, and Structured Streaming's Kafka source that writes Parquet
+(`benchmarks.kafka_spark`; ``--no-spark`` leaves it out).
+
+Run as ``python -m benchmarks.kafka [--json] [--quick] [--no-spark]``. The broker is Apache Kafka itself on loopback,
+which Maven brings (``tests/kafka_broker.py``); it shares the machine with what is measured.
 """
 
 from __future__ import annotations
@@ -11,12 +15,13 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from benchmarks.kafka_spark import CORES, StructuredStreaming, receive_with_spark
 from benchmarks.report import Report, machine, rate_figure, time_figure
 from benchmarks.server import running_server
 from receiver_runtime.sources.kafka import Kafka
@@ -66,80 +71,135 @@ def fill(broker: KafkaBroker, records: int) -> None:
     producer.flush(60)
 
 
-def bare_loop(broker: KafkaBroker, records: int, number: int) -> float:
-    """Records per second, from the first that comes to the last."""
-    consumer = Consumer(
-        {"bootstrap.servers": broker.address, "group.id": f"bare-{number}", "auto.offset.reset": "earliest"}
-    )
-    consumer.subscribe([_TOPIC])
-    first, got = 0.0, 0
-    begun = 0
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    while got < records:
-        got += len(consumer.consume(_AT_ONCE, 0.2))
-        if got and not begun:
-            first, begun = time.perf_counter(), got
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the bare loop got {got} of {records} records")
-    rate = (got - begun) / (time.perf_counter() - first)
-    consumer.close()
-    return rate
-
-
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one receiver did; CPU in seconds per million records, its start included."""
+    """What one of them did between its first records and its last; CPU in seconds per million records."""
 
     records_per_second: float
     cpu_per_million: float
 
 
-def receive(broker: KafkaBroker, url: str, directory: Path, records: int, number: int) -> Received:
+def bare_loop(broker: KafkaBroker, records: int, number: int) -> Received:
+    """The client alone, in this process."""
+    consumer = Consumer(
+        {"bootstrap.servers": broker.address, "group.id": f"bare-{number}", "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([_TOPIC])
+    first, got = 0.0, 0
+    begun, cpu = 0, 0.0
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while got < records:
+        got += len(consumer.consume(_AT_ONCE, 0.2))
+        if got and not begun:
+            first, begun, cpu = time.perf_counter(), got, time.process_time()
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the bare loop got {got} of {records} records")
+    rate = (got - begun) / (time.perf_counter() - first)
+    cpu = (time.process_time() - cpu) / (got - begun) * 1e6
+    consumer.close()
+    return Received(rate, cpu)
+
+
+def receive(
+    broker: KafkaBroker, url: str, directory: Path, records: int, number: int, fetch: Literal["columns", "objects"]
+) -> Received:
     """One receiver with the defaults, from its first registered block to its last."""
-    source = Kafka(bootstrap_servers=broker.address, topics=(_TOPIC,), group=f"forebay-{number}")
-    rig = SourceRig.make(url, directory / f"round-{number}", source, stream=f"round{number}", block_interval="200ms")
+    name = f"{fetch}{number}"
+    source = Kafka(bootstrap_servers=broker.address, topics=(_TOPIC,), group=f"forebay-{name}", fetch=fetch)
+    rig = SourceRig.make(url, directory / name, source, stream=name, block_interval="200ms")
     try:
         process = psutil.Process(rig.start().pid)
         deadline = time.monotonic() + _DEADLINE_SECONDS
-        while rig.registered() < records:
+        marks: list[tuple[int, float]] = []
+        while (registered := rig.registered()) < records or not marks:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{rig.registered()} of {records} records are registered:\n{rig.logs()}")
-            time.sleep(0.05)
-        times = process.cpu_times()
+                raise RuntimeError(f"{registered} of {records} records are registered:\n{rig.logs()}")
+            if registered and not marks:
+                marks.append((registered, _cpu(process)))
+            time.sleep(0.01)
+        marks.append((registered, _cpu(process)))
         [(rate,)] = rig.execute(
             "SELECT (max(total_records) - min(total_records)) / extract(epoch FROM max(added_at) - min(added_at)) "
             "FROM forebay.blocks WHERE receiver_id = :id AND records > 0",
             id=rig.receiver_ids[0],
         )
-        return Received(float(rate), (times.user + times.system) / records * 1e6)
+        (before, cpu_before), (after, cpu_after) = marks
+        return Received(float(rate), (cpu_after - cpu_before) / max(1, after - before) * 1e6)
     finally:
         rig.close()
 
 
-def measure(report: Report, broker: KafkaBroker, url: str, sizes: Sizes, directory: Path) -> None:
-    """Both sides in turn."""
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def measure(
+    report: Report, broker: KafkaBroker, url: str, sizes: Sizes, directory: Path, *, with_spark: bool = True
+) -> None:
+    """All of them in turn."""
     report.section(f"{sizes.records:,} records of {_RECORD_BYTES} bytes, {_PARTITIONS} partitions")
     fill(broker, sizes.records)
-    bare: list[float] = []
+    bare: list[Received] = []
     ours: list[Received] = []
+    objects: list[Received] = []
+    spark: list[StructuredStreaming] = []
     for number in range(sizes.rounds):
         bare.append(bare_loop(broker, sizes.records, number))
-        ours.append(receive(broker, url, directory, sizes.records, number))
+        ours.append(receive(broker, url, directory, sizes.records, number, "columns"))
+        objects.append(receive(broker, url, directory, sizes.records, number, "objects"))
+        if with_spark:
+            spark.append(receive_with_spark(broker.address, _TOPIC, directory / f"spark{number}", sizes.records))
+    rates = [one.records_per_second for one in ours]
     report.add(
         rate_figure(
             "topic to registered blocks",
-            [one.records_per_second for one in ours],
-            bare,
+            rates,
+            [one.records_per_second for one in bare],
             peer_name="bare consume loop",
             unit="records/s",
             aim=_AIM,
         ),
-        time_figure("CPU per million records", _middle(ours), None, peer_name="", unit="CPU s"),
+        rate_figure(
+            "by columns beside by objects",
+            rates,
+            [one.records_per_second for one in objects],
+            peer_name='our fetch="objects"',
+            unit="records/s",
+        ),
+        time_figure(
+            "CPU per million records", _middle(ours), _middle(bare), peer_name="bare consume loop", unit="CPU s"
+        ),
+        time_figure(
+            "CPU, by columns beside by objects",
+            _middle(ours),
+            _middle(objects),
+            peer_name='our fetch="objects"',
+            unit="CPU s",
+        ),
     )
+    if spark:
+        report.add(
+            rate_figure(
+                "beside Structured Streaming",
+                rates,
+                [one.records_per_second for one in spark],
+                peer_name=f"Structured Streaming to Parquet, {CORES} tasks",
+                unit="records/s",
+            ),
+            rate_figure(
+                "records per CPU second",
+                [1e6 / one.cpu_per_million for one in ours],
+                [1e6 / one.cpu_per_million for one in spark],
+                peer_name="Structured Streaming to Parquet",
+                unit="records",
+                aim=_AIM,
+            ),
+        )
 
 
-def _middle(ours: Sequence[Received]) -> float:
-    return sorted(one.cpu_per_million for one in ours)[len(ours) // 2]
+def _middle(found: Sequence[Received]) -> float:
+    return sorted(one.cpu_per_million for one in found)[len(found) // 2]
 
 
 def main() -> None:
@@ -147,6 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kafka", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--quick", action="store_true", help="one short round: to see that it works")
+    parser.add_argument("--no-spark", action="store_true", help="leave Structured Streaming out, which takes Maven")
     arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="forebay-benchmark-") as name,
@@ -156,7 +217,8 @@ def main() -> None:
         broker.start()
         try:
             report = Report("kafka", machine(postgres=server.version()))
-            measure(report, broker, server.url, _QUICK if arguments.quick else _FULL, Path(name))
+            sizes = _QUICK if arguments.quick else _FULL
+            measure(report, broker, server.url, sizes, Path(name), with_spark=not arguments.no_spark)
         finally:
             broker.kill()
     report.print(as_json=arguments.json)

@@ -70,9 +70,16 @@ class BlockHandler:
         return EncodedBlock(payload, sum(batch.num_rows for batch in batches))
 
     def store_block(
-        self, block: EncodedBlock | Sequence[pa.RecordBatch], *, sequence: int, registered_through: int
+        self,
+        block: EncodedBlock | Sequence[pa.RecordBatch],
+        *,
+        sequence: int,
+        registered_through: int,
+        source_rule: SourceRule | None = None,
     ) -> NewBlock:
         """Store one block; on return it survives a crash and waits to be registered.
+
+        ``source_rule`` is this block's own, where it is not that of the others.
 
         Raises: as ``WriteAheadLog.write``, and InvalidFrameError for a block without records.
         """
@@ -80,7 +87,7 @@ class BlockHandler:
         frame = encode_frame(
             encoded.payload,
             kind=FrameKind.BLOCK,
-            source_rule=self._source_rule,
+            source_rule=self._source_rule if source_rule is None else source_rule,
             receiver_id=self._receiver_id,
             epoch=self._epoch,
             sequence=sequence,

@@ -14,19 +14,21 @@ import structlog
 
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.clock import Clock, SystemClock
-from tracker_store.blocks import open_partition
+from tracker_store.blocks import known_keys, open_partition
 from tracker_store.dead_letters import add_dead_letters
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.segments import open_segment, seal_segment
+from tracker_store.source_positions import forget_partitions, peers_of, source_positions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import sqlalchemy as sa
 
     from tracker_store.blocks import Position
     from tracker_store.dead_letters import StoredDeadLetter
+    from tracker_store.source_positions import Peer
 
 _log = structlog.get_logger(__name__)
 
@@ -136,6 +138,31 @@ class SourcePositions(Protocol):
         """Where to read a partition from; before its first read that is ``start_offset``, put down as its origin."""
         ...
 
+    def all_of(self, source: str) -> Mapping[str, Position]:
+        """Where each partition of a source stands that the stream has read."""
+        ...
+
+    def forget(self, source: str, partitions: Sequence[str]) -> None:
+        """Nobody will read these again: take their positions away, once their blocks are gone."""
+        ...
+
+    def peers(self) -> Sequence[Peer]:
+        """Who reads the stream now, this receiver among them. Asked once: raises where the driver log is away."""
+        ...
+
+    @property
+    def receiver_id(self) -> int:
+        """Whose these are."""
+        ...
+
+
+class KnownKeys(Protocol):
+    """The idempotency keys of a stream's records in the driver log."""
+
+    def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
+        """Which of them the stream has received within its window; without ``wait`` none, where that can't be asked."""
+        ...
+
 
 class ReceiverDriverLog:
     """The rows that one epoch of one receiver writes besides its blocks."""
@@ -193,6 +220,46 @@ class ReceiverDriverLog:
             ),
             listener=self._listener,
         )
+
+    @property
+    def receiver_id(self) -> int:
+        """Of the receiver."""
+        return self._receiver_id
+
+    def all_of(self, source: str) -> Mapping[str, Position]:
+        """Where each partition of a source stands."""
+        return self._driver_log.until_answered(
+            "read the positions of a source",
+            lambda connection: source_positions(connection, receiver_id=self._receiver_id, source=source),
+            listener=self._listener,
+        )
+
+    def forget(self, source: str, partitions: Sequence[str]) -> None:
+        """Take positions away."""
+        self._driver_log.until_answered(
+            "forget positions of a source",
+            lambda connection: forget_partitions(
+                connection, receiver_id=self._receiver_id, source=source, partitions=partitions
+            ),
+            listener=self._listener,
+        )
+
+    def peers(self) -> Sequence[Peer]:
+        """Who reads the stream now."""
+        return self._driver_log.once(lambda connection: peers_of(connection, receiver_id=self._receiver_id))
+
+    def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
+        """Which of them the stream has received; without ``wait`` none, where that can't be asked just now."""
+
+        def statement(connection: sa.Connection) -> set[str]:
+            return known_keys(connection, receiver_id=self._receiver_id, keys=keys)
+
+        if wait:
+            return self._driver_log.until_answered("look up keys", statement, listener=self._listener)
+        try:
+            return self._driver_log.once(statement)
+        except TRANSIENT:
+            return set()
 
     def add_dead_letters(self, letters: Sequence[StoredDeadLetter]) -> None:
         """The rows of stored dead letters."""

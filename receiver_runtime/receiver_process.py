@@ -471,6 +471,7 @@ class _ReceiverLife:
         supervisor = ReceiverSupervisor(
             receiver,
             stream_id=spec.stream_id,
+            stream_name=spec.stream_name,
             claim=claimed,
             assignment=self.assignment,
             settings=settings,
@@ -478,6 +479,7 @@ class _ReceiverLife:
             registrar=shared.registrar,
             driver_log=rows,
             positions=rows,
+            keys=rows,
             reporter=self._reporter,
             desired_state=steering.desired_state,
             rate_limit=steering.rate_limit,
@@ -558,7 +560,8 @@ class _AgentLine:
 class _Watcher:
     """Turns signals, and the end of the parent's pipe, into a wish to stop, and hands on what the agent says.
 
-    A handler only writes a byte: it runs in the midst of the main thread, which may hold any lock.
+    The interpreter itself writes a byte when a signal comes, on whatever thread. A handler of ours would run on the
+    main thread alone, which does not always wake up for it from its wait for a lock.
     """
 
     def __init__(
@@ -571,23 +574,24 @@ class _Watcher:
         self._read_end, self._write_end = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="signals and parent", daemon=True)
         self._handlers: dict[int, object] = {}
+        self._wakeup_before = -1
 
     def start(self) -> None:
+        os.set_blocking(self._write_end, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._handlers[number] = signal.signal(number, self._handle)
+            self._handlers[number] = signal.signal(number, _do_nothing)
         self._thread.start()
 
     def stop(self) -> None:
         """Give the signals back and end the thread."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._wakeup_before)
         os.write(self._write_end, b"\0")
         self._thread.join()
         os.close(self._read_end)
         os.close(self._write_end)
-
-    def _handle(self, number: int, _frame: object) -> None:
-        os.write(self._write_end, bytes([number]))
 
     def _watch(self) -> None:
         signals = 0
@@ -608,6 +612,8 @@ class _Watcher:
                 number = os.read(self._read_end, 1)[0]
                 if number == 0:
                     return
+                if number not in self._handlers:
+                    continue
                 signals += 1
                 if signals > 1:
                     _log.error("a second signal, ending at once")
@@ -626,6 +632,10 @@ class _Watcher:
         except ValueError as error:
             _log.warning("the parent said what is not understood", error=str(error))
         return bool(data)
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    """With a handler, the signal is one that the interpreter tells of."""
 
 
 def _is_socket(descriptor: int) -> bool:

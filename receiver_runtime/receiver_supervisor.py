@@ -31,6 +31,7 @@ import structlog
 
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.block_generator import Block, BlockGenerator
+from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.rate_limiter import RateLimiter
@@ -38,16 +39,17 @@ from receiver_runtime.receiver_calls import HandOvers, WatchedCall, wait_for_cal
 from receiver_runtime.records import conform, to_batch
 from receiver_runtime.write_ahead_log import WriteAheadLogError
 from tracker_store.dead_letters import StoredDeadLetter
-from tracker_store.errors import DriverLogError, OffsetConflictError, ReceiverFencedError
+from tracker_store.errors import DriverLogError, DuplicateKeysError, OffsetConflictError, ReceiverFencedError
 from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
 
     from receiver_runtime.block_handler import BlockHandler, DeadLetter, EncodedBlock
     from receiver_runtime.block_threads import BlockThreads
-    from receiver_runtime.driver_log import DeadLetterRows, SourcePositions
+    from receiver_runtime.driver_log import DeadLetterRows, KnownKeys, SourcePositions
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.reading_loop import ReadingLoop
     from receiver_runtime.registrar import Registrar
@@ -112,12 +114,14 @@ class ReceiverSupervisor:
     Args:
         receiver: not attached yet.
         stream_id: for ``Receiver.stream_id``.
+        stream_name: for receivers whose senders name it.
         claim: answered; the first block takes the sequence after its marker.
         assignment: under which it was claimed.
         handler: of this epoch's write-ahead log.
         registrar: started by its owner.
         driver_log: for the rows of dead letters.
         positions: of its source's partitions, for a source that has such.
+        keys: of the stream's records, for a source that has such.
         reporter: of this receiver and epoch.
         threads: for its block generator, where it shares them with other receivers.
         reading_loop: for its quiet connections, likewise.
@@ -136,20 +140,24 @@ class ReceiverSupervisor:
         driver_log: DeadLetterRows,
         reporter: Reporter,
         positions: SourcePositions | None = None,
+        keys: KnownKeys | None = None,
         desired_state: DesiredState = DesiredState.RUNNING,
         rate_limit: float | None = None,
         threads: BlockThreads | None = None,
         reading_loop: ReadingLoop | None = None,
         clock: Clock | None = None,
+        stream_name: str = "",
     ) -> None:
         self._receiver = receiver
         self._stream_id = stream_id
+        self._stream_name = stream_name
         self._claim = claim
         self._assignment = assignment
         self._settings = settings
         self._handler = handler
         self._driver_log = driver_log
         self._positions = positions
+        self._keys = keys
         self._reporter = reporter
         self._reading_loop = reading_loop
         self._clock = clock or SystemClock()
@@ -189,6 +197,8 @@ class ReceiverSupervisor:
         # Sequences are given out, stored and handed to the registrar one by one.
         self._push_lock = threading.Lock()
         self._next_sequence = claim.sequence + 1
+        # Whether what is under way, if anything is, are blocks with keys.
+        self._keyed = False
 
         # The control thread's alone: the newest on_start, and whether an on_stop was given up.
         self._on_start: WatchedCall | None = None
@@ -275,6 +285,16 @@ class ReceiverSupervisor:
         return self._stream_id
 
     @property
+    def stream_name(self) -> str:
+        """Of the stream, as its senders may name it; empty where nobody said."""
+        return self._stream_name
+
+    @property
+    def receiver_id(self) -> int:
+        """Of the receiver, the same after every restart and on every host."""
+        return self._claim.receiver_id
+
+    @property
     def reading_loop(self) -> ReadingLoop | None:
         """Who reads from connections on which little comes, where there is one."""
         return self._reading_loop
@@ -283,6 +303,11 @@ class ReceiverSupervisor:
     def settings(self) -> ReceiverSettings:
         """Of this receiver."""
         return self._settings
+
+    @property
+    def record_schema(self) -> pa.Schema:
+        """Of the blocks."""
+        return self._schema
 
     def is_started(self) -> bool:
         """State is Started (R04)."""
@@ -348,6 +373,13 @@ class ReceiverSupervisor:
             raise NotImplementedError("this receiver's driver log keeps no positions of sources")
         return self._positions.open_partition(source, partition, start_offset)
 
+    @property
+    def positions(self) -> SourcePositions:
+        """All of the source's positions, for a source of very many partitions."""
+        if self._positions is None:
+            raise NotImplementedError("this receiver's driver log keeps no positions of sources")
+        return self._positions
+
     def piece(self, records: int, nbytes: int) -> int:
         """How many of so many records to hand on at once, so that they flow evenly under a rate limit."""
         return self._limiter.piece(records, nbytes)
@@ -368,12 +400,58 @@ class ReceiverSupervisor:
         return future
 
     def go_on_after_conflict(self) -> None:
-        """Take blocks again, after an OffsetConflictError. Waits for what is under way; its records are dropped.
+        """Take blocks again, after a refusal for a position or a key. Waits for what is under way.
+
+        What was refused is dropped here: who handed it over does so again, or not.
 
         Raises: what the receiver was refused with for good.
         """
         with self._push_lock:
             self._next_sequence = self._registration.go_on() + 1
+
+    def wait_for_rate(self, records: int, nbytes: int) -> None:
+        """Return when so many records may pass; for ``push_keyed``, which may have to push what has passed again."""
+        with self._hand_overs:
+            self._limiter.acquire(records, nbytes)
+
+    def handing_over(self) -> AbstractContextManager[None]:
+        """While in it, a thread of the receiver's waits for us; a stop gives it the time."""
+        return self._hand_overs
+
+    def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
+        """Which of these keys the stream has received within its window, by the driver log.
+
+        Without ``wait`` none of them, where it is away: a block that has some will be refused.
+        """
+        if self._keys is None:
+            raise NotImplementedError("this receiver's driver log keeps no keys")
+        with self._hand_overs:
+            return self._keys.known_keys(keys, wait=wait)
+
+    def push_keyed(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Future[NewBlock]:
+        """A batch as one block with its records' keys; returns when it is stored, before it is registered.
+
+        Its sender brings it again where it is not acknowledged, so no salvage registers it. The future resolves when
+        the driver log has block and keys. It fails with DuplicateKeysError where one of them is known: then nothing
+        with keys that is under way is registered, and nothing is taken before ``go_on_after_conflict``, which the
+        caller must come to. A disk that takes no blocks is waited for, but not at a stop.
+
+        Raises: what stopped it; then nothing of it is stored, or it is not registered.
+        """
+        with self._hand_overs:
+            encoded = self._handler.encode([conform(batch, self._schema)])
+            backoff = Backoff(_STORE_FIRST_DELAY, _STORE_LONGEST_DELAY)
+            while True:
+                try:
+                    future = self._push(encoded, keys=tuple(keys))
+                except WriteAheadLogError as error:
+                    self.on_error("a block with keys could not be stored", error)
+                    if self.is_stopped() or not self._pause_unless_refused(backoff.next_delay()):
+                        raise
+                else:
+                    self._clear(_STORE)
+                    self._accepted = True
+                    return future
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
         """Dead letters to the segment, then to the driver log; returns when all are recorded.
@@ -479,21 +557,41 @@ class ReceiverSupervisor:
         self.report_error("the block generator failed", error)
         self.end(Ending(ExitCode.FAILED, f"the block generator failed: {_describe(error)}", drained=False, again=True))
 
-    def _push(self, encoded: EncodedBlock, links: tuple[OffsetLink, ...] = ()) -> Future[NewBlock]:
+    def _push(
+        self, encoded: EncodedBlock, links: tuple[OffsetLink, ...] = (), keys: tuple[str, ...] | None = None
+    ) -> Future[NewBlock]:
+        while True:
+            try:
+                return self._push_once(encoded, links, keys)
+            except DuplicateKeysError:
+                if keys is not None:
+                    raise
+            # Not its own fault: who has handed over the keys goes on at once.
+            self._registration.wait_until_it_goes_on()
+
+    def _push_once(
+        self, encoded: EncodedBlock, links: tuple[OffsetLink, ...], keys: tuple[str, ...] | None
+    ) -> Future[NewBlock]:
         with self._push_lock:
+            if self._keyed is not (keys is not None):
+                # Never under way together: a refusal for a key would take the others along, and their sender may not
+                # bring them again.
+                self._registration.wait_until_settled()
+                self._keyed = keys is not None
             self._registration.reserve()
             try:
                 block = self._handler.store_block(
                     encoded,
                     sequence=self._next_sequence,
                     registered_through=self._registration.registered_through,
+                    source_rule=None if keys is None else SourceRule.SENT_AGAIN,
                 )
             except BaseException:
                 self._registration.release()
                 raise
             self._next_sequence += 1
-            if links:
-                block = replace(block, links=links)
+            if links or keys:
+                block = replace(block, links=links, keys=keys or ())
             future = self._registration.submit(block)
         future.add_done_callback(partial(self._on_answer, block))
         return future
@@ -517,8 +615,13 @@ class ReceiverSupervisor:
 
     def _on_answer(self, block: NewBlock, future: Future[NewBlock]) -> None:
         error = future.exception()
-        if error is None or (isinstance(error, OffsetConflictError) and block.links):
-            # The receiver drops what it has read, and reads on from where the driver log is.
+        if (
+            error is None
+            or (isinstance(error, OffsetConflictError) and block.links)
+            or isinstance(error, DuplicateKeysError)
+        ):
+            # The receiver drops what it has read, and reads on from where the driver log is; or leaves out what the
+            # driver log has.
             return
         with self._changed:
             self._refused_blocks += 1

@@ -7,8 +7,8 @@ must not make this process look dead. What the driver log decides and what may b
 - ADDED and ALREADY_ADDED hold for ever: the block's future has its result.
 - FENCED, CONFLICT and GAP are final for this epoch: every block of that receiver that is not registered fails with the
   named error, and so does every later one. The other receivers notice nothing.
-- OFFSET_CONFLICT says that another receiver read a source's partition on: it fails the same blocks, and later ones only
-  until the receiver has seen to it (``Registration.go_on``).
+- OFFSET_CONFLICT says that another receiver read a source's partition on, DUPLICATE_KEYS that the log has some of the
+  records: they fail the same blocks, and later ones only until the receiver has seen to it (``Registration.go_on``).
 - AGAIN, an unknown outcome, and a driver log that is away say nothing. The only way on is to send the *identical*
   blocks of that receiver again: a group that was sent once is never added to, cut or reordered until it is answered.
 
@@ -33,7 +33,7 @@ from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.driver_log import FIRST_DELAY, LONGEST_DELAY, TELL_AFTER, TRANSIENT
 from tracker_store.blocks import AddOutcome, AddResult, NewBlock, Steering, add_blocks, raise_for_outcome
 from tracker_store.engine import connect
-from tracker_store.errors import DriverLogError, OffsetConflictError
+from tracker_store.errors import DriverLogError, DuplicateKeysError, OffsetConflictError
 from tracker_store.processes import ProcessExpiredError, heartbeat
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 _SETTLED = (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED)
+# What a receiver can go on from.
+_PASSING = (OffsetConflictError, DuplicateKeysError)
 # A call that the database refuses by an error is made this often for one receiver alone before that one fails.
 _ERRORS_ALONE = 3
 # For what operators read.
@@ -199,7 +201,7 @@ class Registration:
         return future
 
     def go_on(self) -> int:
-        """After an OffsetConflictError: take blocks again; returns the sequence that the next one is to follow.
+        """After a refusal for a position or a key: take blocks again; returns what sequence the next one is to follow.
 
         Raises: what the receiver was refused with for good.
         """
@@ -207,10 +209,17 @@ class Registration:
         with self._changed:
             while lane.unsettled:
                 lane.moved.wait()
-            if lane.refused is not None and not isinstance(lane.refused, OffsetConflictError):
+            if lane.refused is not None and not isinstance(lane.refused, _PASSING):
                 raise lane.refused
             lane.refused = None
+            lane.moved.notify_all()
             return lane.registered_through
+
+    def wait_until_it_goes_on(self) -> None:
+        """After a refusal for a key: return when blocks are taken again, or never will be."""
+        with self._changed:
+            while isinstance(self._lane.refused, DuplicateKeysError):
+                self._lane.moved.wait()
 
     def lift_limit(self) -> None:
         """Room for whatever comes: nothing more is read, and what is stored before the end can be salvaged."""
@@ -478,7 +487,7 @@ class Registrar:
     def _refuse(self, lane: _Lane, error: Exception) -> None:
         """Fail what a receiver has here, and whatever it hands in from now on."""
         with self._changed:
-            if lane.refused is None or isinstance(lane.refused, OffsetConflictError):
+            if lane.refused is None or isinstance(lane.refused, _PASSING):
                 lane.refused = error
             # Nothing is handed in from here on, so the order of the two steps below is safe.
             failed = [*lane.sent, *lane.waiting]

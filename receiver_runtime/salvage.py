@@ -114,8 +114,8 @@ class _Found:
     blocks: dict[int, _StoredBlock] = field(default_factory=dict)
     #: Numbers behind ``registered`` of which there is an intact frame.
     intact: set[int] = field(default_factory=set)
-    #: Behind ``registered``, damaged: the records that the header tells of.
-    damaged: dict[int, int] = field(default_factory=dict)
+    #: Behind ``registered``, damaged: the records that the header tells of, and their rule.
+    damaged: dict[int, tuple[int, SourceRule]] = field(default_factory=dict)
     #: The newest number that any header behind ``registered`` has.
     newest: int = 0
     #: The newest number that a later frame says was registered.
@@ -355,9 +355,11 @@ class _Salvage:
         lost = [
             sequence
             for sequence in range(found.registered + 1, found.newest + 1)
-            if sequence not in found.intact and not found.comes_again(rule, sequence)
+            if sequence not in found.intact
+            # A header that can be read knows better than its segment: blocks of either rule may lie in one.
+            and not found.comes_again(found.damaged.get(sequence, (0, rule))[1], sequence)
         ]
-        records = sum(found.damaged.get(sequence, 0) for sequence in lost)
+        records = sum(found.damaged.get(sequence, (0, rule))[0] for sequence in lost)
         said = []
         if lost:
             unknown = sum(sequence not in found.damaged for sequence in lost)
@@ -411,7 +413,7 @@ def _take(segment: OpenSegment, item: IntactFrame | DamagedFrame, found: _Found)
         return
     found.newest = max(found.newest, sequence)
     if isinstance(item, DamagedFrame):
-        found.damaged[sequence] = header.records
+        found.damaged[sequence] = (header.records, header.source_rule)
         return
     # A write that failed and was made again: the later one counts, also where that was salvaged before.
     found.blocks.pop(sequence, None)

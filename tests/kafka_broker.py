@@ -1,7 +1,8 @@
-"""Apache Kafka itself for tests: one KRaft node on loopback, which can be stopped, killed and started again.
+"""Apache Kafka itself for tests: one KRaft node on loopback or three, which can be killed and started again.
 
-Maven brings its jars once (93 of them, 54 MB) into a folder of the user's cache that outlives the checkout;
-FOREBAY_TEST_KAFKA names a folder with such jars that is there already.
+Maven brings its jars once (93 of them, 54 MB) into a folder of the user's cache that outlives the checkout. Where it
+can't, tests have librdkafka's own mock cluster instead (`MockKafka`). FOREBAY_TEST_KAFKA decides otherwise: ``real``
+insists on Apache Kafka, ``mock`` takes the mock, a path is a folder with such jars that is there already.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ import shutil
 import socket
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from tests.polling import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 VERSION = "4.1.1"
+USER = "forebay"
+# Of a broker that lives for a test.
+PASSWORD = "only-for-tests-7c1f"
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
 _DEADLINE_SECONDS = 60.0
+_CONTROLLERS = "CONTROLLER"
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 <modelVersion>4.0.0</modelVersion><groupId>tests</groupId><artifactId>kafka</artifactId><version>1</version>
 <dependencies>
@@ -33,20 +41,29 @@ class NoBrokerError(Exception):
     """There is no Kafka to test against: install Java and Maven, or name a folder of jars in FOREBAY_TEST_KAFKA."""
 
 
+def wanted() -> str:
+    """``real``, ``mock``, a folder of jars, or nothing."""
+    return os.environ.get("FOREBAY_TEST_KAFKA", "")
+
+
 def jars() -> Path:
     """The folder of the broker's jars; fetched if it is not there yet. Raises NoBrokerError."""
-    named = os.environ.get("FOREBAY_TEST_KAFKA")
-    if named:
-        return Path(named)
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay-tests" / "kafka"
-    made = folder / VERSION
+    if wanted() not in ("", "real", "mock"):
+        return Path(wanted())
+    return maven_jars("kafka", VERSION, _POM)
+
+
+def maven_jars(name: str, version: str, pom: str) -> Path:
+    """A folder of the cache with a pom's dependencies, made once. Raises NoBrokerError."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay-tests" / name
+    made = folder / version
     if not made.exists():
         maven = shutil.which("mvn")
         if maven is None:
             raise NoBrokerError(NoBrokerError.__doc__)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "pom.xml").write_text(_POM, encoding="utf-8")
-        coming = folder / f"{VERSION}.{os.getpid()}"
+        (folder / "pom.xml").write_text(pom, encoding="utf-8")
+        coming = folder / f"{version}.{os.getpid()}"
         fetched = subprocess.run(
             [
                 *(maven, "--batch-mode", "--quiet", "--file", str(folder / "pom.xml")),
@@ -62,36 +79,118 @@ def jars() -> Path:
     return made
 
 
-class KafkaBroker:
-    """One node that is broker and controller, on ports that it keeps over restarts."""
+@dataclass(frozen=True, slots=True)
+class Secure:
+    """A broker's second listener: TLS by ``certificate``, which is its own authority, and SASL by USER, PASSWORD."""
 
-    def __init__(self, directory: Path, *, settings: Mapping[str, object] | None = None) -> None:
+    keystore: Path
+    certificate: Path
+
+    @classmethod
+    def make(cls, directory: Path) -> Secure:
+        directory.mkdir(parents=True, exist_ok=True)
+        made = cls(directory / "broker.p12", directory / "broker.pem")
+        keytool = shutil.which("keytool")
+        if keytool is None:
+            raise NoBrokerError(NoBrokerError.__doc__)
+        store = ["-keystore", str(made.keystore), "-storepass", PASSWORD, "-alias", "broker"]
+        for arguments in (
+            [
+                *("-genkeypair", "-keyalg", "RSA", "-storetype", "PKCS12", "-dname", "CN=localhost", "-validity", "2"),
+                *("-ext", "bc:c", "-ext", "SAN=IP:127.0.0.1,DNS:localhost"),
+            ],
+            ["-exportcert", "-rfc", "-file", str(made.certificate)],
+        ):
+            subprocess.run([keytool, *arguments, *store], check=True, capture_output=True)
+        return made
+
+    def properties(self) -> dict[str, object]:
+        login = "org.apache.kafka.common.security"
+        return {
+            "ssl.keystore.location": self.keystore,
+            "ssl.keystore.password": PASSWORD,
+            "ssl.keystore.type": "PKCS12",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+            "listener.name.secure.plain.sasl.jaas.config": (
+                f'{login}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+            ),
+            "listener.name.secure.scram-sha-512.sasl.jaas.config": f"{login}.scram.ScramLoginModule required;",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A node's ports, which it keeps over restarts."""
+
+    port: int
+    controller: int
+    secure: int
+
+
+def _places(nodes: int) -> list[_Place]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3 * nodes)]
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return [_Place(*ports[3 * node : 3 * node + 3]) for node in range(nodes)]
+
+
+class KafkaBroker:
+    """One node that is broker and controller; alone, or of a `KafkaCluster`.
+
+    Args:
+        heap_mib: of its JVM.
+        secure: a second listener.
+    """
+
+    is_real: ClassVar[bool] = True
+    replicas: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        settings: Mapping[str, object] | None = None,
+        heap_mib: int = 512,
+        secure: Secure | None = None,
+        number: int = 1,
+        places: Sequence[_Place] = (),
+    ) -> None:
         self._directory = directory
+        self._heap_mib = heap_mib
         self._classes = f"{jars()}/*"
         self._process: subprocess.Popen[bytes] | None = None
+        self.secure = secure
         directory.mkdir(parents=True, exist_ok=True)
-        ports = []
-        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-            ports = [int(any_port.getsockname()[1]) for any_port in (one, other)]
-        self.port, controller = ports
+        places = places or _places(1)
+        self._place = places[number - 1]
+        listeners = {"PLAINTEXT": self._place.port}
+        protocols = {"PLAINTEXT": "PLAINTEXT", _CONTROLLERS: "PLAINTEXT"}
+        if secure is not None:
+            listeners["SECURE"] = self._place.secure
+            protocols["SECURE"] = "SASL_SSL"
+        advertised = [f"{name}://127.0.0.1:{port}" for name, port in listeners.items()]
         properties = {
             "process.roles": "broker,controller",
-            "node.id": 1,
-            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
-            "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "node.id": number,
+            "controller.quorum.voters": ",".join(
+                f"{node}@127.0.0.1:{place.controller}" for node, place in enumerate(places, start=1)
+            ),
+            "listeners": ",".join([*advertised, f"{_CONTROLLERS}://127.0.0.1:{self._place.controller}"]),
+            "advertised.listeners": ",".join(advertised),
+            "controller.listener.names": _CONTROLLERS,
+            "listener.security.protocol.map": ",".join(f"{name}:{kind}" for name, kind in protocols.items()),
             "log.dirs": directory / "data",
             "auto.create.topics.enable": "false",
             "group.initial.rebalance.delay.ms": 0,
             "group.min.session.timeout.ms": 1000,
             "log.retention.check.interval.ms": 500,
             "offsets.topic.num.partitions": 3,
-            "offsets.topic.replication.factor": 1,
+            "offsets.topic.replication.factor": len(places),
             "transaction.state.log.min.isr": 1,
             "transaction.state.log.num.partitions": 3,
-            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.replication.factor": len(places),
+            **({} if secure is None else secure.properties()),
             **(settings or {}),
         }
         self._properties = directory / "kraft.properties"
@@ -106,17 +205,25 @@ class KafkaBroker:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"127.0.0.1:{self._place.port}"
+
+    @property
+    def secure_address(self) -> str:
+        return f"127.0.0.1:{self._place.secure}"
 
     def start(self) -> None:
         """Start it; returns when it answers."""
+        self.launch()
+        self.wait_until_it_answers()
+
+    def launch(self) -> None:
+        """Start it; returns at once."""
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._java("kafka.Kafka", str(self._properties)), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        self._wait_until_it_answers()
 
-    def _wait_until_it_answers(self) -> None:
+    def wait_until_it_answers(self) -> None:
         from confluent_kafka import KafkaException  # noqa: PLC0415  an optional client
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
@@ -143,4 +250,73 @@ class KafkaBroker:
         java = shutil.which("java")
         if java is None:
             raise NoBrokerError(NoBrokerError.__doc__)
-        return [java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", self._classes, *arguments]
+        small = [f"-Xmx{self._heap_mib}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        return [java, *small, "-cp", self._classes, *arguments]
+
+
+class KafkaCluster:
+    """Three nodes, each broker and controller; a topic has three replicas, of which two must have what is sent."""
+
+    is_real: ClassVar[bool] = True
+    replicas: ClassVar[int] = 3
+
+    def __init__(self, directory: Path, *, settings: Mapping[str, object] | None = None) -> None:
+        places = _places(3)
+        self.nodes = {
+            number: KafkaBroker(
+                directory / str(number),
+                settings={"min.insync.replicas": 2, **(settings or {})},
+                heap_mib=256,
+                number=number,
+                places=places,
+            )
+            for number in (1, 2, 3)
+        }
+
+    @property
+    def address(self) -> str:
+        return ",".join(node.address for node in self.nodes.values())
+
+    def start(self) -> None:
+        """Start them; returns when each knows all."""
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415  an optional client
+
+        for node in self.nodes.values():
+            node.launch()
+        for node in self.nodes.values():
+            node.wait_until_it_answers()
+        client = AdminClient({"bootstrap.servers": self.address})
+        eventually(lambda: len(client.list_topics(timeout=5).brokers) == 3, "three brokers", seconds=_DEADLINE_SECONDS)
+
+    def kill(self) -> None:
+        for node in self.nodes.values():
+            node.kill()
+
+
+class MockKafka:
+    """librdkafka's mock cluster, in this process: groups, offsets and records of a broker, and no more."""
+
+    is_real: ClassVar[bool] = False
+    replicas: ClassVar[int] = 1
+
+    def __init__(self) -> None:
+        from confluent_kafka import Producer  # noqa: PLC0415  an optional client
+
+        # It lives as long as its producer, and makes topics that are asked for.
+        self._owner = Producer({"test.mock.num.brokers": 1, "log_level": 0})
+        [broker] = self._owner.list_topics(timeout=10).brokers.values()
+        self.address = f"{broker.host}:{broker.port}"
+
+    def make(self, topic: str) -> int:
+        """Make a topic; returns how many partitions it has, which can't be chosen."""
+        found = self._owner.list_topics(topic, timeout=10).topics[topic]
+        return len(found.partitions)
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def kill(self) -> None:
+        """Nothing to do: it can't be taken away."""
+
+
+AnyKafka = KafkaBroker | KafkaCluster | MockKafka

@@ -278,6 +278,19 @@ def claim(connection: sa.Connection, *, receiver_id: int, seen_epoch: int, assig
     raise errors[row.outcome](row.detail)
 
 
+def known_keys(connection: sa.Connection, *, receiver_id: int, keys: Sequence[str]) -> set[str]:
+    """Which of these idempotency keys the receiver's stream has received within its window. No locks.
+
+    For those a sender may be told that its records are stored; of the others only `add_blocks` says anything.
+    """
+    with named_failures():
+        found = connection.execute(
+            sa.text("SELECT forebay.known_keys(:receiver, CAST(:keys AS text[]))"),
+            {"receiver": receiver_id, "keys": list(keys)},
+        ).scalars()
+        return set(found)
+
+
 def open_partition(
     connection: sa.Connection, *, receiver_id: int, source: str, partition: str, start_offset: int
 ) -> Position:

@@ -96,6 +96,8 @@ def clean_up_keys(
 ) -> int:
     """Forget at most `max_rows` idempotency keys older than `window`; returns how many, none where it is not its term.
 
+    The stream's own window, the setting `key_window` in seconds, counts before `window`.
+
     Locks: leadership FOR SHARE, those keys.
     """
     with named_failures():
@@ -104,7 +106,9 @@ def clean_up_keys(
                 LED  # noqa: S608  a constant
                 + "DELETE FROM forebay.record_keys WHERE (stream_id, key) IN ("
                 "  SELECT stream_id, key FROM forebay.record_keys "
-                "  WHERE stream_id = :stream AND added_at < clock_timestamp() - CAST(:window AS interval) "
+                "  WHERE stream_id = :stream AND added_at < clock_timestamp() - coalesce("
+                "    (SELECT make_interval(secs => (s.declaration #>> '{settings,key_window}')::float8) "
+                "     FROM forebay.streams s WHERE s.id = :stream), CAST(:window AS interval)) "
                 "  ORDER BY added_at LIMIT :max_rows) AND EXISTS (SELECT FROM led)"
             ),
             {"stream": stream_id, "window": window, "max_rows": max_rows, "term": term},

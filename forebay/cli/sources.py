@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+import re
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,24 +15,31 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from receiver_runtime.sources.base import SourceError, SourceRule
+from receiver_runtime.sources.base import Guarantee, SourceError, SourceRule
 from receiver_runtime.sources.custom import CustomSource, named_receivers
 from receiver_runtime.sources.source_registry import KINDS
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-# From the source to a registered block, when a receiver's process is killed.
-_GUARANTEES = {
-    SourceRule.NOT_SENT_AGAIN: "at most once",
-    SourceRule.SENT_AGAIN: "at least once",
-    SourceRule.OFFSETS: "exactly once",
+# Of a requirement, the package.
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+# Of a receiver of the user's own: by what its sender does after a crash.
+_BY_RULE = {
+    SourceRule.NOT_SENT_AGAIN: Guarantee.AT_MOST_ONCE,
+    SourceRule.SENT_AGAIN: Guarantee.AT_LEAST_ONCE,
+    SourceRule.OFFSETS: Guarantee.EXACTLY_ONCE,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A line of the list. `fields` are those of the declaration, or the options of a named receiver."""
+    """A line of the list. `fields` are those of the declaration, or the options of a named receiver.
+
+    `guarantee` is what a declaration has unless it says otherwise, `guarantees` all that it can have. `columns` are
+    empty where the receiver's class is not known, or says them only when it is made. `installed` is whether the
+    `extra` is there, in this environment.
+    """
 
     kind: str
     receiver: str | None
@@ -40,6 +48,10 @@ class Kind:
     guarantee: str | None
     package: str
     error: str | None = None
+    guarantees: tuple[str, ...] = ()
+    columns: dict[str, str] = field(default_factory=dict)
+    extra: str | None = None
+    installed: bool = True
 
 
 def known_kinds() -> list[Kind]:
@@ -51,12 +63,16 @@ def known_kinds() -> list[Kind]:
             None,
             source.__name__,
             {
-                name: _shown(field.get_default(call_default_factory=True))
-                for name, field in source.model_fields.items()
+                name: _shown(found.get_default(call_default_factory=True))
+                for name, found in source.model_fields.items()
                 if name != "kind"
             },
-            None if source is CustomSource else _GUARANTEES[source.source_rule],
+            None if source is CustomSource else source.guarantees()[0].words,
             package,
+            guarantees=() if source is CustomSource else tuple(one.words for one in source.guarantees()),
+            columns=dict(source.columns),
+            extra=source.needs_extra,
+            installed=source.needs_extra is None or _is_installed(source.needs_extra),
         )
         for kind, source in sorted(KINDS.items())
     ]
@@ -76,7 +92,34 @@ def _named(name: str, entry: EntryPoint) -> Kind:
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     }
     rule = getattr(found, "source_rule", None) or CustomSource.source_rule
-    return Kind("custom", name, declaration, options, _GUARANTEES[rule], package)
+    words = _BY_RULE[rule].words
+    return Kind("custom", name, declaration, options, words, package, guarantees=(words,), columns=_columns_of(found))
+
+
+def _columns_of(receiver_class: type) -> dict[str, str]:
+    """As the class says them; none where they are known only once it is made."""
+    schema = getattr(receiver_class, "schema", None)
+    if schema is not None:
+        return {column.name: str(column.type) for column in schema}
+    return {str(name): str(kind) for name, kind in getattr(receiver_class, "columns", ())}
+
+
+def _is_installed(extra: str) -> bool:
+    """Whether everything that our package's extra names is installed here; nothing of it is imported."""
+    try:
+        asked = requires("forebay") or []
+    except PackageNotFoundError:
+        return False
+    named = [name for line in asked if f"extra == '{extra}'" in line.replace('"', "'") and (name := _NAME.match(line))]
+    return bool(named) and all(_has(name[0]) for name in named)
+
+
+def _has(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _shown(default: object) -> str | None:
@@ -93,7 +136,16 @@ def _package(name: str) -> str:
 
 def _table(kinds: list[Kind]) -> Table:
     table = Table(
-        "kind", "declared as", "fields (with what they are unless given)", "guarantee", "package", box=box.SIMPLE
+        *(
+            "kind",
+            "declared as",
+            "fields (with what they are unless given)",
+            "columns",
+            "guarantee",
+            "extra",
+            "package",
+        ),
+        box=box.SIMPLE,
     )
     for kind in kinds:
         fields = ", ".join(name if value is None else f"{name}={value}" for name, value in kind.fields.items())
@@ -101,7 +153,9 @@ def _table(kinds: list[Kind]) -> Table:
             kind.receiver or kind.kind,
             kind.declaration,
             kind.error or fields,
-            kind.guarantee or ("-" if kind.error else "the receiver's"),
+            ", ".join(kind.columns) or ("-" if kind.error else "the receiver's"),
+            "; or ".join(kind.guarantees) or ("-" if kind.error else "the receiver's"),
+            "-" if kind.extra is None else f"{kind.extra}: {'installed' if kind.installed else 'not installed'}",
             kind.package,
         )
     return table
@@ -112,8 +166,10 @@ def sources(
 ) -> None:
     """List the kinds of source: Forebay's own, and the receivers that installed packages bring by entry point.
 
-    The guarantee is what holds from the source to a registered block when a process is killed. A package of your own
-    that is missing here is not installed in this environment; docs/how-to/custom-receiver.md says how it is made.
+    The guarantee is what holds from the source to a registered block when a process is killed. An extra must be
+    installed where the agent runs, as by `pip install 'forebay[mqtt]'`; here it is said of this environment. A package
+    of your own that is missing here is not installed in this environment; docs/how-to/custom-receiver.md says how it is
+    made.
     """
     kinds = known_kinds()
     if as_json:

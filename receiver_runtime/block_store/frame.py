@@ -79,6 +79,7 @@ class DeadLetterReason(IntEnum):
     RECORD_TOO_LARGE = 2
     TRUNCATED = 3
     INVALID_LENGTH = 4
+    UNPARSABLE = 5
 
     @property
     def label(self) -> str:

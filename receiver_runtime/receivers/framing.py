@@ -29,13 +29,16 @@ PART_BYTES = 2**20
 class Piece:
     """Whole records of one connection, as they came.
 
-    ``ends`` is where each ends in ``data``, where the splitter had to find that out. With ``is_last`` it is the one
-    record that the end of the stream ended, in place of a delimiter.
+    ``ends`` is where each ends in ``data``, where the splitter had to find that out, and ``starts`` where it begins,
+    where that is not where the last one ended. With ``is_last`` it is the one record that the end of the stream ended,
+    in place of a delimiter. ``peer`` is whose connection it was, where the listener says so.
     """
 
     data: bytes
     ends: npt.NDArray[np.int32] | None = None
     is_last: bool = False
+    starts: npt.NDArray[np.int32] | None = None
+    peer: str = ""
 
 
 @dataclass(slots=True)
@@ -53,9 +56,9 @@ class Taken:
 
 @dataclass(slots=True)
 class Cut:
-    """Records in order (None when there are none), and what went aside."""
+    """Records in order (None when there are none), and what went aside. A batch where they have several columns."""
 
-    records: pa.Array | None = None
+    records: pa.Array | pa.RecordBatch | None = None
     dead_letters: list[DeadLetter] = field(default_factory=list)
 
 
@@ -80,7 +83,7 @@ class Framing(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the records: one column."""
+        """Of the records: one column, unless ``cut`` gives batches."""
         ...
 
     def open(self, *, max_parts: int | None = None) -> Splitter:

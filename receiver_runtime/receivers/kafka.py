@@ -13,6 +13,7 @@ from receiver_runtime.sources.base import SourceError, SourceRule
 from receiver_runtime.sources.kafka import Kafka
 
 try:
+    from receiver_runtime.receivers.kafka_library import open_library
     from receiver_runtime.receivers.kafka_reader import KafkaReader
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "confluent_kafka":
@@ -34,10 +35,11 @@ class KafkaReceiver(Receiver):
         self._source = source
         self._lock = threading.Lock()
         self._reader: KafkaReader | None = None
+        self._as_objects = source.fetch == "objects" or not source.exactly_once
 
     def on_start(self) -> None:
         """Start a reader."""
-        reader = KafkaReader(self, self._source)
+        reader = KafkaReader(self, self._source, None if self._as_objects else open_library())
         with self._lock:
             self._reader = reader
         reader.start()
@@ -48,6 +50,10 @@ class KafkaReceiver(Receiver):
             reader, self._reader = self._reader, None
         if reader is not None:
             reader.stop()
+
+    def read_objects(self) -> None:
+        """At the next start, and from then on."""
+        self._as_objects = True
 
 
 class UnreliableKafkaReceiver(KafkaReceiver):

@@ -11,6 +11,9 @@ read here can be left out or come twice, whoever else believes to own the partit
   all positions are asked for anew.
 - What a call to the client returns in which partitions came or went is dropped and read again: it may have been read
   before they went.
+- *Columns*: where there is a library for it (``kafka_library``), the group's consumer is paused and fetches nothing; a
+  fetcher that is in no group brings the partitions that are ours, from our positions. Then partitions come and go
+  between two fetches, never within one.
 - *Out of range*: the broker has no longer, or not, what is next. What retention took is a lost link, counted; an end
   before our position opens the next generation. Either goes in with the next block, and is told at once.
 """
@@ -24,16 +27,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+import numpy as np
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from receiver_runtime.receivers.kafka_records import Records, Run, records_of
+from receiver_runtime.block_handler import DeadLetter
+from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.receivers.kafka_library import ColumnFetcher, Library, LibraryError
+from receiver_runtime.receivers.kafka_records import BadRecord, Records, Run, records_of
 from tracker_store.blocks import ORIGIN, NewBlock, OffsetLink
 from tracker_store.errors import OffsetConflictError
 from tracker_store.schema import LinkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from receiver_runtime.receivers.kafka import KafkaReceiver
     from receiver_runtime.sources.kafka import Kafka, Option
@@ -44,13 +53,21 @@ Key = tuple[str, int]
 
 # Messages asked for at once; each takes a few hundred bytes here besides its data.
 _MOST_MESSAGES = 20_000
+# As columns: many, for each block is synced.
+_MOST_AT_ONCE = 50_000
 _LEAST_MESSAGES = 100
+# A fetch of columns is so short that the group hears of us in time.
+_LONGEST_FETCH = 1.0
 _BROKER_SECONDS = 10.0
 _COMMIT_SECONDS = 1.0
 # An end before our position is believed when it was seen so often, so far apart: a new leader may lag for a moment.
 _LOOKS = 3
 _LOOK_SECONDS = 0.5
 _RESET = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001  librdkafka's own name for it
+
+
+class BadHeaderError(Exception):
+    """Its value, or its place where it has none, is kept as a dead letter. Name headers in UTF-8."""
 
 
 class OutOfRangeError(Exception):
@@ -78,15 +95,18 @@ class _UnderWay:
 class KafkaReader:
     """See the module. ``start`` and ``stop`` once."""
 
-    def __init__(self, receiver: KafkaReceiver, source: Kafka) -> None:
+    def __init__(self, receiver: KafkaReceiver, source: Kafka, library: Library | None = None) -> None:
         self._receiver = receiver
         self._supervisor = receiver.supervisor
         self._source = source
+        self._library = library
         self._cooperative = "cooperative" in str(source.options.get("partition.assignment.strategy", "cooperative"))
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"kafka {source.group}", daemon=True)
         # All below is the thread's alone; the client calls back on it.
         self._consumer: Consumer
+        # Where there is one, it fetches, and the consumer is in the group and no more.
+        self._fetcher: ColumnFetcher | None = None
         self._partitions: dict[Key, _Partition] = {}
         self._under_way: list[_UnderWay] = []
         # To be read from their positions before anything of them is believed.
@@ -113,8 +133,12 @@ class KafkaReader:
 
     def _run(self) -> None:
         try:
-            self._consumer = Consumer(self._configuration())
+            settings = self._settings()
+            self._fetcher = self._make_fetcher(settings)
+            self._consumer = Consumer({**settings, "error_cb": self._on_error, "logger": _ClientLog()})
         except Exception as error:  # noqa: BLE001  an option that is wrong, a secret that is missing
+            if self._fetcher is not None:
+                self._fetcher.close()
             self._receiver.restart("the Kafka client could not be made", error)
             return
         try:
@@ -129,6 +153,9 @@ class KafkaReader:
             else:
                 self._consumer.subscribe(self._source.subscription, on_assign=self._on_unreliable_assign)
                 self._read_unreliably()
+        except LibraryError as error:
+            self._receiver.read_objects()
+            self._receiver.restart("records are read as objects from now on", error)
         except OutOfRangeError as error:
             self._receiver.stop("what is to be read next is not on the broker", error)
         except Exception as error:  # noqa: BLE001  told, and begun anew
@@ -136,7 +163,16 @@ class KafkaReader:
         finally:
             self._close()
 
-    def _configuration(self) -> dict[str, Option | object]:
+    def _make_fetcher(self, settings: Mapping[str, Option]) -> ColumnFetcher | None:
+        if self._library is None:
+            return None
+        try:
+            return ColumnFetcher(self._library, settings)
+        except LibraryError as error:
+            _log.warning("records are read as objects", error=str(error))
+            return None
+
+    def _settings(self) -> dict[str, Option]:
         exactly_once = self._source.exactly_once
         start = self._source.start
         defaults: dict[str, Option] = {
@@ -153,8 +189,6 @@ class KafkaReader:
             "enable.auto.commit": not exactly_once,
             "enable.auto.offset.store": not exactly_once,
             "auto.offset.reset": "error" if exactly_once else start if isinstance(start, str) else "earliest",
-            "error_cb": self._on_error,
-            "logger": _ClientLog(),
         }
 
     def _read(self) -> None:
@@ -162,15 +196,34 @@ class KafkaReader:
             self._collect()
             if self._conflict:
                 self._recover()
-            self._reposition()
-            self._moved = False
-            messages = self._consumer.consume(self._at_once(), self._supervisor.settings.block_interval)
-            if self._moved:
-                # What is left of them is read again.
-                self._unsure.update(self._partitions)
-            elif messages:
-                self._take(messages)
+            if self._fetcher is None:
+                self._read_objects()
+            else:
+                self._read_columns(self._fetcher)
             self._commit()
+
+    def _read_objects(self) -> None:
+        self._reposition()
+        self._moved = False
+        messages = self._consumer.consume(self._at_once(), self._supervisor.settings.block_interval)
+        if self._moved:
+            # What is left of them is read again.
+            self._unsure.update(self._partitions)
+            return
+        good = [message for message in messages if self._is_record(message)]
+        if good:
+            self._take(*records_of(good))
+
+    def _read_columns(self, fetcher: ColumnFetcher) -> None:
+        # Partitions come and go in here alone. What it fetched before it was paused is the fetcher's to bring.
+        for message in self._consumer.consume(_LEAST_MESSAGES, 0):
+            self._is_record(message)
+        self._reposition()
+        fetched = fetcher.fetch(self._at_once(), min(self._supervisor.settings.block_interval, _LONGEST_FETCH))
+        for fault in fetched.faults:
+            self._on_partition_error((fault.topic, fault.partition), KafkaError(fault.code, fault.message))
+        if fetched.records is not None:
+            self._take(fetched.records, fetched.bad)
 
     def _read_unreliably(self) -> None:
         while not self._stopping.is_set():
@@ -178,18 +231,25 @@ class KafkaReader:
             good = [message for message in messages if self._is_record(message)]
             if good:
                 self._note_answer()
-                self._supervisor.push_buffered(records_of(good).batch, None)
+                found, bad = records_of(good)
+                self._keep_aside(bad)
+                if found.batch.num_rows:
+                    self._supervisor.push_buffered(found.batch, None)
 
     def _at_once(self) -> int:
         most = int(self._supervisor.settings.max_block_bytes / self._bytes_each)
-        most = max(_LEAST_MESSAGES, min(_MOST_MESSAGES, most))
+        bound = _MOST_MESSAGES if self._fetcher is None else _MOST_AT_ONCE
+        most = max(_LEAST_MESSAGES, min(bound, most))
         return self._supervisor.piece(most, 0)
 
     def _is_record(self, message: Message) -> bool:
         error = message.error()
         if error is None:
             return True
-        key = (str(message.topic()), int(message.partition() or 0))
+        self._on_partition_error((str(message.topic()), int(message.partition() or 0)), error)
+        return False
+
+    def _on_partition_error(self, key: Key, error: KafkaError) -> None:
         if error.code() == _RESET and key in self._partitions:
             self._settle()
             self._partitions[key] = self._open(*key)
@@ -198,16 +258,14 @@ class KafkaReader:
             raise KafkaException(error)
         else:
             self._receiver.report_error("Kafka says an error", KafkaException(error))
-        return False
 
-    def _take(self, messages: Sequence[Message]) -> None:
+    def _take(self, found: Records, bad: Sequence[BadRecord]) -> None:
         """Hand over what is next of each partition."""
-        good = [message for message in messages if self._is_record(message)]
-        if not good:
-            return
         self._note_answer()
-        found = records_of(good)
-        self._bytes_each = max(1.0, found.batch.nbytes / len(good))
+        self._keep_aside([one for one in bad if self._is_next(one)])
+        if not found.batch.num_rows:
+            return
+        self._bytes_each = max(1.0, found.batch.nbytes / found.batch.num_rows)
         next_ones = {key: partition.position for key, partition in self._partitions.items()}
         runs = [taken for run in found.runs if (taken := self._next_of(run, found.offsets, next_ones)) is not None]
         if not runs:
@@ -221,28 +279,48 @@ class KafkaReader:
                 return
             self._under_way.append(_UnderWay(future, links))
 
+    def _is_next(self, bad: BadRecord) -> bool:
+        key = (bad.topic, bad.partition)
+        return key in self._partitions and key not in self._unsure and bad.offset >= self._partitions[key].position
+
+    def _keep_aside(self, bad: Sequence[BadRecord]) -> None:
+        """As dead letters. The link of what comes after them passes over them; until then they may be read again."""
+        if not bad:
+            return
+        self._receiver.store_dead_letters(
+            [DeadLetter(DeadLetterReason.INVALID_ENCODING, one.data or one.place.encode()) for one in bad]
+        )
+        for one in bad:
+            self._receiver.report_error(
+                "a record went aside: the name of one of its headers is not UTF-8",
+                BadHeaderError(f"{one.place}: {BadHeaderError.__doc__}"),
+            )
+
     def _note_answer(self) -> None:
         if self._told_away:
             self._told_away = False
             self._receiver.report_connected(self._source.address)
 
-    def _next_of(self, run: Run, offsets: Sequence[int], next_ones: dict[Key, int]) -> Run | None:
+    def _next_of(self, run: Run, offsets: NDArray[np.int64], next_ones: dict[Key, int]) -> Run | None:
         key = (run.topic, run.partition)
         if key not in next_ones or key in self._unsure:
             return None
-        first = run.first
-        while first < run.end and offsets[first] < next_ones[key]:
-            first += 1
+        of_run = offsets[run.first : run.end]
+        if np.any(np.diff(of_run) <= 0):
+            # The client never does this. Should it, nothing of it is believed.
+            self._unsure.add(key)
+            return None
+        first = run.first + int(np.searchsorted(of_run, next_ones[key]))
         if first == run.end:
             return None
-        next_ones[key] = offsets[run.end - 1] + 1
+        next_ones[key] = int(offsets[run.end - 1]) + 1
         return Run(run.topic, run.partition, first, run.end)
 
     def _links(self, piece: Records) -> list[OffsetLink]:
         """Of a piece's partitions, from exactly their positions, which move; and what waited for a block."""
         ends: dict[Key, int] = {}
         for run in piece.runs:
-            ends[run.topic, run.partition] = piece.offsets[run.end - 1] + 1
+            ends[run.topic, run.partition] = int(piece.offsets[run.end - 1]) + 1
         links: list[OffsetLink] = []
         for partition in self._partitions.values():
             links += partition.links
@@ -298,6 +376,9 @@ class KafkaReader:
             consumer.incremental_assign(positions)
         else:
             consumer.assign(positions)
+        if self._fetcher is not None:
+            consumer.pause(positions)
+            self._unsure.update((one.topic, one.partition) for one in assigned)
         self._receiver.report_connected(f"{self._source.address}, {len(self._partitions)} partitions")
 
     def _on_revoke(self, _: Consumer, revoked: list[TopicPartition]) -> None:
@@ -313,6 +394,8 @@ class KafkaReader:
         self._receiver.report_error(f"the group gave {len(lost)} partitions to others without asking us")
 
     def _forget(self, gone: Sequence[TopicPartition]) -> None:
+        if self._fetcher is not None:
+            self._fetcher.leave([(one.topic, one.partition) for one in gone])
         for one in gone:
             key = (one.topic, one.partition)
             self._partitions.pop(key, None)
@@ -335,11 +418,31 @@ class KafkaReader:
         self._receiver.report_connected(self._source.address)
 
     def _on_error(self, error: KafkaError) -> None:
+        options = self._source.options
         if error.fatal():
             self._receiver.restart("the Kafka client failed", KafkaException(error))
+        elif error.code() == KafkaError._AUTHENTICATION:  # noqa: SLF001  librdkafka's own name for it
+            # A secret that is put right is read at the next start.
+            self._refuse(
+                f"Kafka refuses the user {options.get('sasl.username')!r}: check sasl.username, sasl.mechanism and the "
+                f"secret of sasl.password ({options.get('sasl.password')})",
+                error,
+            )
+        elif error.code() == KafkaError._SSL:  # noqa: SLF001  as above
+            self._refuse(
+                "TLS with Kafka fails: check ssl.ca.location, the names in the broker's certificate, and its port",
+                error,
+            )
         elif not self._told_away:
             self._told_away = True
             self._receiver.report_error("Kafka can't be reached, or answers by an error", KafkaException(error))
+
+    def _refuse(self, sentence: str, error: KafkaError) -> None:
+        """One sentence is the reason; what the client says of it is an event."""
+        if not self._told_away:
+            self._told_away = True
+            self._receiver.report_error("the Kafka client can't log in", KafkaException(error))
+        self._receiver.restart(sentence)
 
     # -- positions ---------------------------------------------------------------------------------------------------
 
@@ -353,7 +456,9 @@ class KafkaReader:
         """
         if not self._unsure:
             return
-        if self._cooperative:
+        if self._fetcher is not None:
+            self._fetcher.read_from({key: self._partitions[key].position for key in sorted(self._unsure)})
+        elif self._cooperative:
             unsure = sorted(self._unsure)
             self._consumer.incremental_unassign([TopicPartition(*key) for key in unsure])
             self._consumer.incremental_assign([self._at(key) for key in unsure])
@@ -432,6 +537,8 @@ class KafkaReader:
             self._consumer.close()
         except Exception as error:  # noqa: BLE001  there is nothing more to do; what is registered is registered
             _log.warning("the Kafka client could not be closed in order", error=str(error))
+        if self._fetcher is not None:
+            self._fetcher.close()
 
 
 class _ClientLog:

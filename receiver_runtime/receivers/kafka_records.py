@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+from confluent_kafka import Message
 
 from receiver_runtime.records import schema_of
 from receiver_runtime.sources.kafka import Kafka
@@ -16,11 +18,11 @@ from receiver_runtime.sources.kafka import Kafka
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from confluent_kafka import Message
+    from numpy.typing import NDArray
 
 SCHEMA = schema_of(Kafka.columns)
-_HEADERS = SCHEMA.field("headers").type
-_HEADER = _HEADERS.value_type
+HEADERS = SCHEMA.field("headers").type
+_UNREADABLE = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,26 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class BadRecord:
+    """One that no row can be made of: the name of one of its headers is not UTF-8. ``data`` is its value."""
+
+    topic: str
+    partition: int
+    offset: int
+    data: bytes
+
+    @property
+    def place(self) -> str:
+        """For people."""
+        return f"{self.topic}/{self.partition}, offset {self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
 class Records:
     """A batch and its runs, in the order of rows."""
 
     batch: pa.RecordBatch
-    offsets: Sequence[int]
+    offsets: NDArray[np.int64]
     runs: Sequence[Run]
 
     def only(self, runs: Sequence[Run]) -> Records:
@@ -46,11 +63,12 @@ class Records:
         if sum(run.end - run.first for run in runs) == self.batch.num_rows:
             return Records(self.batch, self.offsets, runs)
         slices = [self.batch.slice(run.first, run.end - run.first) for run in runs]
-        offsets: list[int] = []
+        offsets = np.concatenate([self.offsets[run.first : run.end] for run in runs])
         moved = []
+        rows = 0
         for run in runs:
-            moved.append(Run(run.topic, run.partition, len(offsets), len(offsets) + run.end - run.first))
-            offsets.extend(self.offsets[run.first : run.end])
+            moved.append(Run(run.topic, run.partition, rows, rows + run.end - run.first))
+            rows = moved[-1].end
         return Records(pa.concat_batches(slices), offsets, moved)
 
     def pieces(self, most: int) -> Iterator[Records]:
@@ -74,42 +92,103 @@ class Records:
         return Records(self.batch.slice(first, end - first), self.offsets[first:end], runs)
 
 
-def records_of(messages: Sequence[Message]) -> Records:
-    """Of messages that are no errors. Raises pyarrow's errors for what fits no column."""
-    topics = [message.topic() for message in messages]
-    partitions = [message.partition() for message in messages]
-    offsets: list[int] = [message.offset() for message in messages]  # type: ignore[misc]
-    times = [message.timestamp()[1] for message in messages]
+def records_of(messages: Sequence[Message]) -> tuple[Records, Sequence[BadRecord]]:
+    """Of messages that are no errors; those whose headers can't be read are set apart. Each message but once.
+
+    Raises pyarrow's errors for what fits no column.
+    """
+    headers = _headers_of(messages)
+    bad: list[BadRecord] = []
+    if _UNREADABLE in headers:
+        bad = [_bad(message) for message, of_one in zip(messages, headers, strict=True) if of_one is _UNREADABLE]
+        messages = [message for message, of_one in zip(messages, headers, strict=True) if of_one is not _UNREADABLE]
+        headers = [of_one for of_one in headers if of_one is not _UNREADABLE]
+    rows = len(messages)
+    topics = [str(topic) for topic in map(Message.topic, messages)]
+    partitions = np.fromiter(map(Message.partition, messages), np.int32, rows)
+    offsets = np.fromiter(map(Message.offset, messages), np.int64, rows)
+    times = np.fromiter((time for _, time in map(Message.timestamp, messages)), np.int64, rows)
+    names = list(dict.fromkeys(topics))
+    codes = np.zeros(rows, np.int32)
+    if len(names) > 1:
+        numbers = {name: number for number, name in enumerate(names)}
+        codes = np.fromiter(map(numbers.__getitem__, topics), np.int32, rows)
+    return make_records(
+        keys=pa.array(list(map(Message.key, messages)), pa.binary()),
+        values=pa.array(list(map(Message.value, messages)), pa.binary()),
+        names=names,
+        codes=codes,
+        partitions=partitions,
+        offsets=offsets,
+        times=times,
+        headers=headers_column(headers),
+    ), bad
+
+
+def make_records(
+    *,
+    keys: pa.Array,
+    values: pa.Array,
+    names: Sequence[str],
+    codes: NDArray[np.int32],
+    partitions: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    times: NDArray[np.int64],
+    headers: pa.Array,
+) -> Records:
+    """Of columns. ``codes`` says which of the topics' ``names``; a negative time is none."""
+    # A record without a time has a negative one.
+    timestamps = pa.array(times, mask=times < 0).cast(SCHEMA.field("timestamp").type)
     batch = pa.RecordBatch.from_arrays(
         [
-            pa.array([message.key() for message in messages], pa.binary()),
-            pa.array([message.value() for message in messages], pa.binary()),
-            pa.array(topics, pa.string()),
-            pa.array(partitions, pa.int32()),
-            pa.array(offsets, pa.int64()),
-            # A record without a time has a negative one.
-            pa.array([time if time >= 0 else None for time in times], SCHEMA.field("timestamp").type),
-            _headers([message.headers() for message in messages]),
+            keys,
+            values,
+            pa.array(names, pa.string()).take(pa.array(codes)),
+            pa.array(partitions),
+            pa.array(offsets),
+            timestamps,
+            headers,
         ],
         schema=SCHEMA,
     )
-    return Records(batch, offsets, _runs(topics, partitions))
+    return Records(batch, offsets, _runs(names, codes, partitions))
 
 
-def _runs(topics: Sequence[str | None], partitions: Sequence[int | None]) -> list[Run]:
-    runs: list[Run] = []
-    first = 0
-    for row in range(1, len(topics) + 1):
-        if row == len(topics) or partitions[row] != partitions[first] or topics[row] != topics[first]:
-            runs.append(Run(str(topics[first]), int(partitions[first] or 0), first, row))
-            first = row
-    return runs
+def _runs(names: Sequence[str], codes: NDArray[np.int32], partitions: NDArray[np.int32]) -> list[Run]:
+    if not len(codes):
+        return []
+    changes = np.flatnonzero((np.diff(partitions) != 0) | (np.diff(codes) != 0)) + 1
+    ends = [*changes.tolist(), len(codes)]
+    firsts = [0, *ends[:-1]]
+    return [
+        Run(names[codes[first]], int(partitions[first]), first, end) for first, end in zip(firsts, ends, strict=True)
+    ]
 
 
-def _headers(headers: Sequence[object]) -> pa.Array:
+def _headers_of(messages: Sequence[Message]) -> list[object]:
+    """Of each message, asked once: after a name that is no text the client's next answer is not to be touched."""
+    found: list[object] = []
+    left = iter(messages)
+    while True:
+        try:
+            found.extend(map(Message.headers, left))
+        except (SystemError, UnicodeError):
+            # What was answered before is in the list, and the message after the bad one is next.
+            found.append(_UNREADABLE)
+        else:
+            return found
+
+
+def _bad(message: Message) -> BadRecord:
+    value = message.value()
+    data = value if isinstance(value, bytes) else b""
+    return BadRecord(str(message.topic()), int(message.partition() or 0), int(message.offset() or 0), data)
+
+
+def headers_column(headers: Sequence[object]) -> pa.Array:
     """Null where a record has none."""
     if not any(headers):
-        return pa.nulls(len(headers), _HEADERS)
+        return pa.nulls(len(headers), HEADERS)
     starts: list[int | None] = []
     keys: list[str] = []
     values: list[bytes | None] = []
@@ -123,6 +202,6 @@ def _headers(headers: Sequence[object]) -> pa.Array:
             values.append(value.encode() if isinstance(value, str) else value)
     starts.append(len(keys))
     items = pa.StructArray.from_arrays(
-        [pa.array(keys, pa.string()), pa.array(values, pa.binary())], fields=list(_HEADER)
+        [pa.array(keys, pa.string()), pa.array(values, pa.binary())], fields=list(HEADERS.value_type)
     )
-    return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), items, type=_HEADERS)
+    return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), items, type=HEADERS)

@@ -79,7 +79,7 @@ class LineFraming:
         arrays = []
         whole = [piece.data for piece in pieces if not piece.is_last]
         if whole:
-            lines = self._cut_lines(cut, whole[0] if len(whole) == 1 else b"".join(whole))
+            lines, _ = self._cut_lines(cut, whole[0] if len(whole) == 1 else b"".join(whole))
             if lines is not None:
                 arrays.append(lines)
         last = [self._cut_last(cut, piece.data) for piece in pieces if piece.is_last]
@@ -89,6 +89,12 @@ class LineFraming:
         if arrays:
             cut.records = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
         return cut
+
+    def cut_placed(self, data: bytes) -> tuple[Cut, _Positions]:
+        """As ``cut`` of whole records, the last delimiter included; and where each good one begins in ``data``."""
+        cut = Cut()
+        cut.records, starts = self._cut_lines(cut, data)
+        return cut, starts
 
     def ends(self, data: bytes | memoryview) -> _Positions:
         """Where the delimiters begin, in bytes that begin with a record."""
@@ -105,14 +111,17 @@ class LineFraming:
             found = found[octets[found + place] == self._delimiter[place]]
         return found
 
-    def _cut_lines(self, cut: Cut, data: bytes) -> pa.Array | None:
-        """Whole records, the last delimiter included."""
+    def _cut_lines(self, cut: Cut, data: bytes) -> tuple[pa.Array | None, _Positions]:
+        """Whole records, the last delimiter included; the good ones, and where they begin."""
         if len(data) <= min(self._max, _SHORT_BYTES) and data.isascii() and data.count(self._delimiter) == 1:
             # One short line now and then: vector code takes longer to set up than to run.
             line = data[: -self._size]
             text = (line.removesuffix(b"\r") if self._strips_cr else line).decode("ascii")
-            return pa.array([text], pa.string())
+            return pa.array([text], pa.string()), np.zeros(1, dtype=np.intp)
         raw_ends = self.ends(data)
+        starts = np.empty_like(raw_ends)
+        starts[:1] = 0
+        starts[1:] = raw_ends[:-1] + self._size
         lines, ends = data, raw_ends
         if self._strips_cr and b"\r" in data:
             lines = data.replace(b"\r\n", b"\n")
@@ -126,7 +135,8 @@ class LineFraming:
                 cut.dead_letters.extend(aside(bad[index], data[first : int(raw_ends[index])], self._part_bytes))
             lines = self._without(lines, ends, indexes)
             ends = self.ends(lines)
-        return self._array(lines, ends) if ends.size else None
+            starts = np.delete(starts, indexes)
+        return self._array(lines, ends) if ends.size else None, starts
 
     def _cut_last(self, cut: Cut, data: bytes) -> str | None:
         r"""One record without a delimiter. A ``\\r`` at the very end is not right before a newline: it stays."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import selectors
 import socket
 import ssl
@@ -23,7 +24,7 @@ import struct
 import threading
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_handler import DeadLetter
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.framing import Framing, Piece, Splitter, Taken
-    from receiver_runtime.sources.tcp import TcpSource
+    from receiver_runtime.sources.tcp import Tls
 
 # A turn reads about READ_BYTES in all, and from each connection at least this much.
 _LEAST_READ_BYTES = 2**14
@@ -48,8 +49,25 @@ _EXHAUSTED_PAUSE = 1.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # Of a record that is too large: parts of several connections would lie between each other in the dead letters.
 _MAX_PARTS = 1
+# After a turn that gave less than this, a listener that is asked to pauses.
+_LITTLE_BYTES = 2**14
 #: Close with a reset: the sender sees at once that it is not heard.
 _RESET = struct.pack("ii", 1, 0)
+
+
+class ListeningSource(Protocol):
+    """What is declared of where to listen; each source that listens has it."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def listen_address(self) -> tuple[str, int]: ...
+    @property
+    def tls(self) -> Tls | None: ...
+    @property
+    def connect_timeout(self) -> float: ...
+    @property
+    def max_connections(self) -> int: ...
 
 
 class _Ended(Enum):
@@ -89,13 +107,26 @@ class _Gathered:
 
 
 class SocketListener:
-    """One listening socket's life, from binding to the end."""
+    """One listening socket's life, from binding to the end.
 
-    def __init__(self, receiver: Receiver, source: TcpSource, framing: Framing, *, clock: Clock | None = None) -> None:
+    Args:
+        pause: seconds without a turn after one that gave little, where cutting a little costs nearly as much as much.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        source: ListeningSource,
+        framing: Framing,
+        *,
+        clock: Clock | None = None,
+        pause: float = 0.0,
+    ) -> None:
         self._receiver = receiver
         self._source = source
         self._framing = framing
         self._clock = clock or SystemClock()
+        self._pause = pause
         self._wake_read, self._wake_write = os.pipe()
         self._lock = threading.Lock()
         self._stopping = False
@@ -177,12 +208,15 @@ class SocketListener:
                     ready.add(key.data)
                 elif key.fileobj is self._listener:
                     may_accept = True
-            self._read_all(ready)
+            nbytes = self._read_all(ready)
             if may_accept:
                 self._accept()
             self._keep_deadlines()
+            if self._pause and ready and nbytes < _LITTLE_BYTES:
+                select.select([self._wake_read], [], [], self._pause)
 
-    def _read_all(self, ready: set[_Connection]) -> None:
+    def _read_all(self, ready: set[_Connection]) -> int:
+        """Read from each once; returns about how many bytes were handed on at last."""
         most = max(_LEAST_READ_BYTES, READ_BYTES // max(1, len(ready)))
         for connection in ready:
             if connection.handshake_until is not None:
@@ -191,7 +225,9 @@ class SocketListener:
                 self._read(connection, most)
             if self._gathered.nbytes >= READ_BYTES:
                 self._hand_on()
+        nbytes = self._gathered.nbytes
         self._hand_on()
+        return nbytes
 
     def _read(self, connection: _Connection, most: int) -> None:
         if connection.must_write:
@@ -200,12 +236,12 @@ class SocketListener:
         count, ended = self._receive(connection, most)
         if count:
             taken = connection.splitter.take(self._buffer, count)
-            self._gathered.add(taken)
+            self._gather(connection, taken)
             if taken.refusal is not None:
                 self._refuse(connection, "a connection was closed: what came is no length of a record", taken.refusal)
                 return
         if ended is not None:
-            self._gathered.add(connection.splitter.finish(clean=ended is _Ended.BY_SENDER))
+            self._gather(connection, connection.splitter.finish(clean=ended is _Ended.BY_SENDER))
             self._drop(connection)
 
     def _receive(self, connection: _Connection, most: int) -> tuple[int, _Ended | None]:
@@ -232,6 +268,11 @@ class SocketListener:
             self._unread.add(connection)
         return count, None
 
+    def _gather(self, connection: _Connection, taken: Taken) -> None:
+        if taken.piece is not None:
+            taken.piece.peer = connection.peer
+        self._gathered.add(taken)
+
     def _hand_on(self) -> None:
         gathered, self._gathered = self._gathered, _Gathered()
         letters = gathered.before
@@ -244,7 +285,9 @@ class SocketListener:
         # Dead letters first: they are durable on return, and the records of this turn are not.
         if letters:
             self._receiver.store_dead_letters(letters)
-        if records is not None:
+        if isinstance(records, pa.RecordBatch):
+            self._receiver.store_buffered(records)
+        elif records is not None:
             self._receiver.store_buffered(pa.RecordBatch.from_arrays([records], schema=self._framing.schema))
 
     # -- connections -------------------------------------------------------------------------------------------------
@@ -350,7 +393,7 @@ class SocketListener:
             self._listener.close()
         self._read_all({c for c in self._connections if c.handshake_until is None})
         for connection in self._connections:
-            self._gathered.add(connection.splitter.finish(clean=False))
+            self._gather(connection, connection.splitter.finish(clean=False))
         self._hand_on()
 
     def _close(self) -> None:

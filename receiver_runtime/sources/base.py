@@ -7,7 +7,7 @@ receiver of its kind does (``receiver_runtime.receivers``).
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,6 +18,24 @@ class SourceRule(StrEnum):
     NOT_SENT_AGAIN = "not_sent_again"
     SENT_AGAIN = "sent_again"
     OFFSETS = "offsets"
+
+
+class Guarantee(StrEnum):
+    """What holds of a source's records from the sender to registered blocks, whatever process or host dies."""
+
+    #: How far the source was read moves in the transaction that registers the block.
+    EXACTLY_ONCE = "exactly_once"
+    #: Acknowledged after the block is registered; a key in the record removes what comes again, within a window.
+    AT_LEAST_ONCE_DEDUPLICATED = "at_least_once_deduplicated"
+    #: Acknowledged after the block is registered; what comes again is stored again.
+    AT_LEAST_ONCE = "at_least_once"
+    #: The sender can't be asked again, or is told of nothing.
+    AT_MOST_ONCE = "at_most_once"
+
+    @property
+    def words(self) -> str:
+        """As people read it."""
+        return {Guarantee.AT_LEAST_ONCE_DEDUPLICATED: "at least once, deduplicated"}.get(self, self.replace("_", " "))
 
 
 class SourceError(ValueError):
@@ -33,13 +51,32 @@ class Source(BaseModel):
     #: The record's columns as (name, Arrow type by name), fixed per kind of source (design §5).
     columns: ClassVar[tuple[tuple[str, str], ...]]
     source_rule: ClassVar[SourceRule]
+    #: The extra of our package that its receivers need, where the agent runs; None where they need none.
+    needs_extra: ClassVar[str | None] = None
+    if TYPE_CHECKING:
+        #: A kind that has several has a field of this name, with the values that it takes (``guarantees``).
+        guarantee: ClassVar[Guarantee]
 
     kind: str
+
+    @classmethod
+    def guarantees(cls) -> tuple[Guarantee, ...]:
+        """What its declarations can have; first what they have unless they say otherwise."""
+        field = cls.model_fields.get("guarantee")
+        if field is None:
+            return (cls.guarantee,)
+        default = Guarantee(field.default)
+        return (default, *(found for value in get_args(field.annotation) if (found := Guarantee(value)) != default))
 
     @property
     def address(self) -> str:
         """Where the records come from, for people; never a secret."""
         return self.kind
+
+    @property
+    def one_receiver(self) -> str | None:
+        """Why this declaration is for one receiver alone, and the way out; None where several share its records out."""
+        return None
 
     @property
     def is_listener(self) -> bool:

@@ -64,6 +64,8 @@ class Kafka(Source):
         options: of librdkafka, by their names, as ``{"security.protocol": "SASL_SSL"}``. A password is given by
             reference: ``{"sasl.password": EnvVar("NAME")}``, ``"env:NAME"`` or ``"file:/PATH"``.
         guarantee: ``"exactly_once"``, or ``"at_most_once"``.
+        fetch: ``"columns"`` gathers a batch's fields at once, by librdkafka's C interface, where the installed client
+            is a release that it is known of; ``"objects"`` asks each record for each field.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -76,6 +78,7 @@ class Kafka(Source):
         ("headers", "list<item: struct<key: string, value: binary>>"),
     )
     source_rule: ClassVar[SourceRule] = SourceRule.OFFSETS
+    needs_extra: ClassVar[str | None] = "kafka"
 
     kind: Literal["kafka"] = "kafka"
     bootstrap_servers: str
@@ -85,7 +88,9 @@ class Kafka(Source):
     start: Literal["earliest", "latest"] | datetime = "earliest"
     out_of_range: Literal["earliest", "latest", "stop"] = "earliest"
     options: dict[str, Option] = Field(default_factory=dict)
-    guarantee: Literal["exactly_once", "at_most_once"] = "exactly_once"
+    # The values are those of ``base.Guarantee``, as text in declarations.
+    guarantee: Literal["exactly_once", "at_most_once"] = "exactly_once"  # type: ignore[assignment, misc]
+    fetch: Literal["columns", "objects"] = "columns"
 
     @property
     def address(self) -> str:

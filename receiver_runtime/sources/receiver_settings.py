@@ -66,6 +66,8 @@ class ReceiverSettings(BaseModel):
     #: A write that an object store or a replica has not answered by then has failed
     #: (spark.streaming.receiver.blockStoreTimeout).
     block_store_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
+    #: So long a record's key is known at least, by which it is left out when its sender brings it again.
+    key_window: Annotated[Seconds, Field(ge=1)] = 7 * 86_400.0
     #: How blocks are compressed: ``lz4`` is fast, ``zstd`` smaller, ``none`` for data that is compressed already.
     compression: Literal["lz4", "zstd", "none"] = "lz4"
 

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from receiver_runtime.sources.base import Source, SourceRule
+from receiver_runtime.sources.base import Guarantee, Source, SourceRule
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.units import parse_bytes, parse_duration
 
@@ -19,7 +19,7 @@ _LISTEN = re.compile(r"(?:\[(?P<ipv6>[^\]\s/]+)\]|(?P<host>[^:\[\]\s/]+)):(?P<po
 _MAX_PORT = 65535
 
 
-def _parse_tls(value: object) -> object:
+def parse_tls(value: object) -> object:
     """``True`` and ``False`` for short: TLS with its defaults, or none."""
     if isinstance(value, bool):
         return {} if value else None
@@ -89,11 +89,12 @@ class TcpSource(Source):
     """
 
     source_rule: ClassVar[SourceRule] = SourceRule.NOT_SENT_AGAIN
+    guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
 
     host: str | None = None
     port: Annotated[int | None, Field(ge=1, le=_MAX_PORT)] = None
     listen: str | None = None
-    tls: Annotated[Tls | None, BeforeValidator(_parse_tls)] = None
+    tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
     max_record_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)] = 2**20
     connect_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 10.0
     max_connections: Annotated[int, Field(ge=1, le=100_000)] = 500
@@ -106,10 +107,9 @@ class TcpSource(Source):
     @property
     def listen_address(self) -> tuple[str, int]:
         """Where it listens, as (host, port). Raises ValueError for a source that connects."""
-        match = _LISTEN.fullmatch(self.listen or "")
-        if match is None:
+        if self.listen is None:
             raise ValueError(f"{self.address} is connected to, not listened on: give listen")
-        return match["ipv6"] or match["host"], int(match["port"])
+        return parse_listen(self.listen)
 
     @field_validator("host")
     @classmethod
@@ -122,11 +122,7 @@ class TcpSource(Source):
     @classmethod
     def _check_listen(cls, listen: str | None) -> str | None:
         if listen is not None:
-            match = _LISTEN.fullmatch(listen)
-            if match is None or int(match["port"]) > _MAX_PORT:
-                raise ValueError(
-                    f"{listen!r} is no address to listen on: give host:port, as '0.0.0.0:9999' or '[::]:9999'"
-                )
+            parse_listen(listen)
         return listen
 
     @model_validator(mode="after")
@@ -146,6 +142,14 @@ class TcpSource(Source):
             if self.tls.server_hostname is not None or not self.tls.verify:
                 raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
         return self
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """The (host, port) of an address to listen on. Raises ValueError."""
+    match = _LISTEN.fullmatch(listen)
+    if match is None or int(match["port"]) > _MAX_PORT:
+        raise ValueError(f"{listen!r} is no address to listen on: give host:port, as '0.0.0.0:9999' or '[::]:9999'")
+    return match["ipv6"] or match["host"], int(match["port"])
 
 
 def address_of(host: str, port: int) -> str:

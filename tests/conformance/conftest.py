@@ -13,18 +13,65 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from receiver_runtime.sources.base import Source
-    from tests.kafka_broker import KafkaBroker
+    from tests.kafka_broker import AnyKafka, KafkaBroker, KafkaCluster
+
+_MOCKED = pytest.StashKey[str]()
 
 
 @pytest.fixture(scope="session")
-def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    """Apache Kafka itself; a test that kills it starts it again."""
-    from tests.kafka_broker import KafkaBroker  # noqa: PLC0415  its client is an extra
+def any_kafka(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[AnyKafka]:
+    """Apache Kafka itself; where it is not to be had, librdkafka's mock cluster, and the summary says so."""
+    from tests.kafka_broker import KafkaBroker, MockKafka, NoBrokerError, Secure, wanted  # noqa: PLC0415  an extra's
 
-    made = KafkaBroker(tmp_path_factory.mktemp("kafka"))
+    directory = tmp_path_factory.mktemp("kafka")
+    made: AnyKafka | None = None
+    why = "FOREBAY_TEST_KAFKA is 'mock'."
+    if wanted() != "mock":
+        try:
+            made = KafkaBroker(directory, secure=Secure.make(directory / "secure"))
+        except NoBrokerError as error:
+            if wanted():
+                raise
+            why = str(error)
+    if made is None:
+        request.config.stash[_MOCKED] = why
+        made = MockKafka()
     made.start()
     yield made
     made.kill()
+
+
+@pytest.fixture
+def kafka_broker(any_kafka: AnyKafka) -> KafkaBroker:
+    """Apache Kafka itself, or the test is skipped; one that kills it starts it again."""
+    from tests.kafka_broker import KafkaBroker  # noqa: PLC0415  as above
+
+    if not isinstance(any_kafka, KafkaBroker):
+        pytest.skip("librdkafka's mock cluster can't do this: needs Apache Kafka")
+    return any_kafka
+
+
+@pytest.fixture
+def kafka_cluster(any_kafka: AnyKafka, tmp_path: Path) -> Iterator[KafkaCluster]:
+    """Three brokers of a test's own."""
+    from tests.kafka_broker import KafkaCluster  # noqa: PLC0415  as above
+
+    if not any_kafka.is_real:
+        pytest.skip("librdkafka's mock cluster can't do this: needs Apache Kafka")
+    made = KafkaCluster(tmp_path / "kafka")
+    try:
+        made.start()
+        yield made
+    finally:
+        made.kill()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Nobody is to believe that it was Apache Kafka."""
+    why = config.stash.get(_MOCKED, None)
+    if why is not None:
+        terminalreporter.section("Kafka")
+        terminalreporter.line(f"NOT on Apache Kafka, but on librdkafka's mock cluster, and in part only: {why}")
 
 
 @pytest.fixture

@@ -8,10 +8,12 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
+import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 from receiver_runtime.sources.kafka import Kafka
+from tests.kafka_broker import MockKafka
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from tests.conformance.source_rig import SourceRig
-    from tests.kafka_broker import KafkaBroker
+    from tests.kafka_broker import AnyKafka
 
 # A member that is killed is given up soon.
 FAST = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 200, "topic.metadata.refresh.interval.ms": 500}
+# The mock cluster lets a group wait for 3 s for its first members, and throws out whom it doesn't hear in it.
+MOCK = {"session.timeout.ms": 6000}
 
 Place = tuple[str, int, int]
 
@@ -30,9 +34,7 @@ Place = tuple[str, int, int]
 class KafkaTopic:
     """A topic of its own on a broker, and every record that was acknowledged to its producer."""
 
-    def __init__(
-        self, broker: KafkaBroker, *, partitions: int = 3, name: str | None = None, **settings: object
-    ) -> None:
+    def __init__(self, broker: AnyKafka, *, partitions: int = 3, name: str | None = None, **settings: object) -> None:
         self.broker = broker
         self.name = name or f"t-{uuid.uuid4().hex[:10]}"
         self.sent: dict[Place, bytes | None] = {}
@@ -50,8 +52,12 @@ class KafkaTopic:
         self.create(partitions)
 
     def create(self, partitions: int) -> None:
+        if isinstance(self.broker, MockKafka):
+            self.broker.make(self.name)
+            return
         config = {name.replace("_", "."): str(value) for name, value in self._settings.items()}
-        topic = NewTopic(self.name, num_partitions=partitions, replication_factor=1, config=config)
+        replicas = self.broker.replicas
+        topic = NewTopic(self.name, num_partitions=partitions, replication_factor=replicas, config=config)
         self._admin.create_topics([topic])[self.name].result(30)
 
     def delete(self) -> None:
@@ -65,7 +71,7 @@ class KafkaTopic:
             future.result(30)
 
     def source(self, **changes: Any) -> Kafka:  # noqa: ANN401  fields of the source
-        options = {**FAST, **changes.pop("options", {})}
+        options = {**FAST, **({} if self.broker.is_real else MOCK), **changes.pop("options", {})}
         given: dict[str, Any] = {
             "bootstrap_servers": self.broker.address,
             "group": f"g-{self.name}",
@@ -120,6 +126,8 @@ class KafkaTopic:
 
     @contextmanager
     def away(self) -> Iterator[None]:
+        if isinstance(self.broker, MockKafka):
+            pytest.skip("librdkafka's mock cluster can't be taken away: needs Apache Kafka")
         self.broker.kill()
         yield
         self.broker.start()
@@ -141,6 +149,22 @@ def check_places(rows: Sequence[dict[str, Any]], sent: dict[Place, bytes | None]
     assert not set(places) - set(sent)
     for row in rows:
         assert row["value"] == sent[row["topic"], row["partition"], row["offset"]]
+
+
+def check_dense(rig: SourceRig, partitions: set[tuple[str, int]], records: int) -> None:
+    """So many numbered records, no transactions: each offset of each partition from 0, once, and each number once."""
+    found = rig.columns(["topic", "partition", "offset", "value"])
+    assert found.num_rows == records, f"{found.num_rows} records for {records} sent"
+    places = found.group_by(["topic", "partition"]).aggregate(
+        [("offset", "count_distinct"), ("offset", "min"), ("offset", "max")]
+    )
+    rows = places.to_pylist()
+    assert {(row["topic"], row["partition"]) for row in rows} == partitions
+    for row in rows:
+        assert (row["offset_min"], row["offset_count_distinct"]) == (0, row["offset_max"] + 1)
+    assert sum(row["offset_count_distinct"] for row in rows) == records
+    assert len(found["value"].unique()) == records
+    assert rig.failed_checks() == []
 
 
 class Sending:

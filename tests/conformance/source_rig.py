@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import sqlalchemy as sa
 
 from receiver_runtime.block_store.segment import IntactFrame
@@ -18,7 +19,7 @@ from tracker_store.pipelines import apply_stream
 from tracker_store.receivers import placements, receiver_events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from receiver_runtime.sources.base import Source
@@ -34,9 +35,9 @@ sys.exit(run([(int(receiver_id), int(assignment))], database_url=database_url, b
 """
 
 
-def eventually(predicate: Callable[[], object], what: str) -> None:
+def eventually(predicate: Callable[[], object], what: str, *, seconds: float = DEADLINE_SECONDS) -> None:
     """Poll until `predicate` holds."""
-    polling.eventually(predicate, what, seconds=DEADLINE_SECONDS, step=0.05)
+    polling.eventually(predicate, what, seconds=seconds, step=0.05)
 
 
 @dataclass
@@ -143,19 +144,25 @@ class SourceRig:
 
     def rows(self) -> list[dict[str, Any]]:
         """Of every registered block, by receiver and sequence."""
+        return [row for batch in self._batches() for row in batch.to_pylist()]
+
+    def columns(self, names: list[str]) -> pa.Table:
+        """Of every registered block; for more records than objects are to be made of."""
+        return pa.Table.from_batches([batch.select(names) for batch in self._batches()])
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
         store = open_block_store(str(self.root / "blocks"))
-        found: list[dict[str, Any]] = []
         for row in self.execute(
             'SELECT b.records, s.path, b."offset", b.length, b.crc32c FROM forebay.blocks b '
             "JOIN forebay.log_segments s ON s.id = b.segment_id WHERE b.receiver_id = ANY (:ids) "
             "ORDER BY b.receiver_id, b.sequence",
             ids=self.receiver_ids,
         ):
-            before = len(found)
+            found = 0
             for batch in store.read_batches(row.path, row.offset, row.length, row.crc32c):
-                found.extend(batch.to_pylist())
-            assert len(found) - before == row.records
-        return found
+                found += batch.num_rows
+                yield batch
+            assert found == row.records
 
     def stored_frames(self) -> int:
         """In all files, whether registered or not."""

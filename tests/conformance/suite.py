@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import sqlalchemy as sa
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from receiver_runtime.sources.base import Source
+
+
+_FIRST_BLOCKS = 20
 
 
 class Adapter(Protocol):
@@ -76,6 +79,8 @@ def proxied(database_url: str) -> Iterator[tuple[CuttingProxy, str]]:
 
 def hold_unregistered(rig: SourceRig, proxy: CuttingProxy, blocks: int = 2) -> None:
     """Cut the driver log off until blocks are stored that are not registered."""
+    # Of its first ones a receiver may ask whether their keys are known, and then stores none without the driver log.
+    eventually(lambda: rig.registered_blocks() > _FIRST_BLOCKS, "blocks")
     proxy.away = True
     proxy.cut()
     eventually(lambda: rig.stored_frames() >= rig.registered_blocks() + blocks, "stored blocks that are not registered")
@@ -83,6 +88,9 @@ def hold_unregistered(rig: SourceRig, proxy: CuttingProxy, blocks: int = 2) -> N
 
 class ConformanceSuite:
     """See the module."""
+
+    #: Does what was sent to a receiver that is gone come to the others? Else it waits until that one is started again.
+    moves_to_others: ClassVar[bool] = True
 
     def test_it_reads_what_is_there_and_what_comes_and_drains_at_a_stop(
         self, adapter: Adapter, make_rig: Callable[..., SourceRig]
@@ -192,6 +200,8 @@ class ConformanceSuite:
             eventually(lambda: rig.registered_of(0) > before + 100, "records by the first again")
             second.kill()
             second.wait()
+        if not self.moves_to_others:
+            rig.start(1)
         eventually(lambda: adapter.all_came(rig), "everything")
         stop(third)
         adapter.check(rig)

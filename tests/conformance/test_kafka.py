@@ -1,4 +1,7 @@
-"""Kafka by the conformance suite, on Apache Kafka itself. ``make kafka``."""
+"""Kafka by the conformance suite, on Apache Kafka itself, or on the client's mock cluster where it is not to be had.
+
+``make kafka``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from tests.conformance.kafka_source import KafkaTopic
 from tests.conformance.suite import ConformanceSuite
 
 if TYPE_CHECKING:
-    from tests.kafka_broker import KafkaBroker
+    from tests.kafka_broker import AnyKafka
 
 
 @pytest.mark.kafka
@@ -18,5 +21,5 @@ class TestKafka(ConformanceSuite):
     """Exactly once."""
 
     @pytest.fixture
-    def adapter(self, kafka_broker: KafkaBroker) -> KafkaTopic:
-        return KafkaTopic(kafka_broker)
+    def adapter(self, any_kafka: AnyKafka) -> KafkaTopic:
+        return KafkaTopic(any_kafka)

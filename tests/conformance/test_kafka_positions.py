@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from datetime import UTC, datetime
@@ -14,21 +15,24 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from receiver_runtime.exit_codes import ExitCode
-from tests.conformance.kafka_source import KafkaTopic, Sending, check_places
+from tests.conformance.kafka_source import KafkaTopic, check_dense, check_places
 from tests.conformance.source_rig import DEADLINE_SECONDS, eventually
 from tests.conformance.suite import hold_unregistered, proxied, stop
+from tests.kafka_load import KafkaLoad
 from tests.polling import eventually as soon
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     from tests.conformance.source_rig import SourceRig
-    from tests.kafka_broker import KafkaBroker
+    from tests.kafka_broker import AnyKafka, KafkaBroker
 
 pytestmark = pytest.mark.kafka
 
-ASSIGNMENTS = ["cooperative-sticky", "range"]
-STORM_SECONDS = 22.0
+# In all, and between two changes; seconds and records a second by FOREBAY_STORM.
+STORM_PACE = 2.0
+STORM_SECONDS, STORM_RATE = (int(one) for one in os.environ.get("FOREBAY_STORM", "12:20000").split(":"))
 
 # A process that never tells the broker how far it is, as one that is killed before it does.
 NEVER_COMMITS = """
@@ -36,14 +40,33 @@ from receiver_runtime.receivers.kafka_reader import KafkaReader
 KafkaReader._commit = lambda self, *, now=False: None
 """
 
+# A process whose disk takes no block for a while.
+DISK_FAILS = """
+from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
+_write, _calls = WriteAheadLog.write, []
+def _fail(self, *arguments, **more):
+    _calls.append(1)
+    if 3 < len(_calls) < 8:
+        raise WriteAheadLogError("the disk takes nothing")
+    return _write(self, *arguments, **more)
+WriteAheadLog.write = _fail
+"""
+
 
 @pytest.fixture
-def topic(kafka_broker: KafkaBroker) -> KafkaTopic:
+def topic(any_kafka: AnyKafka) -> KafkaTopic:
+    return KafkaTopic(any_kafka)
+
+
+@pytest.fixture
+def real_topic(kafka_broker: KafkaBroker) -> KafkaTopic:
+    """For what only Apache Kafka can do."""
     return KafkaTopic(kafka_broker)
 
 
-def assigned_by(strategy: str) -> dict[str, Any]:
-    return {"options": {"partition.assignment.strategy": strategy}}
+def reading(strategy: str, fetch: str) -> dict[str, Any]:
+    """Fields of a source."""
+    return {"fetch": fetch, "options": {"partition.assignment.strategy": strategy}}
 
 
 def committed(topic: KafkaTopic, partition: int) -> int:
@@ -74,6 +97,21 @@ def test_w01_killed_between_registering_and_telling_the_broker(
     assert {int(p): committed(topic, int(p)) for p in ends} == {int(p): end for p, end in ends.items()}
 
 
+def test_x10_what_could_not_be_stored_is_not_passed_over_but_read_again(
+    topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    rig = make_rig(topic.source())
+    process = rig.start(first=DISK_FAILS)
+    with topic.sending():
+        eventually(lambda: rig.said("reading from Kafka failed"), "a block that could not be stored")
+        before = rig.registered()
+        eventually(lambda: rig.registered() > before + 200, "records after it")
+    eventually(lambda: topic.all_came(rig), "everything")
+    assert process.poll() is None
+    stop(process)
+    topic.check_each_came_once(rig)
+
+
 def test_x05_the_broker_is_told_the_next_offset_and_nothing_is_read_again(
     topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
@@ -91,40 +129,49 @@ def test_x05_the_broker_is_told_the_next_offset_and_nothing_is_read_again(
     topic.check_each_came_once(rig)
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("strategy", ASSIGNMENTS)
-def test_w01_a_storm_of_rebalances(topic: KafkaTopic, make_rig: Callable[..., SourceRig], strategy: str) -> None:
-    """A receiver comes, or goes in order or by a kill, every second."""
-    rig = make_rig(topic.source(**assigned_by(strategy)), receivers=3)
-    processes = [rig.start(number) for number in range(3)]
+@pytest.mark.timeout(300 + 3 * STORM_SECONDS)
+@pytest.mark.parametrize(("strategy", "fetch"), [("cooperative-sticky", "columns"), ("range", "objects")])
+def test_w01_a_storm_of_rebalances(
+    topic: KafkaTopic, make_rig: Callable[..., SourceRig], strategy: str, fetch: str
+) -> None:
+    """A receiver comes, or goes in order or by a kill, every two seconds, while a process sends all the time.
+
+    Two minutes of it at 50,000 records a second: FOREBAY_STORM=120:50000 make kafka ARGS="-k storm".
+    """
+    rig = make_rig(topic.source(**reading(strategy, fetch)), receivers=3)
+    processes: dict[int, subprocess.Popen[bytes]] = {number: rig.start(number) for number in range(3)}
     eventually(lambda: rig.said("connected"), "a connection")
     changes = 0
-    with Sending(topic, records=500):
-        end = time.monotonic() + STORM_SECONDS
-        while time.monotonic() < end:
-            number = changes % 3
-            # It may be so young that it knows no order yet.
-            processes[number].send_signal(signal.SIGKILL if changes % 2 else signal.SIGTERM)
-            processes[number].wait(DEADLINE_SECONDS)
-            time.sleep(0.5)  # the pace of the storm
-            processes[number] = rig.start(number)
+    with KafkaLoad(topic.broker.address, topic.name, partitions=3, rate=STORM_RATE) as load:
+        began = time.monotonic()
+        while (step := changes * STORM_PACE) < STORM_SECONDS:
+            soon(lambda until=began + step: time.monotonic() >= until, "the pace", seconds=STORM_PACE + 1)  # type: ignore[misc]
+            number = changes // 2 % 3
+            if number in processes:
+                # It may be so young that it knows no order yet.
+                going = processes.pop(number)
+                going.send_signal(signal.SIGKILL if changes % 4 else signal.SIGTERM)
+                going.wait(DEADLINE_SECONDS)
+            else:
+                processes[number] = rig.start(number)
             changes += 1
-            time.sleep(0.5)  # the pace of the storm
-    eventually(lambda: topic.all_came(rig), "everything")
-    # One that is younger knows no order yet.
+    for number in set(range(3)) - set(processes):
+        processes[number] = rig.start(number)
+    eventually(lambda: rig.registered() >= load.sent.records, "everything", seconds=STORM_SECONDS + 120)
     eventually(lambda: rig.states() == ["ACTIVE"] * 3, "three receivers that have begun")
-    for process in processes:
+    for process in processes.values():
         stop(process)
+    print(f"{changes} changes, {load.sent.records:,} records sent at {load.sent.records_per_second:,.0f} a second")  # noqa: T201  shown by -rP
     assert changes >= 5
-    topic.check_each_came_once(rig)
+    check_dense(rig, {(topic.name, 0), (topic.name, 1), (topic.name, 2)}, load.sent.records)
 
 
-@pytest.mark.parametrize("strategy", ASSIGNMENTS)
+@pytest.mark.parametrize(("strategy", "fetch"), [("cooperative-sticky", "objects"), ("range", "columns")])
 def test_a_zombies_blocks_are_refused_by_their_offsets_and_it_reads_on(
-    topic: KafkaTopic, make_rig: Callable[..., SourceRig], database_url: str, strategy: str
+    topic: KafkaTopic, make_rig: Callable[..., SourceRig], database_url: str, strategy: str, fetch: str
 ) -> None:
     """The first receiver is paused with stored blocks; the group gives its partitions to the second; it wakes up."""
-    rig = make_rig(topic.source(**assigned_by(strategy)), receivers=2)
+    rig = make_rig(topic.source(**reading(strategy, fetch)), receivers=2)
     with proxied(database_url) as (proxy, url):
         zombie = rig.start(0, database_url=url)
         with topic.sending():
@@ -156,8 +203,9 @@ def test_two_streams_read_one_topic_each_by_itself(topic: KafkaTopic, make_rig: 
 
 
 def test_latest_puts_an_origin_down_before_anything_is_read_and_new_partitions_are_read_whole(
-    topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
+    topic = real_topic
     topic.send(90)
     before = dict(topic.sent)
     rig = make_rig(topic.source(start="latest"))
@@ -175,7 +223,8 @@ def test_latest_puts_an_origin_down_before_anything_is_read_and_new_partitions_a
     check_places(rig.rows(), after)
 
 
-def test_a_start_by_time(topic: KafkaTopic, make_rig: Callable[..., SourceRig]) -> None:
+def test_a_start_by_time(real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]) -> None:
+    topic = real_topic
     # Today: what is older than its retention the broker removes at once.
     began = int(time.time()) - 1000
     for second in range(10):
@@ -206,8 +255,9 @@ def test_topics_by_pattern_also_those_that_come_later(
 
 
 def test_retention_that_took_unread_records_is_a_lost_link_and_said_in_numbers(
-    topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
+    topic = real_topic
     topic.send(100, partition=0)
     rig = make_rig(topic.source())
     process = rig.start()
@@ -225,9 +275,10 @@ def test_retention_that_took_unread_records_is_a_lost_link_and_said_in_numbers(
 
 
 def test_records_that_are_removed_under_a_reader_are_lost_by_numbers_too(
-    topic: KafkaTopic, make_rig: Callable[..., SourceRig], database_url: str
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
     """While it runs, and can't read on since the driver log is away."""
+    topic = real_topic
     rig = make_rig(topic.source(options={"queued.max.messages.kbytes": 1, "fetch.message.max.bytes": 1000}))
     with proxied(database_url) as (proxy, url):
         process = rig.start(database_url=url)
@@ -249,7 +300,8 @@ def test_records_that_are_removed_under_a_reader_are_lost_by_numbers_too(
     assert len({row["offset"] for row in rows}) == len(rows)
 
 
-def test_out_of_range_may_stop_the_receiver(topic: KafkaTopic, make_rig: Callable[..., SourceRig]) -> None:
+def test_out_of_range_may_stop_the_receiver(real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]) -> None:
+    topic = real_topic
     topic.send(100, partition=0)
     rig = make_rig(topic.source(out_of_range="stop"))
     process = rig.start()
@@ -263,8 +315,9 @@ def test_out_of_range_may_stop_the_receiver(topic: KafkaTopic, make_rig: Callabl
 
 
 def test_a_topic_that_is_made_anew_begins_the_next_generation(
-    topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
+    topic = real_topic
     topic.send(100, partition=0)
     rig = make_rig(topic.source())
     process = rig.start()
@@ -313,15 +366,19 @@ def test_only_what_was_committed_comes(
     assert [row["value"] for row in rig.rows()] == [f"{name}{n}".encode() for name in "ac" for n in range(10)]
 
 
-@pytest.mark.parametrize("codec", ["gzip", "lz4", "snappy", "zstd"])
-def test_columns(kafka_broker: KafkaBroker, topic: KafkaTopic, make_rig: Callable[..., SourceRig], codec: str) -> None:
+@pytest.mark.parametrize(
+    ("codec", "fetch"), [("gzip", "columns"), ("lz4", "columns"), ("snappy", "objects"), ("zstd", "objects")]
+)
+def test_columns(
+    kafka_broker: KafkaBroker, topic: KafkaTopic, make_rig: Callable[..., SourceRig], codec: str, fetch: str
+) -> None:
     producer = Producer({"bootstrap.servers": kafka_broker.address, "compression.type": codec})
     headers: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("a", None), ("empty", b""), ("ü", b"\xff\x00")]
     at = int(time.time()) * 1000 + 123
     producer.produce(topic.name, b"v" * 1000, key=b"k", partition=1, headers=headers, timestamp=at)
     producer.produce(topic.name, None, key=b"gone", partition=1, timestamp=at + 1)
     producer.flush(30)
-    rig = make_rig(topic.source())
+    rig = make_rig(topic.source(fetch=fetch))
     process = rig.start()
     eventually(lambda: rig.registered() == 2, "two records")
     stop(process)
@@ -355,7 +412,8 @@ def test_x03_at_most_once_is_the_client_s_own_commit(topic: KafkaTopic, make_rig
     eventually(lambda: topic.all_came(rig), "300 records")
     assert rig.links() == []
     stop(process)
-    assert sum(committed(topic, partition) for partition in range(3) if committed(topic, partition) > 0) == 300
+    partitions = {partition for _, partition, _ in topic.sent}
+    assert sum(committed(topic, partition) for partition in partitions) == 300
     second = rig.start()
     topic.send(30)
     eventually(lambda: topic.all_came(rig), "30 more")

@@ -159,6 +159,10 @@ def test_forebay_sources_lists_what_installed_packages_bring(tmp_path: Path) -> 
         "declaration": 'CustomSource(receiver="spool")',
         "fields": {"directory": None, "every": "0.5"},
         "guarantee": "at least once",
+        "guarantees": ["at least once"],
+        "columns": {"file": "string", "line": "string"},
+        "extra": None,
+        "installed": True,
         "package": "my-spool 1.0",
         "error": None,
     }

@@ -133,7 +133,12 @@ class CuttingProxy:
                 if self._closed:
                     return
                 continue
-            server = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                # Nobody is there.
+                client.close()
+                continue
             with self._lock:
                 self._pairs.append((client, server))
             for source, target in ((client, server), (server, client)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, wait_until_blocked
 from tracker_store import batches
 from tracker_store.blocks import (
@@ -22,6 +24,7 @@ from tracker_store.blocks import (
     OffsetLink,
     Position,
     add_blocks,
+    known_keys,
     open_partition,
 )
 from tracker_store.cleanup import (
@@ -680,6 +683,30 @@ def test_keys_are_forgotten_after_their_window_in_bounded_steps(log: Log, receiv
     known = replace(block(claimed, 8), keys=("key 6",))
     assert add(log.connection, known).outcome is AddOutcome.DUPLICATE_KEYS
     assert add(log.connection, replace(known, keys=("key 5",))).outcome is AddOutcome.ADDED
+
+
+def test_a_stream_has_a_window_of_its_own(log: Log, receiver_id: int) -> None:
+    claimed = claim_anew(log.connection, receiver_id)
+    for sequence, age in ((2, "3 hours"), (3, "1 hour"), (4, "1 second")):
+        add(log.connection, replace(block(claimed, sequence), keys=(f"key {sequence}",)))
+        log.connection.execute(
+            sa.text(
+                "UPDATE forebay.record_keys SET added_at = clock_timestamp() - CAST(:age AS interval) "
+                "WHERE sequence = :sequence"
+            ),
+            {"age": age, "sequence": sequence},
+        )
+    declaration = {"settings": ReceiverSettings(key_window="2h").model_dump(mode="json")}
+    log.connection.execute(
+        sa.text("UPDATE forebay.streams SET declaration = CAST(:declaration AS jsonb)"),
+        {"declaration": json.dumps(declaration)},
+    )
+    assert clean_up_keys(log.connection, stream_id=log.stream_id, window=timedelta(0), max_rows=10) == 1
+    keys = ["key 2", "key 3", "key 4"]
+    assert known_keys(log.connection, receiver_id=receiver_id, keys=keys) == {"key 3", "key 4"}
+    other = make_log(log.connection, pipeline="other", stream="other")
+    [elsewhere] = set(other.receiver_ids) - set(log.receiver_ids)
+    assert known_keys(log.connection, receiver_id=elsewhere, keys=keys) == set()
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tracker_store.batches import (
     oldest_unfinished_batch,
 )
 from tracker_store.block_stores import attach_block_store
-from tracker_store.blocks import AddOutcome, NewBlock, OffsetLink, open_partition
+from tracker_store.blocks import AddOutcome, NewBlock, OffsetLink, known_keys, open_partition
 from tracker_store.cleanup import (
     clean_up_keys,
     clean_up_offsets,
@@ -131,6 +131,7 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
             ),
         )
         assert added.outcome is AddOutcome.ADDED
+        assert known_keys(connection, receiver_id=receiver, keys=["one", "two"]) == {"one"}
         add_dead_letters(
             connection,
             [StoredDeadLetter("not UTF-8", 0, 3, block(claimed, 9, segment_id=segment).handle)],

@@ -21,6 +21,7 @@ from tracker_store.blocks import (
     OffsetLink,
     Position,
     add_blocks,
+    known_keys,
     open_partition,
     raise_for_outcome,
 )
@@ -504,3 +505,17 @@ def test_a_key_that_stands_twice_in_a_call_adds_nothing(log: Log, first: Claim) 
     with pytest.raises(sa.exc.IntegrityError, match="record_keys"):
         add(log.connection, keyed(first, 2, "a"), keyed(first, 3, "a"))
     assert sequences(log, first.receiver_id) == [1]
+
+
+def test_many_keys_are_compared_by_the_index_though_the_plan_is_as_old_as_the_empty_table(
+    log: Log, first: Claim
+) -> None:
+    """Compared each with all, they take longer than a statement may."""
+    for sequence in range(2, 10):
+        assert add(log.connection, keyed(first, sequence, f"{sequence}")).outcome is AddOutcome.ADDED
+        assert known_keys(log.connection, receiver_id=first.receiver_id, keys=["2", "x"]) == {"2"}
+    for sequence in range(10, 13):
+        keys = [f"{sequence}/{n}" for n in range(8_000)]
+        assert known_keys(log.connection, receiver_id=first.receiver_id, keys=keys) == set()
+        assert add(log.connection, keyed(first, sequence, *keys)).outcome is AddOutcome.ADDED
+        assert known_keys(log.connection, receiver_id=first.receiver_id, keys=keys) == set(keys)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from receiver_runtime.driver_log import KnownKeys
     from tracker_store.schema import ReceiverEventKind, ReceiverState
 
 FAST: dict[str, Any] = {
@@ -124,12 +125,19 @@ class Rig:
 
 @contextmanager
 def rig(
-    root: Path, receiver: Receiver, *, clock: ManualClock | None = None, start: bool = True, **settings: object
+    root: Path,
+    receiver: Receiver,
+    *,
+    clock: ManualClock | None = None,
+    start: bool = True,
+    log: MemoryBlockLog | None = None,
+    keys: KnownKeys | None = None,
+    **settings: object,
 ) -> Iterator[Rig]:
     files = FaultyFiles()
     store = LocalBlockStore(root, files=files)
     rows = MemorySegments()
-    log = MemoryBlockLog()
+    log = MemoryBlockLog() if log is None else log
     reporter = RecordingReporter()
     wanted = ReceiverSettings.model_validate(FAST | settings)
     handler = BlockHandler(
@@ -150,6 +158,7 @@ def rig(
         registrar=registrar,
         driver_log=rows,
         reporter=reporter,
+        keys=keys,
         clock=clock,
     )
     registrar.start()

@@ -1,0 +1,159 @@
+"""Records by HTTP to registered blocks, beside a bare uvicorn application that reads the body and answers 200.
+
+Run as ``python -m benchmarks.http [--json] [--quick]``. Everything is real: a receiver process as the agent starts it,
+synced segments, the embedded durable server, and a sender in a process of its own. All of it shares this machine. The
+bare application stores nothing: what it answers is the most that HTTP itself lets through.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from benchmarks.report import Report, machine, rate_figure, time_figure
+from benchmarks.server import Server, running_server
+from receiver_runtime.sources.http import Http
+from tracker_store.engine import connect
+from tracker_store.pipelines import apply_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_START_SECONDS = 60.0
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one sender does."""
+
+    name: str
+    connections: int
+    lines: int
+    keys: bool = False
+
+
+_LOADS = (
+    Load("1 record a request, 200 connections", 200, 1),
+    Load("1 record a request, with keys", 200, 1, keys=True),
+    Load("1,000 lines a request, 8 connections", 8, 1000),
+)
+
+
+def _send(port: int, load: Load, seconds: float) -> tuple[float, float]:
+    """Records a second, and the median time to an answer."""
+    arguments = [str(value) for value in (port, load.connections, load.lines, int(load.keys), seconds)]
+    answer = subprocess.run(  # noqa: S603  our own command
+        [sys.executable, "-m", "benchmarks.http_sender", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    rate, median = map(float, answer.stdout.split())
+    return rate * load.lines, median
+
+
+@contextlib.contextmanager
+def _bare() -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.http_bare"], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _receiver(server: Server, directory: Path) -> Iterator[int]:
+    """A receiver of its own stream; its port."""
+    declaration = {"source": Http(listen="127.0.0.1:0").model_dump(mode="json"), "settings": {}}
+    with connect(server.engine) as connection:
+        apply_stream(connection, name="s", declaration=declaration, receivers=1)
+        receiver_id = connection.execute(
+            sa.text("UPDATE forebay.receivers SET assignment = 1, state = 'SCHEDULED' RETURNING id")
+        ).scalar_one()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+    environment |= {
+        "FOREBAY_HOME": str(directory),
+        "FOREBAY_DATABASE_URL": server.url,
+        "FOREBAY_BLOCK_STORE": str(directory / "blocks"),
+    }
+    with (directory / "receiver.log").open("wb") as log:
+        process = subprocess.Popen(  # noqa: S603  our own command
+            [sys.executable, "-m", "forebay.cli", "receiver", "--receiver", f"{receiver_id}:1"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield _port(server, process)
+    finally:
+        process.terminate()
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def _port(server: Server, process: subprocess.Popen[bytes]) -> int:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        [(reason,)] = server.execute("SELECT coalesce(reason, '') FROM forebay.receivers")
+        if str(reason).startswith("listening on "):
+            return int(str(reason).rpartition(":")[2])
+        time.sleep(_POLL_SECONDS)
+    raise RuntimeError("the receiver does not listen: see receiver.log")
+
+
+def main() -> None:
+    """Measure, in turn, and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    arguments = parser.parse_args()
+    rounds, seconds = (1, 2.0) if arguments.quick else (3, 5.0)
+    with tempfile.TemporaryDirectory(prefix="forebay-benchmark-") as folder:
+        directory = Path(folder)
+        with running_server(directory) as server, _receiver(server, directory) as ours, _bare() as bare:
+            report = Report("http", machine(postgres=server.version()))
+            for load in _LOADS:
+                report.section(load.name)
+                mine, others = [], []
+                for _ in range(rounds):
+                    others.append(_send(bare, load, seconds))
+                    mine.append(_send(ours, load, seconds))
+                report.add(
+                    rate_figure(
+                        load.name,
+                        [rate for rate, _ in mine],
+                        [rate for rate, _ in others],
+                        peer_name="bare uvicorn, stores nothing",
+                        unit="records/s",
+                    ),
+                    time_figure(
+                        f"{load.name}: median answer",
+                        sorted(median for _, median in mine)[rounds // 2] * 1e3,
+                        sorted(median for _, median in others)[rounds // 2] * 1e3,
+                        peer_name="bare uvicorn, stores nothing",
+                        unit="ms",
+                    ),
+                )
+            report.note(
+                "the sender, the receiver and Postgres share this machine's cores; the bare one has no Postgres"
+            )
+            report.print(as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Sends one request over and over on many connections, each as soon as the last was answered; for `benchmarks.http`.
+
+Run as ``python -m benchmarks.http_sender PORT CONNECTIONS LINES KEYS SECONDS``; prints answers a second and the median
+time to one, in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from typing import cast
+
+import uvloop
+
+_LINE = b'{"n": 12345, "text": "%s"}' % (b"x" * 75)
+_WARM_UP_SECONDS = 1.0
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, number: int, body: bytes, times: list[float], *, keys: bool) -> None:
+        self._number = number
+        self._body = body
+        self._times = times
+        self._keys = keys
+        self._sent = 0
+        self._at = 0.0
+        self._buffer = b""
+        self._transport: asyncio.WriteTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's is no child of asyncio's.
+        self._transport = cast("asyncio.WriteTransport", transport)
+        self._send()
+
+    def _send(self) -> None:
+        key = b"Idempotency-Key: %d-%d-%d\r\n" % (id(self._times), self._number, self._sent) if self._keys else b""
+        self._sent += 1
+        self._at = time.perf_counter()
+        self._transport.write(
+            b"POST /v1/s HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+            b"%sContent-Length: %d\r\n\r\n%s" % (key, len(self._body), self._body)
+        )
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head, separator, body = self._buffer.partition(b"\r\n\r\n")
+        if not separator:
+            return
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        if len(body) < length:
+            return
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise RuntimeError(self._buffer.decode())
+        self._buffer = b""
+        self._times.append(time.perf_counter() - self._at)
+        self._send()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+
+
+async def _run(port: int, connections: int, lines: int, seconds: float, *, keys: bool) -> None:
+    loop = asyncio.get_running_loop()
+    times: list[float] = []
+    body = b"\n".join([_LINE] * lines)
+    made = [
+        await loop.create_connection(lambda n=n: _Connection(n, body, times, keys=keys), "127.0.0.1", port)  # type: ignore[misc]
+        for n in range(connections)
+    ]
+    await asyncio.sleep(_WARM_UP_SECONDS)
+    first, began = len(times), time.perf_counter()
+    await asyncio.sleep(seconds)
+    answered, took = len(times) - first, time.perf_counter() - began
+    print(answered / took, statistics.median(times[first:]))  # noqa: T201  for the benchmark
+    for transport, _ in made:
+        transport.abort()
+
+
+if __name__ == "__main__":
+    uvloop.run(
+        _run(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[5]), keys=bool(int(sys.argv[4])))
+    )

@@ -1,0 +1,160 @@
+"""The bytes of one file from any place in it: of a plain file, a compressed one, or an object.
+
+Owns descriptors and streams; knows no directory and no record. A compressed file is read from its beginning to get to
+a place in it, unless it is read on from where the last read ended.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+#: What is decompressed, by the end of the name; as pyarrow calls it.
+CODECS = {".bz2": "bz2", ".gz": "gzip", ".zst": "zstd"}
+
+_SKIP_BYTES = 2**20
+
+
+class Content(Protocol):
+    """One open file. Every method raises OSError."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes, fewer only at the end."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+def codec_of(path: str) -> str | None:
+    """How a file of this name is compressed; None: it is not."""
+    return next((codec for suffix, codec in CODECS.items() if path.endswith(suffix)), None)
+
+
+class LocalFile:
+    """A plain file, by its descriptor: whatever it is called by now, and while it is deleted."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    @property
+    def stat(self) -> os.stat_result:
+        """As it is now."""
+        return os.fstat(self.descriptor)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """See ``Content``."""
+        data = os.pread(self.descriptor, size, offset)
+        while len(data) < size and (more := os.pread(self.descriptor, size - len(data), offset + len(data))):
+            data += more
+        return data
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.descriptor)
+
+
+class OpenedFile:
+    """Whatever pyarrow has open and can be read from any place, as an object is."""
+
+    def __init__(self, file: Any) -> None:  # noqa: ANN401  pyarrow has no types
+        self._file = file
+
+    def read(self, offset: int, size: int) -> bytes:
+        """See ``Content``."""
+        data: bytes = self._file.read_at(max(0, min(size, self._file.size() - offset)), offset)
+        return data
+
+    def close(self) -> None:
+        """Close it."""
+        self._file.close()
+
+
+class DecompressedFile:
+    """What a compressed file has in it.
+
+    Args:
+        open_raw: gives pyarrow's file or stream of the compressed bytes, from their beginning.
+    """
+
+    def __init__(self, open_raw: Callable[[], Any], codec: str) -> None:
+        self._open_raw = open_raw
+        self._codec = codec
+        self._stream: Any = None
+        self._at = 0
+        # What the last read gave, up to where we are: the next one begins within it, at a line that it did not end.
+        self._last = b""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """See ``Content``; raises OSError where it breaks off or is no such file at all."""
+        try:
+            if self._stream is None or offset < self._at - len(self._last):
+                self.close()
+                self._stream = pa.CompressedInputStream(self._open_raw(), self._codec)
+            while self._at < offset:
+                self._last = self._stream.read(min(_SKIP_BYTES, offset - self._at))
+                if not self._last:
+                    return b""
+                self._at += len(self._last)
+            held = self._last[len(self._last) - (self._at - offset) :]
+            found = [held] if held else []
+            size -= len(held)
+            while size > 0 and (data := self._stream.read(size)):
+                found.append(data)
+                size -= len(data)
+                self._at += len(data)
+        except pa.ArrowException as error:
+            self.close()
+            raise OSError(f"it can't be decompressed: {error}") from error
+        except OSError:
+            self.close()
+            raise
+        self._last = found[0] if len(found) == 1 else b"".join(found)
+        return self._last[: len(self._last) + size] if size < 0 else self._last
+
+    def close(self) -> None:
+        """Let the stream go."""
+        self._at = 0
+        self._last = b""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+
+class OpenContents:
+    """So many open files at most: the one that was not asked for the longest is closed."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: OrderedDict[Hashable, Content] = OrderedDict()
+
+    def get(self, key: Hashable) -> Content | None:
+        """The open file, if it is."""
+        found = self._open.get(key)
+        if found is not None:
+            self._open.move_to_end(key)
+        return found
+
+    def put(self, key: Hashable, content: Content) -> None:
+        """Keep one open."""
+        self._open[key] = content
+        while len(self._open) > self._most:
+            self._open.popitem(last=False)[1].close()
+
+    def close(self, key: Hashable) -> None:
+        """Close one, if it is open."""
+        found = self._open.pop(key, None)
+        if found is not None:
+            found.close()
+
+    def close_all(self) -> None:
+        """Close all of them."""
+        for key in list(self._open):
+            self.close(key)

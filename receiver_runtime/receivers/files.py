@@ -1,0 +1,101 @@
+"""The receivers of ``FollowedFiles``, ``FileLines`` and ``WholeFiles``.
+
+Own the reader of each ``on_start``, which owns its thread and what it has open (``file_reader``).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import quote, urlencode
+
+from receiver_runtime.block_store.objects import open_objects
+from receiver_runtime.receiver import Receiver
+from receiver_runtime.receivers.arriving_files import ArrivingCatalog, LocalFolder, ObjectFolder
+from receiver_runtime.receivers.file_reader import FilesReader
+from receiver_runtime.receivers.followed_files import FollowedCatalog
+from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
+
+if TYPE_CHECKING:
+    from receiver_runtime.receivers.arriving_files import Folder
+    from receiver_runtime.receivers.file_reader import Catalog
+    from receiver_runtime.receivers.file_sharing import Sharing
+
+
+class _FilesReceiver(Receiver):
+    """What all of them do."""
+
+    source_rule: ClassVar[SourceRule | None] = SourceRule.OFFSETS
+
+    def __init__(self, *, name: str, per_host: bool) -> None:
+        super().__init__()
+        self._name = name
+        self._per_host = per_host
+        self._lock = threading.Lock()
+        self._reader: FilesReader | None = None
+
+    def on_start(self) -> None:
+        """Start a reader."""
+        reader = FilesReader(self, self._make_catalog, name=self._name, per_host=self._per_host)
+        with self._lock:
+            self._reader = reader
+        reader.start()
+
+    def on_stop(self) -> None:
+        """End it; returns when what it handed on is registered, and every file is closed. Safe twice."""
+        with self._lock:
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.stop()
+
+    def _make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
+        raise NotImplementedError
+
+
+class FollowedFilesReceiver(_FilesReceiver):
+    """Lines of files that grow."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = FollowedFiles.columns
+
+    def __init__(self, source: FollowedFiles) -> None:
+        super().__init__(name=source.address, per_host=not source.shared)
+        self._source = source
+
+    def _make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
+        return FollowedCatalog(self._source, receiver, sharing, host)
+
+
+class _ArrivingFilesReceiver(_FilesReceiver):
+    def __init__(self, source: FileLines | WholeFiles) -> None:
+        super().__init__(name=source.address, per_host=not (source.shared or source.is_object_store))
+        self._source = source
+
+    def _make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
+        return ArrivingCatalog(self._source, receiver, sharing, host, folder=_folder_of(self._source))
+
+
+class FileLinesReceiver(_ArrivingFilesReceiver):
+    """Lines of files that are complete."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = FileLines.columns
+
+
+class WholeFilesReceiver(_ArrivingFilesReceiver):
+    """Files that are complete, each as it is."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = WholeFiles.columns
+
+
+def _folder_of(source: FileLines | WholeFiles) -> Folder:
+    """Raises SecretError, and ObjectStoreUrlError."""
+    if not source.is_object_store:
+        return LocalFolder(source.path)
+    options = source.resolved_options()
+    keys = [quote(options.pop(name, ""), safe="") for name in ("access_key", "secret_key")]
+    scheme, _, rest = source.path.partition("://")
+    user = f"{keys[0]}:{keys[1]}@" if any(keys) else ""
+    url = f"{scheme}://{user}{rest}"
+    if options:
+        url += f"?{urlencode(options)}"
+    return ObjectFolder(*open_objects(url).place(""), source.path)

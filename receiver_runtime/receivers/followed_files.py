@@ -1,0 +1,816 @@
+"""Which files a pattern matches, which of them is which, and what became of those that are gone (``FollowedFiles``).
+
+A file is known by its *print*, its first line or lines, and its inode: not by its name. So
+
+- renamed, it is the same file, read on to its end;
+- copied and cut (copytruncate), or compressed, its *content* is what goes on: another file with the same beginning,
+  when the first one is there no more or has another beginning now, is read from where that one was;
+- cut, its content is over: what was seen there and not read is lost, unless a copy of it appears;
+- an inode that is used again has another print.
+
+While a copy and what it was made of are both there, the copy waits. Nothing here is remembered anywhere but in the
+driver log, by the names of partitions: ``HOST/INODE/LENGTH-DIGEST`` (``~1`` behind it where that is taken); and
+``HOST/zSIZE-DIGEST`` for a compressed file that has been read to its end, so that it is not decompressed again with
+each start.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import hashlib
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from receiver_runtime.clock import SystemClock
+from receiver_runtime.receivers.file_content import DecompressedFile, LocalFile, OpenContents, codec_of
+from receiver_runtime.receivers.file_records import LineReader, Part, Reading
+from tracker_store.blocks import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from receiver_runtime.clock import Clock
+    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.receivers.file_records import Limits
+    from receiver_runtime.receivers.file_sharing import Sharing
+    from receiver_runtime.sources.files import FollowedFiles
+    from tracker_store.blocks import OffsetLink
+
+_PRINT_BYTES = 4096
+_TAIL_BYTES = 64
+_OVERLAP_BYTES = 65_536
+_MOST_OPEN = 128
+_MOST_OPEN_COMPRESSED = 4
+# A file that grew is looked at with each block for so long.
+_HOT_SECONDS = 10.0
+# So long a copy of what is gone or cut may take to appear, and a copy waits for what it was made of to be cut.
+_COPY_SECONDS = 5.0
+_LONGEST_COPY_SECONDS = 60.0
+_FORGET_SECONDS = 60.0
+_NAME = re.compile(r"([0-9a-f]+)/(\d+)-([0-9a-f]+)(?:~(\d+))?")
+_START = "@start"
+
+Key = tuple[int, int]
+Print = tuple[int, str]
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    """One file, or one content that is in no file now (``key`` is None)."""
+
+    key: Key | None
+    path: str
+    codec: str | None
+    size: int
+    mtime_ns: int
+    grown_at: float
+    reading: Reading | None = None
+    print_: Print = (0, "")
+    ours: bool = False
+    tail: bytes = b""
+    #: The size at which its last line had not ended.
+    waits_at: int = -1
+    gone_since: float | None = None
+    #: While it waits, as the copy of a file that is there: when it was first seen as one, and last seen to grow.
+    held_since: float | None = None
+    held_from: float = 0.0
+    #: A compressed file that is read to its end, is marked so, and could not be read as it was then.
+    done: bool = False
+    marker: str | None = None
+    failed: tuple[int, int] | None = None
+    registered: int = -1
+    #: False: it was changed since its beginning was last looked at.
+    is_checked: bool = True
+
+    @property
+    def is_there(self) -> bool:
+        """Is the content in a file of the directory?"""
+        return self.key is not None and self.gone_since is None
+
+
+class FollowedCatalog:
+    """See the module, and ``file_reader.Catalog``."""
+
+    source = "followed_files"
+
+    def __init__(
+        self, source: FollowedFiles, receiver: Receiver, sharing: Sharing, host: str, *, clock: Clock | None = None
+    ) -> None:
+        self._settings = source
+        self._clock = clock or SystemClock()
+        self._receiver = receiver
+        self._positions = receiver.supervisor.positions
+        self._sharing = sharing
+        self._prefix = "" if source.shared else f"{host}/"
+        self._base = _base_of(source.path)
+        self._lines = LineReader(encoding=source.encoding, max_record_bytes=source.max_record_bytes)
+        self._open = OpenContents(_MOST_OPEN)
+        self._decompressed = OpenContents(_MOST_OPEN_COMPRESSED)
+        self._files: dict[Key, _File] = {}
+        # Contents that are in no file now.
+        self._orphans: list[_File] = []
+        self._bound: dict[str, _File] = {}
+        self._known: dict[str, Position] = {}
+        self._by_print: dict[Print, set[str]] = {}
+        self._by_inode: dict[str, list[str]] = {}
+        self._changed: list[Reading] = []
+        self._look_at = 0.0
+        self._known_is_new = False
+        self._told: set[tuple[str, str]] = set()
+        self._is_away = False
+        self._gone: dict[str, float] = {}
+        self._forget_at = self._clock.monotonic() + min(_FORGET_SECONDS, source.forget_after)
+
+    # -- the reader's side -------------------------------------------------------------------------------------------
+
+    def reload(self, known: Mapping[str, Position]) -> None:
+        """See ``Catalog``."""
+        for name, file in list(self._bound.items()):
+            if name not in known and file.is_there and not file.done:
+                # Another may have given its content another name meanwhile.
+                self._unbind(file)
+        self._learn(known)
+        self._changed = []
+        for file in [*self._files.values(), *self._orphans]:
+            reading = file.reading
+            if reading is None:
+                continue
+            file.ours = self._is_ours(file)
+            reading.go_to(self._known.get(reading.name))
+            file.tail = b""
+            file.waits_at = -1
+            file.registered = reading.logged
+            file.done = file.marker in self._known
+        self._look_at = 0.0
+
+    def release(self) -> None:
+        """See ``Catalog``."""
+        for file in [*self._files.values(), *self._orphans]:
+            file.ours = file.ours and self._is_ours(file)
+
+    def look(self) -> None:
+        """See ``Catalog``."""
+        now = self._clock.monotonic()
+        if now < self._look_at:
+            self._look_at_hot(now)
+            return
+        self._look_at = now + self._settings.poll_interval
+        self._known_is_new = self._sharing.is_alone
+        found = self._find()
+        if found is None:
+            return
+        self._note(found, now)
+        self._check_those_that_nobody_reads()
+        first = self._settings.start == "latest" and f"{self._prefix}{_START}" not in self._known
+        self._identify(now, at_end=first)
+        if first:
+            marker = f"{self._prefix}{_START}"
+            self._known[marker] = self._positions.open_partition(self.source, marker, 0)
+        self._give_up_what_is_gone(now)
+        self._mark_done()
+        if now >= self._forget_at:
+            self._forget(now)
+
+    def ready(self) -> Iterable[Reading]:
+        """See ``Catalog``."""
+        now = self._clock.monotonic()
+        files = [file for file in [*self._files.values(), *self._orphans] if self._has_more(file, now)]
+        return [file.reading for file in sorted(files, key=_age) if file.reading is not None]
+
+    def read(self, reading: Reading, limits: Limits) -> Part | None:
+        """See ``Catalog``."""
+        file = self._bound.get(reading.name)
+        if file is None or not file.ours:
+            return None
+        try:
+            return (self._read_plain if file.codec is None else self._unpack)(file, reading, limits)
+        except OSError as error:
+            self._tell(file.path, "can't be read, it is tried again", error)
+            file.failed = (file.size, file.mtime_ns)
+            return None
+
+    def take_changed(self) -> list[Reading]:
+        """See ``Catalog``."""
+        changed, self._changed = self._changed, []
+        return changed
+
+    def registered(self, links: Sequence[OffsetLink]) -> None:
+        """See ``Catalog``."""
+        for link in links:
+            file = self._bound.get(link.partition)
+            if file is not None:
+                file.registered = link.to_offset
+
+    def close(self) -> None:
+        """See ``Catalog``."""
+        self._open.close_all()
+        self._decompressed.close_all()
+
+    # -- the directory -----------------------------------------------------------------------------------------------
+
+    def _find(self) -> dict[Key, tuple[str, os.stat_result]] | None:
+        """What the pattern matches now; None: the directory can't be seen, and nothing is known of it."""
+        try:
+            with os.scandir(self._base):
+                pass
+        except OSError as error:
+            if not self._is_away:
+                self._is_away = True
+                self._receiver.report_error(f"{self._base} can't be listed, it is tried again", error)
+            return None
+        if self._is_away:
+            self._is_away = False
+            self._receiver.report_connected(self._settings.path)
+        found: dict[Key, tuple[str, os.stat_result]] = {}
+        for path in sorted(glob.iglob(self._settings.path, recursive=True)):  # noqa: PTH207  likewise
+            name = os.path.basename(path)  # noqa: PTH119  of thousands, each second
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._settings.exclude):
+                continue
+            try:
+                status = os.stat(path)  # noqa: PTH116  likewise
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._tell(path, "can't be looked at, it is tried again", error)
+                continue
+            if stat.S_ISREG(status.st_mode):
+                found.setdefault((status.st_dev, status.st_ino), (path, status))
+        return found
+
+    def _note(self, found: Mapping[Key, tuple[str, os.stat_result]], now: float) -> None:
+        for key, (path, status) in found.items():
+            file = self._files.get(key)
+            if file is None:
+                self._files[key] = _File(key, path, codec_of(path), status.st_size, status.st_mtime_ns, now)
+                continue
+            file.path = path
+            file.gone_since = None
+            if file.codec is None:
+                file.failed = None
+            if codec_of(path) != file.codec:
+                # A file system gives inodes out again at once.
+                self._cut(file)
+                continue
+            self._see(file, status, now)
+        for key in self._files.keys() - found.keys():
+            file = self._files[key]
+            # A directory that is moved away may come back.
+            if file.gone_since is None and os.path.isdir(os.path.dirname(file.path)):  # noqa: PTH112, PTH120  likewise
+                file.gone_since = now
+            content = None if file.reading is None else self._open.get(file.reading.name)
+            if isinstance(content, LocalFile):
+                # It may be written to yet.
+                file.size = max(file.size, content.stat.st_size)
+
+    def _check_those_that_nobody_reads(self) -> None:
+        """Who reads a file sees that it has another content. Of others it is seen here: it may be ours by that."""
+        for file in list(self._files.values()):
+            reading = file.reading
+            if file.is_checked or reading is None or file.codec is not None or not file.is_there:
+                continue
+            file.is_checked = True
+            if not file.ours or file.size <= reading.position:
+                self._is_still(file)
+
+    def _look_at_hot(self, now: float) -> None:
+        for file in list(self._files.values()):
+            if not file.ours or file.gone_since is not None or now - file.grown_at > _HOT_SECONDS:
+                continue
+            try:
+                status = os.stat(file.path)  # noqa: PTH116  of many, with each block
+            except OSError:
+                self._look_at = 0.0
+                continue
+            if (status.st_dev, status.st_ino) == file.key:
+                self._see(file, status, now)
+            else:
+                self._look_at = 0.0
+
+    def _see(self, file: _File, status: os.stat_result, now: float) -> None:
+        if status.st_size != file.size or status.st_mtime_ns != file.mtime_ns:
+            reading = file.reading
+            if reading is not None and (file.codec is not None or status.st_size < reading.position):
+                # What is compressed does not grow: it is being made yet, or is another file.
+                self._cut(file)
+                return
+            file.size, file.mtime_ns, file.grown_at = status.st_size, status.st_mtime_ns, now
+            file.is_checked = False
+
+    # -- which file is which -----------------------------------------------------------------------------------------
+
+    def _identify(self, now: float, *, at_end: bool) -> None:
+        """Find the contents of files among those that are known, or give them names; or leave that for later.
+
+        First what is where it was, for another file may begin alike; last the files that had another content before,
+        for that may have gone on in a copy.
+        """
+        unknown = []
+        for file in list(self._files.values()):
+            if file.reading is None and file.gone_since is None:
+                found = self._inspect(file, now)
+                if found is not None and not self._is_where_it_was(file, found):
+                    unknown.append((file, found))
+        # The order is the same for all receivers: two that both read a file must give it one name.
+        for file, head in sorted(unknown, key=lambda one: (self._had_one_alike(one[0]), one[0].path)):
+            if self._files.get(file.key or (0, 0)) is not file:
+                continue
+            name = self._name(file, head, now)
+            if name is None:
+                continue
+            if name not in self._known:
+                self._begin(file, name, at_end=at_end)
+            reading = Reading(name)
+            reading.go_to(self._known.get(name))
+            self._bind(file, reading)
+
+    def _inspect(self, file: _File, now: float) -> bytes | None:
+        """The beginning of the content, by which the file has a print now; None where it has none, or is done."""
+        try:
+            head, marker = self._head(file)
+        except OSError as error:
+            self._tell(file.path, "can't be read, it is tried again", error)
+            return None
+        length = self._print_length(file, head, now)
+        if length is None:
+            return None
+        if not self._known_is_new:
+            # Others may have read it by another name.
+            self._learn(self._positions.all_of(self.source))
+            self._known_is_new = True
+        file.marker = marker
+        file.print_ = (length, _digest(head[:length]))
+        if marker is not None and marker in self._known:
+            file.done = True
+            self._bind(file, Reading(marker))
+            return None
+        return head
+
+    def _is_where_it_was(self, file: _File, head: bytes) -> bool:
+        """By inode and print: the content that was last in this very file."""
+        if file.codec is not None:
+            return False
+        for name in sorted(self._by_inode.get(_inode(file), ()), key=_copy_number, reverse=True):
+            found = _NAME.fullmatch(name.removeprefix(self._prefix))
+            at = self._known.get(name)
+            if found is None or at is None or name in self._bound:
+                continue
+            length = int(found[2])
+            if length <= len(head) and _digest(head[:length]) == found[3]:
+                file.print_ = (length, found[3])
+                reading = Reading(name)
+                reading.go_to(at)
+                self._bind(file, reading)
+                if file.size < reading.position:
+                    self._cut(file)
+                return True
+        return False
+
+    def _name(self, file: _File, head: bytes, now: float) -> str | None:
+        """The partition of a content that is in no other file now, or a new one; None: it has one, or is to wait."""
+        candidates = self._in_no_file(file, head, now)
+        if candidates is None:
+            return None
+        if len(candidates) > 1:
+            # Several that began alike: the one that was read to exactly this end.
+            candidates = [name for name in candidates if file.codec is None and self._known[name].offset == file.size]
+        if len(candidates) == 1:
+            return candidates[0]
+        own = self._own_name(file)
+        name, number = own, 0
+        while name in self._bound or (name in self._known and file.codec is None):
+            number += 1
+            name = f"{own}~{number}"
+        return name
+
+    def _own_name(self, file: _File) -> str:
+        return f"{self._prefix}{_inode(file)}/{file.print_[0]}-{file.print_[1]}"
+
+    def _had_one_alike(self, file: _File) -> bool:
+        """Had this very file another content before, that began alike?"""
+        own = self._own_name(file)
+        return own in self._known or own in self._bound
+
+    def _in_no_file(self, file: _File, head: bytes, now: float) -> list[str] | None:
+        """Known contents that begin alike, as far as they are in no file; None: it has one, or is to wait."""
+        candidates = []
+        lengths = {length for length, _ in self._by_print if length <= len(head)}
+        prints = {(length, _digest(head[:length])) for length in lengths}
+        for name in {name for one in prints for name in self._by_print.get(one, ())}:
+            live = self._bound.get(name)
+            if live is None:
+                at = self._known.get(name)
+                if at is not None and (file.codec is not None or at.offset <= file.size):
+                    candidates.append(name)
+            elif live.is_there and self._is_still(live):
+                if self._waits_for(file, live, now):
+                    return None
+            elif (
+                live.key is None
+                and live.codec is None
+                and file.codec is None
+                and name.startswith(f"{self._prefix}{_inode(file)}/")
+            ):
+                # It was cut, begins with the same line again, and there is no copy.
+                self._begin_anew(live, file)
+                return None
+            elif file.codec is not None or (live.reading is not None and live.reading.position <= file.size):
+                self._move(live, file)
+                return None
+        return candidates
+
+    def _begin(self, file: _File, name: str, *, at_end: bool) -> None:
+        """Put the origin of a new name down, where it is not to go in with the first block."""
+        if not at_end:
+            if not self._sharing.is_alone and self._is_ours(file):
+                # So that the others find the content by this name before anything of it is read.
+                self._known[name] = self._positions.open_partition(self.source, name, 0)
+        # It was there before the stream was first read: only what comes is.
+        elif file.codec is None:
+            self._known[name] = self._positions.open_partition(self.source, name, self._last_line_end(file))
+        elif file.marker is not None:
+            self._known[file.marker] = self._positions.open_partition(self.source, file.marker, 0)
+            file.done = True
+
+    def _begin_anew(self, old: _File, file: _File) -> None:
+        """The next generation of a content's partition."""
+        reading = old.reading
+        assert reading is not None
+        if old.ours:
+            self._lose(old, "what was seen there and not read")
+            reading.begin_anew(self.source)
+            self._changed.append(reading)
+        self._drop(old)
+        self._bind(file, reading)
+
+    def _waits_for(self, file: _File, live: _File, now: float) -> bool:
+        """Is this a copy of a file that is there yet, made to take its place?"""
+        if file.codec is not None:
+            return live.codec is None
+        if live.codec is not None or not _same_overlap(file.path, live.path):
+            return False
+        if file.held_since is None:
+            file.held_since = file.held_from = now
+        if file.grown_at > file.held_from:
+            file.held_from = now
+        return now - file.held_from < _COPY_SECONDS and now - file.held_since < _LONGEST_COPY_SECONDS
+
+    def _is_still(self, file: _File) -> bool:
+        """Is a file's content the one that it was? What was cut is an orphan when this returns."""
+        if file.codec is not None:
+            return True
+        assert file.reading is not None
+        try:
+            content = LocalFile(file.path)
+        except FileNotFoundError:
+            file.gone_since = file.gone_since or self._clock.monotonic()
+            return False
+        except OSError:
+            return True
+        try:
+            status = content.stat
+            if (status.st_dev, status.st_ino) != file.key:
+                # Renamed just now: the next look finds it.
+                return True
+            if self._is_as_it_was(file, content, file.reading.position):
+                return True
+        finally:
+            content.close()
+        self._cut(file)
+        return False
+
+    def _head(self, file: _File) -> tuple[bytes, str | None]:
+        """The first bytes of the content; and what a compressed file is marked by when it is done."""
+        content = LocalFile(file.path)
+        try:
+            raw = content.read(0, _PRINT_BYTES)
+            if file.codec is None:
+                return raw, None
+            marker = f"{self._prefix}z{content.stat.st_size}-{_digest(raw)}"
+        finally:
+            content.close()
+        unpacked = DecompressedFile(lambda: pa.OSFile(file.path), file.codec)
+        try:
+            return unpacked.read(0, _PRINT_BYTES), marker
+        finally:
+            unpacked.close()
+
+    def _print_length(self, file: _File, head: bytes, now: float) -> int | None:
+        """Of what tells this content apart; None while it is not there."""
+        end = 0
+        for _ in range(self._settings.fingerprint_lines):
+            end = head.find(b"\n", end) + 1
+            if not end:
+                break
+        if end:
+            return end
+        if len(head) == _PRINT_BYTES:
+            return _PRINT_BYTES
+        waited = self._settings.complete_after is not None and now - file.grown_at >= self._settings.complete_after
+        return len(head) if head and (waited or file.codec is not None) else None
+
+    def _bind(self, file: _File, reading: Reading) -> None:
+        file.reading = reading
+        file.registered = reading.logged
+        self._bound[reading.name] = file
+        if not file.done:
+            self._by_print.setdefault(file.print_, set()).add(reading.name)
+            self._by_inode.setdefault(_inode(file), []).append(reading.name)
+        file.ours = self._is_ours(file)
+
+    def _unbind(self, file: _File) -> None:
+        """Have a file identified anew."""
+        assert file.reading is not None
+        self._open.close(file.reading.name)
+        self._decompressed.close(file.reading.name)
+        self._bound.pop(file.reading.name, None)
+        file.reading = None
+        file.held_since = None
+        file.tail = b""
+        file.waits_at = -1
+
+    def _move(self, live: _File, file: _File) -> None:
+        """A content goes on in another file: a copy, or a compressed one."""
+        assert live.reading is not None
+        self._open.close(live.reading.name)
+        self._decompressed.close(live.reading.name)
+        if live.key is not None:
+            self._files.pop(live.key, None)
+        elif live in self._orphans:
+            self._orphans.remove(live)
+        live.key, live.path, live.codec, live.marker = file.key, file.path, file.codec, file.marker
+        live.size, live.mtime_ns, live.grown_at = file.size, file.mtime_ns, file.grown_at
+        live.gone_since = live.failed = None
+        live.waits_at = -1
+        live.tail = b""
+        # What was too long a line there is one here, and is begun again.
+        live.reading.large = None
+        assert file.key is not None
+        self._files[file.key] = live
+
+    def _cut(self, file: _File) -> None:
+        """A file has another content now: the one that it had is in no file, until a copy is found."""
+        assert file.key is not None
+        now = self._clock.monotonic()
+        old = self._files.pop(file.key)
+        self._files[file.key] = _File(file.key, file.path, codec_of(file.path), 0, 0, now)
+        self._look_at = 0.0
+        if old.reading is None:
+            return
+        self._open.close(old.reading.name)
+        self._decompressed.close(old.reading.name)
+        old.key = None
+        old.gone_since = now
+        self._orphans.append(old)
+        if old.ours and old.codec is None:
+            self._receiver.report_error(
+                f"{old.path} was truncated, or replaced: it had {old.size} bytes, {old.reading.position} of them are "
+                "read; it is read anew from its beginning"
+            )
+
+    # -- what is gone ------------------------------------------------------------------------------------------------
+
+    def _give_up_what_is_gone(self, now: float) -> None:
+        for file in [*self._files.values(), *self._orphans]:
+            if file.gone_since is None:
+                continue
+            if file.reading is None or not file.ours:
+                self._drop(file)
+            elif now - file.gone_since >= _COPY_SECONDS and not self._has_more(file, now):
+                self._lose(file, f"{file.path} is gone: what was seen of it and not read")
+                self._drop(file)
+
+    def _lose(self, file: _File, what: str) -> None:
+        reading = file.reading
+        if reading is None or file.done:
+            return
+        if file.codec is not None:
+            self._receiver.report_error(f"{file.path} is gone, and was not read to its end")
+            return
+        if file.size <= reading.position:
+            return
+        self._receiver.report_error(
+            f"{what}: bytes {reading.position} up to {file.size}, {file.size - reading.position} of them, are lost"
+            f" ({file.path})"
+        )
+        reading.lose(self.source, file.size)
+        self._changed.append(reading)
+
+    def _drop(self, file: _File) -> None:
+        """Let an object go; its position stays known."""
+        if file.key is not None:
+            self._files.pop(file.key, None)
+        elif file in self._orphans:
+            self._orphans.remove(file)
+        reading = file.reading
+        if reading is None:
+            return
+        self._open.close(reading.name)
+        self._decompressed.close(reading.name)
+        self._bound.pop(reading.name, None)
+        if reading.logged >= 0:
+            self._known[reading.name] = Position(reading.generation, reading.logged)
+        elif reading.name not in self._known:
+            self._by_print.get(file.print_, set()).discard(reading.name)
+
+    def _mark_done(self) -> None:
+        """What is decompressed and registered to its end is not decompressed again with the next start."""
+        for file in self._files.values():
+            reading = file.reading
+            if not file.done or not file.ours or file.marker is None or reading is None or file.marker in self._known:
+                continue
+            if reading.position == reading.start or file.registered >= reading.position:
+                self._known[file.marker] = self._positions.open_partition(self.source, file.marker, 0)
+
+    def _forget(self, now: float) -> None:
+        """Have the driver log forget files that were gone for long; not while none is there: all may be away."""
+        self._forget_at = now + min(_FORGET_SECONDS, self._settings.forget_after)
+        there = set(self._bound) | {file.marker for file in self._files.values()} | {f"{self._prefix}{_START}"}
+        self._gone = {
+            name: self._gone.get(name, now)
+            for name in self._known
+            if name not in there and self._sharing.is_ours(name.rpartition("-")[2].partition("~")[0])
+        }
+        old = [name for name, since in self._gone.items() if now - since >= self._settings.forget_after]
+        if old and any(file.is_there for file in self._files.values()):
+            self._positions.forget(self.source, old)
+            self._learn(self._positions.all_of(self.source))
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _has_more(self, file: _File, now: float) -> bool:
+        reading = file.reading
+        if reading is None or not file.ours or file.done or file.failed == (file.size, file.mtime_ns):
+            return False
+        if file.codec is not None:
+            return file.gone_since is None
+        if file.size <= reading.position:
+            return False
+        if not file.is_there:
+            return file.key is not None and self._open.get(reading.name) is not None
+        return file.waits_at != file.size or self._is_complete(file, now)
+
+    def _is_complete(self, file: _File, now: float) -> bool:
+        after = self._settings.complete_after
+        return after is not None and now - file.grown_at >= after
+
+    def _read_plain(self, file: _File, reading: Reading, limits: Limits) -> Part | None:
+        content = self._content_of(file, reading)
+        if content is None:
+            return None
+        at, large = reading.position, reading.large
+        kept = None if large is None else (large.next, large.part)
+        status = content.stat
+        deleted = file.gone_since is not None
+        part = self._lines.read(
+            reading, content, limits, path=file.path, modified_ms=status.st_mtime_ns // 10**6, ends=deleted
+        )
+        if part.waits and reading.large is None and self._is_complete(file, self._clock.monotonic()):
+            data = content.read(reading.position, max(limits.nbytes, self._settings.max_record_bytes + 2))
+            if b"\n" not in data:
+                part = self._lines.last(reading, data, path=file.path, modified_ms=status.st_mtime_ns // 10**6)
+        # After the data was read: what was read of a file that was cut meanwhile is dropped.
+        if not self._is_as_it_was(file, content, at):
+            reading.position, reading.large = at, large
+            if large is not None and kept is not None:
+                large.next, large.part = kept
+            if file.is_there:
+                self._cut(file)
+            return None
+        file.waits_at = file.size if part.waits else -1
+        if reading.position != at:
+            begin = max(0, reading.position - _TAIL_BYTES)
+            file.tail = content.read(begin, reading.position - begin)
+            # What is shown to be there may be more than what was seen by the last look.
+            file.size = max(file.size, reading.position)
+        return part if part.batch is not None or part.letters or reading.position != at else None
+
+    def _content_of(self, file: _File, reading: Reading) -> LocalFile | None:
+        content = self._open.get(reading.name)
+        if content is None:
+            if not file.is_there:
+                return None
+            content = LocalFile(file.path)
+            status = content.stat
+            if (status.st_dev, status.st_ino) != file.key:
+                # Renamed since the last look.
+                content.close()
+                self._look_at = 0.0
+                return None
+            self._open.put(reading.name, content)
+        assert isinstance(content, LocalFile)
+        return content
+
+    def _is_as_it_was(self, file: _File, content: LocalFile, at: int) -> bool:
+        """Does it begin as it did, and does what was read last still end where it did?"""
+        length, digest = file.print_
+        before = max(0, at - len(file.tail))
+        return (
+            content.stat.st_size >= at
+            and _digest(content.read(0, length)) == digest
+            and (not file.tail or content.read(before, at - before) == file.tail)
+        )
+
+    def _unpack(self, file: _File, reading: Reading, limits: Limits) -> Part | None:
+        codec = file.codec
+        assert codec is not None
+        content = self._decompressed.get(reading.name)
+        if content is None:
+            path = file.path
+            content = DecompressedFile(lambda: pa.OSFile(path), codec)
+            self._decompressed.put(reading.name, content)
+        part = self._lines.read(reading, content, limits, path=file.path, modified_ms=file.mtime_ns // 10**6, ends=True)
+        if part.batch is None and not part.letters and not part.more:
+            file.done = True
+            self._decompressed.close(reading.name)
+            return None
+        return part
+
+    def _last_line_end(self, file: _File) -> int:
+        content = LocalFile(file.path)
+        try:
+            end = content.stat.st_size
+            while end > 0:
+                begin = max(0, end - _OVERLAP_BYTES)
+                found = content.read(begin, end - begin).rfind(b"\n")
+                if found >= 0:
+                    return begin + found + 1
+                end = begin
+            return 0
+        finally:
+            content.close()
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _learn(self, known: Mapping[str, Position]) -> None:
+        self._known = {name: at for name, at in known.items() if name.startswith(self._prefix)}
+        self._by_print = {}
+        self._by_inode = {}
+        for name in self._known:
+            found = _NAME.fullmatch(name.removeprefix(self._prefix))
+            if found is not None:
+                self._by_print.setdefault((int(found[2]), found[3]), set()).add(name)
+                self._by_inode.setdefault(found[1], []).append(name)
+        for name, file in self._bound.items():
+            if not file.done:
+                self._by_print.setdefault(file.print_, set()).add(name)
+
+    def _is_ours(self, file: _File) -> bool:
+        return self._sharing.is_ours(file.print_[1])
+
+    def _tell(self, path: str, what: str, error: OSError) -> None:
+        """Once of each file and reason."""
+        told = (path, str(error))
+        if told not in self._told:
+            self._told.add(told)
+            self._receiver.report_error(f"{path} {what}", error)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def _inode(file: _File) -> str:
+    return f"{0 if file.key is None else file.key[1]:x}"
+
+
+def _copy_number(name: str) -> int:
+    return int(name.partition("~")[2] or 0)
+
+
+def _age(file: _File) -> tuple[int, str]:
+    return file.mtime_ns, file.path
+
+
+def _base_of(pattern: str) -> str:
+    """The directory before the first wild card."""
+    parts = pattern.split("/")
+    wild = next((n for n, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return "/".join(parts[:wild]) or "/"
+
+
+def _same_overlap(one: str, other: str) -> bool:
+    """Do two files have the same bytes at the end of what the shorter has? False where that can't be seen."""
+    try:
+        first = LocalFile(one)
+    except OSError:
+        return False
+    try:
+        second = LocalFile(other)
+    except OSError:
+        first.close()
+        return False
+    try:
+        end = min(first.stat.st_size, second.stat.st_size)
+        begin = max(0, end - _OVERLAP_BYTES)
+        return first.read(begin, end - begin) == second.read(begin, end - begin)
+    except OSError:
+        return False
+    finally:
+        first.close()
+        second.close()

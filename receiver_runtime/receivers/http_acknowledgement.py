@@ -1,0 +1,244 @@
+"""Group acknowledgement: requests that come at the same time go into one block, and are answered when it is registered.
+
+Between the server's loop and ``KeyedHandOver``, which makes the blocks. Requests without keys are gathered here for a
+few milliseconds and handed over as one; one with keys goes by itself, so that it is known how many of its records the
+stream had. Answers come on another thread, and are brought to the loop together.
+
+What is here is counted, in requests, records and bytes: who hands in looks at that first, and hands in no more than
+may be. Nothing here answers a sender, and nothing is given up: a request that stops waiting leaves its records, and
+they are registered all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from receiver_runtime.block_store.columns import arrow_schema
+from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
+from receiver_runtime.sources.http import Http
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from receiver_runtime.receiver import AttachedSupervisor
+    from receiver_runtime.receivers.keyed_hand_over import HandedOver
+
+# So long the first request of a group waits for others.
+_GATHER_SECONDS = 0.002
+# What may be under way is bounded by who hands in, by what a sender can be told (429).
+_NO_BOUND = 2**62
+_ROW_BYTES = 64
+_SCHEMA = arrow_schema(Http.columns)
+_ATTRIBUTES = _SCHEMA.field("attributes").type
+_RECEIVED_AT = _SCHEMA.field("received_at").type
+
+
+class AcknowledgementClosedError(Exception):
+    """The receiver is stopping and waits for no more registrations: send this request again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of a request: records in a registered block, and those that were there before by their keys."""
+
+    added: int
+    duplicates: int
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request's records. Sequences have an element per record; what is the same for all is there once."""
+
+    bodies: Sequence[bytes | None]
+    path: str
+    received_at: int
+    content_type: str | None = None
+    content_types: Sequence[str | None] | None = None
+    request_key: str | None = None
+    keys: Sequence[str | None] | None = None
+    ids: Sequence[str | None] | None = None
+    attributes: Sequence[Mapping[str, str] | None] | None = None
+    request_attributes: Mapping[str, str] | None = None
+    nbytes: int = 0
+    #: The loop's: who waits for it, and since when.
+    future: asyncio.Future[Stored] | None = None
+    since: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Count the bytes."""
+        self.nbytes = sum(len(body) for body in self.bodies if body is not None) + _ROW_BYTES * len(self.bodies)
+
+    def key_array(self) -> pa.StringArray | None:
+        """A key per record, or None where there is none at all; a request's key is that of all its records."""
+        if self.request_key is not None:
+            return pa.array([self.request_key] * len(self.bodies), pa.string())
+        if self.keys is not None and any(key is not None for key in self.keys):
+            return pa.array(self.keys, pa.string())
+        return None
+
+
+def batch_of(group: Sequence[Waiting]) -> pa.RecordBatch:
+    """The records of requests, in order, with the source's columns."""
+    bodies: list[bytes | None] = []
+    content_types: list[str | None] = []
+    paths: list[str] = []
+    received: list[int] = []
+    ids: list[str | None] = []
+    attributes: list[Mapping[str, str] | None] = []
+    for one in group:
+        rows = len(one.bodies)
+        bodies += one.bodies
+        content_types += [one.content_type] * rows if one.content_types is None else one.content_types
+        paths += [one.path] * rows
+        received += [one.received_at] * rows
+        ids += [one.request_key] * rows if one.ids is None else one.ids
+        attributes += [one.request_attributes] * rows if one.attributes is None else one.attributes
+    some = any(attribute is not None for attribute in attributes)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(bodies, pa.binary()),
+            pa.array(content_types, pa.string()),
+            pa.array(paths, pa.string()),
+            pa.array(received, pa.int64()).cast(_RECEIVED_AT),
+            pa.array(ids, pa.string()),
+            pa.array([None if each is None else list(each.items()) for each in attributes], _ATTRIBUTES)
+            if some
+            else pa.nulls(len(bodies), _ATTRIBUTES),
+        ],
+        schema=_SCHEMA,
+    )
+
+
+class Acknowledgement:
+    """See the module. One for each server; methods are the loop's, but for ``close``.
+
+    ``on_failed`` is told what has ended the hand-over: from then on nothing is taken.
+    """
+
+    def __init__(
+        self,
+        supervisor: AttachedSupervisor,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self._loop = loop
+        self._on_failed = on_failed
+        self._hand_over = KeyedHandOver(supervisor, most_in_flight=_NO_BOUND, most_bytes=_NO_BOUND)
+        self._gathered: list[Waiting] = []
+        self._gathering = False
+        self._unanswered: dict[Waiting, None] = {}
+        self.waiting_bytes = 0
+        self.waiting_records = 0
+        # Answers on their way to the loop.
+        self._lock = threading.Lock()
+        self._answers: list[tuple[Sequence[Waiting], Future[HandedOver]]] = []
+
+    def oldest_seconds(self) -> float:
+        """How long the oldest request that is not registered has been here."""
+        for one in self._unanswered:
+            return time.monotonic() - one.since
+        return 0.0
+
+    def hand_in(self, waiting: Waiting) -> asyncio.Future[Stored]:
+        """Take a request's records; the future resolves when they are registered, or fails with what refused them.
+
+        Raises: what has ended the hand-over.
+        """
+        future: asyncio.Future[Stored] = self._loop.create_future()
+        waiting.future = future
+        waiting.since = time.monotonic()
+        self._unanswered[waiting] = None
+        self.waiting_bytes += waiting.nbytes
+        self.waiting_records += len(waiting.bodies)
+        keys = waiting.key_array()
+        if keys is not None:
+            self._submit([waiting], keys)
+        else:
+            self._gathered.append(waiting)
+            if not self._gathering:
+                self._gathering = True
+                self._loop.call_later(_GATHER_SECONDS, self._hand_over_gathered)
+        return future
+
+    def give_up(self) -> None:
+        """Fail whoever still waits; what is under way is registered all the same, when the driver log is there."""
+        error = AcknowledgementClosedError(AcknowledgementClosedError.__doc__)
+        for one in self._unanswered:
+            if one.future is not None and not one.future.done():
+                one.future.set_exception(error)
+
+    def close(self) -> None:
+        """Return when what was handed in is registered or refused. Any thread, after the loop has ended."""
+        self._hand_over.close()
+
+    def _hand_over_gathered(self) -> None:
+        self._gathering = False
+        group, self._gathered = self._gathered, []
+        if group:
+            self._submit(group, None)
+
+    def _submit(self, group: Sequence[Waiting], keys: pa.StringArray | None) -> None:
+        try:
+            batch = batch_of(group)
+        except Exception as error:  # noqa: BLE001  handed to those who wait
+            self._refuse(group, error)
+            return
+        try:
+            future = self._hand_over.submit(batch, keys)
+        except Exception as error:  # noqa: BLE001  handed to those who wait
+            self._refuse(group, error)
+            self._on_failed(error)
+        else:
+            future.add_done_callback(partial(self._on_answer, group))
+
+    # -- the hand-over's thread --------------------------------------------------------------------------------------
+
+    def _on_answer(self, group: Sequence[Waiting], future: Future[HandedOver]) -> None:
+        with self._lock:
+            self._answers.append((group, future))
+            first = len(self._answers) == 1
+        if first:
+            # A loop that has ended has answered everybody.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._take_answers)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def _take_answers(self) -> None:
+        with self._lock:
+            answers, self._answers = self._answers, []
+        for group, future in answers:
+            error = future.exception()
+            if error is not None:
+                self._refuse(group, error)
+                self._on_failed(error)
+                continue
+            result = future.result()
+            for one in group:
+                self._forget(one)
+                if one.future is not None and not one.future.done():
+                    # Several together have no keys, so that all of them were added.
+                    one.future.set_result(
+                        Stored(result.added, result.duplicates) if len(group) == 1 else Stored(len(one.bodies), 0)
+                    )
+
+    def _refuse(self, group: Sequence[Waiting], error: BaseException) -> None:
+        for one in group:
+            self._forget(one)
+            if one.future is not None and not one.future.done():
+                one.future.set_exception(error)
+
+    def _forget(self, one: Waiting) -> None:
+        del self._unanswered[one]
+        self.waiting_bytes -= one.nbytes
+        self.waiting_records -= len(one.bodies)

@@ -1,0 +1,63 @@
+"""The receivers of an ``Mqtt`` source. Importing this needs the client; the registry does it when one is made.
+
+Owns the session, which outlives connections, and the reader of each ``on_start``, which owns a connection and threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import ClassVar
+
+from receiver_runtime.receiver import Receiver
+from receiver_runtime.receivers.mqtt_session import MqttSession
+from receiver_runtime.sources.base import SourceError, SourceRule
+from receiver_runtime.sources.mqtt import Mqtt
+
+try:
+    from receiver_runtime.receivers.mqtt_reader import MqttReader
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "paho":
+        raise
+    raise SourceError(
+        "mqtt: the package paho-mqtt is not installed here: run `pip install 'forebay[mqtt]'` where the agent runs, in "
+        "the environment of `forebay agent`"
+    ) from error
+
+
+class MqttReceiver(Receiver):
+    """Messages of QoS 1 and 2, acknowledged when they are registered. See ``Mqtt``."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = Mqtt.columns
+    source_rule: ClassVar[SourceRule | None] = SourceRule.SENT_AGAIN
+
+    def __init__(self, source: Mqtt) -> None:
+        super().__init__()
+        self._source = source
+        self._session = MqttSession()
+        self._lock = threading.Lock()
+        self._reader: MqttReader | None = None
+
+    def on_start(self) -> None:
+        """Start a reader."""
+        reader = MqttReader(self, self._source, self._session)
+        with self._lock:
+            self._reader = reader
+        reader.start()
+
+    def on_stop(self) -> None:
+        """End it; returns when all that was read is handed on, and the connection is closed. Safe twice."""
+        with self._lock:
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.stop()
+
+
+class UnreliableMqttReceiver(MqttReceiver):
+    """Messages of QoS 0: at most once."""
+
+    source_rule: ClassVar[SourceRule | None] = SourceRule.NOT_SENT_AGAIN
+
+
+def make_mqtt_receiver(source: Mqtt) -> MqttReceiver:
+    """The receiver for a source's quality of service."""
+    return MqttReceiver(source) if source.qos else UnreliableMqttReceiver(source)

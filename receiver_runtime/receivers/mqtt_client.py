@@ -1,0 +1,164 @@
+"""Paho's client, with three things put right; and how it is set up for a source.
+
+- Of QoS 2, paho answers PUBREC at once, which makes the broker forget the message, and hands the message on later,
+  from memory: a process that is killed loses it, with ``manual_ack`` too. Here the message is handed on when it comes,
+  PUBREC is sent by ``acknowledge``, and PUBCOMP when the broker asks (MQTT 5, 4.3.3: initiate onward delivery first).
+- A TLS handshake that fails closes its socket, where paho leaves it open; and the name in the certificate may be given.
+- A client that was given up while it was connecting sends no CONNECT any more: it would take the session from the next.
+
+Owns one connection and no thread; all but ``give_up`` is for the one thread that drives it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from receiver_runtime.receivers.tcp import client_context
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+
+    from receiver_runtime.sources.mqtt import Mqtt
+
+# What we replace, and look at: where a newer paho calls it otherwise, QoS 2 would quietly be paho's own.
+_METHODS = (
+    "_handle_on_message",
+    "_handle_publish",
+    "_handle_pubrel",
+    "_send_connect",
+    "_send_pubrec",
+    "_ssl_wrap_socket",
+)
+_FIELDS = ("_in_message_mutex", "_in_messages", "_in_packet", "_ssl_context")
+_ONCE = 1
+_TWICE = 2
+# Retained messages come with a subscription that is new, not with every connection.
+_IF_NEW = 1
+
+
+class UnknownPahoError(Exception):
+    """This version of paho-mqtt is another inside than the one that is known here: install paho-mqtt 2.1."""
+
+
+class GivenUpError(Exception):
+    """The receiver was stopped while it was connecting."""
+
+
+class MqttClient(Client):
+    """See the module."""
+
+    def __init__(self, source: Mqtt, client_id: str) -> None:
+        self.is_v5 = source.version == "5"
+        super().__init__(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            protocol=MQTTProtocolVersion.MQTTv5 if self.is_v5 else MQTTProtocolVersion.MQTTv311,
+            clean_session=None if self.is_v5 else source.qos == 0,
+            manual_ack=True,
+        )
+        lacking = [name for name in _METHODS if not hasattr(Client, name)]
+        lacking += [name for name in _FIELDS if not hasattr(self, name)]
+        if lacking:
+            raise UnknownPahoError(f"{UnknownPahoError.__doc__} It has no {', '.join(lacking)}.")
+        #: Messages and releases so far: whether a read has brought anything.
+        self.packets = 0
+        self._given_up = False
+        self._source = source
+        self.connect_timeout = source.connect_timeout
+        if source.username is not None:
+            self.username_pw_set(source.username, None if source.password is None else source.password.resolve())
+        if source.tls is not None:
+            self.tls_set_context(client_context(source.tls))
+        # Packets are sent by the loop that drives us, not where they are made.
+        self.on_socket_register_write = _do_nothing
+
+    def open(self) -> None:
+        """Connect, and ask for the session; returns when CONNECT is sent. Raises OSError, GivenUpError."""
+        source = self._source
+        properties = None
+        if self.is_v5:
+            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.ReceiveMaximum = source.in_flight
+            if source.qos:
+                properties.SessionExpiryInterval = int(min(source.session_expiry, 2**32 - 1))
+        keepalive = int(source.keepalive)
+        if self.is_v5:
+            clean = source.qos == 0
+            self.connect(source.host, source.broker_port, keepalive, clean_start=clean, properties=properties)
+        else:
+            self.connect(source.host, source.broker_port, keepalive)
+
+    def ask_for_topics(self) -> None:
+        """Subscribe to what the source names."""
+        source = self._source
+        asked: list[Any]
+        if self.is_v5:
+            options = SubscribeOptions(qos=source.qos, retainAsPublished=True, retainHandling=_IF_NEW)
+            asked = [(topic, options) for topic in source.subscriptions]
+        else:
+            asked = [(topic, source.qos) for topic in source.subscriptions]
+        self.subscribe(asked)
+
+    def acknowledge(self, mid: int, qos: int) -> MQTTErrorCode:
+        """Tell the broker that we have a message; sent by the next ``loop_write``."""
+        return self._send_pubrec(mid, by_hand=True) if qos == _TWICE else self.ack(mid, _ONCE)
+
+    def give_up(self) -> None:
+        """Send no CONNECT from here on; any thread."""
+        self._given_up = True
+
+    # -- paho's own names --------------------------------------------------------------------------------------------
+
+    def _send_connect(self, keepalive: int) -> MQTTErrorCode:
+        if self._given_up:
+            raise GivenUpError(GivenUpError.__doc__)
+        return super()._send_connect(keepalive)
+
+    def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
+        tls, context = self._source.tls, self._ssl_context
+        assert tls is not None
+        assert context is not None
+        name = tls.server_hostname or self._source.host
+        connection = context.wrap_socket(tcp_sock, server_hostname=name, do_handshake_on_connect=False)
+        try:
+            connection.settimeout(self._source.connect_timeout)
+            connection.do_handshake()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _handle_publish(self) -> MQTTErrorCode:
+        self.packets += 1
+        answer = super()._handle_publish()
+        with self._in_message_mutex:
+            # It keeps those of QoS 2 until PUBREL.
+            kept, self._in_messages = list(self._in_messages.values()), type(self._in_messages)()
+        for message in kept:
+            self._handle_on_message(message)
+        return answer
+
+    def _send_pubrec(self, mid: int, *, by_hand: bool = False) -> MQTTErrorCode:
+        return super()._send_pubrec(mid) if by_hand else MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def _handle_pubrel(self) -> MQTTErrorCode:
+        self.packets += 1
+        mid = int.from_bytes(self._in_packet["packet"][:2], "big")
+        super()._handle_pubrel()
+        self.on_release(mid)
+        # Also one that we don't know: it is the end of a message that another process had registered.
+        return self.ack(mid, _TWICE)
+
+    def on_release(self, mid: int) -> None:
+        """The broker has forgotten a message of QoS 2; its id may come again. To be set."""
+
+
+def _do_nothing(*_: object) -> None:
+    """For ``on_socket_register_write``."""

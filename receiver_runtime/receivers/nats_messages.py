@@ -1,0 +1,113 @@
+"""From messages of JetStream, as the server sends them, to one Arrow batch and its keys. Knows no connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from receiver_runtime.block_handler import DeadLetter
+from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.records import schema_of
+from receiver_runtime.sources.nats_jetstream import NatsJetStream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCHEMA = schema_of(NatsJetStream.columns)
+_HEADERS = SCHEMA.field("headers").type
+_ACKNOWLEDGEMENT = "$JS.ACK."
+# Words of such a subject: of older servers, and of those with domains.
+_SHORT, _LONG = 9, 11
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a message lies in its stream, by the subject that it is acknowledged to; nanoseconds since 1970."""
+
+    stream: str
+    sequence: int
+    nanoseconds: int
+
+    @classmethod
+    def of(cls, reply: str) -> Place | None:
+        """None for what is no message of a stream, but the server's word on a request."""
+        if not reply.startswith(_ACKNOWLEDGEMENT):
+            return None
+        words = reply.split(".")
+        first = 2 if len(words) == _SHORT else 4
+        if len(words) != _SHORT and len(words) < _LONG:
+            return None
+        return cls(words[first], int(words[first + 3]), int(words[first + 5]))
+
+    @property
+    def key(self) -> str:
+        """What tells messages apart, also where a stream is deleted and made anew."""
+        return f"{self.sequence}@{self.stream}@{self.nanoseconds}"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A message. ``headers`` are as they came, the version's line first; a subject that is no text has surrogates."""
+
+    place: Place
+    subject: str
+    reply: str
+    data: bytes
+    headers: bytes
+
+
+def batch_of(messages: Sequence[Delivered]) -> pa.RecordBatch:
+    """The rows. Raises UnicodeError where a subject or a header is no text."""
+    for one in messages:
+        if not one.subject.isascii():
+            one.subject.encode()
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([one.subject for one in messages], pa.string()),
+            pa.array([one.data for one in messages], pa.binary()),
+            _headers(messages),
+            pa.array([one.place.stream for one in messages], pa.string()),
+            pa.array([one.place.sequence for one in messages], pa.int64()),
+            pa.array([one.place.nanoseconds // 1000 for one in messages], SCHEMA.field("timestamp").type),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def keys_of(messages: Sequence[Delivered]) -> pa.Array:
+    """By the messages' places."""
+    return pa.array([one.place.key for one in messages], pa.string())
+
+
+def sorted_out(messages: Sequence[Delivered]) -> tuple[list[Delivered], list[DeadLetter]]:
+    """Those of which rows can be made; the others as dead letters."""
+    good, letters = [], []
+    for one in messages:
+        try:
+            batch_of([one])
+        except UnicodeError:
+            subject = one.subject.encode(errors="surrogateescape")
+            data = b"\n".join([subject, one.headers, one.data])
+            letters.append(DeadLetter(DeadLetterReason.INVALID_ENCODING, data))
+        else:
+            good.append(one)
+    return good, letters
+
+
+def _headers(messages: Sequence[Delivered]) -> pa.Array:
+    """Null where a message has none."""
+    if not any(one.headers for one in messages):
+        return pa.nulls(len(messages), _HEADERS)
+    return pa.array([_pairs(one.headers) if one.headers else None for one in messages], _HEADERS)
+
+
+def _pairs(headers: bytes) -> list[dict[str, str]]:
+    """Of lines ``name: value``, in their order; a name may come again."""
+    pairs = []
+    for line in headers.split(b"\r\n")[1:]:
+        if line:
+            name, _, value = line.decode().partition(":")
+            pairs.append({"key": name, "value": value.strip(" \t")})
+    return pairs

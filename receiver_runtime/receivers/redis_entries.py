@@ -1,0 +1,86 @@
+"""From the entries of Redis streams, as the server sends them, to one Arrow batch and its keys. Knows no connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from receiver_runtime.block_handler import DeadLetter
+from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.records import schema_of
+from receiver_runtime.sources.redis_streams import RedisStreams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCHEMA = schema_of(RedisStreams.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``fields`` are names and values in turn."""
+
+    stream: str
+    id: bytes
+    fields: Sequence[bytes]
+
+
+def batch_of(entries: Sequence[Entry]) -> pa.RecordBatch:
+    """The rows. Raises UnicodeDecodeError where a field's name is no text.
+
+    Of fields of one name the last one counts.
+    """
+    maps = [dict(zip(entry.fields[::2], entry.fields[1::2], strict=True)) for entry in entries]
+    starts = [0]
+    for one in maps:
+        starts.append(starts[-1] + len(one))
+    names = [name.decode() for name in chain.from_iterable(maps)]
+    values = list(chain.from_iterable(one.values() for one in maps))
+    fields = pa.MapArray.from_arrays(
+        pa.array(starts, pa.int32()), pa.array(names, pa.string()), pa.array(values, pa.binary())
+    )
+    ids = [entry.id.decode("ascii") for entry in entries]
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([entry.stream for entry in entries], pa.string()),
+            pa.array(ids, pa.string()),
+            # Milliseconds; an id that was made up may be beyond what a time can be.
+            pa.array([min(int(one.partition("-")[0]), _LAST) for one in ids], SCHEMA.field("timestamp").type),
+            fields.cast(SCHEMA.field("fields").type),
+        ],
+        schema=SCHEMA,
+    )
+
+
+# The end of the year 9999, in milliseconds.
+_LAST = 253_402_300_799_999
+
+
+def keys_of(entries: Sequence[Entry]) -> pa.Array:
+    """What tells entries apart, within all streams of a declaration."""
+    return pa.array([f"{entry.id.decode('ascii')}@{entry.stream}" for entry in entries], pa.string())
+
+
+def sorted_out(entries: Sequence[Entry]) -> tuple[list[Entry], list[DeadLetter]]:
+    """Those of which rows can be made; the others as dead letters."""
+    good, letters = [], []
+    for entry in entries:
+        try:
+            for name in entry.fields[::2]:
+                name.decode()
+        except UnicodeDecodeError:
+            pairs = zip(entry.fields[::2], entry.fields[1::2], strict=True)
+            data = b"\n".join(name + b"=" + value for name, value in pairs)
+            letters.append(DeadLetter(DeadLetterReason.INVALID_ENCODING, data))
+        else:
+            good.append(entry)
+    return good, letters
+
+
+def id_parts(entry_id: bytes) -> tuple[int, int]:
+    """An id, to be compared."""
+    milliseconds, _, number = entry_id.partition(b"-")
+    return int(milliseconds), int(number or 0)

@@ -1,0 +1,123 @@
+"""AMQP 0-9-1: queues of RabbitMQ, shared out by the broker among any number of receivers (X11).
+
+A declaration and its checks; ``receiver_runtime.receivers.amqp`` connects, and needs the extra ``forebay[amqp]``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from receiver_runtime.sources.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.tcp import Tls, address_of, parse_tls
+from receiver_runtime.sources.units import parse_bytes, parse_duration
+
+_PORT = 5672
+_TLS_PORT = 5671
+_MOST_NAME_BYTES = 255
+_KEY = re.compile(r"message_id|header:.+", re.DOTALL)
+
+
+class Amqp(Source):
+    """Reads queues of a RabbitMQ broker, classic or quorum; one row a message, with its properties and headers.
+
+    **At least once**: a message is acknowledged after the block that holds it is registered. What the broker delivers
+    again is stored again, unless ``key`` says what tells messages apart: then it is left out.
+
+    The queues must be there: they are neither declared nor bound here.
+
+    Args:
+        host: the broker's name or address.
+        port: 5672 unless given, and 5671 with TLS.
+        virtual_host: the broker's part that the queues are in.
+        queues: their names; each receiver consumes all of them.
+        key: what tells messages apart: ``"message_id"``, the property, or ``"header:NAME"``.
+        prefetch: so many messages of each queue the broker may deliver to a receiver that are not acknowledged. The
+            receiver holds them in memory: this times the largest message is what it may take.
+        heartbeat: how often broker and receiver ask each other whether they are there, at least.
+        connect_timeout: how long one attempt to connect may take.
+        username: to log in with; RabbitMQ's ``guest`` may connect from its own host alone.
+        password: by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``).
+        tls: ``True``, or a ``Tls``; none by default.
+        max_record_bytes: a larger message becomes a dead letter; ``"1MiB"`` or a number.
+    """
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("queue", "string"),
+        ("value", "binary"),
+        ("exchange", "string"),
+        ("routing_key", "string"),
+        ("redelivered", "bool"),
+        ("message_id", "string"),
+        ("correlation_id", "string"),
+        ("content_type", "string"),
+        ("timestamp", "timestamp[s, tz=UTC]"),
+        ("headers", "list<item: struct<key: string, value: string>>"),
+    )
+    source_rule: ClassVar[SourceRule] = SourceRule.SENT_AGAIN
+    needs_extra: ClassVar[str | None] = "amqp"
+    guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
+
+    kind: Literal["amqp"] = "amqp"
+    host: Annotated[str, Field(min_length=1)]
+    port: Annotated[int | None, Field(ge=1, le=65_535)] = None
+    virtual_host: str = "/"
+    queues: tuple[str, ...]
+    key: str | None = None
+    prefetch: Annotated[int, Field(ge=1, le=65_535)] = 2000
+    heartbeat: Annotated[float, BeforeValidator(parse_duration), Field(ge=1, le=65_535)] = 60.0
+    connect_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 10.0
+    username: str = "guest"
+    password: Secret | None = None
+    tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
+    max_record_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)] = 2**20
+
+    @classmethod
+    def guarantees(cls) -> tuple[Guarantee, ...]:
+        """Without a key, and with one."""
+        return (Guarantee.AT_LEAST_ONCE, Guarantee.AT_LEAST_ONCE_DEDUPLICATED)
+
+    @property
+    def address(self) -> str:
+        """The broker, and what is read."""
+        host = "" if self.virtual_host == "/" else f"{self.virtual_host}/"
+        return f"{address_of(self.host, self.broker_port)}/{host}{','.join(self.queues)}"
+
+    @property
+    def broker_port(self) -> int:
+        """The port given, or the usual one."""
+        return self.port or (_PORT if self.tls is None else _TLS_PORT)
+
+    @field_validator("queues", mode="before")
+    @classmethod
+    def _one_queue(cls, queues: object) -> object:
+        """One name for short."""
+        return (queues,) if isinstance(queues, str) else queues
+
+    @field_validator("queues")
+    @classmethod
+    def _check_queues(cls, queues: tuple[str, ...]) -> tuple[str, ...]:
+        if not queues:
+            raise ValueError("no queue is named: give at least one")
+        for queue in queues:
+            if not queue or len(queue.encode()) > _MOST_NAME_BYTES:
+                raise ValueError(f"{queue!r} is no name of a queue: give 1 to {_MOST_NAME_BYTES} bytes")
+        if len(set(queues)) != len(queues):
+            raise ValueError("a queue is named twice: name it once")
+        return queues
+
+    @field_validator("key")
+    @classmethod
+    def _check_key(cls, key: str | None) -> str | None:
+        if key is not None and not _KEY.fullmatch(key):
+            raise ValueError(f"{key!r} is no key: use 'message_id' or 'header:NAME'")
+        return key
+
+    @model_validator(mode="after")
+    def _check_login(self) -> Self:
+        if self.password is None and self.username != "guest":
+            raise ValueError(f"username={self.username!r} without a password: give one by reference, as EnvVar('NAME')")
+        return self

@@ -1,0 +1,198 @@
+"""Files: followed as they grow, or read once when they are complete, here or on an object store (issue 8).
+
+Declarations and their checks; ``receiver_runtime.receivers.files`` reads.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from receiver_runtime.sources.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.secret import Secret
+from receiver_runtime.sources.units import parse_bytes, parse_duration
+
+Seconds = Annotated[float, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_bytes)]
+
+_LARGEST_RECORD = 256 * 2**20
+_OBJECT_SCHEMES = ("s3", "gs", "abfs")
+_SECRET_OPTIONS = frozenset({"access_key", "secret_key"})
+_OPTIONS = (
+    *("access_key", "endpoint_override", "force_virtual_addressing", "region", "scheme", "secret_key"),
+    "tls_ca_file_path",
+)
+_URL = re.compile(r"([a-z0-9+.-]+)://")
+
+_LINE_COLUMNS = (
+    ("value", "string"),
+    ("path", "string"),
+    ("offset", "int64"),
+    ("modified_at", "timestamp[ms, tz=UTC]"),
+)
+
+
+class _Files(Source):
+    """What all sources of files have."""
+
+    source_rule: ClassVar[SourceRule] = SourceRule.OFFSETS
+    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
+
+    path: Annotated[str, Field(min_length=1)]
+    shared: bool = False
+
+    @property
+    def address(self) -> str:
+        """What is read."""
+        return self.path
+
+
+class FollowedFiles(_Files):
+    r"""Reads the lines of files that grow, as ``tail -F`` does: also through rotation, truncation and compression.
+
+    **Exactly once**: how far each file has been read stands in the driver log, and moves in the very transaction that
+    registers its lines. A file is known by its content's beginning and its inode, not by its name. What happens to
+    input that is no good is in ``docs/reference/bad-input.md``.
+
+    Args:
+        path: a pattern of absolute paths, as ``"/var/log/app/*.log*"``; ``**`` is any number of directories. It is to
+            match rotated files too, or what was not read when they were rotated is lost.
+        exclude: patterns of file names that are left alone.
+        start: where a file is read from that is there when the stream is first read: ``"earliest"``, or ``"latest"``.
+            Files that come later are read from their beginning.
+        encoding: utf-8, ascii or latin-1.
+        max_record_bytes: a longer line goes aside as a dead letter.
+        complete_after: a last line without its newline is a record when the file has not grown for so long; None: it
+            is kept until it ends.
+        fingerprint_lines: so many first lines tell files apart, 4 KiB of them at most. More than one where each file
+            begins with the same line: a file is not read before it has them.
+        poll_interval: how often the directory is looked at; files that grow are looked at with each block.
+        shared: each host sees the same files (a network file system). Else a file is one host's, and receivers on
+            another read their own.
+        forget_after: a file that is gone for so long, and whose blocks are cleaned away, is forgotten.
+    """
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
+
+    kind: Literal["followed_files"] = "followed_files"
+    exclude: tuple[str, ...] = ()
+    start: Literal["earliest", "latest"] = "earliest"
+    encoding: Literal["utf-8", "ascii", "latin-1"] = "utf-8"
+    max_record_bytes: Annotated[Size, Field(ge=1, le=_LARGEST_RECORD)] = 2**20
+    complete_after: Annotated[Seconds, Field(gt=0)] | None = None
+    fingerprint_lines: Annotated[int, Field(ge=1, le=100)] = 1
+    poll_interval: Annotated[Seconds, Field(gt=0)] = 1.0
+    forget_after: Annotated[Seconds, Field(gt=0)] = 86_400.0
+
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str) -> str:
+        if not path.startswith("/"):
+            raise ValueError(f"{path!r} is no absolute path: begin it with '/', as '/var/log/app/*.log*'")
+        return path
+
+
+class _ArrivingFiles(_Files):
+    """What both ways to read files that are complete have in common."""
+
+    pattern: str = "*"
+    min_age: Seconds = 2.0
+    changed: Literal["ignore", "read"] = "ignore"
+    max_age: Annotated[Seconds, Field(gt=0)] = 7 * 86_400.0
+    poll_interval: Annotated[Seconds, Field(gt=0)] = 1.0
+    options: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def is_object_store(self) -> bool:
+        """Is it a URL of one?"""
+        return _URL.match(self.path) is not None
+
+    def resolved_options(self) -> dict[str, str]:
+        """The options with their secrets, read now. Raises SecretError."""
+        return {
+            name: Secret(value).resolve() if name in _SECRET_OPTIONS else value for name, value in self.options.items()
+        }
+
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str) -> str:
+        url = _URL.match(path)
+        if url is None:
+            if not PurePosixPath(path).is_absolute():
+                raise ValueError(f"{path!r} is no absolute path and no URL: begin it with '/', or 's3://'")
+            return path
+        if url[1] not in _OBJECT_SCHEMES:
+            raise ValueError(f"{path!r} can't be read: give a directory, or one of {', '.join(_OBJECT_SCHEMES)}://")
+        if "@" in path or "?" in path:
+            raise ValueError("the URL has more than bucket and prefix: put the rest into options, secrets by reference")
+        return path
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _check_options(cls, options: Any) -> Any:  # noqa: ANN401  whatever was given
+        if not isinstance(options, dict):
+            return options
+        checked = {}
+        for name, value in options.items():
+            if name not in _OPTIONS:
+                raise ValueError(f"options: {name} is not known: use {', '.join(_OPTIONS)}")
+            # As its reference: a literal is refused.
+            checked[name] = Secret.of(value).reference if name in _SECRET_OPTIONS else value
+        return checked
+
+    @model_validator(mode="after")
+    def _check_where(self) -> Self:
+        if self.options and not self.path.startswith("s3://"):
+            raise ValueError(f"options are for s3://, and path is {self.path!r}: leave them out")
+        return self
+
+
+class FileLines(_ArrivingFiles):
+    """Reads each file that appears in a directory, or below a prefix of an object store, once: a record a line.
+
+    **Exactly once**: how far each file has been read stands in the driver log, and moves with the block; a file that
+    was read to its end is not read again. A file must be complete when it appears: move it there under its name, or
+    see ``min_age``. ``*.gz``, ``*.bz2`` and ``*.zst`` are decompressed.
+
+    Args:
+        path: a directory, or ``"s3://BUCKET/PREFIX"`` (``gs``, ``abfs`` likewise); what lies deeper is read too. Names
+            that begin with ``_`` or ``.``, or end in ``.tmp`` or ``.part``, are passed over.
+        pattern: of file names.
+        min_age: a file is read when it has not changed for so long.
+        changed: what to do with a file that is another one now, by its time or size: ``"ignore"`` or ``"read"``. It is
+            an event in any case.
+        max_age: so much older than the newest file one may be to be read, when it appears. Younger ones are
+            remembered for good, older ones are forgotten together: so the driver log does not grow with the directory.
+        poll_interval: how often the directory is listed.
+        options: of S3: ``access_key`` and ``secret_key`` by reference, ``endpoint_override``, ``region``, ``scheme``,
+            ``tls_ca_file_path``, ``force_virtual_addressing``.
+        encoding: utf-8, ascii or latin-1.
+        max_record_bytes: a longer line goes aside as a dead letter.
+        shared: each host sees the same directory. An object store is seen by all.
+    """
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
+
+    kind: Literal["file_lines"] = "file_lines"
+    encoding: Literal["utf-8", "ascii", "latin-1"] = "utf-8"
+    max_record_bytes: Annotated[Size, Field(ge=1, le=_LARGEST_RECORD)] = 2**20
+
+
+class WholeFiles(_ArrivingFiles):
+    """Reads each file that appears in a directory, or below a prefix of an object store, once: a record a file.
+
+    The arguments, and the guarantee, are those of ``FileLines``; a file of more than ``max_record_bytes`` goes aside as
+    a dead letter, in parts. What is compressed stays so: the record has the file's bytes.
+    """
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("value", "binary"),
+        ("path", "string"),
+        ("modified_at", "timestamp[ms, tz=UTC]"),
+    )
+
+    kind: Literal["whole_files"] = "whole_files"
+    max_record_bytes: Annotated[Size, Field(ge=1, le=_LARGEST_RECORD)] = 16 * 2**20

@@ -1,0 +1,145 @@
+"""HTTP: records that senders push, acknowledged when they are safe (issue 8).
+
+A declaration and its checks; ``receiver_runtime.receivers.http`` listens.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from receiver_runtime.sources.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic evaluates it
+from receiver_runtime.sources.tcp import Tls, parse_listen, parse_tls
+from receiver_runtime.sources.units import parse_bytes, parse_duration
+
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_ORIGIN = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?")
+# What no reader of the stream should find in it.
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
+Size = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)]
+
+
+class Http(Source):
+    """Takes records by ``POST /v1/STREAM``; one row a record, with the request's path, content type and time.
+
+    **At least once, deduplicated**: a request is answered 200 when the block that holds its records is registered. A
+    sender that had no answer sends again; with the same ``Idempotency-Key`` nothing is stored twice. With
+    ``?ack=buffered`` the answer is 202 before anything is stored: **at most once**, for those requests.
+
+    Args:
+        listen: the address to listen on, as ``"0.0.0.0:8080"`` or ``"[::]:8080"``; port 0 takes any that is free.
+        tokens: bearer tokens, by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``): a request must
+            bring one of them. None by default: everybody may send. Read each time that the receiver starts.
+        tls: a ``Tls`` with ``certificate_file`` and ``key_file``; none by default.
+        headers: names of request headers that are kept with each record, in the column ``attributes``.
+        webhook_origins: whose web hooks may send, for those that ask beforehand by OPTIONS as CloudEvents has it:
+            their names, or ``"*"`` for everybody. None by default.
+        opentelemetry: take OpenTelemetry's logs too, by ``POST /v1/logs``; needs the extra ``forebay[otlp]``. A
+            stream that is itself called ``logs`` then takes nothing else.
+        max_body_bytes: of a request, when it is decompressed; a larger one is refused with 413.
+        max_record_bytes: a longer record of several goes aside as a dead letter; alone it is refused with 413.
+        max_connections: at once; the next one is refused with 503, and reported.
+        max_waiting_bytes: of requests that are not answered yet; beyond it requests are refused with 429.
+        head_timeout: so long a request's head may take to arrive whole.
+        request_timeout: so long its body may take after that.
+        idle_timeout: so long a connection may be open without a request; longer than that of a load balancer in front.
+        acknowledgement_timeout: so long a request waits for its block to be registered; then it is answered 503, and
+            so is every new one until the driver log answers again.
+    """
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("body", "binary"),
+        ("content_type", "string"),
+        ("path", "string"),
+        ("received_at", "timestamp[us, tz=UTC]"),
+        ("id", "string"),
+        ("attributes", "map<string, string>"),
+    )
+    # Of what was answered 202: nobody sends it again. Each block that is to be answered 200 says its own rule.
+    source_rule: ClassVar[SourceRule] = SourceRule.NOT_SENT_AGAIN
+    guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
+
+    kind: Literal["http"] = "http"
+    listen: str
+    tokens: tuple[Secret, ...] = ()
+    tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
+    headers: tuple[str, ...] = ()
+    webhook_origins: tuple[str, ...] = ()
+    opentelemetry: bool = False
+    max_body_bytes: Size = 16 * 2**20
+    max_record_bytes: Size = 16 * 2**20
+    max_connections: Annotated[int, Field(ge=1, le=100_000)] = 5000
+    max_waiting_bytes: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] = 64 * 2**20
+    head_timeout: Seconds = 10.0
+    request_timeout: Seconds = 30.0
+    idle_timeout: Seconds = 75.0
+    acknowledgement_timeout: Seconds = 30.0
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"{'http' if self.tls is None else 'https'}://{self.listen}"
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """Where it listens, as (host, port)."""
+        return parse_listen(self.listen)
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, listen: str) -> str:
+        parse_listen(listen)
+        return listen
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _one_token(cls, tokens: Any) -> Any:  # noqa: ANN401  whatever was given
+        """One for short."""
+        return tuple(tokens) if isinstance(tokens, list | tuple) else (tokens,)
+
+    @field_validator("headers", mode="before")
+    @classmethod
+    def _one_header(cls, headers: object) -> object:
+        return (headers,) if isinstance(headers, str) else headers
+
+    @field_validator("webhook_origins", mode="before")
+    @classmethod
+    def _one_origin(cls, origins: object) -> object:
+        return (origins,) if isinstance(origins, str) else origins
+
+    @field_validator("webhook_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no name of a sender: give one as 'events.example.com', or '*'")
+        return origins
+
+    @field_validator("headers")
+    @classmethod
+    def _check_headers(cls, headers: tuple[str, ...]) -> tuple[str, ...]:
+        for name in headers:
+            if not _HEADER.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a header: give one as 'X-Request-Id'")
+            if name.lower() in _SECRET_HEADERS:
+                raise ValueError(f"{name!r} holds secrets, which every reader of the stream would see: leave it out")
+        return tuple(name.lower() for name in headers)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.tls is not None:
+            if self.tls.certificate_file is None:
+                raise ValueError("tls: senders ask for a certificate: give certificate_file and key_file")
+            if self.tls.server_hostname is not None or not self.tls.verify:
+                raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
+        if self.max_waiting_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_waiting_bytes ({self.max_waiting_bytes}) has no room for one body of max_body_bytes "
+                f"({self.max_body_bytes}): give more of it"
+            )
+        return self

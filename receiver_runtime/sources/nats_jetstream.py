@@ -1,0 +1,114 @@
+"""NATS JetStream: a stream, read through a durable pull consumer by any number of receivers (X11).
+
+A declaration and its checks; ``receiver_runtime.receivers.nats_jetstream`` connects, and needs the extra
+``forebay[nats]``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from receiver_runtime.sources.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.tcp import Tls, parse_tls
+from receiver_runtime.sources.units import parse_duration
+
+_SERVER = re.compile(r"(\[[^\]\s/]+\]|[^:\[\]\s/,]+):\d{1,5}")
+_NAME = re.compile(r"[^\s.*>/\\]+")
+
+
+class NatsJetStream(Source):
+    """Reads a stream of NATS JetStream; one row a message, with its subject, headers and place.
+
+    **At least once, deduplicated**: a message is acknowledged after the block that holds it is registered. What the
+    server delivers again is left out by its place in the stream and its time, for as long as the Forebay stream's
+    ``key_window`` says.
+
+    Args:
+        servers: ``"host:port"``, or several of a cluster with commas between them.
+        stream: JetStream's name of the stream.
+        durable: the name of the consumer; it is made where it is missing. Each Forebay stream needs one of its own.
+        subject: only messages of subjects that match, as ``"orders.>"``; all of the stream unless given.
+        start: where a consumer begins that is made: ``"earliest"`` or ``"latest"``.
+        ack_wait: so long after the last sign of life of who was given a message, it is delivered again.
+        in_flight: so many messages may be delivered and not acknowledged, by all receivers together.
+        connect_timeout: how long a connection, and each answer, may take.
+        username: to log in with; and
+        password: by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``); or
+        token: by reference; or
+        credentials_file: with a user's JWT and its seed, by its whole path.
+        tls: ``True``, or a ``Tls``; none by default.
+    """
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("subject", "string"),
+        ("value", "binary"),
+        ("headers", "list<item: struct<key: string, value: string>>"),
+        ("stream", "string"),
+        ("sequence", "int64"),
+        ("timestamp", "timestamp[us, tz=UTC]"),
+    )
+    source_rule: ClassVar[SourceRule] = SourceRule.SENT_AGAIN
+    needs_extra: ClassVar[str | None] = "nats"
+    guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
+
+    kind: Literal["nats_jetstream"] = "nats_jetstream"
+    servers: str
+    stream: str
+    durable: str
+    subject: str | None = None
+    start: Literal["earliest", "latest"] = "earliest"
+    ack_wait: Annotated[float, BeforeValidator(parse_duration), Field(ge=1)] = 30.0
+    in_flight: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    connect_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 4.0
+    username: str | None = None
+    password: Secret | None = None
+    token: Secret | None = None
+    credentials_file: str | None = None
+    tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
+
+    @property
+    def address(self) -> str:
+        """The servers, and what is read."""
+        return f"{self.servers}/{self.stream}" + ("" if self.subject is None else f"/{self.subject}")
+
+    @field_validator("servers")
+    @classmethod
+    def _check_servers(cls, servers: str) -> str:
+        for server in servers.split(","):
+            if not _SERVER.fullmatch(server.strip()):
+                raise ValueError(f"{server!r} is no server: give host:port, as '127.0.0.1:4222', with commas between")
+        return ",".join(server.strip() for server in servers.split(","))
+
+    @field_validator("stream", "durable")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name: leave blanks, '.', '*', '>', '/' and '\\' out")
+        return name
+
+    @field_validator("subject")
+    @classmethod
+    def _check_subject(cls, subject: str | None) -> str | None:
+        if subject is not None and (not subject or re.search(r"\s", subject) or "" in subject.split(".")):
+            raise ValueError(f"{subject!r} is no subject: words with dots between, '*' for one word, '>' for the rest")
+        return subject
+
+    @field_validator("credentials_file")
+    @classmethod
+    def _check_path(cls, path: str | None) -> str | None:
+        if path is not None and not PurePath(path).is_absolute():
+            raise ValueError(f"{path!r} is no whole path: give one from the root")
+        return path
+
+    @model_validator(mode="after")
+    def _check_login(self) -> Self:
+        if (self.username is None) is not (self.password is None):
+            raise ValueError("a username and its password go together: give both, or neither")
+        if sum(one is not None for one in (self.username, self.token, self.credentials_file)) > 1:
+            raise ValueError("give one of username with password, token, and credentials_file")
+        return self

@@ -1,0 +1,92 @@
+"""Redis Streams: stream keys, read by a consumer group of any number of receivers (X11).
+
+A declaration and its checks; ``receiver_runtime.receivers.redis_streams`` connects, and needs the extra
+``forebay[redis]``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from receiver_runtime.sources.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.tcp import Tls, address_of, parse_tls
+from receiver_runtime.sources.units import parse_duration
+
+
+class RedisStreams(Source):
+    """Reads stream keys of a Redis server; one row an entry, with its fields as a map.
+
+    **At least once, deduplicated**: an entry is acknowledged (``XACK``) after the block that holds it is registered.
+    What Redis gives out again is left out by its stream key and id, for as long as the stream's ``key_window`` says.
+
+    Args:
+        host: the server's name or address.
+        port: of the server.
+        streams: the stream keys.
+        group: the consumer group; it is made where it is missing. Each Forebay stream needs one of its own.
+        consumer: what the receivers' names in the group begin with; the receiver's number follows.
+        start: where a group begins that is made: ``"earliest"``, with all that is there, or ``"latest"``.
+        claim_after: entries that another consumer was given so long ago, and has not acknowledged, are taken over.
+        in_flight: so many entries may be read and not acknowledged, a receiver.
+        database: by number.
+        connect_timeout: how long a connection, and each answer, may take.
+        username: of an ACL's user; and
+        password: by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``).
+        tls: ``True``, or a ``Tls``; none by default.
+    """
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("stream", "string"),
+        ("id", "string"),
+        ("timestamp", "timestamp[ms, tz=UTC]"),
+        ("fields", "map<string, binary>"),
+    )
+    source_rule: ClassVar[SourceRule] = SourceRule.SENT_AGAIN
+    needs_extra: ClassVar[str | None] = "redis"
+    guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
+
+    kind: Literal["redis_streams"] = "redis_streams"
+    host: Annotated[str, Field(min_length=1)]
+    port: Annotated[int, Field(ge=1, le=65_535)] = 6379
+    streams: tuple[str, ...]
+    group: Annotated[str, Field(min_length=1, max_length=255)]
+    consumer: Annotated[str, Field(min_length=1, max_length=200)] = "forebay"
+    start: Literal["earliest", "latest"] = "earliest"
+    claim_after: Annotated[float, BeforeValidator(parse_duration), Field(ge=1)] = 60.0
+    in_flight: Annotated[int, Field(ge=1, le=1_000_000)] = 50_000
+    database: Annotated[int, Field(ge=0)] = 0
+    connect_timeout: Annotated[float, BeforeValidator(parse_duration), Field(gt=0)] = 4.0
+    username: str | None = None
+    password: Secret | None = None
+    tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
+
+    @property
+    def address(self) -> str:
+        """The server, and what is read."""
+        return f"{address_of(self.host, self.port)}/{self.database}/{','.join(self.streams)}"
+
+    @field_validator("streams", mode="before")
+    @classmethod
+    def _one_stream(cls, streams: object) -> object:
+        """One key for short."""
+        return (streams,) if isinstance(streams, str) else streams
+
+    @field_validator("streams")
+    @classmethod
+    def _check_streams(cls, streams: tuple[str, ...]) -> tuple[str, ...]:
+        if not streams or "" in streams:
+            raise ValueError("no stream key is named: give at least one, as 'orders'")
+        if len(set(streams)) != len(streams):
+            raise ValueError("a stream key is named twice: name it once")
+        return streams
+
+    @model_validator(mode="after")
+    def _check_login(self) -> Self:
+        if self.username is not None and self.password is None:
+            raise ValueError("a username without its password: give password too")
+        if self.tls is not None and self.tls.server_hostname is not None:
+            raise ValueError("tls: server_hostname: the certificate must have the name in host: give that as host")
+        return self

@@ -1,0 +1,147 @@
+"""AMQP for the conformance suite, and for tests of its own: a queue, numbered messages, and what is to come out."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pika
+from pika.exceptions import AMQPError
+
+from receiver_runtime.sources.amqp import Amqp
+from tests.conformance.sending import Sending
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.conformance.source_rig import SourceRig
+    from tests.rabbitmq import RabbitMq
+
+_SECONDS = 120.0
+
+
+class AmqpQueue:
+    """A queue of its own on a broker, and every message that was confirmed to its publisher.
+
+    Args:
+        broker: it runs.
+        kind: "classic" or "quorum".
+        keyed: whether the declaration has a key.
+    """
+
+    def __init__(self, broker: RabbitMq, *, kind: str, keyed: bool = True) -> None:
+        self.broker = broker
+        self.name = f"q-{uuid.uuid4().hex[:10]}"
+        self.keyed = keyed
+        self.sent: dict[str, bytes] = {}
+        self._number = 0
+        self._lock = threading.Lock()
+        self._connection: pika.BlockingConnection | None = None
+        self._channel: Any = None
+        self._declared = {"durable": True, "arguments": {"x-queue-type": kind}}
+
+    def source(self, **changes: Any) -> Amqp:  # noqa: ANN401  fields of the source
+        # The queue must be there before a receiver asks for it.
+        with self._lock:
+            self._open()
+        given: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": self.broker.port,
+            "queues": [self.name],
+            "key": "message_id" if self.keyed else None,
+            "username": self.broker.username,
+            "password": f"file:{self.broker.password_file}",
+            "heartbeat": 10,
+        }
+        return Amqp(**{**given, **changes})
+
+    def send(self, records: int) -> None:
+        for _ in range(records):
+            self.publish(str(self._number), b"message %d" % self._number)
+            self._number += 1
+
+    def send_odd(self) -> int:
+        odd = {"empty": b"", "bytes": b"\0\xff", "large": b"y" * 900_000, "ü": b"headers"}
+        for name, body in odd.items():
+            self.publish(name, body, headers={"a": 1, "ü": "ä", "list": [1, None, b"\xff"], "none": None})
+        return len(odd)
+
+    def publish(self, name: str, body: bytes, **properties: Any) -> None:  # noqa: ANN401  as pika takes them
+        """Again and again until it is confirmed: so it may be there twice."""
+        deadline = time.monotonic() + _SECONDS
+        wanted = pika.BasicProperties(message_id=name, delivery_mode=2, **properties)
+        with self._lock:
+            while True:
+                try:
+                    self._open()
+                    self._channel.basic_publish("", self.name, body, wanted, mandatory=True)
+                except (AMQPError, OSError):
+                    assert time.monotonic() < deadline, "the broker does not come back"
+                    self._connection = None
+                    # The pace of trying again; nothing is waited for by it.
+                    time.sleep(0.1)
+                else:
+                    break
+        self.sent[name] = body
+
+    def sending(self) -> Sending:
+        return Sending(lambda: self.send(20))
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        self.broker.kill()
+        yield
+        self.broker.start()
+
+    def all_came(self, rig: SourceRig) -> bool:
+        return rig.registered() >= len(self.sent) and (
+            self.keyed or {row["message_id"] for row in rig.rows()} >= self.sent.keys()
+        )
+
+    def check(self, rig: SourceRig) -> None:
+        rows = rig.rows()
+        names = [row["message_id"] for row in rows]
+        assert set(names) == self.sent.keys()
+        if self.keyed:
+            assert len(names) == len(set(names)), f"{len(names) - len(set(names))} messages came twice"
+        for row in rows:
+            assert row["value"] == self.sent[row["message_id"]]
+            assert (row["queue"], row["exchange"], row["routing_key"]) == (self.name, "", self.name)
+        assert rig.failed_checks() == []
+
+    def waiting(self) -> int:
+        """Messages that are ready for a consumer."""
+        return int(self._state().message_count)
+
+    def consumers(self) -> int:
+        return int(self._state().consumer_count)
+
+    def _state(self) -> Any:  # noqa: ANN401  pika's
+        with self._lock:
+            self._open()
+            return self._channel.queue_declare(self.name, passive=True).method
+
+    def delete(self) -> None:
+        with self._lock:
+            self._open()
+            self._channel.queue_delete(self.name)
+
+    def declare(self) -> None:
+        with self._lock:
+            self._open()
+            self._channel.queue_declare(self.name, **self._declared)
+
+    def close(self) -> None:
+        if self._connection is not None and self._connection.is_open:
+            self._channel.queue_delete(self.name)
+            self._connection.close()
+
+    def _open(self) -> None:
+        if self._connection is None or self._connection.is_closed:
+            self._connection = self.broker.connect(heartbeat=0)
+            self._channel = self._connection.channel()
+            self._channel.confirm_delivery()
+            self._channel.queue_declare(self.name, **self._declared)

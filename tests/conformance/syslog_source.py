@@ -1,0 +1,208 @@
+"""Syslog for the conformance suite: a sender that forwards over TCP to whoever listens, and knows what may be lost.
+
+It does as rsyslog does: what it is given waits in its queue while nobody listens, and what it has written to a
+connection it forgets. So what was on a connection that the receiver ended (by a stop, a kill, or being put in the place
+of by another) may be lost from some message on; everything else must come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from collections import Counter, deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from receiver_runtime.sources.syslog import Syslog
+from tests.conformance.sending import Sending
+from tests.conformance.source_rig import eventually
+from tracker_store.engine import connect, create_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.conformance.source_rig import SourceRig
+
+_LOOK_SECONDS = 0.02
+_MESSAGES_AT_ONCE = 25
+
+_LISTENING = sa.text(
+    "SELECT DISTINCT ON (receiver_id) receiver_id, message FROM forebay.receiver_events "
+    "WHERE kind = 'CONNECTED' AND message LIKE 'listening on %' ORDER BY receiver_id, id DESC"
+)
+
+
+@dataclass(eq=False)
+class _Connection:
+    socket: socket.socket
+    port: int
+    messages: list[bytes] = field(default_factory=list)
+    #: Written and not yet taken by the kernel.
+    out: bytes = b""
+    #: Did the receiver end it, or another take the receiver's place?
+    lossy: bool = False
+
+    def is_alive(self) -> bool:
+        try:
+            return self.socket.recv(1) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def push(self) -> bool:
+        """Write what the kernel takes; False when the receiver is gone."""
+        try:
+            while self.out:
+                self.out = self.out[self.socket.send(self.out) :]
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+
+class SyslogSender:
+    """See the module."""
+
+    def __init__(self, database_url: str) -> None:
+        self._engine = create_engine(database_url, application_name="tests")
+        self._lock = threading.Lock()
+        self._queue: deque[bytes] = deque()
+        self._open: dict[int, _Connection] = {}
+        self._connections: list[_Connection] = []
+        self._number = 0
+        self._is_away = False
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._done.set()
+        self._thread.join(20)
+        for connection in self._connections:
+            connection.socket.close()
+        self._engine.dispose()
+
+    def source(self, **changes: Any) -> Syslog:  # noqa: ANN401  fields of the source
+        return Syslog(**{"listen": "127.0.0.1:0", "transports": ("tcp",), **changes})
+
+    def send(self, records: int) -> None:
+        with self._lock:
+            for _ in range(records):
+                self._queue.append(b"<13>1 2026-01-01T00:00:00Z host app - - - message %d" % self._number)
+                self._number += 1
+
+    def send_odd(self) -> int:
+        """No priority, no text, no UTF-8, a newline within, and nearly the largest."""
+        odd = [b"<13>plain", b"", b"no priority", b"\xff\x00 \xfe", b"<13>two\nlines", b"<13>" + b"x" * 65_000]
+        with self._lock:
+            self._queue.extend(odd)
+        return len(odd)
+
+    def sending(self) -> Sending:
+        return Sending(lambda: self.send(50))
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """The sender is killed, and started again with its queue: there is nothing between it and the receiver."""
+        with self._lock:
+            self._is_away = True
+        eventually(lambda: not self._open, "no connection")
+        yield
+        with self._lock:
+            self._is_away = False
+
+    def all_came(self, rig: SourceRig) -> bool:
+        with self._lock:
+            if self._queue or any(connection.out for connection in self._open.values()):
+                return False
+            sure = [message for one in self._connections if not one.lossy for message in one.messages]
+        if rig.registered() < len(sure):
+            return False
+        came = {row["raw"] for row in rig.rows()}
+        return came.issuperset(sure)
+
+    def check(self, rig: SourceRig) -> None:
+        """Nothing twice, nothing invented; lost is only the end of what was on a connection that the receiver ended."""
+        came = Counter(row["raw"] for row in rig.rows())
+        assert max(came.values()) == 1, "messages came twice"
+        sent = {message for connection in self._connections for message in connection.messages}
+        assert not came.keys() - sent, "messages came that nobody sent"
+        for connection in self._connections:
+            arrived = [message in came for message in connection.messages]
+            wanted = sum(arrived) if connection.lossy else len(arrived)
+            assert arrived == [True] * wanted + [False] * (len(arrived) - wanted)
+        for row in rig.rows():
+            assert row["sender"] == "127.0.0.1"
+            assert row["raw"].endswith(row["message"].encode()) or row["parse_error"] == "not UTF-8"
+        assert rig.failed_checks() == []
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._done.is_set():
+            with self._lock:
+                if self._is_away:
+                    self._leave()
+                else:
+                    self._find_receivers()
+                    self._forward()
+                sockets = [connection.socket for connection in self._open.values() if connection.out]
+            select.select([], sockets, [], _LOOK_SECONDS) if sockets else self._done.wait(_LOOK_SECONDS)
+
+    def _leave(self) -> None:
+        """Once everything is with the kernel, which sends it whoever dies."""
+        for receiver, connection in list(self._open.items()):
+            if not connection.push():
+                self._lose(receiver)
+            elif not connection.out:
+                self._open.pop(receiver).socket.close()
+
+    def _find_receivers(self) -> None:
+        with connect(self._engine) as asking:
+            found = [(row.receiver_id, int(row.message.rpartition(":")[2])) for row in asking.execute(_LISTENING)]
+        for receiver, port in found:
+            known = self._open.get(receiver)
+            if known is not None and (known.port != port or not known.is_alive()):
+                self._lose(receiver)
+                known = None
+            if known is None:
+                with contextlib.suppress(OSError):
+                    made = socket.create_connection(("127.0.0.1", port), timeout=5)
+                    made.setblocking(False)  # noqa: FBT003  the standard library's own
+                    self._open[receiver] = _Connection(made, port)
+                    self._connections.append(self._open[receiver])
+
+    def _lose(self, receiver: int) -> None:
+        connection = self._open.pop(receiver)
+        connection.lossy = True
+        connection.out = b""
+        connection.socket.close()
+
+    def _forward(self) -> None:
+        """A few messages to each that has taken the last ones, framed one way and the other."""
+        progress = True
+        while progress:
+            progress = False
+            for receiver, connection in list(self._open.items()):
+                if not connection.out and self._queue:
+                    count = min(_MESSAGES_AT_ONCE, len(self._queue))
+                    messages = [self._queue.popleft() for _ in range(count)]
+                    connection.messages += messages
+                    connection.out = b"".join(map(_framed, messages))
+                    progress = True
+                if not connection.push():
+                    self._lose(receiver)
+
+
+def _framed(message: bytes) -> bytes:
+    # One whose newline is its own needs its length; so do some others.
+    if b"\n" in message or message.endswith((b"1", b"2", b"5")):
+        return b"%d %b" % (len(message), message)
+    return message + b"\n"

@@ -1,0 +1,159 @@
+"""AMQP by the conformance suite, and what only AMQP has, on Debian's RabbitMQ. ``make brokers``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from receiver_runtime.sources.tcp import Tls
+from tests.conformance.amqp_source import AmqpQueue
+from tests.conformance.source_rig import eventually
+from tests.conformance.suite import ConformanceSuite, hold_unregistered, proxied, stop
+from tests.rabbitmq import RabbitMq
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conformance.source_rig import SourceRig
+
+# The node takes long to start where others work beside it.
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
+    """A test that ends it starts it again."""
+    made = RabbitMq(tmp_path_factory.mktemp("rabbitmq"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+class TestQuorumQueue(ConformanceSuite):
+    """Keys in message_id: at least once, deduplicated."""
+
+    @pytest.fixture
+    def adapter(self, rabbitmq: RabbitMq) -> Iterator[AmqpQueue]:
+        made = AmqpQueue(rabbitmq, kind="quorum")
+        yield made
+        made.close()
+
+
+class TestClassicQueue(ConformanceSuite):
+    """The same on a classic queue, without keys: at least once."""
+
+    @pytest.fixture
+    def adapter(self, rabbitmq: RabbitMq) -> Iterator[AmqpQueue]:
+        made = AmqpQueue(rabbitmq, kind="classic", keyed=False)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def queue(rabbitmq: RabbitMq) -> Iterator[AmqpQueue]:
+    made = AmqpQueue(rabbitmq, kind="quorum")
+    yield made
+    made.close()
+
+
+def test_r05_nothing_is_acknowledged_before_it_is_registered_and_the_prefetch_bounds_what_is_held(
+    queue: AmqpQueue, make_rig: Callable[..., SourceRig], database_url: str
+) -> None:
+    rig = make_rig(queue.source(prefetch=100))
+    with proxied(database_url) as (proxy, url):
+        process = rig.start(database_url=url)
+        with queue.sending():
+            eventually(lambda: rig.registered() > 50, "50 messages")
+            hold_unregistered(rig, proxy, blocks=1)
+            eventually(lambda: queue.waiting() > 200, "messages that wait in the queue")
+        before = rig.registered()
+        # All but what is registered is with the broker yet: ready, or delivered and not acknowledged.
+        assert len(queue.sent) - before - queue.waiting() <= 100
+        process.kill()
+        process.wait()
+    eventually(lambda: queue.waiting() >= len(queue.sent) - before, "all of it, back in the queue")
+    second = rig.start()
+    eventually(lambda: queue.all_came(rig), "everything")
+    stop(second)
+    assert queue.waiting() == 0
+    queue.check(rig)
+    # Of those that the first one had.
+    assert any(row["redelivered"] for row in rig.rows())
+    assert not rig.rows()[0]["redelivered"]
+
+
+def test_a_message_that_is_too_large_is_a_dead_letter_and_does_not_come_back(
+    queue: AmqpQueue, make_rig: Callable[..., SourceRig]
+) -> None:
+    rig = make_rig(queue.source(max_record_bytes=1000))
+    process = rig.start()
+    for number in range(3):
+        queue.publish(f"large {number}", b"x" * 1001)
+        queue.publish(f"small {number}", b"x" * 1000)
+    queue.publish("large at last", b"x" * 1001)
+    eventually(lambda: rig.registered() == 3, "the others")
+    eventually(lambda: len(rig.execute("SELECT 1 FROM forebay.dead_letters")) == 4, "dead letters")
+    stop(process)
+    assert queue.waiting() == 0
+    assert {row.reason for row in rig.execute("SELECT reason FROM forebay.dead_letters")} == {"record_too_large"}
+    assert [row["message_id"] for row in rig.rows()] == [f"small {number}" for number in range(3)]
+
+
+def test_x11_a_queue_that_is_deleted_is_said_and_read_again_when_it_is_there(
+    queue: AmqpQueue, make_rig: Callable[..., SourceRig]
+) -> None:
+    rig = make_rig(queue.source())
+    process = rig.start()
+    queue.send(10)
+    eventually(lambda: queue.all_came(rig), "10 messages")
+    queue.delete()
+    eventually(lambda: rig.said("the AMQP broker cancelled a consumer"), "the event")
+    eventually(lambda: rig.said("the AMQP broker refused the queues"), "the next try")
+    queue.declare()
+    queue.send(10)
+    eventually(lambda: queue.all_came(rig), "10 more")
+    # No start has left anything behind.
+    eventually(lambda: queue.consumers() == 1, "one consumer")
+    stop(process)
+    assert queue.consumers() == 0
+    queue.check(rig)
+
+
+def test_several_queues_by_tls_with_their_columns(
+    rabbitmq: RabbitMq, queue: AmqpQueue, make_rig: Callable[..., SourceRig]
+) -> None:
+    other = AmqpQueue(rabbitmq, kind="classic")
+    other.send(0)
+    other.source()
+    tls = Tls(ca_file=rabbitmq.authority.ca_file, server_hostname="rabbitmq.test")
+    rig = make_rig(queue.source(queues=[queue.name, other.name], port=rabbitmq.tls_port, tls=tls))
+    process = rig.start()
+    queue.publish("a", b"1", headers={"n": 1, "s": "ü", "none": None}, correlation_id="c", content_type="text/plain")
+    other.publish("b", b"2", timestamp=1_700_000_000)
+    eventually(lambda: rig.registered() == 2, "both")
+    stop(process)
+    found = {row["message_id"]: row for row in rig.rows()}
+    assert found["a"]["queue"] == queue.name
+    assert found["a"]["headers"] == [
+        {"key": "n", "value": "1"},
+        {"key": "s", "value": "ü"},
+        {"key": "none", "value": None},
+    ]
+    assert (found["a"]["correlation_id"], found["a"]["content_type"]) == ("c", "text/plain")
+    assert found["b"]["queue"] == other.name
+    assert found["b"]["timestamp"].timestamp() == 1_700_000_000
+    assert found["b"]["headers"] is None
+    other.close()
+
+
+def test_a_password_that_is_wrong_is_said(queue: AmqpQueue, make_rig: Callable[..., SourceRig]) -> None:
+    wrong = queue.broker.password_file.with_name("wrong")
+    wrong.write_text("nothing")
+    rig = make_rig(queue.source(password=f"file:{wrong}"))
+    process = rig.start()
+    eventually(lambda: rig.said("ProbableAuthenticationError"), "the event")
+    assert "nothing" not in rig.logs()
+    stop(process)

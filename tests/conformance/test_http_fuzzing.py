@@ -1,0 +1,54 @@
+"""The HTTP server of a real receiver does what its OpenAPI document says, whatever it is sent. ``make brokers``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from receiver_runtime.sources.http import Http
+from tests.conformance.source_rig import eventually
+from tests.conformance.suite import stop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conformance.source_rig import SourceRig
+
+HERE = Path(__file__).parent
+TOKEN = "no-secret"
+
+
+@pytest.mark.brokers
+@pytest.mark.timeout(300)
+def test_it_does_what_its_document_says(
+    make_rig: Callable[..., SourceRig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUZZING_TOKEN", TOKEN)
+    source = Http(listen="127.0.0.1:0", tokens=("env:FUZZING_TOKEN",), webhook_origins=("*",), opentelemetry=True)
+    rig = make_rig(source)
+    process = rig.start()
+    eventually(lambda: rig.said("listening on"), "the receiver to listen")
+    [address] = [message.rpartition(" ")[2] for _, message, _ in rig.events() if "listening on" in message]
+    done = subprocess.run(
+        [
+            *(str(Path(sys.executable).with_name("schemathesis")), "--config-file", str(HERE / "http_fuzzing.toml")),
+            *("run", f"http://{address}/openapi.json", "--header", f"Authorization: Bearer {TOKEN}"),
+            *("--phases", "coverage,fuzzing", "--max-examples", "10", "--seed", "1", "--workers", "4"),
+            *("--request-timeout", "30", "--generation-database", "none", "--continue-on-failure", "--no-color"),
+        ],
+        env={**os.environ, "SCHEMATHESIS_HOOKS": "http_fuzzing_hooks", "PYTHONPATH": str(HERE)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
+    assert "5 selected / 5 total" in done.stdout
+    stop(process)
+    assert rig.registered() > 100
+    assert rig.failed_checks() == []

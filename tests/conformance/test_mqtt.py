@@ -1,0 +1,56 @@
+"""MQTT by the conformance suite, and what only MQTT has, on Debian's mosquitto. ``make brokers``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conformance.mqtt_source import MqttTopic
+from tests.conformance.suite import ConformanceSuite
+from tests.mosquitto import Mosquitto
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """A test that ends it starts it again."""
+    made = Mosquitto(tmp_path_factory.mktemp("mosquitto"), {"max_inflight_messages": 2000})
+    made.start()
+    yield made
+    made.kill()
+
+
+def several(request: pytest.FixtureRequest) -> bool:
+    """Only where it must be: mosquitto 2.0.11 forgets what is shared when it is started again, until who shares it
+    subscribes again, and what is published meanwhile goes to nobody.
+    """
+    return "receivers_come_and_go" in request.node.name
+
+
+@pytest.mark.brokers
+class TestMqtt(ConformanceSuite):
+    """MQTT 5, QoS 1, keys in a user property: at least once, deduplicated."""
+
+    moves_to_others = False
+
+    @pytest.fixture
+    def adapter(self, mosquitto: Mosquitto, request: pytest.FixtureRequest) -> Iterator[MqttTopic]:
+        made = MqttTopic(mosquitto, shared=several(request))
+        yield made
+        made.close()
+
+
+@pytest.mark.brokers
+class TestMqtt311(ConformanceSuite):
+    """MQTT 3.1.1, QoS 2, keys in the payload."""
+
+    moves_to_others = False
+
+    @pytest.fixture
+    def adapter(self, mosquitto: Mosquitto, request: pytest.FixtureRequest) -> Iterator[MqttTopic]:
+        made = MqttTopic(mosquitto, version="3.1.1", qos=2, shared=several(request))
+        yield made
+        made.close()

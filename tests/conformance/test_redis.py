@@ -1,0 +1,240 @@
+"""Redis Streams by the conformance suite, and what only Redis has, on Debian's redis-server. ``make brokers``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forebay import Stream
+from receiver_runtime.sources.secret import EnvVar
+from receiver_runtime.sources.tcp import Tls
+from tests.conformance.redis_source import RedisKeys
+from tests.conformance.source_rig import SourceRig, eventually
+from tests.conformance.suite import ConformanceSuite, hold_unregistered, proxied, stop
+from tests.redis_server import RedisServer
+from tests.unit.receiver_runtime.receivers.certificates import Authority
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+pytestmark = pytest.mark.brokers
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A test that kills it starts it again."""
+    made = RedisServer(tmp_path_factory.mktemp("redis"))
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def keys(redis_server: RedisServer) -> RedisKeys:
+    return RedisKeys(redis_server)
+
+
+class TestRedisStreams(ConformanceSuite):
+    """At least once, deduplicated."""
+
+    @pytest.fixture
+    def adapter(self, keys: RedisKeys) -> RedisKeys:
+        return keys
+
+
+def test_x11_entries_are_acknowledged_when_they_are_registered_and_not_before(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig], database_url: str
+) -> None:
+    rig = make_rig(keys.source())
+    with proxied(database_url) as (proxy, url):
+        process = rig.start(database_url=url)
+        with keys.sending():
+            hold_unregistered(rig, proxy)
+        assert keys.pending() > 0
+        proxy.away = False
+        eventually(lambda: keys.all_came(rig), "everything")
+        eventually(lambda: keys.pending() == 0, "the acknowledgements")
+        stop(process)
+    keys.check(rig)
+
+
+def test_x11_a_stop_acknowledges_what_it_drained_and_leaves_nothing_running(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig]
+) -> None:
+    rig = make_rig(keys.source())
+    process = rig.start()
+    with keys.sending():
+        eventually(lambda: rig.registered() > 300, "300 entries")
+        stop(process)
+        # It had read a few more, perhaps, and took no more of them; none of those is registered.
+        waiting = keys.waiting()
+    assert not waiting & {(row["stream"], row["id"]) for row in rig.rows()}
+    assert rig.registered() < len(keys.there())
+
+
+def test_entries_of_a_consumer_that_is_gone_are_taken_over(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
+    keys.send(100)
+    for name in keys.names:
+        keys.client.xgroup_create(name, keys.source().group, "0")
+    keys.client.xreadgroup(keys.source().group, "another", {keys.names[0]: ">"}, count=30)
+    rig = make_rig(keys.source(claim_after="1s"))
+    process = rig.start()
+    eventually(lambda: keys.all_came(rig), "also what the other one was given")
+    eventually(lambda: keys.pending() == 0, "the acknowledgements")
+    stop(process)
+    keys.check(rig)
+
+
+def test_start_at_latest_reads_what_comes_after_the_group_was_made(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig]
+) -> None:
+    keys.send(100)
+    rig = make_rig(keys.source(start="latest"))
+    process = rig.start()
+    eventually(lambda: all(keys.client.xinfo_groups(name) for name in keys.names), "the groups")
+    before = set(keys.there())
+    keys.send(50)
+    eventually(lambda: rig.registered() >= 50, "what came after")
+    stop(process)
+    assert {(row["stream"], row["id"]) for row in rig.rows()} == set(keys.there()) - before
+    # The group goes on where it was.
+    keys.send(20)
+    second = rig.start()
+    eventually(lambda: rig.registered() == 70, "what came while nobody read")
+    stop(second)
+
+
+def test_entries_that_were_trimmed_unread_are_told_in_numbers(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig]
+) -> None:
+    keys.send(100)
+    rig = make_rig(keys.source())
+    process = rig.start()
+    eventually(lambda: keys.all_came(rig), "100 entries")
+    stop(process)
+    keys.send(200)
+    # 50 of each of the two stay.
+    for name in keys.names:
+        keys.client.xtrim(name, maxlen=50, approximate=False)
+    second = rig.start()
+    eventually(lambda: rig.registered() == 200, "what is there yet")
+    for name in keys.names:
+        eventually(lambda name=name: rig.said(f"{name}: 50 entries after"), "the loss")  # type: ignore[misc]
+    stop(second)
+
+
+def test_entries_that_were_trimmed_after_they_were_given_out_are_told(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig]
+) -> None:
+    rig = make_rig(keys.source(claim_after="1s"))
+    consumer = f"forebay-{rig.receiver_ids[0]}"
+    first = [keys.add({b"n": b"%d" % n}) for n in range(10)]
+    others = [keys.add({b"n": b"%d" % n}, 1) for n in range(10)]
+    for name, to in zip(keys.names, (consumer, "another"), strict=True):
+        keys.client.xgroup_create(name, keys.source().group, "0")
+        keys.client.xreadgroup(keys.source().group, to, {name: ">"})
+    keys.client.xdel(keys.names[0], *first[:3])
+    keys.client.xdel(keys.names[1], *others[:4])
+    process = rig.start()
+    eventually(lambda: rig.said(f"{keys.names[0]}: 3 entries were trimmed"), "its own")
+    eventually(lambda: rig.said(f"{keys.names[1]}: 4 entries were trimmed"), "the other's")
+    eventually(lambda: rig.registered() == 13 and keys.pending() == 0, "the rest")
+    stop(process)
+    keys.check(rig)
+
+
+def test_a_field_whose_name_is_no_text_goes_aside_and_holds_nothing_up(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig]
+) -> None:
+    keys.send(10)
+    keys.add({b"\xff": b"poison", b"ok": b"1"})
+    keys.send(10)
+    rig = make_rig(keys.source())
+    process = rig.start()
+    eventually(lambda: rig.registered() == 20, "the others")
+    eventually(lambda: keys.pending() == 0, "the acknowledgements")
+    stop(process)
+    assert rig.execute("SELECT reason FROM forebay.dead_letters") == [("invalid_encoding",)]
+    assert len(rig.rows()) == 20
+
+
+def test_a_stream_that_is_deleted_and_made_anew_is_read_from_its_beginning(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig]
+) -> None:
+    rig = make_rig(keys.source(start="latest"))
+    process = rig.start()
+    eventually(lambda: all(keys.client.exists(name) for name in keys.names), "the groups")
+    keys.send(20)
+    eventually(lambda: rig.registered() == 20, "20 entries")
+    keys.client.delete(keys.names[0])
+    keys.send(20)
+    eventually(lambda: rig.registered() == 40, "also those of the new one")
+    eventually(lambda: rig.said("was gone, with what it had not read"), "the event")
+    stop(process)
+
+
+def test_tls_and_a_password_by_reference(
+    tmp_path: Path, make_rig: Callable[..., SourceRig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path / "tls")
+    certificate = authority.issue("localhost")
+    free = RedisServer(tmp_path / "redis").port
+    settings = {
+        "port": 0,
+        "tls-port": free,
+        "tls-cert-file": certificate.certificate_file,
+        "tls-key-file": certificate.key_file,
+        "tls-ca-cert-file": authority.ca_file,
+        "tls-auth-clients": "no",
+        "user": "reader on >hunter2 ~* +@all",
+    }
+    server = RedisServer(tmp_path / "redis", settings)
+    server.port = free
+    options: dict[str, object] = {"ssl": True, "ssl_ca_certs": authority.ca_file}
+    server.start(**options)
+    try:
+        client = server.client(**options)
+        client.xadd("orders", {"n": "1"})
+        source = RedisKeys(server).source(
+            streams="orders", username="reader", password=EnvVar("REDIS_PASSWORD"), tls=Tls(ca_file=authority.ca_file)
+        )
+        rig = make_rig(source)
+        monkeypatch.setenv("REDIS_PASSWORD", "hunter2")
+        process = rig.start()
+        eventually(lambda: rig.registered() == 1, "the entry")
+        stop(process)
+        monkeypatch.setenv("REDIS_PASSWORD", "wrong")
+        process = rig.start()
+        eventually(lambda: rig.said("invalid username-password pair"), "the refusal")
+        assert not rig.said("hunter2")
+        stop(process)
+    finally:
+        server.kill()
+
+
+def test_the_pages_commands_and_its_declaration(redis_server: RedisServer, make_rig: Callable[..., SourceRig]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "sources" / "redis.md").read_text(encoding="utf-8")
+    commands = [
+        line.replace("redis-cli", f"redis-cli -p {redis_server.port}")
+        for block in re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+    ]
+    [declaration] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(declaration, "redis.md", "exec"), names)
+    orders = names["orders"]
+    assert isinstance(orders, Stream)
+    subprocess.run(commands[0], shell=True, check=True)
+    rig = make_rig(orders.source.model_copy(update={"port": redis_server.port}))
+    process = rig.start()
+    eventually(lambda: rig.registered() == 1, "the entry")
+    stop(process)
+    shown = subprocess.run(commands[1], shell=True, check=True, capture_output=True, text=True)
+    assert "forebay-orders" in shown.stdout
+    [row] = rig.rows()
+    assert row["fields"] == [("customer", b"7"), ("amount", b"12.50")]

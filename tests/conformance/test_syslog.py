@@ -1,0 +1,23 @@
+"""Syslog by the conformance suite, over TCP with both framings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conformance.suite import ConformanceSuite
+from tests.conformance.syslog_source import SyslogSender
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class TestSyslog(ConformanceSuite):
+    """At most once."""
+
+    @pytest.fixture
+    def adapter(self, database_url: str) -> Iterator[SyslogSender]:
+        made = SyslogSender(database_url)
+        yield made
+        made.close()

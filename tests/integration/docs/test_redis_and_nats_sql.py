@@ -1,0 +1,37 @@
+"""The statements of the how-tos on Redis and NATS run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.driver_log import make_log
+from tracker_store.engine import connect
+from tracker_store.receivers import report_event
+from tracker_store.schema import ReceiverEventKind
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+PAGES = Path(__file__).parents[3] / "docs" / "how-to" / "sources"
+
+
+@pytest.mark.parametrize("page", ["redis.md", "nats.md"])
+def test_its_statement_shows_the_streams_errors(engine: sa.Engine, page: str) -> None:
+    text = (PAGES / page).read_text(encoding="utf-8")
+    [statement] = re.findall(r"^```sql\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    with connect(engine) as connection:
+        log = make_log(connection, stream="orders")
+        report_event(
+            connection,
+            receiver_id=log.receiver_ids[0],
+            epoch=1,
+            kind=ReceiverEventKind.ERROR,
+            message="12 entries",
+            detail="d",
+        )
+        [row] = connection.exec_driver_sql(statement).all()
+        assert tuple(row)[-2:] == ("12 entries", "d")

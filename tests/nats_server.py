@@ -1,0 +1,72 @@
+"""Debian's nats-server with JetStream for tests: one of one's own on loopback, to be killed and started again."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_DEADLINE_SECONDS = 20.0
+
+
+class NoNatsError(Exception):
+    """There is no nats-server to test against: install Debian's package of that name."""
+
+
+class NatsServer:
+    """One server, on a port that it keeps over restarts; `settings` as nats.conf has them."""
+
+    def __init__(self, directory: Path, settings: str = "") -> None:
+        found = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin")
+        if found is None:
+            raise NoNatsError(NoNatsError.__doc__)
+        self._program = found
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = int(free.getsockname()[1])
+        self._configuration = directory / "nats.conf"
+        self._configuration.write_text(
+            f'host: 127.0.0.1\nport: {self.port}\njetstream {{ store_dir: "{directory}" }}\n{settings}\n',
+            encoding="utf-8",
+        )
+
+    @property
+    def address(self) -> str:
+        """As a source takes it."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it; returns when it lets clients in."""
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._program, "-c", str(self._configuration)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        while True:
+            assert self._process.poll() is None, f"nats-server ended: {self.said()[-2000:]}"
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                    assert connection.recv(4) == b"INFO"
+                    return
+            except OSError:
+                time.sleep(0.01)
+            assert time.monotonic() < deadline, f"nats-server does not answer: {self.said()[-2000:]}"
+
+    def kill(self) -> None:
+        """End it at once, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def said(self) -> str:
+        """Its log."""
+        path = self._directory / "log"
+        return path.read_text(errors="replace") if path.exists() else ""

@@ -1,0 +1,36 @@
+"""The table of sources is what the declarations say, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from receiver_runtime.sources.source_registry import KINDS
+
+FOLDER = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "sources"
+PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_is_what_the_declarations_say() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| \[`(\w+)`\]\(\S+\) \| ([^|]*?) \| ?(?:`(\w+)`)? ?\|", PAGE, re.MULTILINE)
+    assert {kind: (name, guarantee, extra or None) for kind, name, guarantee, extra in rows} == {
+        kind: (
+            source.__name__,
+            "the receiver's" if kind == "custom" else "; or ".join(one.words for one in source.guarantees()),
+            source.needs_extra,
+        )
+        for kind, source in KINDS.items()
+    }
+
+
+def test_its_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", PAGE)
+    assert len(links) > len(KINDS)
+    assert [link for link in links if not (FOLDER / link).is_file()] == []
+
+
+def test_every_page_on_a_source_is_linked() -> None:
+    pages = {path.name for path in FOLDER.glob("*.md")} - {"README.md"}
+    linked = {Path(link).name for link in re.findall(r"\]\(([^)#]+)\)", PAGE)}
+    # It is linked from the page on HTTP.
+    assert pages - linked <= {"opentelemetry-and-cloudevents.md"}

@@ -1,0 +1,473 @@
+"""The hand-over of records with keys, with everything real below it but the database."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from receiver_runtime.block_store.frame import SourceRule
+from receiver_runtime.block_store.segment import IntactFrame
+from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.receivers.keyed_hand_over import HandedOver, HandOverClosedError, KeyedHandOver, _cuts
+from receiver_runtime.records import RecordTypeError
+from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
+from tests.unit.receiver_runtime.support import MemoryBlockLog, eventually
+from tracker_store.blocks import AddOutcome, AddResult, NewBlock
+from tracker_store.errors import ReceiverFencedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    Submitted = tuple[Future[HandedOver], list[str], list[str | None]]
+
+DEADLINE = 30.0
+
+
+class KeyedBlockLog(MemoryBlockLog):
+    """As `add_block` has it: a key is in once, its block goes in with all of its keys or not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: set[str] = set()
+        self.asked: list[list[str]] = []
+        # Keys that another receiver brings between the comparison and the insert, once.
+        self.races: set[str] = set()
+        self.refusals = 0
+
+    def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
+        if not wait and self.away:
+            return set()
+        self.asked.append(list(keys))
+        return self.keys & set(keys)
+
+    def _add(self, receiver_id: int, group: list[NewBlock]) -> AddResult:
+        wanted = Counter(key for block in group for key in block.keys)
+        assert not [key for key, times in wanted.items() if times > 1], "a key twice in one call adds nothing, for ever"
+        chain = self.chains.get(receiver_id, [])
+        settled_or_fenced = all(block in chain for block in group) or receiver_id in self.fence
+        if not settled_or_fenced and (raced := self.races & wanted.keys()):
+            self.races -= raced
+            self.keys |= raced
+            raise sa.exc.IntegrityError("INSERT", {}, Exception("record_keys"))
+        if not settled_or_fenced and self.keys & wanted.keys():
+            self.refusals += 1
+            return AddResult(receiver_id, AddOutcome.DUPLICATE_KEYS, "some", self.steering(receiver_id))
+        result = super()._add(receiver_id, group)
+        if result.outcome is AddOutcome.ADDED:
+            self.keys |= wanted.keys()
+        return result
+
+
+def made(tmp_path: Path, log: KeyedBlockLog, **settings: Any) -> Any:  # noqa: ANN401  a context of a rig
+    return rig(tmp_path, HandReceiver(), log=log, keys=log, **settings)
+
+
+@pytest.fixture
+def log() -> KeyedBlockLog:
+    return KeyedBlockLog()
+
+
+@pytest.fixture
+def running(tmp_path: Path, log: KeyedBlockLog) -> Iterator[Rig]:
+    with made(tmp_path, log) as one:
+        yield one
+
+
+def answer(future: Future[HandedOver]) -> tuple[int, int]:
+    result = future.result(DEADLINE)
+    return result.added, result.duplicates
+
+
+def optimistic(hand_over: KeyedHandOver, log: KeyedBlockLog) -> None:
+    """Let so many blocks pass that keys are not asked for before."""
+    n = 0
+    while True:
+        before = len(log.asked)
+        assert answer(hand_over.submit(batch(f"warm {n}"), [f"warm {n}"])) == (1, 0)
+        n += 1
+        if len(log.asked) == before:
+            return
+
+
+def values(one: Rig) -> list[str]:
+    return [value for value in one.values() if not value.startswith("warm")]
+
+
+def test_what_is_answered_is_registered_with_its_keys(running: Rig, log: KeyedBlockLog) -> None:
+    hand_over = KeyedHandOver(running.supervisor)
+    seen: list[list[str]] = []
+    future = hand_over.submit(batch("a", "b", "c"), pa.array(["1", None, "3"]))
+    future.add_done_callback(lambda _: seen.append(running.values()))
+    assert answer(future) == (3, 0)
+    assert answer(hand_over.submit(batch("d"), None)) == (1, 0)
+    hand_over.close()
+    # Already in the callback.
+    assert seen == [["a", "b", "c"]]
+    assert running.values() == ["a", "b", "c", "d"]
+    assert log.keys == {"1", "3"}
+
+
+def test_known_keys_are_left_out_and_counted_and_the_rest_goes_in(running: Rig, log: KeyedBlockLog) -> None:
+    log.keys |= {"2", "4"}
+    hand_over = KeyedHandOver(running.supervisor)
+    assert answer(hand_over.submit(batch("a", "b", "c", "d"), ["1", "2", None, "4"])) == (2, 2)
+    assert answer(hand_over.submit(batch("e", "f"), ["1", "2"])) == (0, 2)
+    assert running.values() == ["a", "c"]
+
+
+def test_a_refusal_takes_those_under_way_along_and_all_go_in_without_the_known_rows(
+    running: Rig, log: KeyedBlockLog
+) -> None:
+    """Optimistic: the keys came to be known by another receiver, after they were asked for."""
+    hand_over = KeyedHandOver(running.supervisor)
+    optimistic(hand_over, log)
+    log.away = True
+    futures = [hand_over.submit(batch(f"x{n}", f"y{n}"), [f"x{n}", f"y{n}"]) for n in range(3)]
+    eventually(lambda: len(running.rows.paths) and log.calls[-1][-1].keys, "the first of them under way")
+    log.keys |= {"y0", "x2"}
+    log.away = False
+    assert [answer(future) for future in futures] == [(1, 1), (2, 0), (1, 1)]
+    assert values(running) == ["x0", "x1", "y1", "y2"]
+    assert log.refusals
+    # It goes on.
+    assert answer(hand_over.submit(batch("z"), ["z"])) == (1, 0)
+    running.stop()
+
+
+def test_a_key_that_comes_again_while_it_is_under_way_waits_for_the_first(running: Rig, log: KeyedBlockLog) -> None:
+    hand_over = KeyedHandOver(running.supervisor)
+    optimistic(hand_over, log)
+    log.away = True
+    first = hand_over.submit(batch("a"), ["k"])
+    eventually(lambda: log.calls[-1][-1].keys == ("k",), "the first under way")
+    again = hand_over.submit(batch("a"), ["k"])
+    eventually(lambda: hand_over._rows_waiting == 0, "the second taken")
+    assert not again.done()
+    log.away = False
+    assert answer(first) == (1, 0)
+    assert answer(again) == (0, 1)
+    assert values(running) == ["a"]
+
+
+def test_a_key_that_the_driver_log_has_forgotten_is_new(running: Rig, log: KeyedBlockLog) -> None:
+    hand_over = KeyedHandOver(running.supervisor)
+    assert answer(hand_over.submit(batch("a"), ["k"])) == (1, 0)
+    log.keys.clear()
+    assert answer(hand_over.submit(batch("b"), ["k"])) == (1, 0)
+    assert running.values() == ["a", "b"]
+
+
+def test_equal_keys_of_one_submit_stay_together_and_go_together(tmp_path: Path, log: KeyedBlockLog) -> None:
+    with made(tmp_path, log, max_block_bytes=1024) as one:
+        hand_over = KeyedHandOver(one.supervisor)
+        rows = [f"{n:0100d}" for n in range(60)]
+        assert answer(hand_over.submit(batch(*rows), ["one"] * 30 + [None] * 10 + ["two"] * 20)) == (60, 0)
+        blocks = [block for block in log.chain(1) if block.keys]
+        # Above the size, and the rows of a key in its block.
+        assert [(block.keys, block.records >= least) for block, least in zip(blocks, (30, 20), strict=True)] == [
+            (("one",), True),
+            (("two",), True),
+        ]
+        assert answer(hand_over.submit(batch(*rows), ["one"] * 30 + [None] * 10 + ["two"] * 20)) == (10, 50)
+        assert one.values() == rows + rows[30:40]
+
+
+def test_blocks_are_of_a_bounded_size_and_a_row_that_is_larger_goes_alone(tmp_path: Path, log: KeyedBlockLog) -> None:
+    with made(tmp_path, log, max_block_bytes=2048) as one:
+        hand_over = KeyedHandOver(one.supervisor)
+        rows = ["x" * 100] * 100 + ["y" * 10_000] + ["z" * 100] * 100
+        assert answer(hand_over.submit(batch(*rows), [str(n) for n in range(201)])) == (201, 0)
+        assert one.values() == rows
+        assert sorted(log.keys) == sorted(str(n) for n in range(201))
+        assert max(block.records for block in log.chain(1)) < 25
+
+
+def test_submits_that_come_together_share_a_block(running: Rig, log: KeyedBlockLog) -> None:
+    hand_over = KeyedHandOver(running.supervisor)
+    log.away = True
+    futures = [hand_over.submit(batch(str(n)), [str(n)]) for n in range(500)]
+    log.away = False
+    assert [answer(future) for future in futures] == [(1, 0)] * 500
+    assert len(log.chain(1)) < 50
+    assert running.values() == [str(n) for n in range(500)]
+
+
+def test_a_submit_waits_while_too_much_is_not_answered(running: Rig, log: KeyedBlockLog) -> None:
+    hand_over = KeyedHandOver(running.supervisor, most_in_flight=3)
+    log.away = True
+    for n in range(3):
+        hand_over.submit(batch(str(n)), None)
+    assert hand_over.submit_if_free(batch("no"), None) is None
+    taken: list[Future[HandedOver]] = []
+    thread, errors = in_thread(lambda: taken.append(hand_over.submit(batch("3"), None)))
+    thread.join(0.1)
+    assert thread.is_alive()
+    log.away = False
+    thread.join(DEADLINE)
+    assert not errors
+    assert answer(taken[0]) == (1, 0)
+    assert running.values() == ["0", "1", "2", "3"]
+
+
+def test_bytes_are_bounded_and_one_that_is_larger_than_all_goes_by_itself(running: Rig, log: KeyedBlockLog) -> None:
+    hand_over = KeyedHandOver(running.supervisor, most_bytes=1000)
+    log.away = True
+    large = hand_over.submit(batch("x" * 5000), None)
+    assert hand_over.submit_if_free(batch("y"), None) is None
+    log.away = False
+    assert answer(large) == (1, 0)
+    eventually(lambda: hand_over.in_flight == 0, "room")
+    small = hand_over.submit_if_free(batch("y"), None)
+    assert small is not None
+    assert answer(small) == (1, 0)
+
+
+def test_a_lost_answer_and_a_race_are_found_out(running: Rig, log: KeyedBlockLog) -> None:
+    hand_over = KeyedHandOver(running.supervisor)
+    log.away = True
+    # Not asked for before it is stored, where nobody answers.
+    early = hand_over.submit(batch("early"), ["early"])
+    eventually(lambda: log.calls and log.calls[-1][-1].keys == ("early",), "a stored block")
+    log.away = False
+    assert answer(early) == (1, 0)
+    optimistic(hand_over, log)
+    log.lose_answers = 1
+    assert answer(hand_over.submit(batch("a"), ["a"])) == (1, 0)
+    log.races = {"b"}
+    assert answer(hand_over.submit(batch("b", "c"), ["b", "c"])) == (1, 1)
+    assert values(running) == ["early", "a", "c"]
+
+
+def test_fenced_nobody_is_acknowledged_and_nothing_more_is_taken(running: Rig, log: KeyedBlockLog) -> None:
+    hand_over = KeyedHandOver(running.supervisor)
+    assert answer(hand_over.submit(batch("a"), ["a"])) == (1, 0)
+    log.away = True
+    futures = [hand_over.submit(batch(str(n)), [str(n)]) for n in range(5)]
+    log.fence.add(1)
+    log.away = False
+    for future in futures:
+        with pytest.raises(ReceiverFencedError):
+            future.result(DEADLINE)
+    with pytest.raises(ReceiverFencedError):
+        hand_over.submit(batch("b"), ["b"])
+    assert running.end().exit_code is ExitCode.FENCED
+    hand_over.close()
+    assert running.values() == ["a"]
+
+
+def test_what_fails_in_between_is_told_to_everybody_who_waits(running: Rig, log: KeyedBlockLog) -> None:
+    hand_over = KeyedHandOver(running.supervisor)
+    log.away = True
+    log.known_keys = no_keys  # type: ignore[method-assign]
+    futures = [hand_over.submit(batch("a"), None), hand_over.submit(batch("b"), ["b"])]
+    for future in futures[1:]:
+        with pytest.raises(ConnectionError, match="for good"):
+            future.result(DEADLINE)
+    log.away = False
+    with pytest.raises(ConnectionError, match="for good"):
+        hand_over.submit(batch("c"), None)
+    hand_over.close()
+    wait(futures, DEADLINE)
+
+
+def no_keys(keys: Sequence[str], *, wait: bool = True) -> set[str]:
+    assert not wait
+    raise ConnectionError(f"away for good, {len(keys)} keys")
+
+
+def test_a_stop_drains_and_then_nothing_is_taken(tmp_path: Path, log: KeyedBlockLog) -> None:
+    receiver = HandReceiver()
+    with rig(tmp_path, receiver, log=log, keys=log, receiver_stop_timeout=0.3) as one:
+        eventually(lambda: receiver.starts, "the start")
+        hand_over = KeyedHandOver(one.supervisor)
+        receiver.on_stopping = hand_over.close
+        log.away = True
+        futures = [hand_over.submit(batch(str(n)), [str(n)]) for n in range(50)]
+        one.supervisor.stop("the test says so")
+        # Longer than an on_stop may take by itself: it waits for the driver log.
+        assert one.supervisor.await_termination(0.8) is None
+        log.away = False
+        assert one.end().drained
+        assert not [message for _, message, _ in one.reporter.events if "on_stop" in message]
+        assert [answer(future) for future in futures] == [(1, 0)] * 50
+        assert one.values() == [str(n) for n in range(50)]
+        with pytest.raises(HandOverClosedError):
+            hand_over.submit(batch("late"), None)
+
+
+def test_what_does_not_fit_is_refused_at_once_and_nothing_is_taken(running: Rig) -> None:
+    hand_over = KeyedHandOver(running.supervisor)
+    with pytest.raises(RecordTypeError):
+        hand_over.submit(pa.record_batch([pa.array([1])], names=["value"]), None)
+    with pytest.raises(ValueError, match="2 keys for 1 rows"):
+        hand_over.submit(batch("a"), ["1", "2"])
+    assert hand_over.in_flight == 0
+    assert answer(hand_over.submit(batch(), None)) == (0, 0)
+    assert running.values() == []
+
+
+def test_keys_that_the_driver_log_could_not_hold_are_known_by_their_digests(running: Rig, log: KeyedBlockLog) -> None:
+    hand_over = KeyedHandOver(running.supervisor)
+    odd = ["nul \0 in it", "ü" * 5000, ""]
+    assert answer(hand_over.submit(batch("a", "b", "c"), odd)) == (3, 0)
+    assert answer(hand_over.submit(batch("a", "b", "c"), odd)) == (0, 3)
+    assert all("\0" not in key and len(key) < 600 for key in log.keys)
+
+
+def test_blocks_without_keys_are_never_refused_along_with_those_that_have_them(
+    running: Rig, log: KeyedBlockLog
+) -> None:
+    """A sender that was answered before its record was registered does not bring it again."""
+    hand_over = KeyedHandOver(running.supervisor)
+    optimistic(hand_over, log)
+    lock = threading.Lock()
+    plain: list[str] = []
+
+    def push_plain() -> None:
+        for n in range(200):
+            running.supervisor.push_single(f"plain {n}", None)
+            with lock:
+                plain.append(f"plain {n}")
+
+    thread, errors = in_thread(push_plain)
+    futures = []
+    for n in range(100):
+        futures.append(hand_over.submit(batch(f"k{n}"), [f"k{n}"]))
+        if n % 3 == 0:
+            log.keys.add(f"k{n + 1}")
+        log.races.add(f"k{n + 2}")
+    for future in futures:
+        future.result(DEADLINE)
+    thread.join(DEADLINE)
+    running.stop()
+    assert not errors
+    found = values(running)
+    assert [value for value in found if value.startswith("plain")] == plain
+    kinds = [
+        {frame.header.source_rule for frame in running.store.scan(path) if isinstance(frame, IntactFrame)}
+        for path in running.rows.paths.values()
+    ]
+    assert set().union(*kinds) == {SourceRule.SENT_AGAIN, SourceRule.NOT_SENT_AGAIN}
+
+
+def test_a_disk_that_is_full_is_waited_for(running: Rig, log: KeyedBlockLog) -> None:
+    hand_over = KeyedHandOver(running.supervisor)
+    running.files.write_faults = ["error"] * 4
+    assert answer(hand_over.submit(batch("a"), ["a"])) == (1, 0)
+    assert running.values() == ["a"]
+    assert any("could not be stored" in message for _, message, _ in running.reporter.events)
+
+
+def test_a_rate_limit_holds_and_is_paid_once(tmp_path: Path, log: KeyedBlockLog) -> None:
+    with made(tmp_path, log, receiver_max_rate=1000) as one:
+        hand_over = KeyedHandOver(one.supervisor)
+        future = hand_over.submit(batch(*map(str, range(300))), list(map(str, range(300))))
+        assert answer(future) == (300, 0)
+        # A tenth of a second's worth at once.
+        assert max(block.records for block in log.chain(1)) <= 100
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", None]), max_size=30))
+@settings(deadline=None)
+def test_no_cut_parts_a_key(keys: list[str | None]) -> None:
+    cuts = _cuts(pa.array(keys, pa.string()))
+    for cut in range(1, len(keys)) if cuts is None else cuts:
+        assert not {key for key in keys[:cut] if key} & {key for key in keys[cut:] if key}
+    if cuts:
+        assert cuts[-1] == len(keys)
+        missing = set(range(1, len(keys))) - set(cuts)
+        assert all({key for key in keys[:cut] if key} & {key for key in keys[cut:] if key} for cut in missing)
+
+
+class Trouble:
+    """What may go wrong at the driver log, and what others bring to it."""
+
+    def __init__(self, log: KeyedBlockLog, chance: random.Random) -> None:
+        self._log = log
+        self._chance = chance
+        #: Keys that came to the log by others.
+        self.elsewhere: set[str] = set()
+
+    def key(self) -> str:
+        return f"k{self._chance.randrange(300)}"
+
+    def make(self) -> None:
+        chosen = self._chance.randrange(12)
+        self._log.away = chosen == 0
+        if chosen == 1:
+            self._log.lose_answers = 1
+        elif chosen == 2:
+            self._log.say_again = 1
+        elif chosen in (3, 4):
+            with self._log._lock:
+                fresh = {self.key() for _ in range(8)} - self._log.keys
+                if chosen == 3:
+                    self._log.keys |= fresh
+                    self.elsewhere |= fresh
+                else:
+                    self._log.races |= fresh
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_model(tmp_path: Path, seed: int) -> None:
+    """Many submits, of keys that come again, and that other receivers bring too.
+
+    However answers are lost and keys race: a key's rows are in the blocks once and by one submit, or in another
+    receiver's; a row without a key is there as often as it was handed over; submits are answered in order.
+    """
+    chance = random.Random(seed)
+    log = KeyedBlockLog()
+    trouble = Trouble(log, chance)
+    with made(tmp_path, log, max_block_bytes=1024) as one:
+        hand_over = KeyedHandOver(one.supervisor, most_in_flight=20)
+        submits: list[Submitted] = []
+        order: list[int] = []
+        for number in range(150):
+            trouble.make()
+            if hand_over.in_flight >= 20:
+                log.away = False
+            keys = [chance.choice([None, trouble.key(), f"k{number % 300}"]) for _ in range(chance.randrange(12))]
+            rows = [f"{number}/{row}/{key}" for row, key in enumerate(keys)]
+            future = hand_over.submit(batch(*rows), keys)
+            future.add_done_callback(partial(noted, order, number))
+            submits.append((future, rows, keys))
+        log.away = False
+        wait([future for future, _, _ in submits], DEADLINE)
+        hand_over.close()
+        one.stop()
+        assert order == list(range(150))
+        check_model(submits, Counter(one.values()), log.keys, trouble.elsewhere)
+
+
+def noted(order: list[int], number: int, _: object) -> None:
+    order.append(number)
+
+
+def check_model(submits: Sequence[Submitted], stored: Counter[str], known: set[str], elsewhere: set[str]) -> None:
+    assert max(stored.values()) == 1
+    by_key: dict[str, set[int]] = {}
+    for number, (future, rows, keys) in enumerate(submits):
+        result = future.result(0)
+        assert result.added == sum(stored[row] for row in rows)
+        assert result.added + result.duplicates == len(rows)
+        for row, key in zip(rows, keys, strict=True):
+            if key is None:
+                assert stored[row] == 1
+            elif stored[row]:
+                by_key.setdefault(key, set()).add(number)
+                assert all(stored[other] for other, its in zip(rows, keys, strict=True) if its == key)
+    assert all(len(numbers) == 1 for numbers in by_key.values())
+    assert not by_key.keys() & elsewhere
+    # What was left out is there by another.
+    assert {key for _, _, keys in submits for key in keys if key is not None} <= known

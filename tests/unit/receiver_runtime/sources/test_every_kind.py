@@ -1,0 +1,167 @@
+"""What holds for every kind of source, also for the next one: it is declared, made, shared out and listed alike."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+import forebay.cli.sources
+from forebay import Stream
+from forebay.cli.main import app
+from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.records import schema_of
+from receiver_runtime.sources.source_registry import KINDS, parse_source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).parents[4]
+#: The least that each kind is declared with, for several receivers.
+LEAST: Mapping[str, Mapping[str, Any]] = {
+    "amqp": {"host": "b", "queues": ["q"]},
+    "custom": {"receiver": "package.module:Class"},
+    "file_lines": {"path": "/in", "shared": True},
+    "followed_files": {"path": "/in", "shared": True},
+    "http": {"listen": "0.0.0.0:8080"},
+    "kafka": {"bootstrap_servers": "b:9092", "topics": ["t"], "group": "g"},
+    "mqtt": {"host": "b", "topics": ["t"], "client_id": "c", "group": "g"},
+    "nats_jetstream": {"servers": "b:4222", "stream": "s", "durable": "d"},
+    "raw_socket": {"listen": "0.0.0.0:9998"},
+    "redis_streams": {"host": "b", "streams": ["s"], "group": "g"},
+    "socket_text": {"listen": "0.0.0.0:9999"},
+    "syslog": {"listen": "0.0.0.0:5514"},
+    "whole_files": {"path": "/in", "shared": True},
+}
+#: What each extra brings, by the names that are imported.
+CLIENTS = {
+    "amqp": "pika",
+    "kafka": "confluent_kafka",
+    "mqtt": "paho",
+    "nats": "nats",
+    "otlp": "opentelemetry",
+    "redis": "redis",
+}
+OWN = sorted(set(KINDS) - {"custom"})
+WITH_EXTRA = sorted(kind for kind, source in KINDS.items() if source.needs_extra is not None)
+
+# As if nothing of them were installed: a module that is None in sys.modules can't be imported.
+_BLOCKED = f"import sys\nfor name in {sorted(CLIENTS.values())!r}: sys.modules[name] = None\n"
+_IMPORT_ALL = (
+    _BLOCKED
+    + """
+import importlib, pkgutil
+for package in ("tracker_store", "receiver_runtime", "orchestration", "forebay"):
+    for found in pkgutil.walk_packages([package], package + "."):
+        if not found.name.startswith("receiver_runtime.receivers.") and not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+sources = sys.modules["forebay.sources"]
+print(*(getattr(sources, name).__name__ for name in sources.__all__))
+"""
+)
+_MAKE = (
+    _BLOCKED
+    + """
+import json
+from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.sources.base import SourceError
+from receiver_runtime.sources.source_registry import parse_source
+said = {}
+for kind, fields in json.loads(sys.argv[1]).items():
+    try:
+        make_receiver(parse_source({"kind": kind, **fields}))
+        said[kind] = None
+    except SourceError as error:
+        said[kind] = str(error)
+print(json.dumps(said))
+"""
+)
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
+    )
+
+
+def test_each_kind_is_here() -> None:
+    assert set(LEAST) == set(KINDS)
+    assert {source.needs_extra for source in KINDS.values()} - {None} == set(CLIENTS) - {"otlp"}
+
+
+def test_no_package_but_the_receivers_and_no_declaration_needs_a_brokers_client() -> None:
+    done = run(_IMPORT_ALL)
+    assert done.returncode == 0, done.stderr
+    assert {source.__name__ for source in KINDS.values()} <= set(done.stdout.split())
+
+
+def test_the_block_blocks() -> None:
+    assert "ModuleNotFoundError" in run(_BLOCKED + "import paho.mqtt.client").stderr
+
+
+@pytest.fixture(scope="module")
+def said_without_clients() -> dict[str, str | None]:
+    """What comes of making each kind's receiver where no client is installed."""
+    done = run(_MAKE, json.dumps({kind: dict(LEAST[kind]) for kind in OWN}))
+    assert done.returncode == 0, done.stderr
+    said: dict[str, str | None] = json.loads(done.stdout)
+    return said
+
+
+@pytest.mark.parametrize("kind", WITH_EXTRA)
+def test_a_missing_extra_is_one_sentence_that_names_it(kind: str, said_without_clients: dict[str, str | None]) -> None:
+    said = said_without_clients[kind]
+    assert said is not None
+    assert "\n" not in said
+    assert said.startswith(f"{kind}: the package ")
+    assert f"is not installed here: run `pip install 'forebay[{KINDS[kind].needs_extra}]'` where the agent runs" in said
+
+
+@pytest.mark.parametrize("kind", sorted(set(OWN) - set(WITH_EXTRA)))
+def test_who_needs_no_extra_is_made_without_one(kind: str, said_without_clients: dict[str, str | None]) -> None:
+    assert said_without_clients[kind] is None
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_declaration_makes_as_many_receivers_as_are_asked_for(kind: str) -> None:
+    source = parse_source({"kind": kind, **LEAST[kind]})
+    first, second = make_receiver(source), make_receiver(source)
+    assert first is not second
+    assert first.record_schema.equals(second.record_schema)
+    if KINDS[kind].columns:
+        assert first.record_schema.equals(schema_of(KINDS[kind].columns))
+
+
+@pytest.mark.parametrize("kind", sorted(LEAST))
+def test_several_receivers_and_one_per_host_can_be_declared(kind: str) -> None:
+    source = parse_source({"kind": kind, **LEAST[kind]})
+    for receivers in (1, 3, "per_host"):
+        declared = Stream("s", source, receivers=receivers).declaration()
+        assert declared["receivers"] == receivers
+        assert parse_source(declared["source"]) == source
+
+
+def test_the_command_lists_kinds_columns_guarantees_and_extras() -> None:
+    answer = CliRunner().invoke(app, ["sources", "--json"])
+    assert answer.exit_code == 0, answer.output
+    listed = {found["kind"]: found for found in json.loads(answer.stdout)["sources"] if found["receiver"] is None}
+    assert set(listed) == set(KINDS)
+    for kind, source in KINDS.items():
+        assert listed[kind]["columns"] == dict(source.columns)
+        assert listed[kind]["extra"] == source.needs_extra
+        assert listed[kind]["installed"] is True
+        if kind != "custom":
+            assert listed[kind]["guarantees"] == [guarantee.words for guarantee in source.guarantees()]
+
+
+def test_the_command_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forebay.cli.sources, "_has", lambda package: package != "paho-mqtt")
+    monkeypatch.setenv("COLUMNS", "250")
+    lines = CliRunner().invoke(app, ["sources"]).stdout.splitlines()
+    assert [line for line in lines if "mqtt: not installed" in line]
+    assert [line for line in lines if "kafka: installed" in line]

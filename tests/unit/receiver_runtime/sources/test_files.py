@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from receiver_runtime.sources.base import Guarantee, SourceError, SourceRule
+from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
+from receiver_runtime.sources.secret import EnvVar, SecretError
+from receiver_runtime.sources.source_registry import parse_source
+
+S3 = {"access_key": EnvVar("KEY"), "secret_key": "env:SECRET", "endpoint_override": "127.0.0.1:9000", "scheme": "http"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        FollowedFiles(path="/var/log/*.log*", exclude=("*.swp",), complete_after="5s", start="latest", shared=True),
+        FileLines(path="/srv/in", pattern="*.csv", min_age="1m", changed="read", max_age="30d"),
+        WholeFiles(path="s3://bucket/in", max_record_bytes="64MiB", options=S3),
+    ],
+    ids=lambda source: source.kind,
+)
+def test_a_declaration_comes_back_from_its_json(source: FollowedFiles | FileLines | WholeFiles) -> None:
+    again = parse_source(source.model_dump(mode="json"))
+    assert again == source
+    assert again.source_rule is SourceRule.OFFSETS
+    assert again.guarantees() == (Guarantee.EXACTLY_ONCE,)
+    assert not again.is_listener
+    assert again.address == source.path
+
+
+@pytest.mark.parametrize(
+    ("declaration", "says"),
+    [
+        ({"kind": "followed_files", "path": "logs/*.log"}, "no absolute path: begin it with '/'"),
+        ({"kind": "followed_files", "path": "/a", "encoding": "utf-16"}, "encoding"),
+        ({"kind": "followed_files", "path": "/a", "complete_after": "soon"}, "'soon' is no duration"),
+        ({"kind": "file_lines", "path": "in"}, "begin it with '/', or 's3://'"),
+        ({"kind": "file_lines", "path": "ftp://host/in"}, "give a directory, or one of s3, gs, abfs"),
+        ({"kind": "file_lines", "path": "s3://k:s@bucket/in"}, "put the rest into options, secrets by reference"),
+        ({"kind": "file_lines", "path": "s3://b/in", "options": {"secret": "x"}}, "options: secret is not known: use"),
+        ({"kind": "whole_files", "path": "/in", "options": {"region": "eu"}}, "options are for s3://"),
+        ({"kind": "whole_files", "path": "/in", "encoding": "utf-8"}, "whole_files has no such field"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_way_out(declaration: dict[str, Any], says: str) -> None:
+    with pytest.raises(SourceError) as raised:
+        parse_source(declaration)
+    assert says in str(raised.value)
+
+
+def test_a_secret_is_never_a_literal() -> None:
+    with pytest.raises(SourceError) as raised:
+        parse_source({"kind": "file_lines", "path": "s3://b/in", "options": {"secret_key": "hunter2"}})
+    assert "hunter2" not in str(raised.value)
+
+
+def test_secrets_are_read_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = WholeFiles(path="s3://bucket/in", options=S3)
+    with pytest.raises(SecretError):
+        source.resolved_options()
+    monkeypatch.setenv("KEY", "me")
+    monkeypatch.setenv("SECRET", "hush")
+    assert source.resolved_options() == {
+        "access_key": "me",
+        "secret_key": "hush",
+        "endpoint_override": "127.0.0.1:9000",
+        "scheme": "http",
+    }
+    assert "hush" not in repr(source)
+
+
+def test_declaring_loads_no_pyarrow() -> None:
+    program = "import sys, receiver_runtime.sources.files; assert 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from forebay.cli.main import app
+from receiver_runtime.sources.base import Guarantee, SourceRule
+from receiver_runtime.sources.custom import CustomSource
+from receiver_runtime.sources.kafka import Kafka
+from receiver_runtime.sources.source_registry import KINDS
+
+# What a sender does after a crash has to fit what is said to hold.
+FITTING = {
+    SourceRule.NOT_SENT_AGAIN: {Guarantee.AT_MOST_ONCE},
+    SourceRule.SENT_AGAIN: {Guarantee.AT_LEAST_ONCE, Guarantee.AT_LEAST_ONCE_DEDUPLICATED},
+    SourceRule.OFFSETS: {Guarantee.EXACTLY_ONCE},
+}
+
+
+def test_each_kind_says_what_it_guarantees_and_its_rule_fits() -> None:
+    for kind, source in KINDS.items():
+        # HTTP's blocks that are acknowledged once they are registered have a rule of their own (``push_keyed``).
+        if kind != "http":
+            assert set(source.guarantees()) & FITTING[source.source_rule], kind
+
+
+def test_kafka_guarantees_what_its_declaration_says() -> None:
+    assert Kafka.guarantees() == (Guarantee.EXACTLY_ONCE, Guarantee.AT_MOST_ONCE)
+    strict = Kafka(bootstrap_servers="a:1", topics="t", group="g")
+    assert Guarantee(strict.guarantee) is Guarantee.EXACTLY_ONCE
+    loose = Kafka(bootstrap_servers="a:1", topics="t", group="g", guarantee="at_most_once")
+    assert Guarantee(loose.guarantee) is Guarantee.AT_MOST_ONCE
+
+
+def test_forebay_sources_shows_the_guarantees_in_words() -> None:
+    done = CliRunner().invoke(app, ["sources", "--json"])
+    assert done.exit_code == 0, done.output
+    shown = {kind["kind"]: kind for kind in json.loads(done.output)["sources"] if kind["receiver"] is None}
+    assert shown.keys() == KINDS.keys()
+    assert shown["kafka"]["guarantee"] == "exactly once"
+    assert shown["kafka"]["guarantees"] == ["exactly once", "at most once"]
+    for kind in ("socket_text", "raw_socket"):
+        assert shown[kind]["guarantees"] == ["at most once"]
+    # The class's own.
+    assert shown["custom"]["guarantee"] is None
+    assert CustomSource.guarantee is Guarantee.AT_MOST_ONCE
+    assert Guarantee.AT_LEAST_ONCE_DEDUPLICATED.words == "at least once, deduplicated"
+
+
+def test_forebay_sources_shows_them_to_people() -> None:
+    done = CliRunner().invoke(app, ["sources"], env={"COLUMNS": "400"})
+    lines = {line.split()[0]: line for line in done.output.splitlines() if line.strip()}
+    assert "exactly once; or at most once" in lines["kafka"]
+    assert "at most once" in lines["socket_text"]
+    assert "the receiver's" in lines["custom"]

@@ -1,0 +1,40 @@
+"""A signal is heard whichever thread the kernel gives it to, also while the main thread waits for a lock."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from receiver_runtime.receiver_process import _Watcher
+
+
+def test_a_signal_on_another_thread_is_heard_while_the_main_thread_waits() -> None:
+    heard: list[str] = []
+    waiting = threading.Lock()
+    waiting.acquire()
+
+    def stop(reason: str) -> None:
+        heard.append(reason)
+        if heard == [reason]:
+            waiting.release()
+
+    def send() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        if not done.wait(20):
+            # It was not: the main thread is to go on all the same.
+            heard.append("nothing")
+            waiting.release()
+
+    done = threading.Event()
+    before = signal.getsignal(signal.SIGTERM)
+    watcher = _Watcher(stop, lambda _: None, parent_pipe=None)
+    watcher.start()
+    sender = threading.Thread(target=send)
+    sender.start()
+    # Without a time-out, as the process waits for its receivers.
+    waiting.acquire()
+    done.set()
+    sender.join()
+    watcher.stop()
+    assert heard == ["SIGTERM"]
+    assert signal.getsignal(signal.SIGTERM) is before
