@@ -46,7 +46,7 @@ class Load:
 _LOADS = (
     Load("1 record a request, 200 connections", 200, 1),
     Load("1 record a request, with keys", 200, 1, keys=True),
-    Load("1,000 lines a request, 8 connections", 8, 1000),
+    Load("1,000 lines a request, 64 connections", 64, 1000),
 )
 
 

@@ -82,7 +82,13 @@ class Received:
 def bare_loop(broker: KafkaBroker, records: int, number: int) -> Received:
     """The client alone, in this process."""
     consumer = Consumer(
-        {"bootstrap.servers": broker.address, "group.id": f"bare-{number}", "auto.offset.reset": "earliest"}
+        {
+            "bootstrap.servers": broker.address,
+            "group.id": f"bare-{number}",
+            "auto.offset.reset": "earliest",
+            # As our receiver has it: by default the client waits for a second whenever its queue is full.
+            "fetch.queue.backoff.ms": 10,
+        }
     )
     consumer.subscribe([_TOPIC])
     first, got = 0.0, 0

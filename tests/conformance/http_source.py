@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from tests.conformance.source_rig import SourceRig
 
-# A receiver that is paused answers nothing: its senders turn elsewhere. Not soon, for what is sent again while it was only
-# slow makes its receiver look up keys before it stores anything, which it then can't without the driver log.
+# A receiver that is paused answers nothing: its senders turn elsewhere. Not soon: what is sent again while it was only
+# slow makes its receiver look keys up before it stores, and so it would store nothing without the driver log.
 _ANSWER_SECONDS = 5.0
 _RECORDS_A_REQUEST = 5
 _SENDERS = 12

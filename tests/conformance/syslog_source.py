@@ -122,6 +122,9 @@ class SyslogSender:
         with self._lock:
             if self._queue or any(connection.out for connection in self._open.values()):
                 return False
+            if not any(connection.is_alive() for connection in self._open.values()):
+                # Nothing may be left to send; but who was started last has not begun.
+                return False
             sure = [message for one in self._connections if not one.lossy for message in one.messages]
         if rig.registered() < len(sure):
             return False

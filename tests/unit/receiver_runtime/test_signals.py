@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
 
 from receiver_runtime.receiver_process import _Watcher
+
+_LOOKS = 20
+
+
+def _main_thread_sleeps() -> bool:
+    status = Path(f"/proc/self/task/{threading.main_thread().native_id}/status").read_text(encoding="ascii")
+    return "State:\tS" in status
 
 
 def test_a_signal_on_another_thread_is_heard_while_the_main_thread_waits() -> None:
@@ -19,6 +27,10 @@ def test_a_signal_on_another_thread_is_heard_while_the_main_thread_waits() -> No
             waiting.release()
 
     def send() -> None:
+        asleep = 0
+        while asleep < _LOOKS:
+            asleep = asleep + 1 if _main_thread_sleeps() else 0
+            done.wait(0.005)
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         if not done.wait(20):
             # It was not: the main thread is to go on all the same.
