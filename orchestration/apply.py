@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestration.pipeline import PER_HOST
 from tracker_store import pipelines as store
-from tracker_store.errors import StrandingChangeError
+from tracker_store.errors import SharedPlaceError, StrandingChangeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     import sqlalchemy as sa
 
@@ -79,7 +79,10 @@ def is_applied(connection: sa.Connection, pipeline: Pipeline) -> bool:
 
 
 def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Change]:
-    """Write the declarations; returns what was changed. Raises StrandingChangeError before writing anything."""
+    """Write the declarations; returns what was changed.
+
+    Raises StrandingChangeError or SharedPlaceError before writing anything.
+    """
     pipelines = list(pipelines)
     changes = difference(connection, pipelines)
     applied = {row.name: row for row in store.list_streams(connection)}
@@ -87,6 +90,7 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
     for pipeline in pipelines:
         if pipeline.name in before:
             _refuse_to_strand(connection, pipeline, before[pipeline.name], applied)
+    _refuse_to_share(pipelines, before)
     stream_ids = {
         stream.name: store.apply_stream(
             connection,
@@ -110,6 +114,31 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
         if pipeline.name not in before and pipeline.start == "latest":
             store.start_at_latest(connection, pipeline_id)
     return changes
+
+
+def _refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.PipelineRow]) -> None:
+    """A directory, or a prefix of objects, is one output's: batches are replaced there by their time alone."""
+    declared = {pipeline.name for pipeline in pipelines}
+    outputs = [
+        (row.name, name, output)
+        for row in before.values()
+        if row.name not in declared
+        for name, output in (row.declaration.get("outputs") or {}).items()
+    ]
+    outputs += [(p.name, name, output) for p in pipelines for name, output in p.declaration()["outputs"].items()]
+    owners: dict[str, tuple[str, str]] = {}
+    for pipeline, name, output in outputs:
+        place = output["sink"].get("path")
+        if place is None:
+            continue
+        owner = owners.setdefault(place, (pipeline, name))
+        if owner == (pipeline, name) or pipeline not in declared:
+            continue
+        gone = "" if owner[0] in declared else f" (if that is no more: `forebay pipelines remove {owner[0]}`)"
+        raise SharedPlaceError(
+            f"output {name!r} of pipeline {pipeline!r} writes to {place!r}, as output {owner[1]!r} of pipeline "
+            f"{owner[0]!r} does{gone}"
+        )
 
 
 def _refuse_to_strand(

@@ -7,15 +7,15 @@ and batches whose last attempt failed. It asks the target, and changes nothing t
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestration.spark.sinks.sink import OutputAttempt, SinkError
+from orchestration.spark.sinks.sink import OutputAttempt
 from tracker_store import batches, outputs
 from tracker_store.engine import connect
-from tracker_store.errors import DriverLogError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 # After its end an attempt is asked after for so long: its process may have been taken for dead, and commit then.
 FOLLOWED_FOR = timedelta(hours=1)
+# Once a day it is asked after for so long: the target, or Dagster, may have been away for all of that hour.
+FOLLOWED_LATER_FOR = timedelta(days=7)
 MOST_FOLLOWED = 1000
+# Targets that don't answer must not hold up what comes after them: the rest is asked the next time.
+MOST_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
 
@@ -38,22 +42,33 @@ def followed_outputs(pipeline: Pipeline) -> list[Output]:
 
 
 def to_follow(
-    connection: sa.Connection, pipeline_id: int, outputs_: Sequence[Output], *, limit: int = MOST_FOLLOWED
+    connection: sa.Connection,
+    pipeline_id: int,
+    outputs_: Sequence[Output],
+    *,
+    within: timedelta = FOLLOWED_FOR,
+    limit: int = MOST_FOLLOWED,
 ) -> list[tuple[str, datetime]]:
-    """Outputs of batches whose target may have committed what no row says. No locks."""
+    """Outputs of batches whose target may have committed what no row says, newest attempt first. No locks."""
     names = [output.name for output in outputs_]
-    return outputs.commits_to_follow(connection, pipeline_id, names, within=FOLLOWED_FOR, limit=limit)
+    return outputs.commits_to_follow(connection, pipeline_id, names, within=within, limit=limit)
 
 
-def follow_targets(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int) -> int:
+def follow_targets(
+    engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_seconds: float = MOST_SECONDS
+) -> int:
     """Ask the targets, and write the rows that are missing; returns how many. What fails is said, and left."""
     by_name = {output.name: output for output in followed_outputs(pipeline)}
     if not by_name:
         return 0
+    give_up_at = time.monotonic() + most_seconds
     with connect(engine) as connection:
-        left = to_follow(connection, pipeline_id, list(by_name.values()))
+        left = to_follow(connection, pipeline_id, list(by_name.values()), within=FOLLOWED_LATER_FOR)
     followed = 0
     for name, batch_time in left:
+        if time.monotonic() > give_up_at:
+            log.warning("asked targets for long enough, the rest comes later", pipeline=pipeline.name)
+            break
         about = {"pipeline": pipeline.name, "output": name, "batch_time": batch_time.isoformat()}
         try:
             with connect(engine) as connection:
@@ -73,7 +88,7 @@ def follow_targets(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int) -> i
                     location=found.written.location,
                     rows=found.written.rows,
                 )
-        except (DriverLogError, SinkError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  a target's client raises what it likes
             log.warning("could not ask an output's target what it has", error=str(error), **about)
             continue
         if wrote:

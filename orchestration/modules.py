@@ -6,6 +6,8 @@ import importlib
 import sys
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from orchestration.pipeline import DeclarationError, Pipeline
 
 
@@ -30,8 +32,8 @@ def load_pipelines(module_name: str) -> list[Pipeline]:
     except ModuleNotFoundError as error:
         message = f"module {module_name!r} can't be imported from {search}: {error}"
         raise PipelineModuleError(message) from error
-    except DeclarationError as error:
-        message = f"module {module_name!r}: {error}"
+    except (DeclarationError, ValidationError) as error:
+        message = f"module {module_name!r}: {_said(error)}"
         raise PipelineModuleError(message) from error
     found: dict[str, Pipeline] = {}
     for value in vars(module).values():
@@ -46,3 +48,14 @@ def load_pipelines(module_name: str) -> list[Pipeline]:
         message = f"module {module_name!r} declares no Pipeline at its top level"
         raise PipelineModuleError(message)
     return [found[name] for name in sorted(found)]
+
+
+def _said(error: DeclarationError | ValidationError) -> str:
+    """Of a source's fields, without the values that pydantic would show: one may be a secret."""
+    if isinstance(error, DeclarationError):
+        return str(error)
+    wrong = [
+        ": ".join([*map(str, found["loc"]), found["msg"].removeprefix("Value error, ")])
+        for found in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    return f"{error.title}: {'; '.join(wrong)}"

@@ -97,5 +97,9 @@ class ReaderStreamError(DriverLogError):
     """A named reader belongs to one stream: give the query another reader's name, or remove it: `forebay readers`."""
 
 
+class SharedPlaceError(DriverLogError):
+    """Each would replace the other's batches there: give every output a path of its own."""
+
+
 class StrandingChangeError(DriverLogError):
     """This change would leave blocks that nothing reads: stop the source, let the batches finish, apply again."""

@@ -116,7 +116,8 @@ def commits_to_follow(
 ) -> list[tuple[str, datetime]]:
     """Outputs of finished batches with a failed attempt newer than their row, as (output, batch time). No locks.
 
-    Those whose attempt ended `within` so long before now; an attempt that runs finds out by itself.
+    Those of the newest attempt come first. Meant are attempts that ended at most `within` before now; one that runs
+    finds out by itself.
     """
     with named_failures():
         rows = connection.execute(
@@ -131,7 +132,7 @@ def commits_to_follow(
                 "AND c.output = o.name AND c.batch_time = a.batch_time AND c.attempt >= a.attempt) "
                 "AND NOT EXISTS (SELECT FROM forebay.batch_attempts r WHERE r.pipeline_id = a.pipeline_id "
                 "AND r.batch_time = a.batch_time AND r.state = 'RUNNING') "
-                "GROUP BY o.name, a.batch_time ORDER BY a.batch_time, o.name LIMIT :limit"
+                "GROUP BY o.name, a.batch_time ORDER BY max(a.ended_at) DESC, o.name LIMIT :limit"
             ),
             {"pipeline": pipeline_id, "outputs": list(outputs), "within": within, "limit": limit},
         ).all()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic_core import PydanticUndefined
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -134,30 +133,20 @@ def _package(name: str) -> str:
         return name
 
 
-def _table(kinds: list[Kind]) -> Table:
-    table = Table(
-        *(
-            "kind",
-            "declared as",
-            "fields (with what they are unless given)",
-            "columns",
-            "guarantee",
-            "extra",
-            "package",
-        ),
-        box=box.SIMPLE,
-    )
-    for kind in kinds:
-        fields = ", ".join(name if value is None else f"{name}={value}" for name, value in kind.fields.items())
-        table.add_row(
-            kind.receiver or kind.kind,
-            kind.declaration,
-            kind.error or fields,
-            ", ".join(kind.columns) or ("-" if kind.error else "the receiver's"),
-            "; or ".join(kind.guarantees) or ("-" if kind.error else "the receiver's"),
-            "-" if kind.extra is None else f"{kind.extra}: {'installed' if kind.installed else 'not installed'}",
-            kind.package,
-        )
+def _lines(kind: Kind) -> Table:
+    """A kind's lines, as wide as the terminal is: a table of all kinds had no room for what it said."""
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    if kind.error:
+        table.add_row("  error", kind.error)
+        return table
+    fields = ", ".join(name if value is None else f"{name}={value}" for name, value in kind.fields.items())
+    table.add_row("  fields", fields or "none")
+    table.add_row("  columns", ", ".join(kind.columns) or "the receiver's")
+    table.add_row("  guarantee", "; or ".join(kind.guarantees) or "the receiver's")
+    if kind.extra is not None:
+        table.add_row("  extra", f"{kind.extra}: {'installed' if kind.installed else 'not installed'}")
     return table
 
 
@@ -166,13 +155,18 @@ def sources(
 ) -> None:
     """List the kinds of source: Forebay's own, and the receivers that installed packages bring by entry point.
 
-    The guarantee is what holds from the source to a registered block when a process is killed. An extra must be
-    installed where the agent runs, as by `pip install 'forebay[mqtt]'`; here it is said of this environment. A package
-    of your own that is missing here is not installed in this environment; docs/how-to/custom-receiver.md says how it is
-    made.
+    Fields are shown with what they are unless given. The guarantee is what holds from the source to a registered block
+    when a process is killed. An extra must be installed where the agent runs, as by `pip install 'forebay[mqtt]'`; here
+    it is said of this environment. A package of your own that is missing here is not installed in this environment;
+    docs/how-to/custom-receiver.md says how it is made.
     """
     kinds = known_kinds()
     if as_json:
         typer.echo(json.dumps({"sources": [asdict(kind) for kind in kinds]}))
     else:
-        Console(highlight=False, markup=False).print(_table(kinds))
+        console = Console(highlight=False, markup=False)
+        for kind in kinds:
+            console.print(
+                f"{kind.receiver or kind.kind}: {kind.declaration}, {kind.package}", style="bold", soft_wrap=True
+            )
+            console.print(_lines(kind))

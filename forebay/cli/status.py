@@ -44,7 +44,6 @@ RECEIVER_COLUMNS = {
     "queued_blocks": "queue",
     "last_block_at": "last block",
     "dead_letters": "dead letters",
-    "reason": "reason",
 }
 LAG_COLUMNS = {
     "pipeline": "pipeline",
@@ -160,6 +159,10 @@ def status(
         _table("Pipelines", PIPELINE_COLUMNS, [{**asdict(row), "state": shown_state(row)} for row in pipelines])
     )
     console.print(_table("Receivers", RECEIVER_COLUMNS, receivers))
+    # Not in the table: beside its columns there is no room in a terminal of 80.
+    for row in receivers:
+        if row["reason"]:
+            console.print(f"{row['stream']}/{row['ordinal']}: {row['reason']}", markup=False, soft_wrap=True)
     console.print(_table("Lag: what no batch has yet", LAG_COLUMNS, lag))
     for pipeline in sorted({str(row["pipeline"]) for row in newest}) or ["none yet"]:
         rows = [row for row in newest if row["pipeline"] == pipeline]

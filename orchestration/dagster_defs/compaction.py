@@ -10,12 +10,19 @@ publish files, or go to a target with commits of its own, have one.
 
 # No `from __future__ import annotations`: Dagster reads the context's class off the annotation.
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from orchestration.batch_schedule import PIPELINE_TAG
-from orchestration.following import follow_targets, followed_outputs, to_follow
+from orchestration.following import (
+    FOLLOWED_FOR,
+    FOLLOWED_LATER_FOR,
+    follow_targets,
+    followed_outputs,
+    to_follow,
+)
 from orchestration.pipeline import Output, Pipeline
 from orchestration.publishing import compact, publish_what_is_left
 from orchestration.settings import DatabaseUrlMissingError, Settings
@@ -121,15 +128,16 @@ def compaction_schedule(pipeline: Pipeline, job: dg.JobDefinition) -> dg.Schedul
         "published, to take away what replays have replaced.",
     )
     def evaluate(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        now = context.scheduled_execution_time
+        is_daily = (now.hour, now.minute) == (0, _MINUTE)
         try:
-            waiting = _is_waiting(pipeline)
+            waiting = _is_waiting(pipeline, FOLLOWED_LATER_FOR if is_daily else FOLLOWED_FOR)
         except (DatabaseUrlMissingError, DriverLogError) as error:
             return dg.SkipReason(f"the driver log can't be asked: {error}")
         if waiting:
             return dg.RunRequest()
         # An hour is closed a moment after its end, at the latest when its last batch is done.
-        now = context.scheduled_execution_time
-        if now.minute == _MINUTE and (compacted_outputs(pipeline) or (now.hour == 0 and published_outputs(pipeline))):
+        if (now.minute == _MINUTE and compacted_outputs(pipeline)) or (is_daily and published_outputs(pipeline)):
             return dg.RunRequest()
         return dg.SkipReason("what is committed is published, and written down" + _next(pipeline))
 
@@ -144,11 +152,11 @@ def _next(pipeline: Pipeline) -> str:
     return "; hours are compacted 10 minutes past the hour"
 
 
-def _is_waiting(pipeline: Pipeline) -> bool:
+def _is_waiting(pipeline: Pipeline, within: timedelta) -> bool:
     with _engine(pipeline) as engine, connect(engine) as connection:
         pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
         published = [output.name for output in published_outputs(pipeline)]
         return bool(
             (published and commits_to_publish(connection, pipeline_id, published, limit=1))
-            or to_follow(connection, pipeline_id, followed_outputs(pipeline), limit=1)
+            or to_follow(connection, pipeline_id, followed_outputs(pipeline), within=within, limit=1)
         )

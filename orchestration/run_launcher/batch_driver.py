@@ -34,7 +34,7 @@ from orchestration.run_launcher.loaded_code import LoadedCode
 from orchestration.run_launcher.recycling import Recycling
 from orchestration.run_launcher.seen_signals import SeenSignals
 from orchestration.run_launcher.warm_up import warm_up
-from orchestration.spark.session import WarmSession, shared_configuration
+from orchestration.spark.session import WarmSession, own_settings, shared_configuration
 from tracker_store.engine import connect, create_engine
 from tracker_store.outage import SURVIVED, Outage
 from tracker_store.run_queue import (
@@ -136,6 +136,7 @@ class BatchDriver:
                 self._settings,
                 application=f"forebay batch driver {self._location}",
                 configuration=shared_configuration(pipelines),
+                own=own_settings(pipelines),
             )
             importlib.import_module(CODE_MODULE)
             if not self._is_waited_for():

@@ -97,7 +97,8 @@ def _set_what_may_be(session: SparkSession, configuration: Mapping[str, str]) ->
     """SQL settings change for the run; what belongs to the process is said where it is another."""
     other = []
     for key, value in configuration.items():
-        if key.partition(".")[2].partition(".")[0] == "dynamicAllocation" or session.conf.get(key, "") == value:
+        # None: another default is checked for the setting's type, and refused.
+        if key.partition(".")[2].partition(".")[0] == "dynamicAllocation" or session.conf.get(key, None) == value:
             continue
         if session.conf.isModifiable(key):
             session.conf.set(key, value)
@@ -124,6 +125,13 @@ def shared_configuration(pipelines: Iterable[Pipeline]) -> dict[str, str]:
     if differ:
         log.warning("the pipelines' Spark settings differ, and a batch driver has one session", keys=sorted(differ))
     return shared
+
+
+def own_settings(pipelines: Iterable[Pipeline]) -> set[str]:
+    """The settings that are not the same for each of the pipelines: one that names none must not get another's."""
+    each = [pipeline.spark_configuration for pipeline in pipelines]
+    keys = {key for configuration in each for key in configuration}
+    return {key for key in keys if len({configuration.get(key) for configuration in each}) > 1}
 
 
 def session_configuration(settings: Settings, configuration: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -167,9 +175,27 @@ class WarmSession:
     registered stay: a later run that registers one of that name replaces it.
     """
 
-    def __init__(self, settings: Settings, *, application: str, configuration: Mapping[str, str] | None = None) -> None:
-        """Start it, with `configuration` over the settings'. Raises as ``spark_session`` does."""
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        application: str,
+        configuration: Mapping[str, str] | None = None,
+        own: Iterable[str] = (),
+    ) -> None:
+        """Start it, with `configuration` over the settings'. Raises as ``spark_session`` does.
+
+        Of that, what `own` names is some runs' and not others': it is put back where it may be, for runs to set.
+        """
         self.session = spark_session(settings, application=application, configuration=configuration)
+        unshared = session_configuration(settings)
+        for key in own:
+            if not self.session.conf.isModifiable(key):
+                continue
+            if key in unshared:
+                self.session.conf.set(key, unshared[key])
+            else:
+                self.session.conf.unset(key)
         # A Connect server's jobs have tags and no groups.
         self._remote = _REMOTE in session_configuration(settings, configuration)
         self.session.conf.set(_WARM_KEY, "true")

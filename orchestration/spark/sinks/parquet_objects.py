@@ -141,9 +141,17 @@ class ParquetObjects:
             rows = hour.compact(check=check, reached=reached)
             compacted = hour.compacted()
             for batch_time, attempt in committed.items():
-                if compacted is not None and batch_stamp(batch_time) in compacted.batches:
-                    attempts = f"{ATTEMPTS}/{batch_stamp(batch_time)}"
-                    _forget(objects, dict(objects.sizes(attempts)), attempts, attempt)
+                stamp = batch_stamp(batch_time)
+                if compacted is None or stamp not in compacted.batches:
+                    continue
+                attempts = f"{ATTEMPTS}/{stamp}"
+                there = dict(objects.sizes(attempts))
+                if compacted.batches[stamp] < attempt:
+                    # Another, stopped between its last look and its put, has put an older attempt's rows back.
+                    files = _files_of(objects, there, attempts, attempt)
+                    hour.replace(compacted, batch_time, stamp, attempt, files, check=check, reached=reached)
+                    compacted = hour.compacted()
+                _forget(objects, there, attempts, attempt)
             reached(Step.SWEPT)
             return rows
 
@@ -185,6 +193,18 @@ class ParquetObjects:
             yield
         except (SecretError, BlockStoreError, OSError) as error:
             raise SinkError(f"{doing}: ParquetSink {self.shown}: {error}") from error
+
+
+def _files_of(objects: Objects, keys: Iterable[str], attempts: str, attempt: int) -> list[str]:
+    """The files that count of an attempt which is published: of the processes that ran it one is left."""
+    folders = {key.rpartition("/")[0] for key in keys if key.endswith(f"/{FILES}")}
+    found = [folder for folder in folders if attempt_number(folder.removeprefix(f"{attempts}/")) == attempt]
+    if len(found) != 1:
+        raise SinkError(
+            f"{attempts} has {len(found)} results of attempt {attempt}, and the hour shows an older one's: replay the "
+            "batch"
+        )
+    return [f"{found[0]}/{name}" for name in json.loads(objects.get(f"{found[0]}/{FILES}", 0, _WHOLE))]
 
 
 def _forget(objects: Objects, keys: Iterable[str], attempts: str, newest: int, *, but: str = "") -> None:

@@ -233,7 +233,9 @@ class PostgresSink(Sink):
                 "AND pipeline = %(pipeline)s AND output = %(output)s "
                 "AND (pipeline_id, batch_time) < (%(pipeline_id)s, %(batch_time)s) "
                 "AND batch_time < clock_timestamp() - %(kept)s AND committed_at < clock_timestamp() - %(kept)s "
-                "ORDER BY pipeline_id, batch_time LIMIT %(most)s)"
+                "ORDER BY pipeline_id, batch_time LIMIT %(most)s) "
+                # Again, for who had to wait for a replay that commits: of that row the rest is not looked at anew.
+                "AND c.committed_at < clock_timestamp() - %(kept)s"
             ),
             self._key_of(attempt) | {"kept": _COMMITS_KEPT, "most": _MOST_FORGOTTEN},
         )

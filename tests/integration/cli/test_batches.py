@@ -113,7 +113,7 @@ def test_a_quarantined_batch_is_seen_bisected_and_replayed(
 
     listed = forebay("batches")
     assert "QUARANTINED" in listed.stdout
-    assert f"words is halted by batch {time.isoformat()}" in listed.stdout
+    assert f'words is halted (on_failure="halt"): batch {time.isoformat()} is quarantined' in listed.stdout
     answer = json.loads(forebay("batches", "--pipeline", "words", "--state", "QUARANTINED", "--json").stdout)
     assert [(row["batch_time"], row["records"], row["attempt"]) for row in answer["batches"]] == [
         (time.isoformat(), 6, 1)

@@ -172,7 +172,9 @@ def test_forebay_sources_lists_what_installed_packages_bring(tmp_path: Path) -> 
     assert "encoding" in text["fields"]
     # For people too.
     assert "SpoolReceiver" not in (plain := run("forebay sources", tmp_path, PYTHONPATH=str(tmp_path))).stderr
-    assert "spool" in plain.stdout
+    assert 'spool: CustomSource(receiver="spool"), my-spool 1.0\n' in plain.stdout
+    assert "directory, every=0.5" in plain.stdout, "nothing is cut where the terminal is narrow"
+    assert "at least once, deduplicated" in plain.stdout
 
 
 def test_a_receiver_that_is_not_installed_fails_by_a_sentence_that_names_the_package(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 import sqlalchemy as sa
 
-from forebay import ParquetSink, Pipeline, Stream
+from forebay import DeltaSink, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply, difference, is_applied
 from tests.driver_log import NOON, Log
 from tracker_store.engine import connect
-from tracker_store.errors import StrandingChangeError
+from tracker_store.errors import SharedPlaceError, StrandingChangeError
 from tracker_store.pipelines import get_pipeline, list_streams, waiting_records
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.receivers import placements
@@ -21,6 +21,8 @@ from tracker_store.schema import ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from orchestration.spark.sinks.sink import Sink
 
 
 @pytest.fixture
@@ -55,6 +57,35 @@ def test_a_change_is_shown_key_by_key_and_raises_the_version(connection: sa.Conn
     apply(connection, [declare(interval="5s")])
     assert get_pipeline(connection, "words").version == 2
     assert is_applied(connection, declare(interval="5s"))
+
+
+def other_output(pipeline: Pipeline, sink: Sink) -> Pipeline:
+    [counts] = pipeline.outputs.values()
+    pipeline.output(inputs=counts.inputs, sink=sink, name="others")(lambda frame: frame)
+    return pipeline
+
+
+def of_another_name(sink: Sink) -> Pipeline:
+    pipeline = Pipeline("letters", interval="10s")
+    stream = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    pipeline.output(inputs=[stream], sink=sink, name="others")(lambda frame: frame)
+    return pipeline
+
+
+@pytest.mark.parametrize("sink", [ParquetSink("/out"), ParquetSink("/out", compact=True), DeltaSink("/out")])
+def test_two_outputs_may_not_write_to_one_place(connection: sa.Connection, sink: Sink) -> None:
+    """Each would replace the other's files, batch by batch."""
+    says = r"output 'others' of pipeline 'words' writes to '/out', as output 'counts' of pipeline 'words' does"
+    with pytest.raises(SharedPlaceError, match=says):
+        apply(connection, [other_output(declare(), sink)])
+    assert list_streams(connection) == [], "nothing is written"
+    apply(connection, [declare()])
+    says = r"output 'others' of pipeline 'letters' writes to '/out'.*forebay pipelines remove words"
+    with pytest.raises(SharedPlaceError, match=says):
+        apply(connection, [of_another_name(sink)])
+    apply(connection, [other_output(declare(), ParquetSink("/others"))])
+    apply(connection, [of_another_name(ParquetSink("/letters"))])
+    apply(connection, [declare(), of_another_name(ParquetSink("/others"))])
 
 
 def test_showing_the_difference_writes_nothing(connection: sa.Connection) -> None:

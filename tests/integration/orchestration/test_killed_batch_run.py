@@ -13,8 +13,10 @@ import dagster as dg
 import pytest
 import sqlalchemy as sa
 
+from forebay import DeltaSink
 from forebay.dagster import build_definitions
 from orchestration.apply import apply
+from orchestration.dagster_defs.compaction import compaction_job
 from orchestration.following import follow_targets
 from orchestration.settings import Settings
 from orchestration.spark.sinks.sink import Step
@@ -184,7 +186,42 @@ def test_nothing_is_followed_while_an_attempt_runs_or_is_to_come(log: Log) -> No
     assert log.commits() == []
 
 
-def compaction_tick(log: Log) -> object:
+def test_a_row_that_could_not_follow_for_hours_follows_once_a_day(
+    log: Log, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target, or Dagster, was away for longer than an attempt is asked after each time."""
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", log.settings.require_database_url())
+    killed_batch_run.run(log.settings, log.time, 1)
+    log.killed("replay", Step.COMMITTED)
+    log.connection.execute(sa.text("UPDATE forebay.batch_attempts SET ended_at = ended_at - interval '5 hours'"))
+    assert isinstance(compaction_tick(log), dg.SkipReason)
+    assert isinstance(compaction_tick(log, hour=0, minute=10), dg.RunRequest)
+    assert log.follow() == 1
+    assert (target.counts(), log.commits()) == (killed_batch_run.REPLAYED, [(2, 1)])
+    assert isinstance(compaction_tick(log, hour=0, minute=10), dg.SkipReason)
+
+
+def test_a_target_whose_client_fails_as_it_likes_holds_up_no_other_and_no_compaction(
+    log: Log, target: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", log.settings.require_database_url())
+    killed_batch_run.run(log.settings, log.time, 1)
+    log.killed("replay", Step.COMMITTED)
+    broken = tmp_path / "broken"
+    (broken / "_delta_log").mkdir(parents=True)
+    (broken / "_delta_log" / "00000000000000000000.json").write_text("no JSON", encoding="utf-8")
+    pipeline = killed_batch_run.declare(log.mode)
+    [(name, counts)] = pipeline.outputs.items()
+    pipeline.outputs.clear()
+    pipeline.output(inputs=counts.inputs, sink=DeltaSink(broken), name="broken")(counts.function)
+    pipeline.outputs[name] = counts
+    assert follow_targets(log.engine, pipeline, log.pipeline_id, most_seconds=-1) == 0
+    assert log.commits() == [(1, 3)]
+    assert compaction_job(pipeline).execute_in_process().success
+    assert (target.counts(), log.commits()) == (killed_batch_run.REPLAYED, [(2, 1)])
+
+
+def compaction_tick(log: Log, *, hour: int = 12, minute: int = 20) -> object:
     definitions = build_definitions(killed_batch_run.declare(log.mode))
     schedule = definitions.get_repository_def().get_schedule_def("words_compaction")
-    return schedule(dg.build_schedule_context(scheduled_execution_time=datetime(2026, 1, 1, 12, 20, tzinfo=UTC)))
+    return schedule(dg.build_schedule_context(scheduled_execution_time=datetime(2026, 1, 1, hour, minute, tzinfo=UTC)))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+import time as clock
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
+import psycopg2
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
@@ -100,6 +104,27 @@ def test_old_commits_are_forgotten_and_no_attempt_comes_that_they_would_have_ref
     # A replay that begins now replaces the batch's rows as ever.
     sink.write(words(("c", 3)), replace(attempt(3, time=old), began_at=now))
     assert target.counts() == [("a", 1), ("b", 2), ("c", 3)]
+
+
+def test_a_commit_that_a_replay_makes_anew_is_not_forgotten_with_the_old_one(target: Target) -> None:
+    """Who forgets waits for the replay's transaction, and then finds another row than it had looked for."""
+    sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
+    now = datetime.now(UTC)
+    old = now - timedelta(days=20)
+    sink.write(words(("a", 1)), attempt(1, time=old))
+    target.rows("UPDATE forebay_commits SET committed_at = committed_at - interval '15 days'")
+    replaying = psycopg2.connect(target.url)
+    with contextlib.closing(replaying), replaying.cursor() as cursor:
+        cursor.execute("UPDATE forebay_commits SET attempt = 2, committed_at = clock_timestamp()")
+        newer = threading.Thread(target=lambda: sink.write(words(("b", 2)), attempt(time=now)))
+        newer.start()
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'DELETE FROM %%'"
+        until = clock.monotonic() + 20
+        while not target.rows(waiting):
+            assert clock.monotonic() < until, "nobody forgets"
+        replaying.commit()
+        newer.join(20)
+    assert [row[:2] for row in target.commits()] == [(old, 2), (now, 1)]
 
 
 def test_the_newest_commit_stays_however_old_it_is(target: Target) -> None:

@@ -37,7 +37,7 @@ def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
 def declare(name: str = "words", **settings: Any) -> Pipeline:  # noqa: ANN401  as Pipeline takes them
     pipeline = Pipeline(name, interval=INTERVAL, **settings)
     lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
-    pipeline.output(inputs=[lines], sink=ParquetSink("/out"), name="counts")(lambda frame: frame)
+    pipeline.output(inputs=[lines], sink=ParquetSink(f"/out/{name}"), name="counts")(lambda frame: frame)
     return pipeline
 
 

@@ -9,8 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
+from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
-from orchestration.spark.session import WarmSession, spark_session
+from orchestration.spark.session import WarmSession, own_settings, shared_configuration, spark_session
 from tests.polling import eventually
 from tests.state_directory import state_directory
 
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
+OF_ONE = {
+    "spark.sql.ansi.enabled": "false",
+    "spark.sql.session.timeZone": "Europe/Berlin",
+    "spark.executor.memory": "600m",
+}
+OF_BOTH = {"spark.sql.shuffle.partitions": "3"}
+
 
 @pytest.fixture(scope="module")
 def settings() -> Iterator[Settings]:
@@ -31,7 +39,15 @@ def settings() -> Iterator[Settings]:
 
 @pytest.fixture(scope="module")
 def warm(settings: Settings) -> Iterator[WarmSession]:
-    made = WarmSession(settings, application="tests")
+    one, other = Pipeline("one", interval="1h"), Pipeline("other", interval="1h")
+    one.spark_configuration = {**OF_ONE, **OF_BOTH}
+    other.spark_configuration = OF_BOTH
+    made = WarmSession(
+        settings,
+        application="tests",
+        configuration=shared_configuration([one, other]),
+        own=own_settings([one, other]),
+    )
     yield made
     made.stop()
 
@@ -51,6 +67,18 @@ def test_a_batch_gets_its_own_sql_settings_for_itself_and_what_it_can_not_have_i
     assert [entry["keys"] for entry in said if "other settings" in entry["event"]] == [["spark.executor.memory"]]
     warm.reset()
     assert session.conf.get("spark.sql.shuffle.partitions") == before
+
+
+def test_a_pipeline_that_names_no_setting_does_not_get_another_ones(warm: WarmSession, settings: Settings) -> None:
+    conf = warm.session.conf
+    usual = {"spark.sql.ansi.enabled": "true", "spark.sql.session.timeZone": "UTC"}
+    assert {key: conf.get(key) for key in usual} == usual
+    assert conf.get("spark.sql.shuffle.partitions") == "3", "which both name"
+    spark_session(settings, application="one", configuration=OF_ONE | OF_BOTH)
+    assert {key: conf.get(key) for key in OF_ONE} == OF_ONE
+    warm.reset()
+    assert {key: conf.get(key) for key in usual} == usual
+    assert conf.get("spark.executor.memory") == "600m", "what can't be set later is shared"
 
 
 def test_the_next_run_sees_nothing_of_what_one_has_set(warm: WarmSession) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from forebay import EnvVar, ParquetSink
+from orchestration.batch_run import replay_batch, run_batch
+from orchestration.dagster_defs.compaction import compaction_job
 from orchestration.spark.sinks.parquet_objects import SUCCESS
 from orchestration.spark.sinks.sink import SinkError, Step
 from receiver_runtime.block_store.objects import open_objects
 from tests.integration.orchestration.batch_rig import System, local_spark
-from tests.integration.orchestration.frame_without_spark import words
+from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
+from tests.integration.orchestration.killed_publishing import declare
 from tests.integration.orchestration.target_database import TIME, attempt
+from tests.integration.orchestration.test_publishing import Log
 from tests.integration.s3.test_s3 import running, server  # noqa: F401  fixtures
 from tests.s3_server import SECRET_KEY, S3Server
 from tracker_store.engine import connect
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
     from pyspark.sql import DataFrame
+
+    from orchestration.pipeline import Pipeline
 
 pytestmark = pytest.mark.s3
 
@@ -124,6 +130,26 @@ def test_one_attempt_in_two_processes_shows_the_one_that_is_committed(sink: Stop
 HOUR = TIME.replace(minute=0, second=0)
 
 
+def test_what_was_written_before_attempts_had_tokens_is_published_replaced_and_compacted(sink: Stopping) -> None:
+    """As after an upgrade between a commit and its publishing."""
+    assert sink._objects is not None
+    store = open_objects(sink._objects._resolved())
+    sink.compact = True
+    for minute, word in enumerate("ab"):
+        time = HOUR + timedelta(minutes=minute)
+        location = sink.write(words((word, minute), parts=1), attempt(1, time=time)).location
+        key = location[location.index("_attempts/") :]
+        before, _, _ = key.rpartition("-")
+        for name in objects(sink, key):
+            store.move(f"{key}/{name}", f"{before}/{name}")
+        sink.publish(location.rpartition("-")[0], batch_time=time)
+    assert seen(sink) == [("a", 0), ("b", 1)]
+    assert sink.compact_hour(HOUR, dict.fromkeys((HOUR, time), 1)) == 2
+    assert keys(sink, "_attempts") == []
+    sink.publish(sink.write(words(("new", 2)), attempt(2, time=time)).location, batch_time=time)
+    assert seen(sink) == [("a", 0), ("new", 2)]
+
+
 def batch(sink: Stopping, minute: int, word: str, number: int = 1) -> datetime:
     """A batch of the hour, published."""
     time = HOUR + timedelta(minutes=minute)
@@ -136,11 +162,11 @@ def keys(sink: Stopping, below: str = "") -> list[str]:
     return [key for key, _ in open_objects(sink._objects._resolved()).sizes(below)]
 
 
-def make_older(sink: Stopping) -> None:
+def make_older(sink: Stopping, hour: datetime = HOUR) -> None:
     """As if the hour had been made one 20 minutes ago."""
     assert sink._objects is not None
     store = open_objects(sink._objects._resolved())
-    key = f"{HOUR:date=%Y-%m-%d/hour=%H/batch_time=%Y%m%dT%H}/{SUCCESS}"
+    key = f"{hour:date=%Y-%m-%d/hour=%H/batch_time=%Y%m%dT%H}/{SUCCESS}"
     said = json.loads(store.get(key, 0, 1 << 20))
     said["made"] = (datetime.now(UTC) - timedelta(minutes=20)).isoformat()
     store.put(key, [json.dumps(said).encode()])
@@ -208,6 +234,73 @@ def test_who_may_not_change_an_hour_any_more_changes_nothing_that_readers_see(si
     assert seen(sink) == [("a", 0), ("b", 1)]
     assert sink.compact_hour(HOUR, dict.fromkeys(times, 1)) == 2
     assert seen(sink) == [("a", 0), ("b", 1)]
+
+
+def test_a_replay_that_a_compaction_took_back_is_there_again_after_the_next_one(sink: Stopping) -> None:
+    """Who was stopped between its last look and the object that readers see has put what it knew before."""
+    sink.compact = True
+    times = [batch(sink, minute, word) for minute, word in enumerate("ab")]
+    assert sink.compact_hour(HOUR, dict.fromkeys(times, 1)) == 2
+    times.append(batch(sink, 5, "late"))
+    replayed = sink.write(words(("new", 1)), attempt(2, time=times[1]))
+
+    def stopped() -> None:
+        sink.publish(replayed.location, batch_time=times[1])
+        assert seen(sink) == [("a", 0), ("late", 5), ("new", 1)]
+
+    assert sink.compact_hour(HOUR, dict.fromkeys(times, 1), check=stopped) == 3
+    assert seen(sink) == [("a", 0), ("b", 1), ("late", 5)]
+    assert sink.hours() == [HOUR]
+    committed = {times[0]: 1, times[1]: 2, times[2]: 1}
+    sink.compact_hour(HOUR, committed)
+    assert seen(sink) == [("a", 0), ("late", 5), ("new", 1)]
+    make_older(sink)
+    sink.compact_hour(HOUR, committed)
+    assert len(keys(sink)) == 2, "the file and what names it"
+    assert seen(sink) == [("a", 0), ("late", 5), ("new", 1)]
+
+
+def test_the_compaction_job_makes_one_of_an_hour_that_the_driver_log_says_is_over(
+    sink: Stopping, engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    log = Log(engine, database_url, tmp_path)
+    session: Any = SessionWithoutSpark()
+    hour = log.hour
+
+    def pipeline(*rows: tuple[str, int]) -> Pipeline:
+        made = declare(tmp_path, *rows)
+        made.outputs["counts"].sink = ParquetSink(EnvVar("RESULTS_URL"), compact=True)
+        return made
+
+    def compacted() -> dict[str, Any]:
+        result = compaction_job(pipeline()).execute_in_process()
+        assert result.success
+        [event] = [event for event in result.all_events if event.event_type_value == "STEP_OUTPUT"]
+        return {name: value.value for name, value in event.step_output_data.metadata.items()}
+
+    times = [log.batch(number) for number in range(3)]
+    for time, word in zip(times, "abc", strict=True):
+        run_batch(
+            pipeline((word, 1)),
+            batch_time=time,
+            attempt=1,
+            run_id="run1",
+            settings=log.settings,
+            session=lambda: session,
+        )
+    assert compacted() == {"published": 0, "followed": 0, "hours": 0, "rows": 0}, "the hour is open"
+    log.close_hour()
+    assert compacted() == {"published": 0, "followed": 0, "hours": 1, "rows": 3}
+    assert seen(sink) == [("a", 1), ("b", 1), ("c", 1)]
+    replay_batch(
+        pipeline(("new", 2)), batch_time=times[1], run_id="replay", settings=log.settings, session=lambda: session
+    )
+    assert seen(sink) == [("a", 1), ("c", 1), ("new", 2)]
+    make_older(sink, hour)
+    assert compacted()["hours"] == 0
+    assert len(keys(sink)) == 2, "the file and what names it"
+    assert seen(sink) == [("a", 1), ("c", 1), ("new", 2)]
 
 
 def test_a_result_without_rows_is_a_success_that_names_nothing(sink: Stopping) -> None:

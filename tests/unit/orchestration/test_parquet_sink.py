@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -20,9 +20,6 @@ from orchestration.spark.sinks.parquet_names import ATTEMPTS, attempt_directory,
 from orchestration.spark.sinks.parquet_object_hours import hours_with_work
 from orchestration.spark.sinks.sink import SinkError
 from tracker_store.errors import OutcomeUnknownError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TIME = datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC)
 
@@ -67,6 +64,18 @@ def test_publishing_again_changes_nothing(sink: ParquetSink) -> None:
     sink.publish(location, batch_time=TIME)
     assert before.stat().st_ino == inode
     assert visible(sink) == [1]
+
+
+def test_what_was_written_before_attempts_had_tokens_is_published_and_replaced(sink: ParquetSink) -> None:
+    """As after an upgrade between a commit and its publishing."""
+    location = attempt(sink, 1, [1, 2])
+    before = location.rpartition("-")[0]
+    Path(location).rename(before)
+    sink.publish(before, batch_time=TIME)
+    assert visible(sink) == [1, 2]
+    sink.publish(attempt(sink, 2, [7]), batch_time=TIME)
+    assert visible(sink) == [7]
+    assert not Path(before).exists()
 
 
 def test_another_attempt_replaces_what_was_published_and_adds_nothing(sink: ParquetSink) -> None:

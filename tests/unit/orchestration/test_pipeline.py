@@ -203,6 +203,8 @@ def test_a_module_gives_its_pipelines(tmp_path: Path) -> None:
         ("", "declares no Pipeline"),
         ("p = Pipeline('p', interval='1s')", "'p'.*has no output"),
         ("\n\nPipeline('p', interval='0s')", r"longer than 0.*declared\.py:6\)"),
+        # Without the value: it may be a secret in the wrong field.
+        ("SocketText(host='127.0.0.1', port='a secret')", r"^module 'declared': SocketText: port: [^']*$"),
     ],
 )
 def test_a_mistake_in_a_module_names_the_line_or_the_thing(tmp_path: Path, text: str, message: str) -> None:
