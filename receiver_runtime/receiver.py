@@ -106,7 +106,11 @@ class Receiver(ABC):
 
     @abstractmethod
     def on_start(self) -> None:
-        """Begin to receive. Must not block: start a thread. Called again after each restart."""
+        """Begin to receive. Must not block: start a thread. Called again after each restart.
+
+        One that takes longer than ``receiver_start_timeout`` may see its ``on_stop`` come first: begin under the lock
+        that ``on_stop`` takes, and not where ``is_stopped`` says so.
+        """
 
     @abstractmethod
     def on_stop(self) -> None:

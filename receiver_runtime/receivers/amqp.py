@@ -39,9 +39,10 @@ class AmqpReceiver(Receiver):
         """Start a reader."""
         reader = AmqpReader(self, self._source)
         with self._lock:
-            # With the lock: one that is stopped has been started.
-            reader.start()
-            self._reader = reader
+            # Said before on_stop is called: nobody would end this one.
+            if not self.is_stopped():
+                self._reader = reader
+                reader.start()
 
     def on_stop(self) -> None:
         """End it; returns when all that was taken is handed on, and the connection is closed. Safe twice."""

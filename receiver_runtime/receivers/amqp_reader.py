@@ -50,7 +50,7 @@ _GATHERED_MESSAGES = 500
 
 
 class AmqpConsumerError(ConnectionError):
-    """The broker ended a consumer."""
+    """The broker ended a consumer, or the channel that all of them have."""
 
 
 class AmqpReader:
@@ -113,7 +113,7 @@ class AmqpReader:
             while not self._settled:
                 connection.process_data_events(time_limit=_TURN_SECONDS)
                 self._acknowledge(channel)
-                self._check_consumers()
+                self._check_consumers(channel)
             # What was registered at last.
             self._acknowledge(channel)
             connection.close()
@@ -155,9 +155,14 @@ class AmqpReader:
     def _on_cancel(self, frame: Method) -> None:
         self._cancelled = f"{frame.method.consumer_tag}: the queue was deleted, or has moved"
 
-    def _check_consumers(self) -> None:
-        if self._cancelled and not self._stopping:
+    def _check_consumers(self, channel: BlockingChannel) -> None:
+        if self._stopping:
+            return
+        if self._cancelled:
             raise AmqpConsumerError(self._cancelled)
+        if not channel.is_open:
+            # The connection goes on, and the client says so only to who uses the channel: nothing would come any more.
+            raise AmqpConsumerError("the broker closed the channel, what is not acknowledged is delivered again")
 
     def _on_message(
         self, queue: str, _: object, method: Basic.Deliver, properties: BasicProperties, body: bytes
@@ -241,7 +246,11 @@ class AmqpReader:
 
     def _answered(self, through: int, future: Future[HandedOver]) -> None:
         """On the hand-over's thread, in the order of the submits."""
-        if future.exception() is None:
+        error = future.exception()
+        if error is None:
             with self._changed:
                 self._registered = through
             self._wake()
+        elif not self._stopping:
+            # Not by the next submit: where the prefetch is under way, none comes.
+            self._receiver.restart("what came from the AMQP broker could not be stored", error)

@@ -3,10 +3,9 @@
 A file is known by its path, its time and its size: its partition is ``HOST/PATH@MILLISECONDS-SIZE``, without the host
 where all hosts see the same. The position of one that was read to its end is in generation 1.
 
-So that the driver log does not grow with the directory, there is one partition more, ``HOST/@watermark``: a time.
-What is older than it is not read. It rises, with a block, to so much before the newest file's time as ``max_age`` says,
-but to no time after that of a file that is not read to its end; then what is older is forgotten. A file is so read once
-or, when it comes with a time before the watermark, not at all, and that is told.
+What is there is remembered for as long as it is there: a file's time says nothing of when it came, for a copy may keep
+an old one. What is gone is forgotten, when it is older than ``max_age`` and was gone for an hour of ours: so the driver
+log does not grow without end where files are taken away.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from receiver_runtime.receivers.file_content import (
 )
 from receiver_runtime.receivers.file_records import LineReader, Part, Reading, read_whole
 from receiver_runtime.sources.files import FileLines
-from tracker_store.blocks import ORIGIN, Position
+from tracker_store.blocks import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,6 +54,10 @@ _SMALL_BYTES = 64 * 1024
 _MOST_OPEN = 8
 _LONGEST_RETRY = 300.0
 _FORGET_SECONDS = 60.0
+# What is gone for less may only be away.
+_GONE_SECONDS = 3600.0
+# So much may the clock of who writes files be behind ours.
+_SKEW_SECONDS = 60.0
 _AT_ONCE = 1000
 _PASSED_OVER = (".tmp", ".part")
 _NAME = re.compile(r"(.*)@(-?\d+)-(\d+)", re.DOTALL)
@@ -110,6 +113,11 @@ class LocalFolder:
                         status = entry.stat()
                     except FileNotFoundError:
                         continue
+                    except OSError:
+                        if entry.is_symlink():
+                            # One that leads to itself holds nobody up.
+                            continue
+                        raise
                     if stat.S_ISDIR(status.st_mode) and not entry.is_symlink():
                         directories.append(f"{path}/")
                     elif stat.S_ISREG(status.st_mode):
@@ -213,13 +221,9 @@ class ArrivingCatalog:
         # What is not read to its end, by its partition.
         self._waiting: dict[str, _Arrived] = {}
         self._queue: deque[_Arrived] = deque()
-        self._watermark = Reading(f"{self._prefix}@watermark")
-        self._watermark_registered = 0
-        # That of the driver log, as it was last asked: another may raise it.
-        self._watermark_known = 0
         self._present: dict[str, Found] = {}
-        self._late: set[str] = set()
-        self._looked = False
+        # What is known and not there, since when.
+        self._gone: dict[str, float] = {}
         self._look_at = 0.0
         self._forget_at = 0.0
         self._changed: list[Reading] = []
@@ -234,12 +238,9 @@ class ArrivingCatalog:
         self._changed = []
         # All that is there is looked at anew: what was finished here may not be so in the driver log.
         self._present = {}
-        self._looked = False
-        self._watermark.go_to(self._known.get(self._watermark.name))
-        self._watermark_registered = max(0, self._watermark.logged)
         for name, file in list(self._waiting.items()):
             at = self._known.get(name)
-            if (at is not None and at.generation >= _FINISHED) or self._is_passed(name, file.found):
+            if at is not None and at.generation >= _FINISHED:
                 self._let_go(name)
                 continue
             file.ours = self._is_ours(file.found.path)
@@ -268,16 +269,12 @@ class ArrivingCatalog:
             self._is_away = False
             self._receiver.report_connected(self._settings.path)
         new = [found for path, found in present.items() if self._present.get(path) != found]
-        if not self._sharing.is_alone and (new or self._has_old_ones(present)):
-            # Others may have read them, and even forgotten.
+        if not self._sharing.is_alone and new:
+            # Others may have read them.
             self._learn(self._positions.all_of(self.source))
-            for name, file in list(self._waiting.items()):
-                if self._is_passed(name, file.found):
-                    self._let_go(name)
         self._see(new, now)
         self._see_what_is_gone(present)
         self._present = present
-        self._looked = True
         for file in self._waiting.values():
             file.ready = file.ready or self._is_complete(file, now)
         self._queue = deque(sorted((file for file in self._waiting.values() if file.ready and file.ours), key=_age))
@@ -326,10 +323,7 @@ class ArrivingCatalog:
 
     def registered(self, links: Sequence[OffsetLink]) -> None:
         """See ``Catalog``."""
-        for link in links:
-            if link.partition == self._watermark.name:
-                self._watermark_registered = link.to_offset
-                self._forget_at = self._look_at = 0.0
+        del links
 
     def close(self) -> None:
         """See ``Catalog``."""
@@ -346,15 +340,11 @@ class ArrivingCatalog:
         )
 
     def _see(self, new: Sequence[Found], now: float) -> None:
-        late = []
         for found in new:
             name = self._name(found)
             if name in self._known and self._known[name].generation >= _FINISHED:
                 continue
             if name in self._waiting:
-                continue
-            if self._is_passed(name, found):
-                late.append(found.path)
                 continue
             before = self._versions.get(found.path)
             if before is not None and before != name and not self._take_changed_file(found, before):
@@ -363,30 +353,6 @@ class ArrivingCatalog:
             reading.go_to(self._known.get(name))
             self._versions[found.path] = name
             self._waiting[name] = _Arrived(found, reading, self._is_ours(found.path), now)
-        # At the first look they may well have been read, and forgotten since.
-        if late and self._looked:
-            self._receiver.report_error(
-                f"{len(late)} files are older than max_age allows and are not read, as {self._folder.shown(late[0])}: "
-                "move files there sooner, or raise max_age"
-            )
-
-    def _is_passed(self, name: str, found: Found) -> bool:
-        """Is a file older than the watermark: read and forgotten, or not to be read?"""
-        waiting = self._waiting.get(name)
-        return (
-            name not in self._known
-            and (waiting is None or waiting.reading.logged == ORIGIN)
-            and found.modified_ms < max(self._watermark_known, self._watermark.logged)
-        )
-
-    def _has_old_ones(self, present: Mapping[str, Found]) -> bool:
-        """Is there something to be read that the watermark might have passed, as far as we know?"""
-        newest = max((found.modified_ms for found in present.values()), default=0)
-        oldest = newest - int(self._settings.max_age * 1000)
-        return any(
-            file.ours and file.reading.logged == ORIGIN and file.found.modified_ms < oldest
-            for file in self._waiting.values()
-        )
 
     def _take_changed_file(self, found: Found, before: str) -> bool:
         """A path has another file now. Is it to be read?"""
@@ -428,9 +394,9 @@ class ArrivingCatalog:
         self._open.close(name)
 
     def _is_complete(self, file: _Arrived, now: float) -> bool:
-        """Has it not changed for so long? By our clock alone where the file's time says nothing of use."""
+        """Has it not changed for so long? By our clock, but for what is so old that no other one matters."""
         age = time.time() - file.found.modified_ms / 1000
-        return max(age, now - file.first_seen) >= self._settings.min_age
+        return now - file.first_seen >= self._settings.min_age or age >= self._settings.min_age + _SKEW_SECONDS
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -446,17 +412,25 @@ class ArrivingCatalog:
                 else DecompressedFile(partial(self._folder.open_raw, found.path), codec)
             )
             self._open.put(reading.name, content)
-            if isinstance(content, LocalFile):
-                status = content.stat
-                if (status.st_size, status.st_mtime_ns // 10**6) != (found.size, found.modified_ms):
-                    self._look_at = 0.0
-                    raise OSError("it was changed just now")
+        at, large = reading.position, reading.large
+        kept = None if large is None else (large.next, large.part)
         if self._lines is None:
             most = self._settings.max_record_bytes
-            return read_whole(
+            part = read_whole(
                 reading, content, path=shown, modified_ms=found.modified_ms, size=found.size, max_record_bytes=most
             )
-        return self._lines.read(reading, content, limits, path=shown, modified_ms=found.modified_ms, ends=True)
+        else:
+            part = self._lines.read(reading, content, limits, path=shown, modified_ms=found.modified_ms, ends=True)
+        if isinstance(content, LocalFile):
+            status = content.stat
+            # After the data was read: what was read of a file that is written to is dropped.
+            if (status.st_size, status.st_mtime_ns // 10**6) != (found.size, found.modified_ms):
+                reading.position, reading.large = at, large
+                if large is not None and kept is not None:
+                    large.next, large.part = kept
+                self._look_at = 0.0
+                raise OSError("it was changed just now")
+        return part
 
     def _finish(self, reading: Reading) -> None:
         """Read to its end: that goes in with the last of its records, or with the next block."""
@@ -465,38 +439,37 @@ class ArrivingCatalog:
         self._let_go(reading.name)
         self._changed.append(reading)
 
-    # -- the watermark -----------------------------------------------------------------------------------------------
+    # -- what is gone ------------------------------------------------------------------------------------------------
 
     def _forget(self, now: float) -> None:
-        """Raise the watermark, if it is ours to raise; forget what is older than the one that is registered."""
+        """Have the driver log forget old files that were gone for long; not while none is there: all may be away."""
+        if not self._present:
+            return
         self._forget_at = now + _FORGET_SECONDS
-        if not self._is_ours("@watermark") or not self._present:
+        if not self._is_ours("@forget"):
+            self._gone = {}
             return
         if not self._sharing.is_alone:
             self._learn(self._positions.all_of(self.source))
-        old = [name for name in self._known if _time_of(name) < self._watermark_registered]
+        there = {self._name(found) for found in self._present.values()}
+        # Of a file that was changed and is not read anew, it is remembered that an earlier one was.
+        there |= {self._versions[path] for path in self._present if path in self._versions}
+        self._gone = {name: self._gone.get(name, now) for name in self._known if name not in there}
+        oldest = (time.time() - self._settings.max_age) * 1000
+        old = [
+            name
+            for name, since in self._gone.items()
+            if now - since >= min(_GONE_SECONDS, self._settings.max_age) and _time_of(name) < oldest
+        ]
         for first in range(0, len(old), _AT_ONCE):
             self._positions.forget(self.source, old[first : first + _AT_ONCE])
         if old:
             self._learn(self._positions.all_of(self.source))
-        newest = max(found.modified_ms for found in self._present.values())
-        unread = (
-            found.modified_ms
-            for found in self._present.values()
-            if (at := self._known.get(self._name(found))) is None or at.generation < _FINISHED
-            if not self._is_passed(self._name(found), found)
-        )
-        to = min([newest - int(self._settings.max_age * 1000), *unread])
-        if to > max(0, self._watermark.position) and any(_time_of(name) < to for name in self._known):
-            self._watermark.position = to
-            self._changed.append(self._watermark)
 
     # -- small things ------------------------------------------------------------------------------------------------
 
     def _learn(self, known: Mapping[str, Position]) -> None:
         self._known = {name: at for name, at in known.items() if name.startswith(self._prefix)}
-        watermark = self._known.get(self._watermark.name)
-        self._watermark_known = 0 if watermark is None else watermark.offset
         self._versions = {}
         for name in [*self._known, *self._waiting]:
             match = _NAME.fullmatch(name.removeprefix(self._prefix))

@@ -126,10 +126,15 @@ class DatagramListener:
         return listening
 
     def _serve(self, listening: socket.socket) -> None:
+        # Not select(): that knows no descriptor above 1023.
+        both, wake = select.poll(), select.poll()
+        both.register(listening.fileno(), select.POLLIN)
+        for one in (both, wake):
+            one.register(self._wake_read, select.POLLIN)
         while not self._stopping:
-            ready, _, _ = select.select([listening.fileno(), self._wake_read], [], [], _LOOK_SECONDS)
+            ready = {descriptor for descriptor, _ in both.poll(_LOOK_SECONDS * 1000)}
             if listening.fileno() in ready and self._read(listening) < _LITTLE_DATAGRAMS:
-                select.select([self._wake_read], [], [], _PAUSE)
+                wake.poll(_PAUSE * 1000)
             self._look_for_drops(listening)
         self._read(listening)
         self._look_for_drops(listening)

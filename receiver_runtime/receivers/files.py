@@ -39,8 +39,10 @@ class _FilesReceiver(Receiver):
         """Start a reader."""
         reader = FilesReader(self, self._make_catalog, name=self._name, per_host=self._per_host)
         with self._lock:
-            self._reader = reader
-        reader.start()
+            # Said before on_stop is called: nobody would end this one.
+            if not self.is_stopped():
+                self._reader = reader
+                reader.start()
 
     def on_stop(self) -> None:
         """End it; returns when what it handed on is registered, and every file is closed. Safe twice."""

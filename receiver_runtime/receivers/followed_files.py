@@ -9,13 +9,15 @@ A file is known by its *print*, its first line or lines, and its inode: not by i
 - an inode that is used again has another print.
 
 While a copy and what it was made of are both there, the copy waits. Nothing here is remembered anywhere but in the
-driver log, by the names of partitions: ``HOST/INODE/LENGTH-DIGEST`` (``~1`` behind it where that is taken); and
+driver log, by the names of partitions: ``HOST/INODE/LENGTH-DIGEST`` (``~1`` behind it where that is taken);
 ``HOST/zSIZE-DIGEST`` for a compressed file that has been read to its end, so that it is not decompressed again with
-each start.
+each start; and that of a content with ``+GENERATION:LENGTH-DIGEST`` behind it, its *second print*: of what was read of
+it first, beyond its print. It goes in with that very block, and tells apart what begins with the same header.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import hashlib
@@ -30,17 +32,17 @@ import pyarrow as pa
 from receiver_runtime.clock import SystemClock
 from receiver_runtime.receivers.file_content import DecompressedFile, LocalFile, OpenContents, codec_of
 from receiver_runtime.receivers.file_records import LineReader, Part, Reading
-from tracker_store.blocks import Position
+from tracker_store.blocks import ORIGIN, OffsetLink, Position
+from tracker_store.schema import LinkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from receiver_runtime.clock import Clock
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.file_records import Limits
     from receiver_runtime.receivers.file_sharing import Sharing
     from receiver_runtime.sources.files import FollowedFiles
-    from tracker_store.blocks import OffsetLink
 
 _PRINT_BYTES = 4096
 _TAIL_BYTES = 64
@@ -54,6 +56,7 @@ _COPY_SECONDS = 5.0
 _LONGEST_COPY_SECONDS = 60.0
 _FORGET_SECONDS = 60.0
 _NAME = re.compile(r"([0-9a-f]+)/(\d+)-([0-9a-f]+)(?:~(\d+))?")
+_SECOND = re.compile(r"(.+)\+(\d+):(\d+)-([0-9a-f]+)")
 _START = "@start"
 
 Key = tuple[int, int]
@@ -72,6 +75,8 @@ class _File:
     grown_at: float
     reading: Reading | None = None
     print_: Print = (0, "")
+    #: Of more of its beginning; None: no more than the print has been read.
+    second: Print | None = None
     ours: bool = False
     tail: bytes = b""
     #: The size at which its last line had not ended.
@@ -119,6 +124,8 @@ class FollowedCatalog:
         self._known: dict[str, Position] = {}
         self._by_print: dict[Print, set[str]] = {}
         self._by_inode: dict[str, list[str]] = {}
+        # By name and generation.
+        self._seconds: dict[tuple[str, int], Print] = {}
         self._changed: list[Reading] = []
         self._look_at = 0.0
         self._known_is_new = False
@@ -143,6 +150,7 @@ class FollowedCatalog:
                 continue
             file.ours = self._is_ours(file)
             reading.go_to(self._known.get(reading.name))
+            file.second = self._seconds.get((reading.name, reading.generation))
             file.tail = b""
             file.waits_at = -1
             file.registered = reading.logged
@@ -166,7 +174,7 @@ class FollowedCatalog:
         if found is None:
             return
         self._note(found, now)
-        self._check_those_that_nobody_reads()
+        self._check_what_changed()
         first = self._settings.start == "latest" and f"{self._prefix}{_START}" not in self._known
         self._identify(now, at_end=first)
         if first:
@@ -268,15 +276,23 @@ class FollowedCatalog:
                 # It may be written to yet.
                 file.size = max(file.size, content.stat.st_size)
 
-    def _check_those_that_nobody_reads(self) -> None:
-        """Who reads a file sees that it has another content. Of others it is seen here: it may be ours by that."""
-        for file in list(self._files.values()):
+    def _check_what_changed(self) -> None:
+        """Who reads a file sees that it has another content. Of others it is seen here: it may be ours by that.
+
+        Where files came it is seen here of all: one may have the inode of a file that another goes on with.
+        """
+        some_came = any(file.reading is None for file in self._files.values())
+        for key, file in list(self._files.items()):
             reading = file.reading
             if file.is_checked or reading is None or file.codec is not None or not file.is_there:
                 continue
             file.is_checked = True
-            if not file.ours or file.size <= reading.position:
-                self._is_still(file)
+            if (file.ours and file.size > reading.position and not some_came) or self._is_still(file):
+                continue
+            with contextlib.suppress(OSError):
+                status = os.stat(file.path)  # noqa: PTH116  of many, with each look
+                if (status.st_dev, status.st_ino) == key:
+                    self._see(self._files[key], status, self._clock.monotonic())
 
     def _look_at_hot(self, now: float) -> None:
         for file in list(self._files.values()):
@@ -320,11 +336,11 @@ class FollowedCatalog:
         for file, head in sorted(unknown, key=lambda one: (self._had_one_alike(one[0]), one[0].path)):
             if self._files.get(file.key or (0, 0)) is not file:
                 continue
-            name = self._name(file, head, now)
+            name = self._name(file, head, now, unknown)
             if name is None:
                 continue
             if name not in self._known:
-                self._begin(file, name, at_end=at_end)
+                self._begin(file, name, head, at_end=at_end)
             reading = Reading(name)
             reading.go_to(self._known.get(name))
             self._bind(file, reading)
@@ -361,7 +377,11 @@ class FollowedCatalog:
             if found is None or at is None or name in self._bound:
                 continue
             length = int(found[2])
-            if length <= len(head) and _digest(head[:length]) == found[3]:
+            if (
+                length <= len(head)
+                and _digest(head[:length]) == found[3]
+                and self._may_be_this(name, at, head, length, is_whole=False)
+            ):
                 file.print_ = (length, found[3])
                 reading = Reading(name)
                 reading.go_to(at)
@@ -371,11 +391,17 @@ class FollowedCatalog:
                 return True
         return False
 
-    def _name(self, file: _File, head: bytes, now: float) -> str | None:
-        """The partition of a content that is in no other file now, or a new one; None: it has one, or is to wait."""
-        candidates = self._in_no_file(file, head, now)
+    def _name(self, file: _File, head: bytes, now: float, unknown: Sequence[tuple[_File, bytes]]) -> str | None:
+        """The partition of a content that is in no other file now, or a new one; None: it has one, or is to wait.
+
+        ``unknown``: all that are looked at now, with their beginnings.
+        """
+        candidates = self._in_no_file(file, head, now, unknown)
         if candidates is None:
             return None
+        sure = [name for name in candidates if self._how_much_is_known(name)[0]]
+        if len(sure) == 1:
+            return sure[0]
         if len(candidates) > 1:
             # Several that began alike: the one that was read to exactly this end.
             candidates = [name for name in candidates if file.codec is None and self._known[name].offset == file.size]
@@ -383,7 +409,11 @@ class FollowedCatalog:
             return candidates[0]
         own = self._own_name(file)
         name, number = own, 0
-        while name in self._bound or (name in self._known and file.codec is None):
+        while name in self._bound or (
+            # A compressed file is read on under its own name, if it is the one that had it.
+            (at := self._known.get(name)) is not None
+            and (file.codec is None or not _begins_so(head, self._seconds.get((name, at.generation))))
+        ):
             number += 1
             name = f"{own}~{number}"
         return name
@@ -396,20 +426,32 @@ class FollowedCatalog:
         own = self._own_name(file)
         return own in self._known or own in self._bound
 
-    def _in_no_file(self, file: _File, head: bytes, now: float) -> list[str] | None:
+    def _in_no_file(
+        self, file: _File, head: bytes, now: float, unknown: Sequence[tuple[_File, bytes]]
+    ) -> list[str] | None:
         """Known contents that begin alike, as far as they are in no file; None: it has one, or is to wait."""
-        candidates = []
+        candidates: list[str] = []
         lengths = {length for length, _ in self._by_print if length <= len(head)}
         prints = {(length, _digest(head[:length])) for length in lengths}
-        for name in {name for one in prints for name in self._by_print.get(one, ())}:
+        names = {name for one in prints for name in self._by_print.get(one, ())}
+        # What is there is asked first: a copy waits, whatever else begins alike and is gone.
+        for there in [self._bound[name] for name in sorted(names & self._bound.keys())]:
+            if there.is_there and self._is_still(there) and self._waits_for(file, there, head, now):
+                return None
+        # Then that of which most is known.
+        for name in sorted(names, key=self._how_much_is_known, reverse=True):
             live = self._bound.get(name)
             if live is None:
                 at = self._known.get(name)
-                if at is not None and (file.codec is not None or at.offset <= file.size):
+                if (
+                    at is not None
+                    and (file.codec is not None or at.offset <= file.size)
+                    and (found := _NAME.fullmatch(name.removeprefix(self._prefix))) is not None
+                    and self._may_be_this(name, at, head, int(found[2]))
+                ):
                     candidates.append(name)
-            elif live.is_there and self._is_still(live):
-                if self._waits_for(file, live, now):
-                    return None
+            elif live.is_there:
+                continue
             elif (
                 live.key is None
                 and live.codec is None
@@ -417,14 +459,46 @@ class FollowedCatalog:
                 and name.startswith(f"{self._prefix}{_inode(file)}/")
             ):
                 # It was cut, begins with the same line again, and there is no copy.
-                self._begin_anew(live, file)
+                if not any(self._goes_on_in(live, other, its) for other, its in unknown if other is not file):
+                    self._begin_anew(live, file)
                 return None
-            elif file.codec is not None or (live.reading is not None and live.reading.position <= file.size):
+            elif self._goes_on_in(live, file, head):
                 self._move(live, file)
                 return None
         return candidates
 
-    def _begin(self, file: _File, name: str, *, at_end: bool) -> None:
+    def _may_be_this(self, name: str, at: Position, head: bytes, length: int, *, is_whole: bool = True) -> bool:
+        """May a content be the known one? What got beyond its print and has no second one was lost, and is over."""
+        second = self._seconds.get((name, at.generation))
+        return _begins_so(head, second, is_whole=is_whole) and (second is not None or at.offset <= length)
+
+    def _how_much_is_known(self, name: str) -> tuple[bool, int, str]:
+        live = self._bound.get(name)
+        if live is not None and live.reading is not None:
+            return live.second is not None, live.reading.position, name
+        at = self._known.get(name)
+        return (False, 0, name) if at is None else ((name, at.generation) in self._seconds, at.offset, name)
+
+    def _goes_on_in(self, live: _File, file: _File, head: bytes) -> bool:
+        """May a content that is in no file any more be the one of this file? It begins alike."""
+        reading = live.reading
+        # What got beyond its print and has no second one was lost.
+        if reading is None or (live.second is None and reading.position > live.print_[0]):
+            return False
+        if not _begins_so(head, live.second):
+            return False
+        if file.codec is not None or reading.position > file.size or not live.tail:
+            return file.codec is not None or reading.position <= file.size
+        try:
+            content = LocalFile(file.path)
+        except OSError:
+            return False
+        try:
+            return content.read(reading.position - len(live.tail), len(live.tail)) == live.tail
+        finally:
+            content.close()
+
+    def _begin(self, file: _File, name: str, head: bytes, *, at_end: bool) -> None:
         """Put the origin of a new name down, where it is not to go in with the first block."""
         if not at_end:
             if not self._sharing.is_alone and self._is_ours(file):
@@ -432,7 +506,13 @@ class FollowedCatalog:
                 self._known[name] = self._positions.open_partition(self.source, name, 0)
         # It was there before the stream was first read: only what comes is.
         elif file.codec is None:
-            self._known[name] = self._positions.open_partition(self.source, name, self._last_line_end(file))
+            at = self._known[name] = self._positions.open_partition(self.source, name, self._last_line_end(file))
+            length = min(at.offset, len(head))
+            if length > file.print_[0]:
+                second = (length, _digest(head[:length]))
+                self._seconds[name, at.generation] = second
+                marker = _second_name(name, at.generation, second)
+                self._known[marker] = self._positions.open_partition(self.source, marker, 0)
         elif file.marker is not None:
             self._known[file.marker] = self._positions.open_partition(self.source, file.marker, 0)
             file.done = True
@@ -447,11 +527,12 @@ class FollowedCatalog:
             self._changed.append(reading)
         self._drop(old)
         self._bind(file, reading)
+        file.second = None
 
-    def _waits_for(self, file: _File, live: _File, now: float) -> bool:
+    def _waits_for(self, file: _File, live: _File, head: bytes, now: float) -> bool:
         """Is this a copy of a file that is there yet, made to take its place?"""
         if file.codec is not None:
-            return live.codec is None
+            return live.codec is None and _begins_with(live.path, head)
         if live.codec is not None or not _same_overlap(file.path, live.path):
             return False
         if file.held_since is None:
@@ -491,7 +572,10 @@ class FollowedCatalog:
             raw = content.read(0, _PRINT_BYTES)
             if file.codec is None:
                 return raw, None
-            marker = f"{self._prefix}z{content.stat.st_size}-{_digest(raw)}"
+            # Its end has a checksum of all of it.
+            size = content.stat.st_size
+            end = content.read(max(0, size - _PRINT_BYTES), _PRINT_BYTES)
+            marker = f"{self._prefix}z{size}-{_digest(raw + end)}"
         finally:
             content.close()
         unpacked = DecompressedFile(lambda: pa.OSFile(file.path), file.codec)
@@ -517,6 +601,7 @@ class FollowedCatalog:
     def _bind(self, file: _File, reading: Reading) -> None:
         file.reading = reading
         file.registered = reading.logged
+        file.second = self._seconds.get((reading.name, reading.generation))
         self._bound[reading.name] = file
         if not file.done:
             self._by_print.setdefault(file.print_, set()).add(reading.name)
@@ -531,6 +616,7 @@ class FollowedCatalog:
         self._bound.pop(file.reading.name, None)
         file.reading = None
         file.held_since = None
+        file.second = None
         file.tail = b""
         file.waits_at = -1
 
@@ -547,7 +633,8 @@ class FollowedCatalog:
         live.size, live.mtime_ns, live.grown_at = file.size, file.mtime_ns, file.grown_at
         live.gone_since = live.failed = None
         live.waits_at = -1
-        live.tail = b""
+        if live.codec is not None:
+            live.tail = b""
         # What was too long a line there is one here, and is begun again.
         live.reading.large = None
         assert file.key is not None
@@ -580,6 +667,11 @@ class FollowedCatalog:
             if file.gone_since is None:
                 continue
             if file.reading is None or not file.ours:
+                if file.reading is None and file.codec is None and file.size and file.held_since is None:
+                    self._receiver.report_error(
+                        f"{file.path} is gone: its {file.size} bytes were seen and not read, for it had not the whole "
+                        "lines yet that tell it apart; they are lost",
+                    )
                 self._drop(file)
             elif now - file.gone_since >= _COPY_SECONDS and not self._has_more(file, now):
                 self._lose(file, f"{file.path} is gone: what was seen of it and not read")
@@ -634,9 +726,13 @@ class FollowedCatalog:
         self._gone = {
             name: self._gone.get(name, now)
             for name in self._known
-            if name not in there and self._sharing.is_ours(name.rpartition("-")[2].partition("~")[0])
+            if name not in there
+            and _SECOND.fullmatch(name) is None
+            and self._sharing.is_ours(name.rpartition("-")[2].partition("~")[0])
         }
         old = [name for name, since in self._gone.items() if now - since >= self._settings.forget_after]
+        # A second print is of use for as long as its content is known.
+        old += [name for name in self._known if (found := _SECOND.fullmatch(name)) and found[1] not in self._known]
         if old and any(file.is_there for file in self._files.values()):
             self._positions.forget(self.source, old)
             self._learn(self._positions.all_of(self.source))
@@ -686,6 +782,7 @@ class FollowedCatalog:
         if reading.position != at:
             begin = max(0, reading.position - _TAIL_BYTES)
             file.tail = content.read(begin, reading.position - begin)
+            self._print_again(file, reading, lambda: content.read(0, _PRINT_BYTES))
             # What is shown to be there may be more than what was seen by the last look.
             file.size = max(file.size, reading.position)
         return part if part.batch is not None or part.letters or reading.position != at else None
@@ -708,7 +805,7 @@ class FollowedCatalog:
 
     def _is_as_it_was(self, file: _File, content: LocalFile, at: int) -> bool:
         """Does it begin as it did, and does what was read last still end where it did?"""
-        length, digest = file.print_
+        length, digest = file.second or file.print_
         before = max(0, at - len(file.tail))
         return (
             content.stat.st_size >= at
@@ -729,7 +826,19 @@ class FollowedCatalog:
             file.done = True
             self._decompressed.close(reading.name)
             return None
+        # Of a stream of its own: this one does not go back.
+        self._print_again(file, reading, lambda: self._head(file)[0])
         return part
+
+    def _print_again(self, file: _File, reading: Reading, head: Callable[[], bytes]) -> None:
+        """The second print, with the first block that has more of the content than its print."""
+        length = min(reading.position, _PRINT_BYTES)
+        if file.second is not None or length <= file.print_[0]:
+            return
+        file.second = (length, _digest(head()[:length]))
+        name = _second_name(reading.name, reading.generation, file.second)
+        if name not in self._known:
+            reading.before.append(OffsetLink(self.source, name, 0, ORIGIN, 0, LinkKind.ORIGIN))
 
     def _last_line_end(self, file: _File) -> int:
         content = LocalFile(file.path)
@@ -751,7 +860,12 @@ class FollowedCatalog:
         self._known = {name: at for name, at in known.items() if name.startswith(self._prefix)}
         self._by_print = {}
         self._by_inode = {}
+        self._seconds = {}
         for name in self._known:
+            second = _SECOND.fullmatch(name)
+            if second is not None:
+                self._seconds[second[1], int(second[2])] = (int(second[3]), second[4])
+                continue
             found = _NAME.fullmatch(name.removeprefix(self._prefix))
             if found is not None:
                 self._by_print.setdefault((int(found[2]), found[3]), set()).add(name)
@@ -775,6 +889,18 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
+def _second_name(name: str, generation: int, second: Print) -> str:
+    return f"{name}+{generation}:{second[0]}-{second[1]}"
+
+
+def _begins_so(head: bytes, second: Print | None, *, is_whole: bool = True) -> bool:
+    """Has a content this second print, as far as there is one? ``is_whole``: it is to be as long as that."""
+    if second is None:
+        return True
+    length, digest = second
+    return _digest(head[:length]) == digest if len(head) >= length else not is_whole
+
+
 def _inode(file: _File) -> str:
     return f"{0 if file.key is None else file.key[1]:x}"
 
@@ -792,6 +918,20 @@ def _base_of(pattern: str) -> str:
     parts = pattern.split("/")
     wild = next((n for n, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
     return "/".join(parts[:wild]) or "/"
+
+
+def _begins_with(path: str, head: bytes) -> bool:
+    """Has a file this beginning? True where that can't be seen: who asks waits."""
+    try:
+        content = LocalFile(path)
+    except OSError:
+        return True
+    try:
+        return content.read(0, len(head)) == head
+    except OSError:
+        return True
+    finally:
+        content.close()
 
 
 def _same_overlap(one: str, other: str) -> bool:

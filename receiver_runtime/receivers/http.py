@@ -30,8 +30,10 @@ class HttpReceiver(Receiver):
         """Start a server."""
         server = HttpServer(self, self._source, self._routes)
         with self._lock:
-            self._server = server
-        server.start()
+            # Said before on_stop is called: nobody would end this one.
+            if not self.is_stopped():
+                self._server = server
+                server.start()
 
     def on_stop(self) -> None:
         """End it; returns when everybody is answered and the port is free. Safe twice."""

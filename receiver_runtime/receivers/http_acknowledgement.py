@@ -85,6 +85,11 @@ class Waiting:
             return pa.array(self.keys, pa.string())
         return None
 
+    def only_key(self) -> str | None:
+        """The key that all its records have, which stands for the request; None where there is none."""
+        keys = {self.request_key} if self.keys is None or self.request_key is not None else set(self.keys)
+        return keys.pop() if len(keys) == 1 else None
+
 
 def batch_of(group: Sequence[Waiting]) -> pa.RecordBatch:
     """The records of requests, in order, with the source's columns."""

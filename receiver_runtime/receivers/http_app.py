@@ -1,7 +1,8 @@
 """What is done with one request: who sends, how much, what it is, where it goes, and the answer.
 
-Runs on the server's loop; what takes long (large bodies, dead letters, a full buffer) goes to two threads. Decides
-nothing about blocks: ``http_acknowledgement`` does. Order of the checks: the cheapest first, and nothing is read of a
+Runs on the server's loop; what takes long goes to threads: large bodies, and apart from them what may wait for the
+driver log or the disk, dead letters and a full buffer, each to its own. Decides nothing about blocks:
+``http_acknowledgement`` does. Order of the checks: the cheapest first, and nothing is read of a
 body that is not wanted.
 """
 
@@ -65,7 +66,6 @@ _ASKED = frozenset({"/health", "/ready", http_description.PATH})
 _ACKS = frozenset({"registered", "buffered"})
 #: Of the rate limiter: what it gives for a tenth of a second.
 _PIECES_PER_SECOND = 10
-_NO_LIMIT = 2**40
 
 
 class RefusedError(Exception):
@@ -99,11 +99,15 @@ class HttpApp:
         self._acknowledgement = acknowledgement
         self._description = http_description.describe(source, receiver.supervisor.stream_name, routes)
         self._tokens = [token.encode() for token in tokens]
-        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http worker")
+        # Parsers never wait; the others do, and not for the same.
+        self._parsers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http parser")
+        self._asiders = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http dead letters")
+        self._bufferers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http buffer")
         self.draining = asyncio.Event()
-        # Of bodies that are being read, and when each is given up.
+        # Of bodies that are being read.
         self._body_bytes = 0
-        self._readings: set[asyncio.Timeout] = set()
+        # When what is waited for is given up: bodies, dead letters, registrations.
+        self._timeouts: set[asyncio.Timeout] = set()
         self._buffering_bytes = 0
         self._open_requests = 0
         #: Set while no request is under way.
@@ -143,13 +147,15 @@ class HttpApp:
 
     def close(self) -> None:
         """Let the threads go. The loop has ended."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._parsers, self._asiders, self._bufferers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
-    def give_up_reading(self) -> None:
-        """Refuse the requests whose bodies have not come whole."""
+    def give_up_waiting(self) -> None:
+        """Refuse the requests whose bodies have not come whole, or whose records are not safe yet."""
         now = asyncio.get_running_loop().time()
-        for reading in self._readings:
-            reading.reschedule(now)
+        for timeout in self._timeouts:
+            if not timeout.expired():
+                timeout.reschedule(now)
 
     # -- what is asked about the receiver ----------------------------------------------------------------------------
 
@@ -190,16 +196,15 @@ class HttpApp:
                 f"{self._source.max_waiting_bytes}: send again in a moment",
                 _RETRY_SECONDS,
             )
-        piece = self._supervisor.piece(_NO_LIMIT, 0)
-        if piece < _NO_LIMIT:
-            rate = piece * _PIECES_PER_SECOND
-            records = self._acknowledgement.waiting_records
-            if records > rate * _MOST_RATE_SECONDS:
-                return Refused(
-                    HTTPStatus.TOO_MANY_REQUESTS,
-                    f"{records} records wait, at a rate limit of about {rate} a second: send more slowly",
-                    math.ceil(records / rate),
-                )
+        records = self._acknowledgement.waiting_records
+        # Of records, or of bytes, and then of records as large as these.
+        rate = self._supervisor.piece(records, self._acknowledgement.waiting_bytes) * _PIECES_PER_SECOND
+        if records > rate * _MOST_RATE_SECONDS:
+            return Refused(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"{records} records wait, at a rate limit of about {rate} a second: send more slowly",
+                math.ceil(records / rate),
+            )
         return None
 
     # -- one request -------------------------------------------------------------------------------------------------
@@ -261,7 +266,7 @@ class HttpApp:
         # Decompressed it may be much more than what came.
         if (too_much := self._too_much(waiting.nbytes)) is not None:
             raise RefusedError(too_much)
-        rejected, why = await self._put_aside(parsed)
+        rejected, why = await self._put_aside(parsed, waiting)
         if not waiting.bodies:
             answered = Answered(0, 0, rejected, why, buffered)
         elif buffered:
@@ -334,7 +339,7 @@ class HttpApp:
         is_whole = False
         # What has come is counted, not what is promised: a body that never comes keeps nobody out.
         reading = asyncio.timeout(self._source.request_timeout)
-        self._readings.add(reading)
+        self._timeouts.add(reading)
         try:
             async with reading:
                 while not body.is_over:
@@ -365,7 +370,7 @@ class HttpApp:
                 "or less at once",
             ) from None
         finally:
-            self._readings.discard(reading)
+            self._timeouts.discard(reading)
             if not is_whole:
                 self._body_bytes -= size
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -377,10 +382,7 @@ class HttpApp:
 
         if len(data) <= _PARSE_ON_LOOP_BYTES and encoding is None:
             return parse()
-        return await self._in_thread(parse)
-
-    async def _in_thread(self, action: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._workers, action)
+        return await _in_thread(self._parsers, parse)
 
     def _waiting(self, parsed: Pushed | Plain, path: str, headers: Headers, key: str | None) -> Waiting:
         kept = self._kept(headers)
@@ -419,13 +421,22 @@ class HttpApp:
                 kept[name] = f"{kept[name]}, {text}" if name in kept else text
         return kept or None
 
-    async def _put_aside(self, parsed: Pushed | Plain) -> tuple[int, str]:
-        """Dead letters are durable and recorded before their request is answered; the first one's why."""
+    async def _put_aside(self, parsed: Pushed | Plain, waiting: Waiting) -> tuple[int, str]:
+        """Dead letters are durable and recorded before their request is answered; the first one's why.
+
+        And before its records are, so that a request whose key is known has put its own aside already.
+        """
         if not parsed.rejected:
             return 0, ""
         letters = [DeadLetter(one.reason, one.data) for one in parsed.rejected if one.data]
+        key = waiting.only_key()
+
+        def put_aside() -> None:
+            if key is None or not self._supervisor.known_keys([key]):
+                self._receiver.store_dead_letters(letters)
+
         async with self._in_time():
-            await self._in_thread(lambda: self._receiver.store_dead_letters(letters))
+            await _in_thread(self._asiders, put_aside)
         return len(parsed.rejected), parsed.rejected[0].why
 
     async def _register(self, waiting: Waiting, rejected: int, why: str) -> Answered:
@@ -436,14 +447,18 @@ class HttpApp:
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
         """What the driver log, or the disk, is to say within ``acknowledgement_timeout``."""
-        timeout = self._source.acknowledgement_timeout
+        seconds = self._source.acknowledgement_timeout
+        timeout = asyncio.timeout(seconds)
+        self._timeouts.add(timeout)
         try:
-            async with asyncio.timeout(timeout):
+            async with timeout:
                 yield
         except TimeoutError:
+            if self.draining.is_set() and (not_now := self._not_now()) is not None:
+                raise RefusedError(not_now) from None
             raise _refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                f"the records were not registered within acknowledgement_timeout ({timeout:g} s), and may be yet: send "
+                f"the records were not registered within acknowledgement_timeout ({seconds:g} s), and may be yet: send "
                 "again with the same Idempotency-Key",
                 retry_after=_AWAY_RETRY_SECONDS,
             ) from None
@@ -458,6 +473,8 @@ class HttpApp:
                 retry_after=_RETRY_SECONDS,
                 connection="close",
             ) from error
+        finally:
+            self._timeouts.discard(timeout)
 
     async def _buffer(self, waiting: Waiting) -> None:
         """To the block generator: a block of its own, which a successor's salvage registers."""
@@ -474,13 +491,17 @@ class HttpApp:
                 )
             self._buffering_bytes += batch.nbytes
             try:
-                await self._in_thread(lambda: self._receiver.store_buffered(batch))
+                await _in_thread(self._bufferers, lambda: self._receiver.store_buffered(batch))
             finally:
                 self._buffering_bytes -= batch.nbytes
         except GeneratorStateError as error:
             raise _refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the receiver is stopping: send again", retry_after=_RETRY_SECONDS
             ) from error
+
+
+async def _in_thread(threads: ThreadPoolExecutor, action: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, action)
 
 
 class _Endpoint:

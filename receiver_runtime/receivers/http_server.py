@@ -138,7 +138,7 @@ class HttpServer:
         seconds = self._receiver.supervisor.settings.receiver_stop_timeout * _DRAIN_SHARE
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(app.quiet.wait(), seconds)
-        app.give_up_reading()
+        app.give_up_waiting()
         acknowledgement.give_up()
 
     def _configuration(self, app: HttpApp, context: ssl.SSLContext | None) -> uvicorn.Config:

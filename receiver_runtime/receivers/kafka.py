@@ -41,8 +41,10 @@ class KafkaReceiver(Receiver):
         """Start a reader."""
         reader = KafkaReader(self, self._source, None if self._as_objects else open_library())
         with self._lock:
-            self._reader = reader
-        reader.start()
+            # Said before on_stop is called: nobody would end this one.
+            if not self.is_stopped():
+                self._reader = reader
+                reader.start()
 
     def on_stop(self) -> None:
         """End it; returns when what it handed on is registered, and it has left its group. Safe twice."""

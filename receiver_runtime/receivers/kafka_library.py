@@ -40,6 +40,9 @@ _CONSUMER = 1
 _NO_ENTRY = -156
 _DESTROY_AT_ONCE = 8
 _TEXT_BYTES = 512
+# A column of Arrow's can't have more than 2 GiB, and its cast does not say so: a batch has no more than this, unless
+# one record alone has.
+_MOST_BYTES = 2**30
 # Arrow keeps what is so short in the view itself.
 _INLINE_BYTES = 12
 _SEGMENT_BITS = 30
@@ -84,9 +87,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What one call brought."""
+    """What one call brought, in order; mostly it is one batch."""
 
-    records: Records | None
+    records: Sequence[Records]
     bad: Sequence[BadRecord]
     faults: Sequence[Fault]
 
@@ -227,7 +230,7 @@ class ColumnFetcher:
             self._buffer = np.zeros(most, np.int64)
         got = self._calls.consume_batch_queue(self._queue, int(seconds * 1000), self._buffer.ctypes.data, most)
         if got <= 0:
-            return Fetched(None, (), ())
+            return Fetched((), (), ())
         messages = self._buffer[:got]
         addresses = messages.tolist()
         try:
@@ -260,7 +263,7 @@ class ColumnFetcher:
             messages, words = messages[~failed], words[:, ~failed]
             addresses = messages.tolist()
         if not len(messages):
-            return Fetched(None, (), faults)
+            return Fetched((), (), faults)
         self._compare(addresses, words)
         found, unreadable = self._headers(addresses, words[self._layout.headers_bytes].astype(np.int32))
         bad: list[BadRecord] = []
@@ -270,9 +273,32 @@ class ColumnFetcher:
             keep[unreadable] = False
             words = words[:, keep]
             found = {int(row - np.count_nonzero(~keep[:row])): of_one for row, of_one in found.items()}
+        batches: list[Records] = []
+        first = 0
+        for end in self._ends(words):
+            of_batch = {row - first: of_one for row, of_one in found.items() if first <= row < end}
+            batches.append(self._batch(words[:, first:end], of_batch))
+            first = end
+        return Fetched(batches, bad, faults)
+
+    def _ends(self, words: NDArray[np.int64]) -> Sequence[int]:
+        """Where each batch ends."""
+        headers = words[self._layout.headers_bytes].astype(np.int32)
+        totals = np.cumsum(words[_VALUE_SIZE] + words[_KEY_SIZE] + headers)
+        rows = len(totals)
+        if not rows or totals[-1] <= _MOST_BYTES:
+            return [rows] if rows else []
+        ends: list[int] = []
+        passed = 0
+        while (first := ends[-1] if ends else 0) < rows:
+            ends.append(max(first + 1, int(np.searchsorted(totals, passed + _MOST_BYTES, side="right"))))
+            passed = int(totals[ends[-1] - 1])
+        return ends
+
+    def _batch(self, words: NDArray[np.int64], found: dict[int, list[tuple[str, bytes | None]]]) -> Records:
         rows = words.shape[1]
         topics, codes = _distinct(words[_TOPIC])
-        records = make_records(
+        return make_records(
             keys=_binary(words[_KEY], words[_KEY_SIZE]),
             values=_binary(words[_VALUE], words[_VALUE_SIZE]),
             names=[self._calls.topic_name(topic).decode() for topic in topics.tolist()],
@@ -282,7 +308,6 @@ class ColumnFetcher:
             times=words[self._layout.time],
             headers=headers_column([found.get(row) for row in range(rows)]) if found else pa.nulls(rows, HEADERS),
         )
-        return Fetched(records, bad, faults)
 
     def _fault(self, address: int, words: NDArray[np.int64]) -> Fault:
         topic = self._calls.topic_name(int(words[_TOPIC])).decode() if words[_TOPIC] else ""

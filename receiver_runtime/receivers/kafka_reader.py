@@ -214,7 +214,8 @@ class KafkaReader:
             return
         good = [message for message in messages if self._is_record(message)]
         if good:
-            self._take(*records_of(good))
+            found, bad = records_of(good)
+            self._take([found], bad)
 
     def _read_columns(self, fetcher: ColumnFetcher) -> None:
         # Partitions come and go in here alone. What it fetched before it was paused is the fetcher's to bring.
@@ -224,7 +225,7 @@ class KafkaReader:
         fetched = fetcher.fetch(self._at_once(), min(self._supervisor.settings.block_interval, _LONGEST_FETCH))
         for fault in fetched.faults:
             self._on_partition_error((fault.topic, fault.partition), KafkaError(fault.code, fault.message))
-        if fetched.records is not None:
+        if fetched.records or fetched.bad:
             self._take(fetched.records, fetched.bad)
 
     def _read_unreliably(self) -> None:
@@ -256,17 +257,25 @@ class KafkaReader:
             self._settle()
             self._partitions[key] = self._open(*key)
             self._unsure.add(key)
+            if not self._partitions[key].links:
+                # The position is there again, but what is behind it may be another log: one that was cut, and grew.
+                self._receiver.report_error(
+                    "Kafka says an error, reading goes on from the position", KafkaException(error)
+                )
         elif error.fatal():
             raise KafkaException(error)
         else:
             self._receiver.report_error("Kafka says an error", KafkaException(error))
 
-    def _take(self, found: Records, bad: Sequence[BadRecord]) -> None:
+    def _take(self, found: Sequence[Records], bad: Sequence[BadRecord]) -> None:
         """Hand over what is next of each partition."""
         self._note_answer()
         self._keep_aside([one for one in bad if self._is_next(one)])
-        if not found.batch.num_rows:
-            return
+        for one in found:
+            if one.batch.num_rows and not self._conflict:
+                self._take_batch(one)
+
+    def _take_batch(self, found: Records) -> None:
         self._bytes_each = max(1.0, found.batch.nbytes / found.batch.num_rows)
         next_ones = {key: partition.position for key, partition in self._partitions.items()}
         runs = [taken for run in found.runs if (taken := self._next_of(run, found.offsets, next_ones)) is not None]

@@ -461,14 +461,17 @@ class KeyedHandOver:
             # One may have parts in several blocks.
             submits = [part.submit for block in self._blocks for part in block.parts] + list(self._queue)
             failed = {id(submit): submit for submit in submits}
-            refused = [block.future for block in self._blocks if block.future is not None and block.future.done()]
+            stored = [block.future for block in self._blocks if block.future is not None]
             self._blocks.clear()
             self._queue.clear()
             self._keys.clear()
             self._submits = self._bytes = self._rows_waiting = self._bytes_waiting = 0
         for submit in failed.values():
             submit.future.set_exception(error)
-        if any(isinstance(future.exception(), DuplicateKeysError) for future in refused):
+        with self._supervisor.handing_over():
+            # Also what is under way yet may be refused for a key.
+            wait(stored)
+        if any(isinstance(future.exception(), DuplicateKeysError) for future in stored):
             # Others wait for it.
             with suppress(Exception):
                 self._supervisor.go_on_after_conflict()

@@ -41,8 +41,10 @@ class MqttReceiver(Receiver):
         """Start a reader."""
         reader = MqttReader(self, self._source, self._session)
         with self._lock:
-            self._reader = reader
-        reader.start()
+            # Said before on_stop is called: nobody would end this one.
+            if not self.is_stopped():
+                self._reader = reader
+                reader.start()
 
     def on_stop(self) -> None:
         """End it; returns when all that was read is handed on, and the connection is closed. Safe twice."""

@@ -1,22 +1,25 @@
-"""Paho's client, with three things put right; and how it is set up for a source.
+"""Paho's client, with four things put right; and how it is set up for a source.
 
 - Of QoS 2, paho answers PUBREC at once, which makes the broker forget the message, and hands the message on later,
   from memory: a process that is killed loses it, with ``manual_ack`` too. Here the message is handed on when it comes,
   PUBREC is sent by ``acknowledge``, and PUBCOMP when the broker asks (MQTT 5, 4.3.3: initiate onward delivery first).
 - A TLS handshake that fails closes its socket, where paho leaves it open; and the name in the certificate may be given.
 - A client that was given up while it was connecting sends no CONNECT any more: it would take the session from the next.
+- A message with properties that paho does not take (it refuses U+FEFF, which MQTT 5 allows) ends paho's connection, and
+  comes again on the next, for ever. Here it is handed on: with its properties, or as one that can't be decoded.
 
 Owns one connection and no thread; all but ``give_up`` is for the one thread that drives it.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any
 
-from paho.mqtt.client import Client
+from paho.mqtt.client import Client, MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
+from paho.mqtt.properties import MQTTException, Properties, VariableByteIntegers  # type: ignore[attr-defined]
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from receiver_runtime.receivers.tcp import client_context
@@ -39,6 +42,10 @@ _METHODS = (
 _FIELDS = ("_in_message_mutex", "_in_messages", "_in_packet", "_ssl_context")
 _ONCE = 1
 _TWICE = 2
+# What paho raises for a packet that it makes no sense of.
+_MALFORMED = (MQTTException, ValueError, LookupError, struct.error)
+# Of properties: a string, and a pair of them.
+_STRINGS = {"UTF-8 Encoded String": 1, "UTF-8 String Pair": 2}
 # Retained messages come with a subscription that is new, not with every connection.
 _IF_NEW = 1
 
@@ -49,6 +56,29 @@ class UnknownPahoError(Exception):
 
 class GivenUpError(Exception):
     """The receiver was stopped while it was connecting."""
+
+
+class UndecodableMessage(MQTTMessage):
+    """A message whose properties are no text where they should be; it has none here."""
+
+
+class TolerantProperties(Properties):
+    """With any text in strings: what senders may put there is the broker's to check."""
+
+    def readProperty(self, buffer: bytes, type: int, propslen: int) -> tuple[Any, int]:  # noqa: A002, N802  as its parent's
+        strings = _STRINGS.get(self.types[type])
+        if strings is None:
+            found: tuple[Any, int] = super().readProperty(buffer, type, propslen)  # type: ignore[no-untyped-call]
+            return found
+        read: list[str] = []
+        at = 0
+        for _ in range(strings):
+            end = at + 2 + int.from_bytes(buffer[at : at + 2], "big")
+            if end > propslen:
+                raise ValueError(f"a string up to byte {end} of {propslen}")
+            read.append(bytes(buffer[at + 2 : end]).decode())
+            at = end
+        return (read[0] if strings == 1 else tuple(read)), at
 
 
 class MqttClient(Client):
@@ -70,6 +100,7 @@ class MqttClient(Client):
         #: Messages and releases so far: whether a read has brought anything.
         self.packets = 0
         self._given_up = False
+        self._is_decoded = False
         self._source = source
         self.connect_timeout = source.connect_timeout
         if source.username is not None:
@@ -135,9 +166,20 @@ class MqttClient(Client):
             raise
         return connection
 
+    def _handle_on_message(self, message: MQTTMessage) -> None:
+        self._is_decoded = True
+        super()._handle_on_message(message)
+
     def _handle_publish(self) -> MQTTErrorCode:
         self.packets += 1
-        answer = super()._handle_publish()
+        self._is_decoded = False
+        try:
+            answer = super()._handle_publish()
+        except _MALFORMED:
+            if self._is_decoded or not self.is_v5:
+                raise
+            self._handle_on_message(decoded(self._in_packet["command"], bytes(self._in_packet["packet"])))
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
         with self._in_message_mutex:
             # It keeps those of QoS 2 until PUBREL.
             kept, self._in_messages = list(self._in_messages.values()), type(self._in_messages)()
@@ -158,6 +200,28 @@ class MqttClient(Client):
 
     def on_release(self, mid: int) -> None:
         """The broker has forgotten a message of QoS 2; its id may come again. To be set."""
+
+
+def decoded(command: int, packet: bytes) -> MQTTMessage:
+    """A PUBLISH of MQTT 5, whatever is in its properties. Raises ValueError where they don't end within it."""
+    qos = command >> 1 & 3
+    topic_end = 2 + int.from_bytes(packet[:2], "big")
+    properties_at = topic_end + (2 if qos else 0)
+    length, width = VariableByteIntegers.decode(packet[properties_at:])  # type: ignore[no-untyped-call]
+    end = properties_at + width + length
+    if end > len(packet):
+        raise ValueError(f"a PUBLISH of {len(packet)} bytes with properties up to its byte {end}")
+    properties: TolerantProperties | None = TolerantProperties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    kind = MQTTMessage
+    try:
+        properties.unpack(packet[properties_at:end])  # type: ignore[union-attr]
+    except _MALFORMED:
+        properties, kind = None, UndecodableMessage
+    message = kind(int.from_bytes(packet[topic_end:properties_at], "big"), packet[2:topic_end])
+    message.dup, message.qos, message.retain = bool(command & 8), qos, bool(command & 1)
+    message.properties = properties
+    message.payload = packet[end:]
+    return message
 
 
 def _do_nothing(*_: object) -> None:

@@ -26,7 +26,7 @@ import structlog
 from receiver_runtime.block_handler import DeadLetter
 from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
-from receiver_runtime.receivers.mqtt_client import GivenUpError, MqttClient
+from receiver_runtime.receivers.mqtt_client import GivenUpError, MqttClient, UndecodableMessage
 from receiver_runtime.receivers.mqtt_records import batch_of, keys_of, pieces
 
 if TYPE_CHECKING:
@@ -379,6 +379,8 @@ class MqttReader:
     def _fault(self, message: MQTTMessage) -> DeadLetterReason | None:
         if len(message.payload) > self._source.max_record_bytes:
             return DeadLetterReason.RECORD_TOO_LARGE
+        if isinstance(message, UndecodableMessage):
+            return DeadLetterReason.INVALID_ENCODING
         try:
             message.topic.encode()
         except UnicodeError:

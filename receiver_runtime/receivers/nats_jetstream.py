@@ -13,7 +13,7 @@ from receiver_runtime.sources.base import SourceError, SourceRule
 from receiver_runtime.sources.nats_jetstream import NatsJetStream
 
 try:
-    from receiver_runtime.receivers.nats_reader import NatsReader
+    from receiver_runtime.receivers.nats_reader import KnownConsumer, NatsReader
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "nats":
         raise
@@ -32,15 +32,18 @@ class NatsJetStreamReceiver(Receiver):
     def __init__(self, source: NatsJetStream) -> None:
         super().__init__()
         self._source = source
+        self._known = KnownConsumer()
         self._lock = threading.Lock()
         self._reader: NatsReader | None = None
 
     def on_start(self) -> None:
         """Start a reader."""
-        reader = NatsReader(self, self._source)
+        reader = NatsReader(self, self._source, self._known)
         with self._lock:
-            self._reader = reader
-        reader.start()
+            # Said before on_stop is called: nobody would end this one.
+            if not self.is_stopped():
+                self._reader = reader
+                reader.start()
 
     def on_stop(self) -> None:
         """End it; returns when what was read is registered and acknowledged, and the connection closed. Safe twice."""

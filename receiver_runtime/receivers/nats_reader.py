@@ -19,6 +19,7 @@ import contextlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,10 @@ from receiver_runtime.receivers.tcp import client_context
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
+    from datetime import datetime
 
     from nats.aio.msg import Msg
+    from nats.js.api import ConsumerInfo
 
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
     from receiver_runtime.receivers.nats_jetstream import NatsJetStreamReceiver
@@ -47,6 +50,8 @@ _log = structlog.get_logger(__name__)
 _MOST_MESSAGES = 5_000
 _LEAST_MESSAGES = 10
 _REQUEST_SECONDS = 1.0
+# Of a message, besides what the server counts as its payload.
+_ENVELOPE_BYTES = 64 * 1024
 # What comes so close together is handed over together.
 _GATHERING_SECONDS = 0.005
 # For room to read more, and between looks at whether it is to stop.
@@ -63,13 +68,25 @@ class NatsError(ConnectionError):
     """The server ended the connection, or what was asked of it."""
 
 
+@dataclass(slots=True)
+class KnownConsumer:
+    """What was seen of the consumer last: for when it is gone. Outlives readers.
+
+    ``made`` is the stream's time of making, None before the first look; all up to ``acknowledged`` was.
+    """
+
+    made: datetime | None = None
+    acknowledged: int = 0
+
+
 class NatsReader:
     """See the module. ``start`` and ``stop`` once."""
 
-    def __init__(self, receiver: NatsJetStreamReceiver, source: NatsJetStream) -> None:
+    def __init__(self, receiver: NatsJetStreamReceiver, source: NatsJetStream, known: KnownConsumer) -> None:
         self._receiver = receiver
         self._supervisor = receiver.supervisor
         self._source = source
+        self._known = known
         self._hand_over = KeyedHandOver(self._supervisor, most_in_flight=_MOST_UNDER_WAY)
         self._stopping = threading.Event()
         self._settled = threading.Event()
@@ -80,6 +97,8 @@ class NatsReader:
         self._coming: list[Delivered] = []
         self._came = asyncio.Event()
         self._request_left = 0
+        self._requested = 0
+        self._most_bytes = 0
         self._acknowledging: set[asyncio.Task[None]] = set()
         self._held: dict[str, Delivered] = {}
         self._bytes_each = 1000.0
@@ -141,16 +160,18 @@ class NatsReader:
             **self._login(),
         )
         jetstream = self._client.jetstream(timeout=source.connect_timeout)
+        about = await jetstream.stream_info(source.stream)
         try:
             consumer = await jetstream.consumer_info(source.stream, source.durable)
         except NotFoundError:
-            # Whether the stream is there: it says so by its name.
+            policy, first = self._where_to_begin(about.created)
             consumer = await jetstream.add_consumer(
                 source.stream,
                 ConsumerConfig(
                     name=source.durable,
                     durable_name=source.durable,
-                    deliver_policy=DeliverPolicy.ALL if source.start == "earliest" else DeliverPolicy.NEW,
+                    deliver_policy=policy,
+                    opt_start_seq=first,
                     ack_policy=AckPolicy.EXPLICIT,
                     ack_wait=source.ack_wait,
                     max_ack_pending=source.in_flight,
@@ -158,7 +179,8 @@ class NatsReader:
                 ),
             )
         read = consumer.delivered.stream_seq if consumer.delivered is not None else 0
-        state = (await jetstream.stream_info(source.stream)).state
+        self._note(about.created, consumer)
+        state = about.state
         if source.subject is None and 0 < read < state.first_seq - 1:
             self._receiver.report_error(
                 f"{source.stream}: messages {read + 1} up to {state.first_seq - 1}, {state.first_seq - 1 - read} of "
@@ -167,6 +189,25 @@ class NatsReader:
         inbox = self._client.new_inbox()
         await self._client.subscribe(inbox, cb=self._on_message, pending_msgs_limit=-1, pending_bytes_limit=-1)
         return inbox
+
+    def _where_to_begin(self, made: datetime | None) -> tuple[DeliverPolicy, int | None]:
+        """With a consumer that is not there: as declared, or where the one was that is gone."""
+        source, known = self._source, self._known
+        if known.made is None:
+            return (DeliverPolicy.ALL if source.start == "earliest" else DeliverPolicy.NEW), None
+        is_same = made == known.made
+        begins = f"after message {known.acknowledged}" if is_same else "with the oldest message of the new stream"
+        self._receiver.report_error(
+            f"the consumer {source.durable!r} of {source.stream!r} was gone; it is made anew, and begins {begins}"
+        )
+        return (DeliverPolicy.BY_START_SEQUENCE, known.acknowledged + 1) if is_same else (DeliverPolicy.ALL, None)
+
+    def _note(self, made: datetime | None, consumer: ConsumerInfo) -> None:
+        places = [consumer.ack_floor, consumer.delivered if consumer.num_ack_pending == 0 else None]
+        through = max((place.stream_seq for place in places if place is not None), default=0)
+        # A consumer that has just begun in the midst of the stream may not say so.
+        before = self._known.acknowledged if made == self._known.made else 0
+        self._known.made, self._known.acknowledged = made, max(through, before)
 
     def _login(self) -> dict[str, Any]:
         source = self._source
@@ -186,14 +227,16 @@ class NatsReader:
         if not self._coming:
             await self._wait_for_messages(inbox)
         messages, self._coming = self._coming, []
-        fresh = [one for one in messages if one.place.key not in self._held]
-        # What is delivered again while it waits here is acknowledged by its newest delivery.
-        self._held.update((one.place.key, one) for one in messages)
+        # What is delivered again while it waits here, also for its turn, is stored once, and acknowledged by its newest
+        # delivery.
+        newest = {one.place.key: one for one in messages}
+        fresh = {key: one for key, one in newest.items() if key not in self._held}
+        self._held |= newest
         if fresh:
             try:
-                await self._loop.run_in_executor(pool, self._take, fresh)
+                await self._loop.run_in_executor(pool, self._take, list(fresh.values()))
             except HandOverClosedError:
-                await self._give_back(fresh)
+                await self._give_back(list(fresh.values()))
                 raise
 
     async def _wait_for_messages(self, inbox: str) -> None:
@@ -218,8 +261,12 @@ class NatsReader:
     async def _ask(self, inbox: str, room: int) -> None:
         most = int(self._supervisor.settings.max_block_bytes / self._bytes_each)
         most = self._supervisor.piece(min(room, max(_LEAST_MESSAGES, min(_MOST_MESSAGES, most))), 0)
-        self._request_left = most
-        request = {"batch": most, "expires": int(_REQUEST_SECONDS * 1e9)}
+        self._request_left = self._requested = most
+        # The first ones that are large come to a request for many. One message has room in any case.
+        self._most_bytes = max(
+            self._most_bytes, self._supervisor.settings.max_block_bytes, self._client.max_payload + _ENVELOPE_BYTES
+        )
+        request = {"batch": most, "expires": int(_REQUEST_SECONDS * 1e9), "max_bytes": self._most_bytes}
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._source.stream}.{self._source.durable}"
         await self._client.publish(subject, json.dumps(request).encode(), reply=inbox)
 
@@ -230,13 +277,16 @@ class NatsReader:
             headers = message.headers.raw if isinstance(message.headers, RawHeaders) else b""
             self._coming.append(Delivered(place, message.subject, message.reply, message.data, headers))
         else:
-            self._request_left = 0
+            came, self._request_left = self._requested - self._request_left, 0
             status = (message.headers or {}).get("Status", "")
             said = (message.headers or {}).get("Description", "")
             # 404 and 408: there are no messages; 409: the request is over, as by a change of leaders.
             if status == "503":
                 self._fail(NatsError(f"there is no consumer {self._source.durable!r} of {self._source.stream!r} now"))
-            elif status not in ("404", "408", "409") or "Deleted" in said:
+            elif "Exceeds MaxBytes" in said and not came:
+                # It is of a time when the server took larger ones.
+                self._most_bytes *= 2
+            elif status not in ("404", "408", "409") or "Deleted" in said or "Exceeded MaxRequest" in said:
                 self._fail(NatsError(f"{status} {said}".strip() or "the server refused to deliver messages"))
         self._came.set()
 
@@ -256,8 +306,13 @@ class NatsReader:
         """While messages wait to be registered, they are not to be delivered to others."""
         while True:
             await asyncio.sleep(self._source.ack_wait / 3)
-            for one in list(self._held.values()):
+            for one in [*self._held.values(), *self._coming]:
                 await self._client.publish(one.reply, _WORKING)
+            # Where it is gone, or can't be asked: as it was.
+            with contextlib.suppress(Exception):
+                source = self._source
+                jetstream = self._client.jetstream(timeout=source.connect_timeout)
+                self._note(self._known.made, await jetstream.consumer_info(source.stream, source.durable))
 
     async def _give_back(self, messages: Sequence[Delivered]) -> None:
         """To be delivered to somebody else at once."""

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-# Entries asked for at once.
+# Entries asked for at once. Nobody knows how large they are: it begins with few.
 _MOST_ENTRIES = 10_000
 _LEAST_ENTRIES = 10
+_MORE_EACH_TIME = 4
 # So long Redis waits for new entries, and acknowledgements for us.
 _BLOCK_MILLISECONDS = 50
 # Between looks at what was trimmed.
@@ -67,8 +68,9 @@ class RedisReader:
         self._failed: BaseException | None = None
         # All below is the thread's alone.
         self._client: redis.Redis
-        self._held: set[tuple[str, bytes]] = set()
+        self._held: set[str] = set()
         self._bytes_each = 1000.0
+        self._at_once = _LEAST_ENTRIES
         self._claim_at = time.monotonic() + source.claim_after / 2
         self._look_at = 0.0
         self._told_trimmed: dict[str, bytes] = {}
@@ -171,7 +173,7 @@ class RedisReader:
             after = b"0"
             while not self._stopping.is_set():
                 self._acknowledge()
-                found = self._read({stream: after}, _MOST_ENTRIES)
+                found = self._read({stream: after}, self._most_at_once())
                 entries = found.get(stream, [])
                 if not entries:
                     break
@@ -183,10 +185,14 @@ class RedisReader:
         if room <= 0:
             self._stopping.wait(_PAUSE_SECONDS)
             return
-        most = int(self._supervisor.settings.max_block_bytes / self._bytes_each / len(self._source.streams))
-        most = self._supervisor.piece(min(room, max(_LEAST_ENTRIES, min(_MOST_ENTRIES, most))), 0)
+        most = self._supervisor.piece(min(room, self._most_at_once()), 0)
         for stream, entries in self._read(dict.fromkeys(self._source.streams, b">"), most).items():
             self._take(stream, entries)
+
+    def _most_at_once(self) -> int:
+        """About a block of them, by the size of those that came last."""
+        fitting = int(self._supervisor.settings.max_block_bytes / self._bytes_each / len(self._source.streams))
+        return max(_LEAST_ENTRIES, min(self._at_once, fitting))
 
     def _read(self, after: Mapping[str, bytes], most: int) -> dict[str, list[Any]]:
         found: Any = self._client.xreadgroup(
@@ -212,7 +218,7 @@ class RedisReader:
                     self._consumer,
                     int(self._source.claim_after * 1000),
                     start,
-                    count=1000,
+                    count=min(1000, self._most_at_once()),
                 )
                 gone = trimmed[0] if trimmed else []
                 if gone:
@@ -227,14 +233,11 @@ class RedisReader:
         if gone:
             self._tell_gone(stream, gone)
             self._client.xack(stream, self._source.group, *gone)
-        entries = [
-            Entry(stream, entry_id, fields)
-            for entry_id, fields in found
-            if fields is not None and (stream, entry_id) not in self._held
-        ]
+        came = [Entry(stream, entry_id, fields) for entry_id, fields in found if fields is not None]
+        entries = [entry for entry in came if entry.key not in self._held]
         if not entries:
             return
-        self._held.update((stream, entry.id) for entry in entries)
+        self._held.update(entry.key for entry in entries)
         try:
             batch = batch_of(entries)
         except UnicodeDecodeError:
@@ -247,6 +250,7 @@ class RedisReader:
                 return
             batch = batch_of(entries)
         self._bytes_each = max(1.0, batch.nbytes / batch.num_rows)
+        self._at_once = min(_MOST_ENTRIES, _MORE_EACH_TIME * self._at_once)
         future = self._hand_over.submit(batch, keys_of(entries))
         future.add_done_callback(partial(self._answered, entries))
 
@@ -260,14 +264,15 @@ class RedisReader:
 
     def _acknowledge(self) -> None:
         """What is registered. Raises what the hand-over ended with."""
-        by_stream: dict[str, list[bytes]] = {}
+        by_stream: dict[str, list[Entry]] = {}
         while self._registered:
             for entry in self._registered.popleft():
-                by_stream.setdefault(entry.stream, []).append(entry.id)
-        for stream, ids in by_stream.items():
-            for first in range(0, len(ids), _ACKNOWLEDGED_AT_ONCE):
-                self._client.xack(stream, self._source.group, *ids[first : first + _ACKNOWLEDGED_AT_ONCE])
-            self._held.difference_update((stream, entry_id) for entry_id in ids)
+                by_stream.setdefault(entry.stream, []).append(entry)
+        for stream, entries in by_stream.items():
+            for first in range(0, len(entries), _ACKNOWLEDGED_AT_ONCE):
+                ids = [entry.id for entry in entries[first : first + _ACKNOWLEDGED_AT_ONCE]]
+                self._client.xack(stream, self._source.group, *ids)
+            self._held.difference_update(entry.key for entry in entries)
         if self._failed is not None:
             raise self._failed
 

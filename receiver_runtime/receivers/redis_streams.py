@@ -41,8 +41,10 @@ class RedisStreamsReceiver(Receiver):
         """Start a reader."""
         reader = RedisReader(self, self._source, self._known_groups)
         with self._lock:
-            self._reader = reader
-        reader.start()
+            # Said before on_stop is called: nobody would end this one.
+            if not self.is_stopped():
+                self._reader = reader
+                reader.start()
 
     def on_stop(self) -> None:
         """End it; returns when what was read is registered and acknowledged, and the connection closed. Safe twice."""

@@ -199,6 +199,9 @@ class SocketListener:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        # Not select(): that knows no descriptor above 1023.
+        wake = select.poll()
+        wake.register(self._wake_read, select.POLLIN)
         while not self._is_stopping():
             ready = set(self._unread)
             self._unread.clear()
@@ -213,7 +216,7 @@ class SocketListener:
                 self._accept()
             self._keep_deadlines()
             if self._pause and ready and nbytes < _LITTLE_BYTES:
-                select.select([self._wake_read], [], [], self._pause)
+                wake.poll(self._pause * 1000)
 
     def _read_all(self, ready: set[_Connection]) -> int:
         """Read from each once; returns about how many bytes were handed on at last."""

@@ -29,8 +29,10 @@ class SocketReceiver(Receiver):
         make = SocketClient if self._source.listen is None else SocketListener
         run = make(self, self._source, self._framing)
         with self._lock:
-            self._run = run
-        run.start()
+            # Said before on_stop is called: nobody would end this one.
+            if not self.is_stopped():
+                self._run = run
+                run.start()
 
     def on_stop(self) -> None:
         """Stop reading; returns when every whole record that was read is handed on. Safe twice."""

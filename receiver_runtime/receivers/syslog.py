@@ -46,9 +46,11 @@ class SyslogReceiver(Receiver):
         if "tcp" in self._source.transports:
             running.append(SocketListener(self, self._source, self._framing, pause=_PAUSE))
         with self._lock:
-            self._running = running
-        for listener in running:
-            listener.start()
+            # Said before on_stop is called: nobody would end this one.
+            if not self.is_stopped():
+                self._running = running
+                for listener in running:
+                    listener.start()
 
     def on_stop(self) -> None:
         """Stop listening; returns when every whole message that was read is handed on. Safe twice."""

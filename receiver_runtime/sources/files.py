@@ -67,8 +67,9 @@ class FollowedFiles(_Files):
         max_record_bytes: a longer line goes aside as a dead letter.
         complete_after: a last line without its newline is a record when the file has not grown for so long; None: it
             is kept until it ends.
-        fingerprint_lines: so many first lines tell files apart, 4 KiB of them at most. More than one where each file
-            begins with the same line: a file is not read before it has them.
+        fingerprint_lines: so many first lines tell files apart at first, 4 KiB of them at most; later what follows
+            them does, too. More than one where files begin with several lines that are the same: a file is not read
+            before it has them.
         poll_interval: how often the directory is looked at; files that grow are looked at with each block.
         shared: each host sees the same files (a network file system). Else a file is one host's, and receivers on
             another read their own.
@@ -164,8 +165,8 @@ class FileLines(_ArrivingFiles):
         min_age: a file is read when it has not changed for so long.
         changed: what to do with a file that is another one now, by its time or size: ``"ignore"`` or ``"read"``. It is
             an event in any case.
-        max_age: so much older than the newest file one may be to be read, when it appears. Younger ones are
-            remembered for good, older ones are forgotten together: so the driver log does not grow with the directory.
+        max_age: a file that was read is remembered for as long as it is there, whatever its time. When it is gone for
+            an hour (or for ``max_age``, if that is less) and its time is so long ago, it is forgotten.
         poll_interval: how often the directory is listed.
         options: of S3: ``access_key`` and ``secret_key`` by reference, ``endpoint_override``, ``region``, ``scheme``,
             ``tls_ca_file_path``, ``force_virtual_addressing``.

@@ -20,7 +20,8 @@ class RedisStreams(Source):
     """Reads stream keys of a Redis server; one row an entry, with its fields as a map.
 
     **At least once, deduplicated**: an entry is acknowledged (``XACK``) after the block that holds it is registered.
-    What Redis gives out again is left out by its stream key and id, for as long as the stream's ``key_window`` says.
+    What Redis gives out again is left out by its stream key, id and fields, for as long as the stream's ``key_window``
+    says.
 
     Args:
         host: the server's name or address.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 import time
 from contextlib import contextmanager
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
 
 _FILES = 4
 _ROTATE_BYTES = 40_000
+# Half of the logs begin with it.
+_HEADER = "time,host,value"
 
 
 class LogDirectory:
-    """A directory of logs that are rotated by renaming, and every line that was written."""
+    """A directory of logs that are rotated by renaming, some compressed after that, and every line that was written."""
 
     def __init__(self, root: Path) -> None:
         self.root = root / "logs"
@@ -40,11 +43,20 @@ class LogDirectory:
         with self._lock:
             for number in range(_FILES):
                 path = self.root / f"{number}.log"
+                begins = number % 2 == 0 and not path.exists()
                 with path.open("ab") as file:
+                    if begins:
+                        file.write(_HEADER.encode() + b"\n")
+                        self.sent.append(_HEADER)
                     file.write(b"".join(line.encode() + b"\n" for line in lines[number::_FILES]))
                 if path.stat().st_size > _ROTATE_BYTES:
                     self._rotated += 1
-                    path.rename(self.root / f"{number}.log.{self._rotated}")
+                    rotated = path.rename(self.root / f"{number}.log.{self._rotated}")
+                    if self._rotated % 2:
+                        made = self.root / f".{rotated.name}.gz"
+                        made.write_bytes(gzip.compress(rotated.read_bytes()))
+                        made.rename(self.root / made.name[1:])
+                        rotated.unlink()
             self.sent += lines
 
     def send_odd(self) -> int:

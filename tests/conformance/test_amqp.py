@@ -32,6 +32,30 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
         made.close()
 
 
+# A process that acknowledges what it never got: the broker closes the channel, and leaves the connection.
+ODD_ACKNOWLEDGEMENT = """
+from receiver_runtime.receivers.amqp_reader import AmqpReader
+_acknowledge = AmqpReader._acknowledge
+def _odd(self, channel):
+    _acknowledge(self, channel)
+    if self._acknowledged == 10 and not hasattr(AmqpReader, "was_odd"):
+        AmqpReader.was_odd = True
+        channel.basic_ack(999_999)
+AmqpReader._acknowledge = _odd
+"""
+# A process whose first hand-over comes to nothing.
+FAILS_ONCE = """
+from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
+_begin = KeyedHandOver._begin
+def _fails(self):
+    if not hasattr(KeyedHandOver, "has_failed"):
+        KeyedHandOver.has_failed = True
+        raise MemoryError("once")
+    _begin(self)
+KeyedHandOver._begin = _fails
+"""
+
+
 class TestQuorumQueue(ConformanceSuite):
     """Keys in message_id: at least once, deduplicated."""
 
@@ -157,3 +181,32 @@ def test_a_password_that_is_wrong_is_said(queue: AmqpQueue, make_rig: Callable[.
     eventually(lambda: rig.said("ProbableAuthenticationError"), "the event")
     assert "nothing" not in rig.logs()
     stop(process)
+
+
+def test_x11_a_channel_that_the_broker_closes_is_said_and_opened_again(
+    queue: AmqpQueue, make_rig: Callable[..., SourceRig]
+) -> None:
+    """As it does where what is delivered is not acknowledged for longer than its consumer time-out."""
+    rig = make_rig(queue.source())
+    process = rig.start(first=ODD_ACKNOWLEDGEMENT)
+    queue.send(10)
+    eventually(lambda: rig.said("the broker closed the channel"), "the event")
+    queue.send(10)
+    eventually(lambda: queue.all_came(rig), "10 more")
+    assert process.poll() is None
+    stop(process)
+    assert queue.waiting() == 0
+    queue.check(rig)
+
+
+def test_x10_what_could_not_be_handed_over_is_delivered_again_though_nothing_more_comes(
+    queue: AmqpQueue, make_rig: Callable[..., SourceRig]
+) -> None:
+    rig = make_rig(queue.source())
+    process = rig.start(first=FAILS_ONCE)
+    queue.send(1)
+    eventually(lambda: rig.said("could not be stored"), "the event")
+    eventually(lambda: queue.all_came(rig), "the message")
+    stop(process)
+    assert queue.waiting() == 0
+    queue.check(rig)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tests.kafka_broker import AnyKafka
 
 
+# The mock cluster takes its time over each change of a group.
+@pytest.mark.timeout(240)
 @pytest.mark.kafka
 class TestKafka(ConformanceSuite):
     """Exactly once."""

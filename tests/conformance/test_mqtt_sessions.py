@@ -75,6 +75,9 @@ class Kept:
             if not future.done():
                 future.set_result(HandedOver(0, 0))
 
+    def is_stopped(self) -> bool:
+        return False
+
     def close(self) -> None:
         """What is under way stays so."""
 
@@ -319,6 +322,26 @@ def test_a_payload_that_is_too_large_goes_aside_and_holds_nothing_up(mosquitto: 
     with Running(topic.source()) as again:
         eventually(lambda: again.kept.rows, "a third one")
     assert again.kept.values() == [topic.sent["0"]]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_properties_that_paho_does_not_take_hold_nothing_up(mosquitto: Mosquitto, qos: int) -> None:
+    """A byte order mark, as some senders put before their text."""
+    topic = topic_on(mosquitto, qos=qos)
+    with Running(topic.source()) as running:
+        running.wait_until_connected()
+        topic.publish(b"marked", "\ufeff1", properties={"ContentType": "\ufefftext"})
+        topic.send(1)
+        eventually(lambda: len(running.kept.rows) == 2, "both")
+    assert running.kept.values() == [b"marked", topic.sent["0"]]
+    assert running.kept.keys == ["\ufeff1", "0"]
+    assert running.kept.rows[0]["content_type"] == "\ufefftext"
+    assert not running.kept.restarts
+    with Running(topic.source()) as again:
+        again.wait_until_connected()
+        topic.send(1)
+        eventually(lambda: again.kept.rows, "the third one")
+    assert again.kept.values() == [topic.sent["1"]]
 
 
 def test_several_receivers_share_the_messages_out(mosquitto: Mosquitto, version: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,8 @@ from tests.nats_server import NatsServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from nats.aio.msg import Msg
 
 
 pytestmark = pytest.mark.brokers
@@ -137,6 +140,86 @@ def test_a_stream_that_is_made_anew_is_read_though_its_sequences_are_the_same(
     stream.send(20)
     eventually(lambda: rig.registered() == 50, "those of the new one")
     stop(process)
+
+
+def made_by_an_operator(stream: NatsStream, **settings: object) -> None:
+    """A consumer, of settings as the server's API has them."""
+    name = stream.source().durable
+    config = {"durable_name": name, "ack_policy": "explicit", "deliver_policy": "all", **settings}
+    request = json.dumps({"stream_name": stream.name, "config": config}).encode()
+    subject = f"$JS.API.CONSUMER.DURABLE.CREATE.{stream.name}.{name}"
+    answer = stream.ask(lambda: stream.client.request(subject, request, timeout=5))
+    assert "error" not in json.loads(answer.data)
+
+
+def test_what_is_delivered_again_while_it_waits_for_its_turn_is_stored_once(
+    stream: NatsStream, make_rig: Callable[..., SourceRig], database_url: str
+) -> None:
+    """By a consumer that delivers again very soon, while nothing can be handed over."""
+    made_by_an_operator(stream, ack_wait=200_000_000, max_ack_pending=20_000)
+    rig = make_rig(stream.source())
+    with proxied(database_url) as (proxy, url):
+        process = rig.start(database_url=url)
+        stream.send(5)
+        eventually(lambda: rig.registered() == 5, "the first ones")
+        proxy.away = True
+        proxy.cut()
+        for _ in range(60):
+            stream.send(5)
+            time.sleep(0.03)
+        proxy.away = False
+        eventually(lambda: stream.all_came(rig) and stream.waiting() == 0, "everything")
+        stop(process)
+    stream.check(rig)
+
+
+def test_large_messages_come_no_more_at_once_than_there_is_room_for(
+    stream: NatsStream, make_rig: Callable[..., SourceRig]
+) -> None:
+    """Before a receiver has seen any it asks for thousands; this is what it may have in memory then."""
+    for _ in range(60):
+        stream.publish(b"x" * 1_000_000)
+    rig = make_rig(stream.source(), max_block_bytes=4 * 2**20)
+    monitored: list[bytes] = []
+
+    async def keep(message: Msg) -> None:
+        monitored.append(message.data)
+
+    requests = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.>"
+    stream.ask(lambda: stream.client.subscribe(requests, cb=keep))
+    process = rig.start()
+    eventually(lambda: rig.registered() == 60, "all of them")
+    stop(process)
+    assert {json.loads(data)["max_bytes"] for data in monitored} == {4 * 2**20}
+
+
+def test_a_consumer_that_refuses_what_is_asked_for_is_named(
+    stream: NatsStream, make_rig: Callable[..., SourceRig]
+) -> None:
+    made_by_an_operator(stream, max_batch=5)
+    stream.send(10)
+    rig = make_rig(stream.source())
+    process = rig.start()
+    eventually(lambda: rig.said("Exceeded MaxRequestBatch of 5"), "the event")
+    stop(process)
+
+
+def test_a_consumer_that_is_deleted_is_made_anew_where_it_was(
+    stream: NatsStream, make_rig: Callable[..., SourceRig]
+) -> None:
+    """Not at what is latest then: what came meanwhile would be lost, and nobody told."""
+    stream.send(5)
+    rig = make_rig(stream.source(start="latest"))
+    process = rig.start()
+    eventually(lambda: rig.said("connected to"), "the consumer")
+    stream.send(10)
+    eventually(lambda: rig.registered() == 10 and stream.waiting() == 0, "what came after it was made")
+    stream.ask(lambda: stream.jetstream.delete_consumer(stream.name, stream.source().durable))
+    stream.send(10)
+    eventually(lambda: rig.registered() == 20, "what came while there was none")
+    eventually(lambda: rig.said("was gone"), "the event")
+    stop(process)
+    assert sorted(row["sequence"] for row in rig.rows()) == list(range(6, 26))
 
 
 def test_a_password_by_reference(

@@ -178,6 +178,44 @@ def test_a_stream_that_is_deleted_and_made_anew_is_read_from_its_beginning(
     stop(process)
 
 
+def test_ids_that_begin_again_with_other_entries_lose_none(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
+    """Ids of one's own, of a stream that is deleted and made anew: the driver log knows all of them."""
+    rig = make_rig(keys.source())
+    process = rig.start()
+    for n in range(10):
+        keys.add({b"n": b"first %d" % n}, entry_id=f"{n + 1}-0")
+    eventually(lambda: rig.registered() == 10 and keys.pending() == 0, "the first ones")
+    keys.client.delete(keys.names[0])
+    for n in range(10):
+        keys.add({b"n": b"second %d" % n}, entry_id=f"{n + 1}-0")
+    eventually(lambda: rig.registered() == 20, "also those of the new stream")
+    stop(process)
+    assert len({row["fields"][0][1] for row in rig.rows()}) == 20
+
+
+def test_large_entries_that_a_process_left_are_asked_for_a_few_at_once(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig]
+) -> None:
+    """Were it all of them, a process that the memory did not suffice would be killed again and again."""
+    rig = make_rig(keys.source())
+    name = keys.names[0]
+    keys.client.xgroup_create(name, keys.source().group, "0", mkstream=True)
+    for n in range(60):
+        keys.add({b"n": b"%d" % n, b"large": b"x" * 900_000})
+    keys.client.xreadgroup(keys.source().group, f"forebay-{rig.receiver_ids[0]}", {name: ">"})
+    with keys.client.monitor() as monitor:  # type: ignore[no-untyped-call]
+        process = rig.start()
+        eventually(lambda: rig.registered() == 60 and keys.pending() == 0, "all of them")
+        keys.client.echo("the end")
+        said = []
+        while "the end" not in (command := monitor.next_command()["command"]):
+            said.append(command)
+    stop(process)
+    own = [line for line in said if line.startswith("XREADGROUP") and not line.endswith(">")]
+    assert len(own) >= 6
+    assert {line.partition("COUNT ")[2].partition(" ")[0] for line in own} == {"10"}
+
+
 def test_tls_and_a_password_by_reference(
     tmp_path: Path, make_rig: Callable[..., SourceRig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,9 @@ class Supervisor:
         self.holds = False
         self._held: list[tuple[pa.RecordBatch, tuple[OffsetLink, ...], Future[NewBlock]]] = []
 
+    def is_stopped(self) -> bool:
+        return False
+
     def piece(self, records: int, nbytes: int) -> int:
         del nbytes
         return min(records, self.most_lines)

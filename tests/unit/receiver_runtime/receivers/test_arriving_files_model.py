@@ -1,6 +1,7 @@
-"""Files that are moved to a directory, and two readers that share them, are killed and forget, in any order.
+"""Files that are moved to a directory with any time, and away when they were read; and two readers that share them,
+are killed and forget, in any order.
 
-The model: each line comes once, and whatever is older than the watermark is not read again.
+The model: each line comes once.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class ArrivingFilesModel(RuleBasedStateMachine):
         self.number = 0
         self.modified = time.time() - 1_000_000
         self.written: set[str] = set()
+        self.there: dict[Path, set[str]] = {}
         self.turned = [False, False]
         self.readers = [self._reader(0), self._reader(1)]
 
@@ -79,7 +81,9 @@ class ArrivingFilesModel(RuleBasedStateMachine):
         values = self.log.values
         assert len(values) == len(set(values)), f"twice: {sorted({v for v in values if values.count(v) > 1})}"
 
-    @rule(lines=st.sampled_from([0, 1, 3, 200]), compressed=st.booleans(), later=st.sampled_from([0.0, 0.001, 1.0]))
+    @rule(
+        lines=st.sampled_from([0, 1, 3, 200]), compressed=st.booleans(), later=st.sampled_from([0.0, 0.001, 1.0, -5.0])
+    )
     def put(self, lines: int, later: float, *, compressed: bool) -> None:
         self.number += 1
         self.modified += later
@@ -89,8 +93,18 @@ class ArrivingFilesModel(RuleBasedStateMachine):
         made.write_bytes(gzip.compress(data) if compressed else data)
         os.utime(made, (self.modified, self.modified))
         # Long names and short ones, for the two to share.
-        made.rename(self.root / f"{'x' * (self.number % 3)}{self.number:05d}{'.gz' if compressed else ''}")
+        path = self.root / f"{'x' * (self.number % 3)}{self.number:05d}{'.gz' if compressed else ''}"
+        made.rename(path)
+        self.there[path] = set(values)
         self.written |= set(values)
+
+    @rule()
+    def take_away_what_was_read(self) -> None:
+        read = set(self.log.values)
+        for path, values in list(self.there.items()):
+            if values <= read:
+                path.unlink()
+                del self.there[path]
 
     @rule(which=WHICH, seconds=st.sampled_from([0.2, 1.0, 100.0]))
     def look(self, which: int, seconds: float) -> None:

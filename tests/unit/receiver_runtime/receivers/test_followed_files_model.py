@@ -28,13 +28,16 @@ if TYPE_CHECKING:
 
 
 WHICH = st.integers(0, 1)
+HEADER = "time,host,value"
 
 
 class FollowedFilesModel(RuleBasedStateMachine):
     """See the module."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(headed=st.booleans())
+    def begin(self, *, headed: bool) -> None:
+        # Does each file begin with the same line? Of those more or fewer may come than there were.
+        self.headed = headed
         self.root = Path(tempfile.mkdtemp(prefix="followed-"))
         self.log = Log()
         self.clock: ManualClock | None = None
@@ -86,14 +89,14 @@ class FollowedFilesModel(RuleBasedStateMachine):
             shutil.rmtree(self.root)
 
     def _check(self) -> None:
-        values = self.log.values
+        values = [value for value in self.log.values if value != HEADER]
         assert len(values) == len(set(values)), f"twice: {sorted({v for v in values if values.count(v) > 1})}"
         assert set(values) <= self.written | self.may_come
 
     def _write(self, path: Path, text: str) -> None:
         line = self.begun.pop(path, "") + text
         with path.open("a") as file:
-            file.write(f"{text}\n")
+            file.write(f"{self._header(path)}{text}\n")
         self.files.setdefault(path, []).append(line)
         self.written.add(line)
 
@@ -109,9 +112,12 @@ class FollowedFilesModel(RuleBasedStateMachine):
         self.number += 1
         text = f"begun {self.number} "
         with path.open("a") as file:
-            file.write(text)
+            file.write(f"{self._header(path)}{text}")
         self.files.setdefault(path, [])
         self.begun[path] = self.begun.get(path, "") + text
+
+    def _header(self, path: Path) -> str:
+        return f"{HEADER}\n" if self.headed and path not in self.files else ""
 
     def _note_loss(self, path: Path) -> None:
         self.may_be_lost |= set(self.files.pop(path))

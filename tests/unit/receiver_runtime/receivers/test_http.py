@@ -514,9 +514,14 @@ class TestStop:
             assert half.recv(1000).startswith(b"HTTP/1.1 503 ")
 
     def test_x11_a_restart_takes_the_same_port_and_leaves_nothing_behind(self, tmp_path: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        with listening(tmp_path, listen=f"127.0.0.1:{port}") as made:
+        with (
+            socket.socket() as held,
+            contextlib.ExitStack() as stack,
+        ):
+            # Nobody else is given it between two starts; who asks for SO_REUSEADDR may listen.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+            made = stack.enter_context(listening(tmp_path, listen=f"127.0.0.1:{held.getsockname()[1]}"))
             threads = 0
             for n in range(3):
                 assert made.post(b"%d" % n).status == 200

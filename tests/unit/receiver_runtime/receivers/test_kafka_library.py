@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from receiver_runtime.receivers import kafka_library
@@ -104,12 +105,12 @@ def by_columns(fetcher: ColumnFetcher, expected: int, *, most: int = 1000) -> tu
         fetched = fetcher.fetch(most, 0.1)
         assert not fetched.faults
         bad += fetched.bad
-        if fetched.records is not None:
-            batches.append(fetched.records.batch)
-            rows = fetched.records.batch.to_pylist()
-            assert fetched.records.offsets.tolist() == [row["offset"] for row in rows]
-            assert fetched.records.runs[-1].end == len(rows)
-            for run in fetched.records.runs:
+        for records in fetched.records:
+            batches.append(records.batch)
+            rows = records.batch.to_pylist()
+            assert records.offsets.tolist() == [row["offset"] for row in rows]
+            assert records.runs[-1].end == len(rows)
+            for run in records.runs:
                 places = {(row["topic"], row["partition"]) for row in rows[run.first : run.end]}
                 assert places == {(run.topic, run.partition)}
     return in_order(batches), bad
@@ -153,6 +154,45 @@ def test_columns_are_what_objects_are(
     assert bad == bad_objects == [BadRecord("one", 0, bad[0].offset, b"bad"), BadRecord("one", 0, bad[1].offset, b"")]
     headers = columns["headers"].to_pylist()
     assert {None} < {None if one is None else len(one) for one in headers}
+
+
+@pytest.mark.parametrize("most", [0, 1000])
+def test_no_batch_is_larger_than_a_column_can_be(
+    mock: MockKafka,
+    topics: list[str],
+    make_fetcher: Callable[..., ColumnFetcher],
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+) -> None:
+    """Arrow's cast to a column of 32-bit places wraps around in silence."""
+    monkeypatch.setattr(kafka_library, "_MOST_BYTES", most)
+    expected = _RECORDS + _BAD + 1
+    fetcher = make_fetcher()
+    fetcher.read_from(start_of(topics))
+    columns, _ = by_columns(fetcher, expected)
+    objects, _ = by_objects(mock, topics, expected)
+    assert columns.equals(objects)
+    fetcher.read_from(start_of(topics))
+    batches: list[pa.RecordBatch] = []
+    while sum(batch.num_rows for batch in batches) < _RECORDS + 1:
+        batches += [records.batch for records in fetcher.fetch(1000, 1.0).records]
+    for batch in batches:
+        large = pc.sum(pc.binary_length(batch["value"])).as_py() or 0
+        assert batch.num_rows == 1 or large <= most
+
+
+def test_records_that_are_all_unreadable_are_bad_and_no_more(
+    topics: list[str], make_fetcher: Callable[..., ColumnFetcher]
+) -> None:
+    fetcher = make_fetcher()
+    fetcher.read_from({(topics[0], 0): 0})
+    _, [first, _] = by_columns(fetcher, 66)
+    fetcher.read_from({(topics[0], 0): first.offset})
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while not (fetched := fetcher.fetch(1, 0.1)).bad:
+        assert time.monotonic() < deadline
+    assert list(fetched.bad) == [first]
+    assert not fetched.records
 
 
 def test_partitions_are_read_from_where_it_is_said_and_left(

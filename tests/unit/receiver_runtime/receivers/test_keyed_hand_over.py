@@ -20,6 +20,7 @@ from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.receivers.keyed_hand_over import HandedOver, HandOverClosedError, KeyedHandOver, _cuts
 from receiver_runtime.records import RecordTypeError
+from receiver_runtime.write_ahead_log import WriteAheadLogError
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
 from tests.unit.receiver_runtime.support import MemoryBlockLog, eventually
 from tracker_store.blocks import AddOutcome, AddResult, NewBlock
@@ -70,7 +71,7 @@ class KeyedBlockLog(MemoryBlockLog):
 
 
 def made(tmp_path: Path, log: KeyedBlockLog, **settings: Any) -> Any:  # noqa: ANN401  a context of a rig
-    return rig(tmp_path, HandReceiver(), log=log, keys=log, **settings)
+    return rig(tmp_path, settings.pop("receiver", None) or HandReceiver(), log=log, keys=log, **settings)
 
 
 @pytest.fixture
@@ -304,6 +305,39 @@ def test_a_stop_drains_and_then_nothing_is_taken(tmp_path: Path, log: KeyedBlock
         assert one.values() == [str(n) for n in range(50)]
         with pytest.raises(HandOverClosedError):
             hand_over.submit(batch("late"), None)
+
+
+def test_a_block_that_is_refused_after_the_hand_over_has_failed_holds_nobody_up(
+    tmp_path: Path, log: KeyedBlockLog
+) -> None:
+    """At a stop, with a disk that takes nothing, and records of other senders that were answered already."""
+    receiver = HandReceiver()
+    with made(tmp_path, log, receiver=receiver) as one:
+        hand_over = KeyedHandOver(one.supervisor)
+        optimistic(hand_over, log)
+
+        def end() -> None:
+            second.exception(DEADLINE)
+            one.files.write_faults = []
+            one.supervisor.push_single("plain", None)
+            hand_over.close()
+
+        receiver.on_stopping = end
+        log.away = True
+        first = hand_over.submit(batch("a"), ["a"])
+        eventually(lambda: log.calls and "a" in log.calls[-1][-1].keys, "the first block, under way")
+        one.files.write_faults = ["error"] * 100_000
+        second = hand_over.submit(batch("b"), ["b"])
+        eventually(lambda: any("could not be stored" in event[1] for event in one.reporter.events), "the full disk")
+        one.supervisor.stop("the test says so")
+        with pytest.raises(WriteAheadLogError):
+            second.result(DEADLINE)
+        with pytest.raises(WriteAheadLogError):
+            first.result(DEADLINE)
+        log.keys.add("a")
+        log.away = False
+        assert one.end().drained
+        assert values(one) == ["plain"]
 
 
 def test_what_does_not_fit_is_refused_at_once_and_nothing_is_taken(running: Rig) -> None:

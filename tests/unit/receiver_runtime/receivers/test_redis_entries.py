@@ -12,7 +12,15 @@ def test_rows_and_keys() -> None:
     assert (first["stream"], first["id"], first["timestamp"].microsecond) == ("s", "1526919030474-3", 474_000)
     # An id that was made up.
     assert (second["fields"], second["timestamp"].year) == ([], 9999)
-    assert keys_of(entries).to_pylist() == ["1526919030474-3@s", f"{'9' * 20}@s"]
+    keys = keys_of(entries).to_pylist()
+    assert [key.rpartition("@")[0] for key in keys] == ["1526919030474-3@s", f"{'9' * 20}@s"]
+
+
+def test_entries_of_one_id_are_told_apart_by_what_is_in_them() -> None:
+    """Of a stream that was made anew; and it is the same one that comes again."""
+    contents = [[], [b"", b""], [b"a", b"bc"], [b"ab", b"c"], [b"a", b"b", b"c", b""], [b"a", b"bd"]]
+    assert len({Entry("s", b"1-1", fields).key for fields in contents}) == len(contents)
+    assert [Entry("s", b"1-1", list(fields)) for fields in contents] == [Entry("s", b"1-1", f) for f in contents]
 
 
 def test_a_name_that_is_no_text_goes_aside() -> None:

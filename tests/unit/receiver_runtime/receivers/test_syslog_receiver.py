@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 import socket
 import ssl
@@ -112,6 +114,28 @@ def test_udp_and_tcp_at_one_port_and_a_stop_that_drains(tmp_path: Path) -> None:
     # The port is free for both again.
     with socket.socket(type=socket.SOCK_DGRAM) as again, socket.create_server(("127.0.0.1", port)):
         again.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("transport", ["udp", "tcp"])
+def test_in_a_process_that_has_thousands_of_files_open(tmp_path: Path, transport: str) -> None:
+    """select() knows no descriptor above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 4096), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with rig(tmp_path, syslog(transport)) as made:
+            port = port_of(made)
+            kind = socket.SOCK_DGRAM if transport == "udp" else socket.SOCK_STREAM
+            with socket.socket(type=kind) as sender:
+                sender.connect(("127.0.0.1", port))
+                for number in range(3):
+                    sender.sendall(b"<13>%d\n" % number)
+                    eventually(reaches(lambda: records(made), number + 1))
+            assert [reason for reason in made.reporter.reasons if "Error" in reason] == []
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_many_connections_of_both_framings_each_in_order(tmp_path: Path) -> None:
