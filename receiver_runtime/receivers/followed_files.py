@@ -9,7 +9,9 @@ A file is known by its *print*, its first line or lines, and its inode: not by i
 - an inode that is used again has another print.
 
 While a copy and what it was made of are both there, the copy waits. Nothing here is remembered anywhere but in the
-driver log, by the names of partitions: ``HOST/INODE/LENGTH-DIGEST`` (``~1`` behind it where that is taken);
+driver log, by the names of partitions: ``HOST/INODE/LENGTH-DIGEST`` (``~1`` behind it for a second that begins so);
+``HOST/=+0:LENGTH-DIGEST`` before that (``+1`` for the second): who begins a content first puts its inode there, and
+whoever finds another's there takes that one's name, so that one content has one name wherever it lies by then;
 ``HOST/zSIZE-DIGEST`` for a compressed file that has been read to its end, so that it is not decompressed again with
 each start; and that of a content with ``+GENERATION:LENGTH-DIGEST`` behind it, its *second print*: of what was read of
 it first, beyond its print. It goes in with that very block, and tells apart what begins with the same header.
@@ -21,6 +23,7 @@ import contextlib
 import fnmatch
 import glob
 import hashlib
+import itertools
 import os
 import re
 import stat
@@ -57,6 +60,10 @@ _LONGEST_COPY_SECONDS = 60.0
 _FORGET_SECONDS = 60.0
 _NAME = re.compile(r"([0-9a-f]+)/(\d+)-([0-9a-f]+)(?:~(\d+))?")
 _SECOND = re.compile(r"(.+)\+(\d+):(\d+)-([0-9a-f]+)")
+# Who first begins a content with that print, and so many others known that have it, by its inode: the offset.
+_CLAIM = re.compile(r"=\+(\d+):(\d+)-([0-9a-f]+)")
+# Inodes are offsets in the driver log.
+_INODE_BITS = (1 << 63) - 1
 _START = "@start"
 
 Key = tuple[int, int]
@@ -122,6 +129,8 @@ class FollowedCatalog:
         self._orphans: list[_File] = []
         self._bound: dict[str, _File] = {}
         self._known: dict[str, Position] = {}
+        # The names of contents that somebody reads or is about to read, read or not.
+        self._claimed: set[str] = set()
         self._by_print: dict[Print, set[str]] = {}
         self._by_inode: dict[str, list[str]] = {}
         # By name and generation.
@@ -138,11 +147,8 @@ class FollowedCatalog:
 
     def reload(self, known: Mapping[str, Position]) -> None:
         """See ``Catalog``."""
-        for name, file in list(self._bound.items()):
-            if name not in known and file.is_there and not file.done:
-                # Another may have given its content another name meanwhile.
-                self._unbind(file)
         self._learn(known)
+        self._identify_anew_what_is_not_claimed()
         self._changed = []
         for file in [*self._files.values(), *self._orphans]:
             reading = file.reading
@@ -176,8 +182,7 @@ class FollowedCatalog:
         self._note(found, now)
         self._check_what_changed()
         first = self._settings.start == "latest" and f"{self._prefix}{_START}" not in self._known
-        self._identify(now, at_end=first)
-        if first:
+        if self._identify(now, at_end=first) and first:
             marker = f"{self._prefix}{_START}"
             self._known[marker] = self._positions.open_partition(self.source, marker, 0)
         self._give_up_what_is_gone(now)
@@ -195,6 +200,10 @@ class FollowedCatalog:
         """See ``Catalog``."""
         file = self._bound.get(reading.name)
         if file is None or not file.ours:
+            return None
+        if not self._is_claimed(reading.name):
+            # It was another's when it was named; that one may have named it otherwise.
+            self._identify_anew_what_is_not_claimed()
             return None
         try:
             return (self._read_plain if file.codec is None else self._unpack)(file, reading, limits)
@@ -320,8 +329,10 @@ class FollowedCatalog:
 
     # -- which file is which -----------------------------------------------------------------------------------------
 
-    def _identify(self, now: float, *, at_end: bool) -> None:
+    def _identify(self, now: float, *, at_end: bool) -> bool:
         """Find the contents of files among those that are known, or give them names; or leave that for later.
+
+        False: others know more than we did, and it is to be begun again.
 
         First what is where it was, for another file may begin alike; last the files that had another content before,
         for that may have gone on in a copy.
@@ -339,11 +350,19 @@ class FollowedCatalog:
             name = self._name(file, head, now, unknown)
             if name is None:
                 continue
-            if name not in self._known:
-                self._begin(file, name, head, at_end=at_end)
+            if not self._is_claimed(name) and (at_end or self._is_ours(file)):
+                if not self._claim(file, name):
+                    # Another began this content, or one that begins alike, since we learned what is known.
+                    self._learn(self._positions.all_of(self.source))
+                    self._identify_anew_what_is_not_claimed()
+                    return False
+                if at_end:
+                    self._begin_at_end(file, name, head)
             reading = Reading(name)
             reading.go_to(self._known.get(name))
             self._bind(file, reading)
+            self._tell_of_what_was_not_compared(file, reading)
+        return True
 
     def _inspect(self, file: _File, now: float) -> bytes | None:
         """The beginning of the content, by which the file has a print now; None where it has none, or is done."""
@@ -359,6 +378,10 @@ class FollowedCatalog:
             # Others may have read it by another name.
             self._learn(self._positions.all_of(self.source))
             self._known_is_new = True
+        if file.codec is None:
+            # Others may have read more of it than was there at our look.
+            with contextlib.suppress(OSError):
+                file.size = os.stat(file.path).st_size  # noqa: PTH116  of many, with each look
         file.marker = marker
         file.print_ = (length, _digest(head[:length]))
         if marker is not None and marker in self._known:
@@ -373,7 +396,7 @@ class FollowedCatalog:
             return False
         for name in sorted(self._by_inode.get(_inode(file), ()), key=_copy_number, reverse=True):
             found = _NAME.fullmatch(name.removeprefix(self._prefix))
-            at = self._known.get(name)
+            at = self._at(name)
             if found is None or at is None or name in self._bound:
                 continue
             length = int(found[2])
@@ -384,7 +407,7 @@ class FollowedCatalog:
             ):
                 file.print_ = (length, found[3])
                 reading = Reading(name)
-                reading.go_to(at)
+                reading.go_to(self._known.get(name))
                 self._bind(file, reading)
                 if file.size < reading.position:
                     self._cut(file)
@@ -404,19 +427,23 @@ class FollowedCatalog:
             return sure[0]
         if len(candidates) > 1:
             # Several that began alike: the one that was read to exactly this end.
-            candidates = [name for name in candidates if file.codec is None and self._known[name].offset == file.size]
+            candidates = [name for name in candidates if file.codec is None and self._offset(name) == file.size]
         if len(candidates) == 1:
             return candidates[0]
         own = self._own_name(file)
-        name, number = own, 0
-        while name in self._bound or (
+        alike = self._by_print.get(file.print_, set())
+        if file.codec is not None:
             # A compressed file is read on under its own name, if it is the one that had it.
-            (at := self._known.get(name)) is not None
-            and (file.codec is None or not _begins_so(head, self._seconds.get((name, at.generation))))
-        ):
-            number += 1
-            name = f"{own}~{number}"
-        return name
+            for name in sorted(alike - self._bound.keys()):
+                at = self._at(name)
+                if at is not None and name.partition("~")[0] == own and self._may_be_its(name, at, head):
+                    return name
+        taken = {_copy_number(name) for name in alike}
+        number = next(n for n in itertools.count() if n not in taken)
+        return f"{own}~{number}" if number else own
+
+    def _may_be_its(self, name: str, at: Position, head: bytes) -> bool:
+        return _begins_so(head, self._seconds.get((name, at.generation)))
 
     def _own_name(self, file: _File) -> str:
         return f"{self._prefix}{_inode(file)}/{file.print_[0]}-{file.print_[1]}"
@@ -424,7 +451,7 @@ class FollowedCatalog:
     def _had_one_alike(self, file: _File) -> bool:
         """Had this very file another content before, that began alike?"""
         own = self._own_name(file)
-        return own in self._known or own in self._bound
+        return any(name.partition("~")[0] == own for name in self._by_print.get(file.print_, ()))
 
     def _in_no_file(
         self, file: _File, head: bytes, now: float, unknown: Sequence[tuple[_File, bytes]]
@@ -442,7 +469,7 @@ class FollowedCatalog:
         for name in sorted(names, key=self._how_much_is_known, reverse=True):
             live = self._bound.get(name)
             if live is None:
-                at = self._known.get(name)
+                at = self._at(name)
                 if (
                     at is not None
                     and (file.codec is not None or at.offset <= file.size)
@@ -450,7 +477,7 @@ class FollowedCatalog:
                     and self._may_be_this(name, at, head, int(found[2]))
                 ):
                     candidates.append(name)
-            elif live.is_there:
+            elif live.is_there or self._let_go_unclaimed(name, live):
                 continue
             elif (
                 live.key is None
@@ -467,6 +494,13 @@ class FollowedCatalog:
                 return None
         return candidates
 
+    def _let_go_unclaimed(self, name: str, live: _File) -> bool:
+        """What is gone and was another's: nothing was read of it here, and others may know it by another name."""
+        if self._is_claimed(name):
+            return False
+        self._drop(live)
+        return True
+
     def _may_be_this(self, name: str, at: Position, head: bytes, length: int, *, is_whole: bool = True) -> bool:
         """May a content be the known one? What got beyond its print and has no second one was lost, and is over."""
         second = self._seconds.get((name, at.generation))
@@ -476,7 +510,7 @@ class FollowedCatalog:
         live = self._bound.get(name)
         if live is not None and live.reading is not None:
             return live.second is not None, live.reading.position, name
-        at = self._known.get(name)
+        at = self._at(name)
         return (False, 0, name) if at is None else ((name, at.generation) in self._seconds, at.offset, name)
 
     def _goes_on_in(self, live: _File, file: _File, head: bytes) -> bool:
@@ -498,14 +532,53 @@ class FollowedCatalog:
         finally:
             content.close()
 
-    def _begin(self, file: _File, name: str, head: bytes, *, at_end: bool) -> None:
-        """Put the origin of a new name down, where it is not to go in with the first block."""
-        if not at_end:
-            if not self._sharing.is_alone and self._is_ours(file):
-                # So that the others find the content by this name before anything of it is read.
-                self._known[name] = self._positions.open_partition(self.source, name, 0)
-        # It was there before the stream was first read: only what comes is.
-        elif file.codec is None:
+    def _claim(self, file: _File, name: str) -> bool:
+        """Be the first to begin a content by this name; False: another has, or one that begins alike.
+
+        So that the others find the content by this name before anything of it is read, whatever inode it has then, and
+        whoever of us is taken for dead meanwhile.
+        """
+        number, inode = _copy_number(name), int(_inode(file), 16)
+        claim = f"{self._prefix}=+{number}:{file.print_[0]}-{file.print_[1]}"
+        if self._positions.open_partition(self.source, claim, inode).offset != inode:
+            return False
+        self._claimed.add(name)
+        return True
+
+    def _tell_of_what_was_not_compared(self, file: _File, reading: Reading) -> None:
+        """A compressed file is taken for what was read before a start: more than of what there is a digest."""
+        length = (file.second or file.print_)[0]
+        if file.codec is not None and reading.position > length:
+            said = f"is taken for what was read of {reading.name}"
+            if (file.path, said) not in self._told:
+                self._told.add((file.path, said))
+                self._receiver.report_error(
+                    f"{file.path} {said} before: its first {length} bytes, decompressed, are the same, the others "
+                    f"up to {reading.position} are not compared and not read again; if it is another file, put it "
+                    "there with another beginning"
+                )
+
+    def _is_claimed(self, name: str) -> bool:
+        return name in self._claimed or name in self._known
+
+    def _at(self, name: str) -> Position | None:
+        """Where a content is read to; at its beginning, where nothing of it is registered yet."""
+        return self._known.get(name) or (Position(0, 0) if name in self._claimed else None)
+
+    def _offset(self, name: str) -> int:
+        at = self._at(name)
+        return -1 if at is None else at.offset
+
+    def _identify_anew_what_is_not_claimed(self) -> None:
+        """Another may have given it another name, or another content this one."""
+        for name, file in list(self._bound.items()):
+            if file.is_there and not file.done and not self._is_claimed(name):
+                self._unbind(file)
+        self._look_at = 0.0
+
+    def _begin_at_end(self, file: _File, name: str, head: bytes) -> None:
+        """It was there before the stream was first read: only what comes is."""
+        if file.codec is None:
             at = self._known[name] = self._positions.open_partition(self.source, name, self._last_line_end(file))
             length = min(at.offset, len(head))
             if length > file.print_[0]:
@@ -614,6 +687,8 @@ class FollowedCatalog:
         self._open.close(file.reading.name)
         self._decompressed.close(file.reading.name)
         self._bound.pop(file.reading.name, None)
+        if not self._is_claimed(file.reading.name):
+            self._by_print.get(file.print_, set()).discard(file.reading.name)
         file.reading = None
         file.held_since = None
         file.second = None
@@ -707,7 +782,7 @@ class FollowedCatalog:
         self._bound.pop(reading.name, None)
         if reading.logged >= 0:
             self._known[reading.name] = Position(reading.generation, reading.logged)
-        elif reading.name not in self._known:
+        elif not self._is_claimed(reading.name):
             self._by_print.get(file.print_, set()).discard(reading.name)
 
     def _mark_done(self) -> None:
@@ -725,7 +800,7 @@ class FollowedCatalog:
         there = set(self._bound) | {file.marker for file in self._files.values()} | {f"{self._prefix}{_START}"}
         self._gone = {
             name: self._gone.get(name, now)
-            for name in self._known
+            for name in self._known.keys() | self._claimed
             if name not in there
             and _SECOND.fullmatch(name) is None
             and self._sharing.is_ours(name.rpartition("-")[2].partition("~")[0])
@@ -733,6 +808,11 @@ class FollowedCatalog:
         old = [name for name, since in self._gone.items() if now - since >= self._settings.forget_after]
         # A second print is of use for as long as its content is known.
         old += [name for name in self._known if (found := _SECOND.fullmatch(name)) and found[1] not in self._known]
+        # So is who began it.
+        gone = set(old)
+        began = {name: self._name_of(name, at) for name, at in self._known.items()}
+        old = [name for name in old if name in began and (began[name] is None or began[name] in gone)]
+        old += [name for name, content in began.items() if content in gone and name not in gone]
         if old and any(file.is_there for file in self._files.values()):
             self._positions.forget(self.source, old)
             self._learn(self._positions.all_of(self.source))
@@ -861,7 +941,8 @@ class FollowedCatalog:
         self._by_print = {}
         self._by_inode = {}
         self._seconds = {}
-        for name in self._known:
+        self._claimed = {name for claim, at in self._known.items() if (name := self._name_of(claim, at)) is not None}
+        for name in self._claimed | self._known.keys():
             second = _SECOND.fullmatch(name)
             if second is not None:
                 self._seconds[second[1], int(second[2])] = (int(second[3]), second[4])
@@ -873,6 +954,13 @@ class FollowedCatalog:
         for name, file in self._bound.items():
             if not file.done:
                 self._by_print.setdefault(file.print_, set()).add(name)
+
+    def _name_of(self, claim: str, at: Position) -> str | None:
+        found = _CLAIM.fullmatch(claim.removeprefix(self._prefix))
+        if found is None:
+            return None
+        number = int(found[1])
+        return f"{self._prefix}{at.offset:x}/{found[2]}-{found[3]}" + (f"~{number}" if number else "")
 
     def _is_ours(self, file: _File) -> bool:
         return self._sharing.is_ours(file.print_[1])
@@ -902,7 +990,7 @@ def _begins_so(head: bytes, second: Print | None, *, is_whole: bool = True) -> b
 
 
 def _inode(file: _File) -> str:
-    return f"{0 if file.key is None else file.key[1]:x}"
+    return f"{0 if file.key is None else file.key[1] & _INODE_BITS:x}"
 
 
 def _copy_number(name: str) -> int:

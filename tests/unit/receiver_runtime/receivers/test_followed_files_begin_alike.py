@@ -95,6 +95,25 @@ def test_cut_while_nobody_looked_and_longer_than_before(tmp_path: Path) -> None:
     assert sorted(log.values) == sorted([HEADER, "1,a,1", HEADER, "2,a,1", "2,a,2", "2,a,3"])
 
 
+def test_a_compressed_file_that_is_taken_for_another_after_a_start_is_told(tmp_path: Path) -> None:
+    log = Log()
+    same = [f"{number:06d}" for number in range(2000)]
+    write(tmp_path / "a.log", *same, "a")
+    follow(tmp_path, log).run()
+    (tmp_path / "a.log").rename(tmp_path / "a")
+    (tmp_path / "b.log.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in [*same, "b"]).encode()))
+    reader = follow(tmp_path, log)
+    reader.run(10)
+    assert log.values == [*same, "a"]
+    [error] = reader.supervisor.errors
+    assert f"{tmp_path}/b.log.gz is taken for what was read of here/" in error
+    assert "first 4096 bytes" in error
+    assert "up to 14002 are not compared" in error
+    again = follow(tmp_path, log)
+    again.run(10)
+    assert again.supervisor.errors == []
+
+
 def test_with_start_latest_too(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", HEADER, "1,a,1")
@@ -111,12 +130,12 @@ def test_a_second_print_is_forgotten_with_its_content(tmp_path: Path) -> None:
     write(tmp_path / "b.log", "other", "lines")
     reader = follow(tmp_path, log, forget_after="1h")
     reader.run()
-    assert len([name for name in log.positions if "+" in name]) == 2
+    assert len([name for name in log.positions if "+" in name]) == 4
     (tmp_path / "a.log").unlink()
     reader.run(70)
     for _ in range(64):
         reader.step(60.0)
-    assert len(log.forgotten) == len(log.positions) == 2
+    assert len(log.forgotten) == len(log.positions) == 3
 
 
 def test_what_was_never_told_apart_and_is_gone_is_told(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ class FollowedFilesModel(RuleBasedStateMachine):
 
     @initialize(headed=st.booleans())
     def begin(self, *, headed: bool) -> None:
-        # Does each file begin with the same line? Of those more or fewer may come than there were.
+        # Does each file begin with the same line? Of those more or fewer may come than there were; and the source is
+        # told, for without that two receivers may both take such a file for theirs (see the page's limits).
         self.headed = headed
         self.root = Path(tempfile.mkdtemp(prefix="followed-"))
         self.log = Log()
@@ -54,7 +55,7 @@ class FollowedFilesModel(RuleBasedStateMachine):
         self.readers = [self._reader(0), self._reader(1)]
 
     def _reader(self, which: int) -> Reader:
-        source = FollowedFiles(path=f"{self.root}/*.log*")
+        source = FollowedFiles(path=f"{self.root}/*.log*", fingerprint_lines=2 if self.headed else 1)
         made = Reader(
             self.log,
             lambda receiver, sharing, host, clock: FollowedCatalog(source, receiver, sharing, host, clock=clock),
