@@ -177,8 +177,9 @@ def test_a_failover_to_a_standby_that_has_everything(home: Path) -> None:
         stack.callback(standby.stop)
         address = stack.enter_context(Address(primary.server.port))
         host = stack.enter_context(receiving_host(address.of(url), home / "host"))
-        primary.kill()
+        # In this order, so that who is told to wait has met the standby, and not what was left of the primary.
         address.target = standby.server.port
+        primary.kill()
         host.until("the standby answers", host.registered)
         host.until_reading_has_stopped()
         host.check_nobody_ended()
