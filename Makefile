@@ -32,10 +32,11 @@ demo: $(STAMP) ## the whole way of a record on real flights; takes about a minut
 up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C
 	@$(BIN)/forebay up $(ARGS)
 
-# Files are handed out whole, in order: what a module shares is made once, and the slow ones come first.
-WORKERS ?= 2
+# Files are handed out whole, in order: what a module shares is made once, and the slow ones come first. Three on two
+# cores, for many tests wait most of their time.
+WORKERS ?= 3
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-test: $(STAMP) ## the whole test suite, in two processes; ARGS="tests/unit -k frame" for a part
+test: $(STAMP) ## the whole test suite, in three processes; ARGS="tests/unit -k frame" for a part
 	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 # The driver log's tests; every other version of Postgres that is to be had here.
