@@ -5,10 +5,9 @@ Owns the reader of each ``on_start``, which owns a connection and its threads.
 
 from __future__ import annotations
 
-import threading
 from typing import ClassVar
 
-from receiver_runtime.receiver import Receiver
+from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.amqp import Amqp
 from receiver_runtime.sources.base import SourceError, SourceRule
 
@@ -23,7 +22,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 
-class AmqpReceiver(Receiver):
+class AmqpReceiver(RunReceiver):
     """Messages that are acknowledged when they are registered. See ``Amqp``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Amqp.columns
@@ -32,21 +31,7 @@ class AmqpReceiver(Receiver):
     def __init__(self, source: Amqp) -> None:
         super().__init__()
         self._source = source
-        self._lock = threading.Lock()
-        self._reader: AmqpReader | None = None
 
-    def on_start(self) -> None:
-        """Start a reader."""
-        reader = AmqpReader(self, self._source)
-        with self._lock:
-            # Said before on_stop is called: nobody would end this one.
-            if not self.is_stopped():
-                self._reader = reader
-                reader.start()
-
-    def on_stop(self) -> None:
-        """End it; returns when all that was taken is handed on, and the connection is closed. Safe twice."""
-        with self._lock:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.stop()
+    def make_run(self) -> AmqpReader:
+        """Its stop returns when all that was taken is handed on, and the connection is closed."""
+        return AmqpReader(self, self._source)

@@ -5,25 +5,25 @@ Own the reader of each ``on_start``, which owns its thread and what it has open 
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote, urlencode
 
 from receiver_runtime.block_store.objects import open_objects
-from receiver_runtime.receiver import Receiver
 from receiver_runtime.receivers.arriving_files import ArrivingCatalog, LocalFolder, ObjectFolder
 from receiver_runtime.receivers.file_reader import FilesReader
 from receiver_runtime.receivers.followed_files import FollowedCatalog
+from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
 
 if TYPE_CHECKING:
+    from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.arriving_files import Folder
     from receiver_runtime.receivers.file_reader import Catalog
     from receiver_runtime.receivers.file_sharing import Sharing
 
 
-class _FilesReceiver(Receiver):
+class _FilesReceiver(RunReceiver):
     """What all of them do."""
 
     source_rule: ClassVar[SourceRule | None] = SourceRule.OFFSETS
@@ -32,24 +32,10 @@ class _FilesReceiver(Receiver):
         super().__init__()
         self._name = name
         self._per_host = per_host
-        self._lock = threading.Lock()
-        self._reader: FilesReader | None = None
 
-    def on_start(self) -> None:
-        """Start a reader."""
-        reader = FilesReader(self, self._make_catalog, name=self._name, per_host=self._per_host)
-        with self._lock:
-            # Said before on_stop is called: nobody would end this one.
-            if not self.is_stopped():
-                self._reader = reader
-                reader.start()
-
-    def on_stop(self) -> None:
-        """End it; returns when what it handed on is registered, and every file is closed. Safe twice."""
-        with self._lock:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.stop()
+    def make_run(self) -> FilesReader:
+        """Its stop returns when what it handed on is registered, and every file is closed."""
+        return FilesReader(self, self._make_catalog, name=self._name, per_host=self._per_host)
 
     def _make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
         raise NotImplementedError

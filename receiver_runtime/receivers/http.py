@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from typing import ClassVar
 
-from receiver_runtime.receiver import Receiver
 from receiver_runtime.receivers.http_routes import routes_of
 from receiver_runtime.receivers.http_server import HttpServer
+from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.http import Http
 
 
-class HttpReceiver(Receiver):
+class HttpReceiver(RunReceiver):
     """Listens, and acknowledges what is registered. See ``Http``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Http.columns
@@ -23,21 +22,7 @@ class HttpReceiver(Receiver):
         super().__init__()
         self._source = source
         self._routes = routes_of(source)
-        self._lock = threading.Lock()
-        self._server: HttpServer | None = None
 
-    def on_start(self) -> None:
-        """Start a server."""
-        server = HttpServer(self, self._source, self._routes)
-        with self._lock:
-            # Said before on_stop is called: nobody would end this one.
-            if not self.is_stopped():
-                self._server = server
-                server.start()
-
-    def on_stop(self) -> None:
-        """End it; returns when everybody is answered and the port is free. Safe twice."""
-        with self._lock:
-            server, self._server = self._server, None
-        if server is not None:
-            server.stop()
+    def make_run(self) -> HttpServer:
+        """Its stop returns when everybody is answered and the port is free."""
+        return HttpServer(self, self._source, self._routes)

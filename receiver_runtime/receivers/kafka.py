@@ -5,10 +5,9 @@ Owns the reader of each ``on_start``, which owns the consumer and its thread (``
 
 from __future__ import annotations
 
-import threading
 from typing import ClassVar
 
-from receiver_runtime.receiver import Receiver
+from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.base import SourceError, SourceRule
 from receiver_runtime.sources.kafka import Kafka
 
@@ -24,7 +23,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 
-class KafkaReceiver(Receiver):
+class KafkaReceiver(RunReceiver):
     """Records with their positions: exactly once. See ``Kafka``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Kafka.columns
@@ -33,25 +32,11 @@ class KafkaReceiver(Receiver):
     def __init__(self, source: Kafka) -> None:
         super().__init__()
         self._source = source
-        self._lock = threading.Lock()
-        self._reader: KafkaReader | None = None
         self._as_objects = source.fetch == "objects" or not source.exactly_once
 
-    def on_start(self) -> None:
-        """Start a reader."""
-        reader = KafkaReader(self, self._source, None if self._as_objects else open_library())
-        with self._lock:
-            # Said before on_stop is called: nobody would end this one.
-            if not self.is_stopped():
-                self._reader = reader
-                reader.start()
-
-    def on_stop(self) -> None:
-        """End it; returns when what it handed on is registered, and it has left its group. Safe twice."""
-        with self._lock:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.stop()
+    def make_run(self) -> KafkaReader:
+        """Its stop returns when what it handed on is registered, and it has left its group."""
+        return KafkaReader(self, self._source, None if self._as_objects else open_library())
 
     def read_objects(self) -> None:
         """At the next start, and from then on."""

@@ -5,11 +5,10 @@ Owns the session, which outlives connections, and the reader of each ``on_start`
 
 from __future__ import annotations
 
-import threading
 from typing import ClassVar
 
-from receiver_runtime.receiver import Receiver
 from receiver_runtime.receivers.mqtt_session import MqttSession
+from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.base import SourceError, SourceRule
 from receiver_runtime.sources.mqtt import Mqtt
 
@@ -24,7 +23,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 
-class MqttReceiver(Receiver):
+class MqttReceiver(RunReceiver):
     """Messages of QoS 1 and 2, acknowledged when they are registered. See ``Mqtt``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Mqtt.columns
@@ -34,24 +33,10 @@ class MqttReceiver(Receiver):
         super().__init__()
         self._source = source
         self._session = MqttSession()
-        self._lock = threading.Lock()
-        self._reader: MqttReader | None = None
 
-    def on_start(self) -> None:
-        """Start a reader."""
-        reader = MqttReader(self, self._source, self._session)
-        with self._lock:
-            # Said before on_stop is called: nobody would end this one.
-            if not self.is_stopped():
-                self._reader = reader
-                reader.start()
-
-    def on_stop(self) -> None:
-        """End it; returns when all that was read is handed on, and the connection is closed. Safe twice."""
-        with self._lock:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.stop()
+    def make_run(self) -> MqttReader:
+        """Its stop returns when all that was read is handed on, and the connection is closed."""
+        return MqttReader(self, self._source, self._session)
 
 
 class UnreliableMqttReceiver(MqttReceiver):

@@ -5,10 +5,9 @@ Owns the reader of each ``on_start``, which owns a connection and its thread (``
 
 from __future__ import annotations
 
-import threading
 from typing import ClassVar
 
-from receiver_runtime.receiver import Receiver
+from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.base import SourceError, SourceRule
 from receiver_runtime.sources.nats_jetstream import NatsJetStream
 
@@ -23,7 +22,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 
-class NatsJetStreamReceiver(Receiver):
+class NatsJetStreamReceiver(RunReceiver):
     """Messages, acknowledged when they are registered. See ``NatsJetStream``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = NatsJetStream.columns
@@ -33,21 +32,7 @@ class NatsJetStreamReceiver(Receiver):
         super().__init__()
         self._source = source
         self._known = KnownConsumer()
-        self._lock = threading.Lock()
-        self._reader: NatsReader | None = None
 
-    def on_start(self) -> None:
-        """Start a reader."""
-        reader = NatsReader(self, self._source, self._known)
-        with self._lock:
-            # Said before on_stop is called: nobody would end this one.
-            if not self.is_stopped():
-                self._reader = reader
-                reader.start()
-
-    def on_stop(self) -> None:
-        """End it; returns when what was read is registered and acknowledged, and the connection closed. Safe twice."""
-        with self._lock:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.stop()
+    def make_run(self) -> NatsReader:
+        """Its stop returns when what was read is registered and acknowledged, and the connection closed."""
+        return NatsReader(self, self._source, self._known)

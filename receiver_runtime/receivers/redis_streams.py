@@ -5,10 +5,9 @@ Owns the reader of each ``on_start``, which owns a connection and its thread (``
 
 from __future__ import annotations
 
-import threading
 from typing import ClassVar
 
-from receiver_runtime.receiver import Receiver
+from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.base import SourceError, SourceRule
 from receiver_runtime.sources.redis_streams import RedisStreams
 
@@ -23,7 +22,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 
-class RedisStreamsReceiver(Receiver):
+class RedisStreamsReceiver(RunReceiver):
     """Entries, acknowledged when they are registered. See ``RedisStreams``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = RedisStreams.columns
@@ -34,21 +33,7 @@ class RedisStreamsReceiver(Receiver):
         self._source = source
         # Groups that were there once: one that is gone was deleted with its stream.
         self._known_groups: set[str] = set()
-        self._lock = threading.Lock()
-        self._reader: RedisReader | None = None
 
-    def on_start(self) -> None:
-        """Start a reader."""
-        reader = RedisReader(self, self._source, self._known_groups)
-        with self._lock:
-            # Said before on_stop is called: nobody would end this one.
-            if not self.is_stopped():
-                self._reader = reader
-                reader.start()
-
-    def on_stop(self) -> None:
-        """End it; returns when what was read is registered and acknowledged, and the connection closed. Safe twice."""
-        with self._lock:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.stop()
+    def make_run(self) -> RedisReader:
+        """Its stop returns when what was read is registered and acknowledged, and the connection closed."""
+        return RedisReader(self, self._source, self._known_groups)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, ClassVar
 
-from receiver_runtime.receiver import Receiver
 from receiver_runtime.receivers.datagram_listener import DatagramListener
+from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.receivers.socket_listener import SocketListener
 from receiver_runtime.receivers.syslog_framing import SyslogFraming
 from receiver_runtime.sources.syslog import Syslog
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from receiver_runtime.sources.base import SourceRule
 
 # Parsing one message takes as long as parsing a hundred: what comes in so many seconds is parsed together.
 _PAUSE = 0.01
 
 
-class SyslogReceiver(Receiver):
+class SyslogReceiver(RunReceiver):
     """Messages of a ``Syslog`` source. At most once: syslog has no acknowledgement."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Syslog.columns
@@ -28,14 +29,12 @@ class SyslogReceiver(Receiver):
         super().__init__()
         self._source = source
         self._framing = SyslogFraming(timezone=source.timezone, max_record_bytes=source.max_record_bytes)
-        self._lock = threading.Lock()
-        self._running: list[DatagramListener | SocketListener] = []
 
-    def on_start(self) -> None:
-        """Start a thread for each transport."""
-        running: list[DatagramListener | SocketListener] = []
+    def make_run(self) -> _Listeners:
+        """Its stop returns when every whole message that was read is handed on."""
+        listeners: list[DatagramListener | SocketListener] = []
         if "udp" in self._source.transports:
-            running.append(
+            listeners.append(
                 DatagramListener(
                     self,
                     self._source.listen_address,
@@ -44,17 +43,20 @@ class SyslogReceiver(Receiver):
                 )
             )
         if "tcp" in self._source.transports:
-            running.append(SocketListener(self, self._source, self._framing, pause=_PAUSE))
-        with self._lock:
-            # Said before on_stop is called: nobody would end this one.
-            if not self.is_stopped():
-                self._running = running
-                for listener in running:
-                    listener.start()
+            listeners.append(SocketListener(self, self._source, self._framing, pause=_PAUSE))
+        return _Listeners(listeners)
 
-    def on_stop(self) -> None:
-        """Stop listening; returns when every whole message that was read is handed on. Safe twice."""
-        with self._lock:
-            running, self._running = self._running, []
-        for listener in running:
+
+class _Listeners:
+    """Several, as one run."""
+
+    def __init__(self, listeners: Sequence[DatagramListener | SocketListener]) -> None:
+        self._listeners = listeners
+
+    def start(self) -> None:
+        for listener in self._listeners:
+            listener.start()
+
+    def stop(self) -> None:
+        for listener in self._listeners:
             listener.stop()
