@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import threading
-import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.sources.files import FollowedFiles
+from tests.conformance.sending import Sending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ class LogDirectory:
         return len(odd)
 
     def sending(self) -> Sending:
-        return Sending(self)
+        return Sending(lambda: self.send(50))
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -85,28 +85,3 @@ class LogDirectory:
         """Each line came once."""
         assert sorted(row["value"] for row in rig.rows()) == sorted(self.sent)
         assert rig.failed_checks() == []
-
-
-class Sending:
-    """Writes small groups all the time, on a thread."""
-
-    def __init__(self, logs: LogDirectory, *, records: int = 50, pause: float = 0.02) -> None:
-        self._logs = logs
-        self._records = records
-        self._pause = pause
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(90)
-        assert not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while not self._done.is_set():
-            self._logs.send(self._records)
-            time.sleep(self._pause)

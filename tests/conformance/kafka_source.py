@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 from receiver_runtime.sources.kafka import Kafka
+from tests.conformance.sending import Sending
 from tests.kafka_broker import MockKafka
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class KafkaTopic:
         return 4
 
     def sending(self) -> Sending:
-        return Sending(self)
+        return Sending(lambda: self.send(50))
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -165,28 +164,3 @@ def check_dense(rig: SourceRig, partitions: set[tuple[str, int]], records: int) 
     assert sum(row["offset_count_distinct"] for row in rows) == records
     assert len(found["value"].unique()) == records
     assert rig.failed_checks() == []
-
-
-class Sending:
-    """Sends small groups all the time, on a thread."""
-
-    def __init__(self, topic: KafkaTopic, *, records: int = 50, pause: float = 0.02) -> None:
-        self._topic = topic
-        self._records = records
-        self._pause = pause
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join(90)
-        assert not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while not self._done.is_set():
-            self._topic.send(self._records)
-            time.sleep(self._pause)
