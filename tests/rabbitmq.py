@@ -93,6 +93,14 @@ class RabbitMq:
             pika.ConnectionParameters("127.0.0.1", self.port, credentials=credentials, heartbeat=heartbeat)
         )
 
+    def has_on_disk(self, quorum_queue: str) -> bool:
+        """Whether the queue outlives `kill`. RabbitMQ writes the name of a new quorum queue to its disk some seconds
+        after it has declared it; killed before, it starts with a queue that has no leader and no messages, confirmed
+        or not (seen with 3.10.8).
+        """
+        [names] = (self._directory / "data").glob("*/quorum/*/names.dets")
+        return quorum_queue.encode() in names.read_bytes()
+
     def log(self) -> str:
         return (self._directory / "out.log").read_text(errors="replace")
 

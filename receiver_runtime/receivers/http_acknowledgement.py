@@ -199,7 +199,7 @@ class Acknowledgement:
             self._refuse(group, error)
             return
         try:
-            future = self._hand_over.submit(batch, keys)
+            future = self._hand_over.submit(batch, keys, rows_share_keys=True)
         except Exception as error:  # noqa: BLE001  handed to those who wait
             self._refuse(group, error)
             self._on_failed(error)

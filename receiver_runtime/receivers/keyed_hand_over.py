@@ -13,8 +13,10 @@ What is decided where:
 - **Keys under way here** are ours to know: a key that comes again before its first block is registered is left out at
   once, and counted as what it will be. Its future waits for that block: blocks are answered in order, and where one
   fails for good, all that came after fail with it.
-- **Rows with one key of one submit stay in one block**, for a half of them that is registered would have the other
-  half left out at the next try. A block is cut between keys, even where that makes it larger than ``max_block_bytes``.
+- **A key that comes again within one submit** is left out as one that came before, the first row counts: a sender
+  repeats itself at once, too, and both messages are read together. Unless the submit is one request whose rows share a
+  key: then they **stay in one block**, for a half of them that is registered would have the other half left out at the
+  next try. A block is cut between keys, even where that makes it larger than ``max_block_bytes``.
 - **A lost answer** says nothing, and is resolved by the registrar, with the identical blocks.
 - While keys were found known lately (after a take-over the sender brings much again), they are asked for before the
   block is stored: a refusal costs more than a question.
@@ -194,12 +196,20 @@ class KeyedHandOver:
 
     # -- the receiver's side -----------------------------------------------------------------------------------------
 
-    def submit(self, batch: pa.RecordBatch, keys: pa.StringArray | Sequence[str | None] | None) -> Future[HandedOver]:
+    def submit(
+        self,
+        batch: pa.RecordBatch,
+        keys: pa.StringArray | Sequence[str | None] | None,
+        *,
+        rows_share_keys: bool = False,
+    ) -> Future[HandedOver]:
         """Hand a batch over; waits while too much is not answered.
 
         Args:
             batch: of the receiver's columns.
             keys: of its rows, null for a row without one; None where none has.
+            rows_share_keys: the batch is one request, and a key in it is that of all rows that have it. Otherwise a
+                key is one row's, and those behind it are its repeats.
 
         Returns:
             A future: its result comes when the driver log has the rows, an error means that the sender must not be
@@ -211,17 +221,21 @@ class KeyedHandOver:
             HandOverClosedError: after ``close``.
             Exception: what has ended the hand-over, as a fenced receiver.
         """
-        made = self._made(batch, keys)
+        made = self._made(batch, keys, rows_share_keys=rows_share_keys)
         with self._changed:
             while self._open() and not self._has_room(made):
                 self._changed.wait()
             return self._take(made)
 
     def submit_if_free(
-        self, batch: pa.RecordBatch, keys: pa.StringArray | Sequence[str | None] | None
+        self,
+        batch: pa.RecordBatch,
+        keys: pa.StringArray | Sequence[str | None] | None,
+        *,
+        rows_share_keys: bool = False,
     ) -> Future[HandedOver] | None:
         """As ``submit``, but for the wait: None where there was to be one, and nothing is taken."""
-        made = self._made(batch, keys)
+        made = self._made(batch, keys, rows_share_keys=rows_share_keys)
         with self._changed:
             if self._open() and not self._has_room(made):
                 return None
@@ -241,12 +255,26 @@ class KeyedHandOver:
             while self._thread is not None:
                 self._changed.wait()
 
-    def _made(self, batch: pa.RecordBatch, keys: pa.StringArray | Sequence[str | None] | None) -> _Submit:
+    def _made(
+        self,
+        batch: pa.RecordBatch,
+        keys: pa.StringArray | Sequence[str | None] | None,
+        *,
+        rows_share_keys: bool,
+    ) -> _Submit:
         conformed = conform(batch, self._supervisor.record_schema)
-        taken = None if keys is None else _storable(keys)
-        if taken is not None and len(taken) != conformed.num_rows:
+        if keys is None:
+            return _Submit(conformed, None, None, conformed.nbytes)
+        taken = _storable(keys)
+        if len(taken) != conformed.num_rows:
             raise ValueError(f"{len(taken)} keys for {conformed.num_rows} rows: give one for each row, null for none")
-        return _Submit(conformed, taken, None if taken is None else _cuts(taken), conformed.nbytes)
+        if _are_distinct(taken):
+            return _Submit(conformed, taken, None, conformed.nbytes)
+        if rows_share_keys:
+            return _Submit(conformed, taken, _cuts(taken), conformed.nbytes)
+        firsts = _firsts(taken)
+        kept = conformed.take(firsts)
+        return _Submit(kept, taken.take(firsts), None, kept.nbytes, duplicates=conformed.num_rows - kept.num_rows)
 
     def _open(self) -> bool:
         """With the lock held. Raises why not."""
@@ -496,10 +524,24 @@ def _short(key: str) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def _cuts(keys: pa.Array) -> Sequence[int] | None:
-    """Before which rows a submit may be cut so that no key is on both sides; None: before any."""
-    if pc.count_distinct(keys, mode="only_valid").as_py() == len(keys) - keys.null_count:
-        return None
+def _are_distinct(keys: pa.Array) -> bool:
+    return bool(pc.count_distinct(keys, mode="only_valid").as_py() == len(keys) - keys.null_count)
+
+
+def _firsts(keys: pa.Array) -> pa.Array:
+    """The rows that are the first with their key, and those without one."""
+    seen: set[str] = set()
+    firsts = []
+    for row, key in enumerate(keys.to_pylist()):
+        if key not in seen:
+            firsts.append(row)
+        if key is not None:
+            seen.add(key)
+    return pa.array(firsts, pa.int64())
+
+
+def _cuts(keys: pa.Array) -> Sequence[int]:
+    """Before which rows a submit may be cut so that no key is on both sides."""
     values = keys.to_pylist()
     last = {key: row for row, key in enumerate(values) if key is not None}
     cuts = []

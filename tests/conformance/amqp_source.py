@@ -13,6 +13,7 @@ from pika.exceptions import AMQPError
 
 from receiver_runtime.sources.amqp import Amqp
 from tests.conformance.sending import Sending
+from tests.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,7 @@ class AmqpQueue:
         self._lock = threading.Lock()
         self._connection: pika.BlockingConnection | None = None
         self._channel: Any = None
+        self._kind = kind
         self._declared = {"durable": True, "arguments": {"x-queue-type": kind}}
 
     def source(self, **changes: Any) -> Amqp:  # noqa: ANN401  fields of the source
@@ -92,6 +94,8 @@ class AmqpQueue:
 
     @contextmanager
     def away(self) -> Iterator[None]:
+        if self._kind == "quorum":
+            eventually(lambda: self.broker.has_on_disk(self.name), "the queue's name on the broker's disk")
         self.broker.kill()
         yield
         self.broker.start()

@@ -109,6 +109,20 @@ def test_r05_nothing_is_acknowledged_before_it_is_registered_and_the_prefetch_bo
     assert not rig.rows()[0]["redelivered"]
 
 
+def test_a_message_that_its_publisher_repeats_at_once_comes_once(
+    queue: AmqpQueue, make_rig: Callable[..., SourceRig]
+) -> None:
+    """Both are there before anything is read, so that they are read together."""
+    rig = make_rig(queue.source())
+    for name in ("a", "b", "a", "c", "a", "c"):
+        queue.publish(name, name.encode())
+    process = rig.start()
+    eventually(lambda: queue.all_came(rig), "the three of them")
+    stop(process)
+    assert queue.waiting() == 0
+    assert [row["message_id"] for row in rig.rows()] == ["a", "b", "c"]
+
+
 def test_a_message_that_is_too_large_is_a_dead_letter_and_does_not_come_back(
     queue: AmqpQueue, make_rig: Callable[..., SourceRig]
 ) -> None:

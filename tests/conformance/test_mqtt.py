@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conformance.mqtt_source import MqttTopic
-from tests.conformance.suite import ConformanceSuite
+from tests.conformance.source_rig import eventually
+from tests.conformance.suite import ConformanceSuite, stop
 from tests.mosquitto import Mosquitto
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from tests.conformance.source_rig import SourceRig
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +57,20 @@ class TestMqtt311(ConformanceSuite):
         made = MqttTopic(mosquitto, version="3.1.1", qos=2, shared=several(request))
         yield made
         made.close()
+
+
+@pytest.mark.brokers
+def test_a_message_that_its_publisher_repeats_at_once_comes_once(
+    mosquitto: Mosquitto, make_rig: Callable[..., SourceRig]
+) -> None:
+    """Both are there before anything is read, so that they are read together."""
+    topic = MqttTopic(mosquitto, shared=False)
+    rig = make_rig(topic.source())
+    for name in ("a", "b", "a", "c", "a", "c"):
+        topic.publish(name.encode(), name)
+    topic.wait_until_published()
+    process = rig.start()
+    eventually(lambda: rig.registered() >= 3, "the three of them")
+    stop(process)
+    assert [row["value"] for row in rig.rows()] == [b"a", b"b", b"c"]
+    topic.close()
