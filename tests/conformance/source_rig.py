@@ -2,53 +2,33 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import sqlalchemy as sa
 
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import open_block_store
-from tests import polling
+from tests.receiver_processes import ReceiverProcesses
 from tracker_store.checks import check_data
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_stream
 from tracker_store.receivers import placements, receiver_events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import subprocess
+    from collections.abc import Iterator
     from pathlib import Path
 
     from receiver_runtime.sources.base import Source
     from tracker_store.schema import ReceiverEventKind
 
-DEADLINE_SECONDS = 90.0
-
-_RUN = """
-import sys
-from receiver_runtime.receiver_process import run
-receiver_id, assignment, database_url, block_store = sys.argv[1:]
-sys.exit(run([(int(receiver_id), int(assignment))], database_url=database_url, block_store=block_store))
-"""
-
-
-def eventually(predicate: Callable[[], object], what: str, *, seconds: float = DEADLINE_SECONDS) -> None:
-    """Poll until `predicate` holds."""
-    polling.eventually(predicate, what, seconds=seconds, step=0.05)
-
 
 @dataclass
-class SourceRig:
+class SourceRig(ReceiverProcesses):
     """One stream, its receivers by number from 0, and the processes started for them."""
 
-    database_url: str
-    root: Path
-    engine: sa.Engine
     receiver_ids: list[int]
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @classmethod
     def make(
@@ -72,48 +52,21 @@ class SourceRig:
             ids = sorted({placement.receiver_id for placement in placements(connection)} - before)
         return cls(database_url, root, engine, ids)
 
-    def execute(self, statement: str, **values: object) -> list[Any]:
-        with connect(self.engine) as connection:
-            result = connection.execute(sa.text(statement), values)
-            return list(result) if result.returns_rows else []
-
     def assign(self, assignment: int, number: int = 0) -> None:
-        self.execute(
-            "UPDATE forebay.receivers SET assignment = :a, state = 'SCHEDULED' WHERE id = :r",
-            a=assignment,
-            r=self.receiver_ids[number],
-        )
+        self.place(self.receiver_ids[number], assignment)
 
     def start(
         self, number: int = 0, *, assignment: int = 1, database_url: str | None = None, first: str = ""
     ) -> subprocess.Popen[bytes]:
         """A process for a receiver, placed anew; `first` is what its interpreter runs before (a test's seam)."""
         self.assign(assignment, number)
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / f"process-{len(self.processes)}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-c", first + _RUN, str(self.receiver_ids[number]), str(assignment)),
-                    *(database_url or self.database_url, str(self.root / "blocks")),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.processes.append(process)
-        return process
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-        self.engine.dispose()
-
-    def logs(self) -> str:
-        return "\n".join(path.read_text() for path in sorted(self.root.glob("process-*.log")))
+        return self.spawn(
+            self.receiver_ids[number],
+            assignment,
+            block_store=str(self.root / "blocks"),
+            database_url=database_url,
+            first=first,
+        )
 
     def registered(self) -> int:
         [(records,)] = self.execute(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import sqlalchemy as sa
 
 from receiver_runtime.exit_codes import ExitCode
-from tests.conformance.source_rig import DEADLINE_SECONDS, SourceRig, eventually
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy
+from tests.receiver_processes import DEADLINE_SECONDS, eventually
 
 if TYPE_CHECKING:
     import subprocess
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from receiver_runtime.sources.base import Source
+    from tests.conformance.source_rig import SourceRig
 
 
 _FIRST_BLOCKS = 20

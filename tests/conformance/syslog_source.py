@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from receiver_runtime.sources.syslog import Syslog
 from tests.conformance.sending import Sending
-from tests.conformance.source_rig import eventually
+from tests.receiver_processes import eventually
 from tracker_store.engine import connect, create_engine
 
 if TYPE_CHECKING:

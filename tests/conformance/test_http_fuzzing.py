@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.sources.http import Http
-from tests.conformance.source_rig import eventually
 from tests.conformance.suite import stop
+from tests.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

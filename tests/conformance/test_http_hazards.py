@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from receiver_runtime.sources.http import Http
-from tests.conformance.source_rig import DEADLINE_SECONDS, SourceRig, eventually
 from tests.conformance.suite import proxied, stop
+from tests.receiver_processes import DEADLINE_SECONDS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.conformance.source_rig import SourceRig
 
 JSON = {"Content-Type": "application/json"}
 

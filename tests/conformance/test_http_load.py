@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.sources.http import Http
-from tests.conformance.source_rig import SourceRig, eventually
 from tests.conformance.suite import stop
 from tests.conformance.test_http_hazards import port_of
+from tests.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.conformance.source_rig import SourceRig
 
 CONNECTIONS = 2000
 REQUESTS_EACH = 4

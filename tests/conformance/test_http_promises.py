@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.http import Http
-from tests.conformance.source_rig import DEADLINE_SECONDS, SourceRig, eventually
 from tests.conformance.suite import proxied, stop
 from tests.conformance.test_http_hazards import bodies, port_of, post
+from tests.receiver_processes import DEADLINE_SECONDS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.conformance.source_rig import SourceRig
 
 _CONNECTIONS = 60
 _AGAIN_SECONDS = 0.05

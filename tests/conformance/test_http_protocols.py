@@ -31,8 +31,9 @@ from opentelemetry.sdk._logs.export import (
 )
 
 from receiver_runtime.sources.http import Http
-from tests.conformance.source_rig import SourceRig, eventually
+from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import stop
+from tests.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,9 +19,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from tests.conformance.kafka_raw import send_raw_headers
 from tests.conformance.kafka_source import KafkaTopic
-from tests.conformance.source_rig import eventually
 from tests.conformance.suite import stop
 from tests.kafka_broker import PASSWORD, USER
+from tests.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,10 +16,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from receiver_runtime.exit_codes import ExitCode
 from tests.conformance.kafka_source import KafkaTopic, check_dense, check_places
-from tests.conformance.source_rig import DEADLINE_SECONDS, eventually
 from tests.conformance.suite import hold_unregistered, proxied, stop
 from tests.kafka_load import KafkaLoad
 from tests.polling import eventually as soon
+from tests.receiver_processes import DEADLINE_SECONDS, eventually
 
 if TYPE_CHECKING:
     import subprocess

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conformance.mqtt_source import MqttTopic
-from tests.conformance.source_rig import eventually
 from tests.conformance.suite import ConformanceSuite, stop
 from tests.mosquitto import Mosquitto
+from tests.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,15 +11,17 @@ import pytest
 
 from receiver_runtime.sources.secret import EnvVar
 from tests.conformance.nats_source import NatsStream
-from tests.conformance.source_rig import SourceRig, eventually
 from tests.conformance.suite import ConformanceSuite, hold_unregistered, proxied, stop
 from tests.nats_server import NatsServer
+from tests.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from nats.aio.msg import Msg
+
+    from tests.conformance.source_rig import SourceRig
 
 
 pytestmark = pytest.mark.brokers

@@ -13,13 +13,15 @@ from forebay import Stream
 from receiver_runtime.sources.secret import EnvVar
 from receiver_runtime.sources.tcp import Tls
 from tests.conformance.redis_source import RedisKeys
-from tests.conformance.source_rig import SourceRig, eventually
 from tests.conformance.suite import ConformanceSuite, hold_unregistered, proxied, stop
+from tests.receiver_processes import eventually
 from tests.redis_server import RedisServer
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.conformance.source_rig import SourceRig
 
 
 pytestmark = pytest.mark.brokers

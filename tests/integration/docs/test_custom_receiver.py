@@ -20,7 +20,8 @@ from receiver_runtime.block_store.columns import FINGERPRINT_KEY, fingerprint_of
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.exit_codes import ExitCode
 from tests.driver_log import make_log
-from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, eventually, exit_code
+from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
+from tests.receiver_processes import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from receiver_runtime.sources.files import FollowedFiles
-from tests.conformance.source_rig import SourceRig, eventually
+from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import stop
+from tests.receiver_processes import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

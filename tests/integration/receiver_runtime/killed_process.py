@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import replicas_of
 from receiver_runtime.exit_codes import ExitCode
-from tests.integration.receiver_runtime.receiver_rig import eventually, exit_code
+from tests.integration.receiver_runtime.receiver_rig import exit_code
+from tests.receiver_processes import eventually
 from tracker_store.checks import check_data
 from tracker_store.engine import connect
 from tracker_store.schema import ReceiverEventKind

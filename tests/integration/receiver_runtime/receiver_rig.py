@@ -5,49 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import sqlalchemy as sa
 
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.sources.socket_text import SocketText
-from tests import polling
+from tests.receiver_processes import DEADLINE_SECONDS, ReceiverProcesses
 from tracker_store.engine import connect, create_engine
 from tracker_store.pipelines import apply_stream
 from tracker_store.receivers import placements, receiver_events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import subprocess
     from pathlib import Path
 
     from receiver_runtime.block_store.interface import BlockStore
     from tracker_store.schema import ReceiverEventKind
-
-# A process takes 1 s of CPU to begin: on a machine that gives it a fiftieth, most of this.
-DEADLINE_SECONDS = 90.0
-
-_RUN = """
-import sys
-from receiver_runtime.receiver_process import run
-receiver_id, assignment, database_url, block_store = sys.argv[1:]
-sys.exit(
-    run(
-        [(int(receiver_id), int(assignment))],
-        database_url=database_url,
-        block_store=block_store,
-    )
-)
-"""
-
-
-def eventually(predicate: Callable[[], object], what: str) -> None:
-    """Poll until `predicate` holds; fails the test at a deadline that is never reached when all is well."""
-    polling.eventually(predicate, what, seconds=DEADLINE_SECONDS, step=0.02)
 
 
 class NumberedSource:
@@ -155,14 +130,10 @@ class CuttingProxy:
 
 
 @dataclass
-class ReceiverRig:
+class ReceiverRig(ReceiverProcesses):
     """One declared receiver, what it registered, and the processes started for it."""
 
-    database_url: str
-    root: Path
-    engine: sa.Engine
     receiver_id: int
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     #: As FOREBAY_BLOCK_STORE; empty: a directory below the root.
     roots: str = ""
 
@@ -189,17 +160,8 @@ class ReceiverRig:
         source = SocketText(host="127.0.0.1", port=port).model_dump(mode="json")
         return cls.make(database_url, root, source, block_interval="20ms", receiver_restart_delay="50ms", **settings)
 
-    def execute(self, statement: str, **values: object) -> list[Any]:
-        with connect(self.engine) as connection:
-            result = connection.execute(sa.text(statement), values)
-            return list(result) if result.returns_rows else []
-
     def assign(self, assignment: int) -> None:
-        self.execute(
-            "UPDATE forebay.receivers SET assignment = :a, state = 'SCHEDULED' WHERE id = :r",
-            a=assignment,
-            r=self.receiver_id,
-        )
+        self.place(self.receiver_id, assignment)
 
     def desire(self, state: str) -> None:
         self.execute("UPDATE forebay.receivers SET desired_state = :s WHERE id = :r", s=state, r=self.receiver_id)
@@ -208,32 +170,9 @@ class ReceiverRig:
         self, assignment: int = 1, *, database_url: str | None = None, first: str = ""
     ) -> subprocess.Popen[bytes]:
         """A process; `first` is what its interpreter runs before (a test's seam)."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        number = len(self.processes)
-        with (self.root / f"process-{number}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-c", first + _RUN, str(self.receiver_id), str(assignment)),
-                    *(database_url or self.database_url, self.block_store),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.processes.append(process)
-        return process
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-        self.engine.dispose()
-
-    def logs(self) -> str:
-        return "\n".join(path.read_text() for path in sorted(self.root.glob("process-*.log")))
+        return self.spawn(
+            self.receiver_id, assignment, block_store=self.block_store, database_url=database_url, first=first
+        )
 
     def state(self) -> tuple[str, str]:
         [(state, reason)] = self.execute(

@@ -12,7 +12,8 @@ import pytest
 from forebay.sources import CustomSource
 from receiver_runtime.exit_codes import ExitCode
 from tests.driver_log import claim_anew
-from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, eventually, exit_code
+from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
+from tests.receiver_processes import eventually
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:

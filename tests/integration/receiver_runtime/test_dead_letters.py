@@ -6,7 +6,8 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, eventually
+from tests.integration.receiver_runtime.receiver_rig import ReceiverRig
+from tests.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

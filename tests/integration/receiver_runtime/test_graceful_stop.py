@@ -17,7 +17,8 @@ import sqlalchemy as sa
 
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.socket_text import SocketText
-from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, ReceiverRig, eventually, exit_code
+from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, ReceiverRig, exit_code
+from tests.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

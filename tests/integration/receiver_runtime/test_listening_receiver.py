@@ -14,7 +14,8 @@ import pytest
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.socket_text import SocketText
-from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, eventually, exit_code
+from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
+from tests.receiver_processes import eventually
 from tracker_store.schema import ReceiverEventKind
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from receiver_runtime.exit_codes import ExitCode
-from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, eventually, exit_code
+from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
+from tests.receiver_processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

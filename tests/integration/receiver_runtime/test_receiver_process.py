@@ -14,13 +14,8 @@ import pytest
 import sqlalchemy as sa
 
 from receiver_runtime.exit_codes import ExitCode
-from tests.integration.receiver_runtime.receiver_rig import (
-    CuttingProxy,
-    NumberedSource,
-    ReceiverRig,
-    eventually,
-    exit_code,
-)
+from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig, exit_code
+from tests.receiver_processes import eventually
 from tracker_store.schema import ReceiverEventKind
 
 if TYPE_CHECKING:

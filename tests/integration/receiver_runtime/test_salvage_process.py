@@ -16,13 +16,8 @@ from tests.integration.receiver_runtime.killed_process import (
     kill_and_take_over,
     stored,
 )
-from tests.integration.receiver_runtime.receiver_rig import (
-    CuttingProxy,
-    NumberedSource,
-    ReceiverRig,
-    eventually,
-    exit_code,
-)
+from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, ReceiverRig, exit_code
+from tests.receiver_processes import eventually
 from tracker_store.checks import check_data
 from tracker_store.engine import connect
 from tracker_store.schema import ReceiverEventKind

@@ -1,0 +1,85 @@
+"""Receiver processes as an agent starts them, each for one receiver, and what they say; for the rigs of a stream."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from tests import polling
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# A process takes 1 s of CPU to begin: on a machine that gives it a fiftieth, most of this.
+DEADLINE_SECONDS = 90.0
+
+_RUN = """
+import sys
+from receiver_runtime.receiver_process import run
+receiver_id, assignment, database_url, block_store = sys.argv[1:]
+sys.exit(run([(int(receiver_id), int(assignment))], database_url=database_url, block_store=block_store))
+"""
+
+
+def eventually(predicate: Callable[[], object], what: str, *, seconds: float = DEADLINE_SECONDS) -> None:
+    """Poll until `predicate` holds; fails the test at a deadline that is never reached when all is well."""
+    polling.eventually(predicate, what, seconds=seconds, step=0.02)
+
+
+@dataclass
+class ReceiverProcesses:
+    """Everything that was started ends at `close`."""
+
+    database_url: str
+    root: Path
+    engine: sa.Engine
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
+
+    def execute(self, statement: str, **values: object) -> list[Any]:
+        with connect(self.engine) as connection:
+            result = connection.execute(sa.text(statement), values)
+            return list(result) if result.returns_rows else []
+
+    def place(self, receiver_id: int, assignment: int) -> None:
+        """As the tracker does before a process is started for it."""
+        self.execute(
+            "UPDATE forebay.receivers SET assignment = :a, state = 'SCHEDULED' WHERE id = :r",
+            a=assignment,
+            r=receiver_id,
+        )
+
+    def spawn(
+        self, receiver_id: int, assignment: int, *, block_store: str, database_url: str | None, first: str
+    ) -> subprocess.Popen[bytes]:
+        """A process; `first` is what its interpreter runs before (a test's seam)."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / f"process-{len(self.processes)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", first + _RUN, str(receiver_id), str(assignment)),
+                    *(database_url or self.database_url, block_store),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        self.engine.dispose()
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.root.glob("process-*.log")))
