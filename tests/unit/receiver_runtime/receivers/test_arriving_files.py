@@ -347,13 +347,14 @@ def test_a_thousand_small_files_make_few_blocks(tmp_path: Path) -> None:
 def test_a_record_a_file(tmp_path: Path) -> None:
     log = Log()
     put(tmp_path / "a.bin", data=b"\x00\xff\n\n", days=1)
-    put(tmp_path / "b.json.gz", data=gzip.compress(b"{}"), days=2)
+    compressed = gzip.compress(b"{}")
+    put(tmp_path / "b.json.gz", data=compressed, days=2)
     put(tmp_path / "c.bin", data=b"x" * 2_500_000, days=3)
     put(tmp_path / "d.bin", data=b"", days=4)
     put(tmp_path / "e.bin", data=b"last", days=5)
     reader = arriving(tmp_path, log, WholeFiles, max_record_bytes="1MiB")
     reader.run()
-    assert log.values == [b"\x00\xff\n\n", gzip.compress(b"{}"), b"", b"last"]
+    assert log.values == [b"\x00\xff\n\n", compressed, b"", b"last"]
     assert b"".join(letter.data for letter in reader.supervisor.letters) == b"x" * 2_500_000
     assert [letter.part for letter in reader.supervisor.letters] == [0, 1, 2]
     arriving(tmp_path, log, WholeFiles, max_record_bytes="1MiB").run()
