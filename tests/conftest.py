@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from tests.state_directory import state_directory
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from tests.postgres import TestServer
+
+
+# An example may take long where others work beside it; in CI as it is there anyway.
+settings.register_profile("without a deadline", settings(), deadline=None)
+settings.load_profile("without a deadline")
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ BATCHED = "application/cloudevents-batch+json"
 
 _PREFIX = b"ce-"
 _REQUIRED = ("id", "source", "specversion", "type")
+_REQUIRED_HEADERS = frozenset(_PREFIX + name.encode() for name in _REQUIRED)
 _OPTIONAL = ("datacontenttype", "dataschema", "subject", "time")
 # In JSON, too, these are strings; an extension may be of another type.
 _STRINGS = frozenset({*_REQUIRED, *_OPTIONAL})
@@ -63,11 +64,12 @@ _DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_consta
 
 def is_cloud_event(headers: Headers) -> bool:
     """Whether a request says that it brings events: by its media type, or by an attribute that every event has."""
-    required = {_PREFIX + name.encode() for name in _REQUIRED}
-    return any(
-        name in required or (name == b"content-type" and value.strip().lower().startswith(b"application/cloudevents"))
-        for name, value in headers
-    )
+    for name, value in headers:
+        if name in _REQUIRED_HEADERS or (
+            name == b"content-type" and value.strip().lower().startswith(b"application/cloudevents")
+        ):
+            return True
+    return False
 
 
 def parse_cloud_events(headers: Headers, body: bytes, *, most_bytes: int) -> Pushed:

@@ -16,6 +16,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _GATHER_SECONDS = 0.002
 # What may be under way is bounded by who hands in, by what a sender can be told (429).
 _NO_BOUND = 2**62
-_ROW_BYTES = 64
+_ROW_BYTES = 40
 _SCHEMA = arrow_schema(Http.columns)
 _ATTRIBUTES = _SCHEMA.field("attributes").type
 _RECEIVED_AT = _SCHEMA.field("received_at").type
@@ -56,9 +57,12 @@ class Stored:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request's records. Sequences have an element per record; what is the same for all is there once."""
+    """A request's records. Sequences have an element per record; what is the same for all is there once.
 
-    bodies: Sequence[bytes | None]
+    Where the bodies are a column, nothing else is a sequence.
+    """
+
+    bodies: Sequence[bytes | None] | pa.BinaryArray
     path: str
     received_at: int
     content_type: str | None = None
@@ -68,19 +72,32 @@ class Waiting:
     ids: Sequence[str | None] | None = None
     attributes: Sequence[Mapping[str, str] | None] | None = None
     request_attributes: Mapping[str, str] | None = None
+    #: All that it takes, and of that what its records have besides their bodies: much of it comes once, for all.
     nbytes: int = 0
-    #: The loop's: who waits for it, and since when.
+    beside_bodies: int = 0
+    #: The loop's: who waits for it, and since when; told when it is registered, or never will be.
     future: asyncio.Future[Stored] | None = None
     since: float = 0.0
+    on_settled: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         """Count the bytes."""
-        self.nbytes = sum(len(body) for body in self.bodies if body is not None) + _ROW_BYTES * len(self.bodies)
+        rows = len(self.bodies)
+        each = len(self.path) + len(self.content_type or "") + len(self.request_key or "")
+        self.beside_bodies = rows * (each + _size(self.request_attributes))
+        for texts in (self.content_types, self.ids):
+            self.beside_bodies += sum(len(text) for text in texts or () if text)
+        self.beside_bodies += sum(map(_size, self.attributes or ()))
+        if isinstance(self.bodies, pa.Array):
+            bodies = self.bodies.nbytes
+        else:
+            bodies = sum(len(body) for body in self.bodies if body is not None)
+        self.nbytes = bodies + self.beside_bodies + _ROW_BYTES * rows
 
     def key_array(self) -> pa.StringArray | None:
         """A key per record, or None where there is none at all; a request's key is that of all its records."""
         if self.request_key is not None:
-            return pa.array([self.request_key] * len(self.bodies), pa.string())
+            return pa.repeat(self.request_key, len(self.bodies))
         if self.keys is not None and any(key is not None for key in self.keys):
             return pa.array(self.keys, pa.string())
         return None
@@ -91,8 +108,39 @@ class Waiting:
         return keys.pop() if len(keys) == 1 else None
 
 
+def _size(attributes: Mapping[str, str] | None) -> int:
+    return sum(len(name) + len(value) for name, value in attributes.items()) if attributes else 0
+
+
 def batch_of(group: Sequence[Waiting]) -> pa.RecordBatch:
     """The records of requests, in order, with the source's columns."""
+    batches: list[pa.RecordBatch] = []
+    for are_columns, some in groupby(group, lambda one: isinstance(one.bodies, pa.Array)):
+        requests = list(some)
+        batches += map(_batch_of_columns, requests) if are_columns else [_batch_of_records(requests)]
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _batch_of_columns(one: Waiting) -> pa.RecordBatch:
+    rows = len(one.bodies)
+    values = (one.content_type, one.path, one.received_at, one.request_key, _items(one.request_attributes))
+    return pa.RecordBatch.from_arrays(
+        [
+            one.bodies,
+            *(
+                pa.nulls(rows, field.type) if value is None else pa.repeat(pa.scalar(value, field.type), rows)
+                for field, value in zip(list(_SCHEMA)[1:], values, strict=True)
+            ),
+        ],
+        schema=_SCHEMA,
+    )
+
+
+def _items(attributes: Mapping[str, str] | None) -> list[tuple[str, str]] | None:
+    return None if attributes is None else list(attributes.items())
+
+
+def _batch_of_records(group: Sequence[Waiting]) -> pa.RecordBatch:
     bodies: list[bytes | None] = []
     content_types: list[str | None] = []
     paths: list[str] = []
@@ -115,9 +163,7 @@ def batch_of(group: Sequence[Waiting]) -> pa.RecordBatch:
             pa.array(paths, pa.string()),
             pa.array(received, pa.int64()).cast(_RECEIVED_AT),
             pa.array(ids, pa.string()),
-            pa.array([None if each is None else list(each.items()) for each in attributes], _ATTRIBUTES)
-            if some
-            else pa.nulls(len(bodies), _ATTRIBUTES),
+            pa.array(list(map(_items, attributes)), _ATTRIBUTES) if some else pa.nulls(len(bodies), _ATTRIBUTES),
         ],
         schema=_SCHEMA,
     )
@@ -247,3 +293,5 @@ class Acknowledgement:
         del self._unanswered[one]
         self.waiting_bytes -= one.nbytes
         self.waiting_records -= len(one.bodies)
+        if one.on_settled is not None:
+            one.on_settled()

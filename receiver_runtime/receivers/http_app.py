@@ -1,8 +1,8 @@
 """What is done with one request: who sends, how much, what it is, where it goes, and the answer.
 
 Runs on the server's loop; what takes long goes to threads: large bodies, and apart from them what may wait for the
-driver log or the disk, dead letters and a full buffer, each to its own. Decides nothing about blocks:
-``http_acknowledgement`` does. Order of the checks: the cheapest first, and nothing is read of a
+driver log or the disk, dead letters. Decides nothing about blocks: ``http_acknowledgement`` does, and for what is
+answered before it is stored ``http_buffering``. Order of the checks: the cheapest first, and nothing is read of a
 body that is not wanted.
 """
 
@@ -15,6 +15,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qs
@@ -32,7 +33,7 @@ from receiver_runtime.receivers.http_acknowledgement import AcknowledgementClose
 from receiver_runtime.receivers.http_bodies import ENCODINGS, decompressed
 from receiver_runtime.receivers.http_records import Plain
 from receiver_runtime.receivers.http_routes import STREAM_PATH, Answered, Refused, Reply, refuse_by_problem
-from receiver_runtime.receivers.pushed import Pushed, PushRefusedError, header
+from receiver_runtime.receivers.pushed import MOST_REJECTED, Pushed, PushRefusedError, header
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.http_acknowledgement import Acknowledgement
+    from receiver_runtime.receivers.http_buffering import BufferedHandOver
     from receiver_runtime.receivers.http_routes import Route
     from receiver_runtime.receivers.pushed import Headers
     from receiver_runtime.sources.http import Http
@@ -81,6 +83,11 @@ def _refuse(status: int, detail: str, *, retry_after: int | None = None, **heade
     return RefusedError(Refused(status, detail, retry_after, named))
 
 
+def _buffer_full() -> RefusedError:
+    detail = "the buffer is full: send again in a moment"
+    return _refuse(HTTPStatus.TOO_MANY_REQUESTS, detail, retry_after=_RETRY_SECONDS)
+
+
 class HttpApp:
     """One server's requests. ``draining`` is set by its owner; methods are the loop's."""
 
@@ -89,6 +96,7 @@ class HttpApp:
         receiver: Receiver,
         source: Http,
         acknowledgement: Acknowledgement,
+        buffering: BufferedHandOver,
         routes: Sequence[Route],
         *,
         tokens: Sequence[str],
@@ -97,18 +105,19 @@ class HttpApp:
         self._supervisor = receiver.supervisor
         self._source = source
         self._acknowledgement = acknowledgement
+        self._buffering = buffering
         self._description = http_description.describe(source, receiver.supervisor.stream_name, routes)
         self._tokens = [token.encode() for token in tokens]
-        # Parsers never wait; the others do, and not for the same.
+        # Parsers never wait; the others do.
         self._parsers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http parser")
         self._asiders = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http dead letters")
-        self._bufferers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http buffer")
         self.draining = asyncio.Event()
+        # Dead letters of requests with keys, from when they are put aside until the request is registered.
+        self._asides: dict[str, asyncio.Future[None]] = {}
         # Of bodies that are being read.
         self._body_bytes = 0
         # When what is waited for is given up: bodies, dead letters, registrations.
         self._timeouts: set[asyncio.Timeout] = set()
-        self._buffering_bytes = 0
         self._open_requests = 0
         #: Set while no request is under way.
         self.quiet = asyncio.Event()
@@ -147,7 +156,7 @@ class HttpApp:
 
     def close(self) -> None:
         """Let the threads go. The loop has ended."""
-        for threads in (self._parsers, self._asiders, self._bufferers):
+        for threads in (self._parsers, self._asiders):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def give_up_waiting(self) -> None:
@@ -188,7 +197,7 @@ class HttpApp:
 
     def _too_much(self, nbytes: int) -> Refused | None:
         """Why so much more is not taken now: what waits already would wait longer."""
-        waits = self._acknowledgement.waiting_bytes + self._body_bytes + self._buffering_bytes
+        waits = self._acknowledgement.waiting_bytes + self._body_bytes + self._buffering.waiting_bytes
         if waits and waits + nbytes > self._source.max_waiting_bytes:
             return Refused(
                 HTTPStatus.TOO_MANY_REQUESTS,
@@ -263,14 +272,12 @@ class HttpApp:
             # Until here: bodies wait for the threads, too.
             self._body_bytes -= len(data)
         waiting = self._waiting(parsed, scope["path"], headers, key)
-        # Decompressed it may be much more than what came.
-        if (too_much := self._too_much(waiting.nbytes)) is not None:
-            raise RefusedError(too_much)
+        self._check_size(waiting, buffered=buffered)
         rejected, why = await self._put_aside(parsed, waiting)
         if not waiting.bodies:
             answered = Answered(0, 0, rejected, why, buffered)
         elif buffered:
-            await self._buffer(waiting)
+            self._buffer(waiting)
             answered = Answered(len(waiting.bodies), 0, rejected, why, buffered=True)
         else:
             answered = await self._register(waiting, rejected, why)
@@ -384,6 +391,21 @@ class HttpApp:
             return parse()
         return await _in_thread(self._parsers, parse)
 
+    def _check_size(self, waiting: Waiting, *, buffered: bool) -> None:
+        """Of what is to wait now: decompressed, and with what each record has of the head, it may be much more."""
+        most = self._source.max_waiting_bytes
+        if waiting.beside_bodies > most:
+            raise _refuse(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"body: {len(waiting.bodies)} records, with {waiting.beside_bodies} bytes of what is kept beside their "
+                f"bodies, max_waiting_bytes is {most}: send fewer at once, or shorter headers",
+            )
+        if (too_much := self._too_much(waiting.nbytes)) is not None:
+            raise RefusedError(too_much)
+        if buffered and not self._buffering.has_room(waiting.nbytes):
+            # Before its dead letters are put aside, or each repeat of it would do that again.
+            raise _buffer_full()
+
     def _waiting(self, parsed: Pushed | Plain, path: str, headers: Headers, key: str | None) -> Waiting:
         kept = self._kept(headers)
         now = time.time_ns() // 1000
@@ -428,6 +450,12 @@ class HttpApp:
         """
         if not parsed.rejected:
             return 0, ""
+        if len(parsed.rejected) > MOST_REJECTED:
+            raise _refuse(
+                HTTPStatus.BAD_REQUEST,
+                f"body: {len(parsed.rejected)} can't be records, {MOST_REJECTED} are put aside at most; "
+                f"{parsed.rejected[0].why}: correct it, or send less at once",
+            )
         letters = [DeadLetter(one.reason, one.data) for one in parsed.rejected if one.data]
         key = waiting.only_key()
 
@@ -436,8 +464,30 @@ class HttpApp:
                 self._receiver.store_dead_letters(letters)
 
         async with self._in_time():
-            await _in_thread(self._asiders, put_aside)
+            if key is None:
+                await _in_thread(self._asiders, put_aside)
+            elif not await self._is_aside(key):
+                job = asyncio.get_running_loop().run_in_executor(self._asiders, put_aside)
+                self._asides[key] = job
+                waiting.on_settled = partial(self._asides.pop, key, None)
+                # Before any repeat of it goes on.
+                job.add_done_callback(partial(self._on_aside, key))
+                await job
+        if not waiting.bodies and waiting.on_settled is not None:
+            waiting.on_settled()
         return len(parsed.rejected), parsed.rejected[0].why
+
+    async def _is_aside(self, key: str) -> bool:
+        """Whether a request with this key that is not registered yet has put its dead letters aside."""
+        while (earlier := self._asides.get(key)) is not None:
+            await asyncio.wait([earlier])
+            if self._asides.get(key) is earlier:
+                return True
+        return False
+
+    def _on_aside(self, key: str, job: asyncio.Future[None]) -> None:
+        if job.cancelled() or job.exception() is not None:
+            self._asides.pop(key, None)
 
     async def _register(self, waiting: Waiting, rejected: int, why: str) -> Answered:
         async with self._in_time():
@@ -476,28 +526,16 @@ class HttpApp:
         finally:
             self._timeouts.discard(timeout)
 
-    async def _buffer(self, waiting: Waiting) -> None:
+    def _buffer(self, waiting: Waiting) -> None:
         """To the block generator: a block of its own, which a successor's salvage registers."""
-        batch = batch_of([waiting])
-        most = self._supervisor.settings.max_block_bytes
         try:
-            if self._supervisor.push_if_free(batch):
-                return
-            if self._buffering_bytes and self._buffering_bytes + batch.nbytes > most:
-                raise _refuse(
-                    HTTPStatus.TOO_MANY_REQUESTS,
-                    "the buffer is full: send again in a moment",
-                    retry_after=_RETRY_SECONDS,
-                )
-            self._buffering_bytes += batch.nbytes
-            try:
-                await _in_thread(self._bufferers, lambda: self._receiver.store_buffered(batch))
-            finally:
-                self._buffering_bytes -= batch.nbytes
+            taken = self._buffering.offer(batch_of([waiting]))
         except GeneratorStateError as error:
             raise _refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE, "the receiver is stopping: send again", retry_after=_RETRY_SECONDS
             ) from error
+        if not taken:
+            raise _buffer_full()
 
 
 async def _in_thread(threads: ThreadPoolExecutor, action: Callable[[], T]) -> T:

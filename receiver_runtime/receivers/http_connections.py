@@ -1,5 +1,8 @@
 """uvicorn's protocol with limits of its own: connections, a request's head in time and size, idle connections.
 
+And those that send ahead of the answers, or read none. Of what comes behind a request that is whole, no more is read
+than what came with it until that one is answered; the answers keep their order, a refusal too.
+
 Knows nothing of requests' contents. What comes after a head is the application's, with its own time limits.
 """
 
@@ -10,12 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sized
 
 _MOST_HEAD_BYTES = 64 * 1024
+# Requests that came at once, behind one that is not answered.
+_MOST_AHEAD = 1000
 _NEW_LINE = b"\r\n"
 _END = b"\r\n\r\n"
 _UPGRADE = re.compile(rb"(?<=\r\n)(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n", re.IGNORECASE)
@@ -28,7 +34,8 @@ class Limits:
     Args:
         connections: at once.
         head_seconds: from a head's first byte to its last.
-        idle_seconds: from a connection's beginning to its first byte.
+        idle_seconds: from a connection's beginning to its first byte; and so long may pass in which its peer reads
+            nothing of what it was answered.
         on_refused: told of the peer of each connection beyond the limit.
     """
 
@@ -38,10 +45,11 @@ class Limits:
     on_refused: Callable[[str], None]
 
 
-def _problem(status: str, detail: str) -> bytes:
+def _problem(status: str, detail: str, *, again: bool = True) -> bytes:
     body = f'{{"type":"about:blank","title":"{status[4:]}","status":{status[:3]},"detail":"{detail}"}}'.encode()
     head = f"HTTP/1.1 {status}\r\ncontent-type: application/problem+json\r\ncontent-length: {len(body)}\r\n"
-    return (head + "retry-after: 1\r\nconnection: close\r\n\r\n").encode() + body
+    retry = "retry-after: 1\r\n" if again else ""
+    return f"{head}{retry}connection: close\r\n\r\n".encode() + body
 
 
 _FULL = _problem(
@@ -49,6 +57,28 @@ _FULL = _problem(
 )
 _HEAD_TOO_LARGE = _problem("431 Request Header Fields Too Large", "the head is larger than 64 KiB: send fewer headers")
 _HEAD_TOO_SLOW = _problem("408 Request Timeout", "the head was not whole in time: send it faster")
+
+
+_TOO_FAR_AHEAD = _problem(
+    "503 Service Unavailable", f"more than {_MOST_AHEAD} requests are not answered on this connection: await answers"
+)
+_INVALID = _problem("400 Bad Request", "this is no HTTP/1.1 request: correct it", again=False)
+
+
+class _TooFarAheadError(Exception):
+    """Ends the parser's work on a connection."""
+
+
+class _Flow(FlowControl):
+    """Reading goes on when uvicorn says so, unless the protocol holds it back."""
+
+    def __init__(self, transport: asyncio.Transport, holds_back: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._holds_back = holds_back
+
+    def resume_reading(self) -> None:
+        if not self._holds_back():
+            super().resume_reading()
 
 
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -59,11 +89,20 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  uvicorn's own
         super().__init__(*arguments, **named)
         self._timer: asyncio.TimerHandle | None = None
+        # Runs while its peer is to read what was written.
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._head = b""
         # Whether the parser is in the midst of a head, and how much of it came late.
         self._in_head = False
         self._late_bytes = 0
         self._is_refused = False
+        self._is_too_far_ahead = False
+        # The answer to what came last, given behind all others; nothing is read any more.
+        self._refusal = b""
+        # The request whose turn it is, which uvicorn forgets when another one comes behind it.
+        self._turn: Any = None
+        # Whether its peer has said that it sends nothing more.
+        self._is_half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Let it in, or not."""
@@ -76,29 +115,82 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.limits.on_refused(f"{peer[0]}:{peer[1]}" if peer else "?")
             return
         super().connection_made(transport)
+        self.flow = _Flow(transport, self._holds_back)
         self._timer = self.loop.call_later(self.limits.idle_seconds, self._end, b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Its timer goes with it."""
+        """Its timers go with it."""
         self._disarm()
+        self._was_read()
+        self._write_no_more()
         if not self._is_refused:
             super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         """Of the parser: a head begins."""
         self._in_head = True
+        if self._is_under_way():
+            self.flow.pause_reading()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Of the parser: it was whole."""
         self._in_head = False
+        if len(self._queued()) >= _MOST_AHEAD:
+            self._is_too_far_ahead = True
+            raise _TooFarAheadError
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Of uvicorn: what came can't be parsed. Answered behind those that are under way, or theirs it would be."""
+        del msg
+        refusal = _TOO_FAR_AHEAD if self._is_too_far_ahead else _INVALID
+        if self._queued() if self._is_broken() else self._is_under_way():
+            self._refusal = refusal
+            self.flow.pause_reading()
+        else:
+            self._end(refusal)
+
+    def on_response_complete(self) -> None:
+        """Of a request: it was answered. The next one's turn, if there is one."""
+        if self._refusal and len(self._queued()) <= self._is_broken():
+            self._end(self._refusal)
+            return
+        super().on_response_complete()
+        if self._is_half_closed and not self._is_under_way():
+            self.transport.close()
+        if self.transport.is_closing():
+            self._is_to_be_read()
+        elif self._in_head:
+            # Its beginning came ahead of the answer.
+            self._arm()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Of uvicorn: it was idle for too long."""
+        super().timeout_keep_alive_handler()
+        self._is_to_be_read()
+
+    def pause_writing(self) -> None:
+        """Of the transport: its peer does not read."""
+        super().pause_writing()
+        self._is_to_be_read()
+
+    def resume_writing(self) -> None:
+        """Of the transport: its peer has read."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._was_read()
+
+    def eof_received(self) -> bool:
+        """Says whether it stays open: who has sent all of a request may still read the answer."""
+        self._is_half_closed = self.scheme == "http" and self._is_under_way() and not self._is_broken()
+        return self._is_half_closed and not self._in_head
 
     def data_received(self, data: bytes) -> None:
         """Time and size of a head are limited; a body's are not, here. A head is parsed when it is whole."""
-        if self._is_refused or self.transport.is_closing():
+        if self._is_refused or self._refusal or self.transport.is_closing():
             return
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._is_under_way():
             super().data_received(data)
         elif self._in_head:
             # Its beginning came behind another request's body.
@@ -132,6 +224,42 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             whole, self._head = self._head, b""
             super().data_received(_without_upgrade(whole, end))
 
+    def _is_under_way(self) -> bool:
+        """Whether a request is not answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _is_broken(self) -> bool:
+        """Whether the last request is not answered, and its body not whole."""
+        return self._is_under_way() and bool(self.cycle.more_body)
+
+    def _queued(self) -> Sized:
+        """Requests behind the one whose turn it is."""
+        return getattr(self, "pipeline", ())
+
+    def _holds_back(self) -> bool:
+        return bool(self._refusal) or bool(self._queued()) or (self._in_head and self._is_under_way())
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:  # noqa: ANN401  uvicorn's own
+        self._turn = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _write_no_more(self) -> None:
+        if self._turn is not None and not self._turn.response_complete:
+            self._turn.disconnected = True
+
+    def _is_to_be_read(self) -> None:
+        if self._unread_timer is None:
+            self._unread_timer = self.loop.call_later(self.limits.idle_seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self._write_no_more()
+        self.transport.abort()
+
+    def _was_read(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
     def _arm(self) -> None:
         if self._timer is None:
             self._timer = self.loop.call_later(self.limits.head_seconds, self._end, _HEAD_TOO_SLOW)
@@ -141,6 +269,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if not self.transport.is_closing():
             self.transport.write(answer)
             self.transport.close()
+            self._is_to_be_read()
 
     def _disarm(self) -> None:
         if self._timer is not None:

@@ -30,7 +30,7 @@ _KEY = r"^[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?$"
 _REFUSALS: Mapping[int, str] = {
     400: "It can't be taken as it is: `detail` says what is wrong, and where.",
     408: "The body was not whole in time.",
-    413: "The body, or a record alone, is larger than the source takes.",
+    413: "The body, a record alone, or what many records keep of a large head is larger than the source takes.",
     415: "The media type, its charset or the Content-Encoding is not read here.",
     429: "Too much is not answered yet, or a rate limit is in force: send again after Retry-After.",
     503: "Not now, as the receiver stops or the driver log is away: send again after Retry-After.",

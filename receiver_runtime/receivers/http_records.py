@@ -12,11 +12,13 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 
 from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.receivers.pushed import PushRefusedError, RejectedRecord, header, media_type
+from receiver_runtime.receivers.pushed import MOST_REJECTED, PushRefusedError, RejectedRecord, header, media_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +36,7 @@ _NDJSON = frozenset(
     }
 )
 _BLANKS = b" \t\r\n"
+_LAST_BLANK, _LINE_FEED, _OPENING, _CLOSING = b" \n{}"
 # Where a value may begin, though within a string, too.
 _NO_NUMBER = re.compile(rb"[:,\[\s]-?(?:NaN|Inf)")
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -45,9 +48,9 @@ _LEAST_AT_ONCE = 50
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Records of one content type, without keys of their own."""
+    """Records of one content type, without keys of their own; where they were cut at once, as a column."""
 
-    bodies: Sequence[bytes]
+    bodies: Sequence[bytes] | pa.BinaryArray
     content_type: str | None
     rejected: Sequence[RejectedRecord] = field(default=())
 
@@ -84,11 +87,22 @@ def _expect_utf8(kind: str, charset: str | None) -> None:
 
 
 def _lines(body: bytes, content_type: str | None, most_bytes: int, *, is_json: bool) -> Plain:
+    if (column := _column(body, most_bytes, is_json=is_json)) is not None:
+        return Plain(column, content_type)
     lines = [line.removesuffix(b"\r") for line in body.split(b"\n")]
     if is_json:
         good = [stripped for line in lines if (stripped := line.strip(_BLANKS))]
-        if len(good) >= _LEAST_AT_ONCE and max(map(len, good)) <= most_bytes and _are_objects(good, body):
+        if (
+            len(good) >= _LEAST_AT_ONCE
+            and max(map(len, good)) <= most_bytes
+            and all(line[:1] == b"{" and line[-1:] == b"}" for line in good)
+            and _are_objects(len(good), body)
+        ):
             return Plain(good, content_type)
+    return _one_by_one(lines, content_type, most_bytes, is_json=is_json)
+
+
+def _one_by_one(lines: Sequence[bytes], content_type: str | None, most_bytes: int, *, is_json: bool) -> Plain:
     good, rejected = [], []
     for number, whole in enumerate(lines, start=1):
         line = whole.strip(_BLANKS) if is_json else whole
@@ -101,6 +115,12 @@ def _lines(body: bytes, content_type: str | None, most_bytes: int, *, is_json: b
             rejected.append(RejectedRecord(line, DeadLetterReason.UNPARSABLE, f"line {number}: {fault}"))
         else:
             good.append(line)
+        if len(rejected) > MOST_REJECTED:
+            raise PushRefusedError(
+                400,
+                f"body: more than {MOST_REJECTED} lines are no records; {rejected[0].why}: correct it, or send less at "
+                "once",
+            )
     if not good:
         if not rejected:
             raise PushRefusedError(400, "body: there are blank lines alone: send at least one record")
@@ -108,17 +128,36 @@ def _lines(body: bytes, content_type: str | None, most_bytes: int, *, is_json: b
     return Plain(good, content_type, rejected)
 
 
-def _are_objects(lines: Sequence[bytes], body: bytes) -> bool:
-    """Whether each line is one JSON object and valid, by Arrow's parser; False says only that it is to be looked at.
+def _column(body: bytes, most_bytes: int, *, is_json: bool) -> pa.BinaryArray | None:
+    """The lines of a body that is as most are, each from end to end; None says only that it is to be looked at."""
+    end = len(body) - body.endswith(b"\n")
+    data = np.frombuffer(body, np.uint8, end)
+    feeds = np.flatnonzero(data == _LINE_FEED)
+    if len(feeds) + 1 < _LEAST_AT_ONCE or b"\r" in body:
+        return None
+    begins, ends = np.append(0, feeds + 1), np.append(feeds, end)
+    if (ends - begins).max() > most_bytes or begins[-1] == end:
+        return None
+    if is_json:
+        if not ((data[begins] == _OPENING).all() and (data[ends - 1] == _CLOSING).all()):
+            return None
+        if not _are_objects(len(begins), body):
+            return None
+    elif (data[begins] <= _LAST_BLANK).any():
+        return None
+    column: pa.BinaryArray = pc.split_pattern(pa.scalar(body[:end], pa.binary()), b"\n").values
+    return column
 
-    The parser knows no lines. But a line that begins with a brace begins at the top: the one before it ended with a
-    brace, behind which no brace may come within a value. So there is an object or more in each line, and as many
-    objects as lines are one each.
+
+def _are_objects(lines: int, body: bytes) -> bool:
+    """Whether each of so many lines is one JSON object and valid, by Arrow's parser; False: it is to be looked at.
+
+    Lines begin and end with a brace. The parser knows no lines. But a line that begins with a brace begins at the top:
+    the one before it ended with a brace, behind which no brace may come within a value. So there is an object or more
+    in each line, and as many objects as lines are one each.
     """
-    if (b"NaN" in body or b"Inf" in body) and _NO_NUMBER.search(body):
+    if (_has(body, b"NaN") or _has(body, b"Inf")) and _NO_NUMBER.search(body):
         # They may be numbers, to Arrow's parser.
-        return False
-    if not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
         return False
     try:
         body.decode()
@@ -131,7 +170,16 @@ def _are_objects(lines: Sequence[bytes], body: bytes) -> bool:
         )
     except (UnicodeDecodeError, pa.ArrowException):
         return False
-    return bool(table.num_rows == len(lines))
+    return bool(table.num_rows == lines)
+
+
+def _has(body: bytes, word: bytes) -> bool:
+    """As ``word in body``, of three bytes, in a fifth of the time."""
+    data = np.frombuffer(body, np.uint8)
+    found = data[:-2] == word[0]
+    found &= data[1:-1] == word[1]
+    found &= data[2:] == word[2]
+    return bool(found.any())
 
 
 def _fault_of(line: bytes) -> str | None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.receivers.cloud_events import BATCHED, STRUCTURED, is_cloud_event, parse_cloud_events
 from receiver_runtime.receivers.http_records import Plain, parse_plain
+from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.pushed import Headers, Pushed
-from receiver_runtime.sources.base import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,10 +126,7 @@ def _logs_route() -> Route:
     try:
         from receiver_runtime.receivers.otlp_route import logs_route  # noqa: PLC0415  it loads an extra
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in {"opentelemetry", "google"}:
-            raise
-        raise SourceError(
-            "opentelemetry: the package opentelemetry-proto is not installed here: run `pip install 'forebay[otlp]'` "
-            "where the agent runs, in the environment of `forebay agent`"
+        raise missing_client(
+            error, "opentelemetry", "opentelemetry-proto", "otlp", "opentelemetry", "google"
         ) from error
     return logs_route()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import resource
 import socket
 import threading
@@ -19,6 +20,7 @@ import uvicorn
 
 from receiver_runtime.receivers.http_acknowledgement import Acknowledgement
 from receiver_runtime.receivers.http_app import HttpApp
+from receiver_runtime.receivers.http_buffering import BufferedHandOver
 from receiver_runtime.receivers.http_connections import Limits, limited_protocol
 from receiver_runtime.receivers.tcp import server_context
 from receiver_runtime.sources.secret import SecretError
@@ -52,6 +54,9 @@ class HttpServer:
         self._stopping = False
         self._wake: Callable[[], None] | None = None
         self._acknowledgement: Acknowledgement | None = None
+        # A block's bytes wait here, and the block generator's own besides.
+        supervisor = receiver.supervisor
+        self._buffering = BufferedHandOver(supervisor, most_bytes=supervisor.settings.max_block_bytes)
         self._thread = threading.Thread(target=self._run, name=f"http {source.listen}", daemon=True)
 
     def start(self) -> None:
@@ -67,6 +72,7 @@ class HttpServer:
         self._thread.join()
         if self._acknowledgement is not None:
             self._acknowledgement.close()
+        self._buffering.close()
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
@@ -111,7 +117,7 @@ class HttpServer:
         _allow_connections(self._source.max_connections)
         acknowledgement = Acknowledgement(self._receiver.supervisor, loop, on_failed=self._on_failed)
         self._acknowledgement = acknowledgement
-        app = HttpApp(self._receiver, self._source, acknowledgement, self._routes, tokens=tokens)
+        app = HttpApp(self._receiver, self._source, acknowledgement, self._buffering, self._routes, tokens=tokens)
         server = uvicorn.Server(self._configuration(app, context))
         host, port = listener.getsockname()[:2]
         self._receiver.report_listening(address_of(host, port))
@@ -159,7 +165,8 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=1,
-            timeout_keep_alive=int(self._source.idle_timeout),
+            # In whole seconds; not less than was promised.
+            timeout_keep_alive=math.ceil(self._source.idle_timeout),
             ws="none",
         )
         config.load()

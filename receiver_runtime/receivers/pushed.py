@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from receiver_runtime.block_store.frame import DeadLetterReason
 
+#: Of a request. Each is stored and recorded before its sender is answered: more would take longer than it waits.
+MOST_REJECTED = 10_000
+
 #: Of a request: names in lower case, values as they came.
 Headers = Sequence[tuple[bytes, bytes]]
 

@@ -44,10 +44,12 @@ class Http(Source):
         max_body_bytes: of a request, when it is decompressed; a larger one is refused with 413.
         max_record_bytes: a longer record of several goes aside as a dead letter; alone it is refused with 413.
         max_connections: at once; the next one is refused with 503, and reported.
-        max_waiting_bytes: of requests that are not answered yet; beyond it requests are refused with 429.
+        max_waiting_bytes: of requests that are not answered yet; beyond it requests are refused with 429. One whose
+            records would have more of its head in all is refused with 413.
         head_timeout: so long a request's head may take to arrive whole.
         request_timeout: so long its body may take after that.
-        idle_timeout: so long a connection may be open without a request; longer than that of a load balancer in front.
+        idle_timeout: so long a connection may be open without a request, or with answers that nobody reads; longer than
+            that of a load balancer in front.
         acknowledgement_timeout: so long a request waits for its block to be registered; then it is answered 503, and
             so is every new one until the driver log answers again.
     """

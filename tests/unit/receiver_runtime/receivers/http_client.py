@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.receivers.http_acknowledgement import Acknowledgement, Stored, Waiting
 from receiver_runtime.sources.http import Http
 from tests.unit.receiver_runtime.receivers.test_keyed_hand_over import KeyedBlockLog
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually
 
 if TYPE_CHECKING:
+    import asyncio
     import ssl
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    import pytest
 
 JSON = {"Content-Type": "application/json"}
 LINES = {"Content-Type": "application/x-ndjson"}
@@ -113,6 +117,24 @@ class Listening:
 
     def bodies(self) -> list[bytes]:
         return [row["body"] for row in self.rows()]
+
+
+class HandedIn:
+    """Counts the requests whose records wait to be registered, or did: so a test knows that they are under way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.requests = 0
+        hand_in = Acknowledgement.hand_in
+
+        def counted(acknowledgement: Acknowledgement, waiting: Waiting) -> asyncio.Future[Stored]:
+            future = hand_in(acknowledgement, waiting)
+            self.requests += 1
+            return future
+
+        monkeypatch.setattr(Acknowledgement, "hand_in", counted)
+
+    def wait_for(self, requests: int) -> None:
+        eventually(lambda: self.requests >= requests, f"{requests} requests under way")
 
 
 @contextmanager

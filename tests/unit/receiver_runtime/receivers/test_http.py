@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import http.client
 import json
 import socket
 import ssl
@@ -21,7 +22,7 @@ from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.tcp import Tls
 from tests.unit.receiver_runtime.receivers.certificates import Authority
-from tests.unit.receiver_runtime.receivers.http_client import JSON, LINES, Answer, Listening, listening
+from tests.unit.receiver_runtime.receivers.http_client import JSON, LINES, Answer, HandedIn, Listening, listening
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.schema import ReceiverEventKind
 
@@ -97,12 +98,17 @@ def test_an_answer_waits_for_the_registration(tmp_path: Path) -> None:
         assert made.bodies() == [b"1"]
 
 
-def test_many_requests_share_a_block_and_an_answer(tmp_path: Path) -> None:
-    with listening(tmp_path, settings={"block_interval": "200ms"}) as made, ThreadPoolExecutor(40) as pool:
-        answers = list(pool.map(lambda n: made.post(b"%d" % n), range(400)))
-        assert {answer.status for answer in answers} == {200}
-        assert sorted(made.bodies(), key=int) == [b"%d" % n for n in range(400)]
-        assert len(made.log.chain(1)) < 100
+def test_many_requests_share_a_block_and_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_in = HandedIn(monkeypatch)
+    with listening(tmp_path) as made, ThreadPoolExecutor(40) as pool:
+        made.log.away = True
+        posts = [pool.submit(made.post, b"%d" % n) for n in range(40)]
+        handed_in.wait_for(40)
+        made.log.away = False
+        assert {post.result(30).status for post in posts} == {200}
+        assert sorted(made.bodies(), key=int) == [b"%d" % n for n in range(40)]
+        # Four may be under way; what came then is the next one's, and the last one's what was being gathered.
+        assert len(made.log.chain(1)) <= 6
 
 
 @pytest.mark.parametrize(
@@ -168,6 +174,23 @@ def test_a_connection_is_kept_through_refusals(one: Listening) -> None:
         port = port or connection.sock.getsockname()[1]
         assert connection.sock.getsockname()[1] == port
     connection.close()
+
+
+def test_a_connection_is_kept_for_less_than_a_second_too(tmp_path: Path) -> None:
+    with listening(tmp_path, idle_timeout="900ms") as made:
+
+        def is_kept() -> bool:
+            connection = made.connect()
+            try:
+                assert made.post(b"1", on=connection).status == 200
+                return made.post(b"2", on=connection).status == 200
+            except (OSError, http.client.HTTPException):
+                # It may be slow to send.
+                return False
+            finally:
+                connection.close()
+
+        eventually(is_kept, "a second request on the same connection")
 
 
 def test_bad_lines_beside_good_ones_go_aside_and_are_counted(tmp_path: Path) -> None:
@@ -248,15 +271,16 @@ class TestLimits:
             assert made.raw(head + b"Expect: 100-continue\r\n\r\n").startswith(b"HTTP/1.1 413 ")
 
     def test_408_for_a_head_or_a_body_that_does_not_come(self, tmp_path: Path) -> None:
-        with listening(tmp_path, head_timeout="300ms", request_timeout="300ms", idle_timeout="300ms") as made:
+        with listening(tmp_path / "1", head_timeout="300ms", request_timeout="300ms") as made:
             assert made.raw(b"POST /v1/orders HT").startswith(b"HTTP/1.1 408 ")
             half = b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n12345"
             answer = made.raw(half)
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert b"request_timeout" in answer
+            assert made.bodies() == []
+        with listening(tmp_path / "2", idle_timeout="300ms") as made:
             # One that says nothing is closed without a word.
             assert made.raw(b"") == b""
-            assert made.bodies() == []
 
     def test_a_head_that_drips_in_is_given_up(self, tmp_path: Path) -> None:
         with (
@@ -265,17 +289,19 @@ class TestLimits:
         ):
             slow.sendall(b"POST /v1/orders HTTP/1.1\r\nX: ")
             began = time.monotonic()
-            ended = b""
             slow.settimeout(0.02)
-            while not ended and time.monotonic() < began + 20:
+
+            def is_given_up() -> bool:
                 try:
                     slow.sendall(b"x")
-                    ended = slow.recv(100)
+                    return bool(slow.recv(100))
                 except TimeoutError:
-                    continue
+                    return False
                 except ConnectionError:
-                    break
-            assert 0.3 < time.monotonic() - began < 15
+                    return True
+
+            eventually(is_given_up, "the end of it")
+            assert time.monotonic() - began > 0.3
 
     def test_431(self, one: Listening) -> None:
         answer = one.raw(b"GET /health HTTP/1.1\r\n" + b"X: " + b"y" * 300_000)
@@ -304,36 +330,45 @@ class TestLimits:
 class TestBackPressure:
     """429 and 503 with Retry-After."""
 
-    def test_429_while_too_much_waits(self, tmp_path: Path) -> None:
+    def test_429_while_too_much_waits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        handed_in = HandedIn(monkeypatch)
         with (
             listening(tmp_path, max_body_bytes="4KiB", max_waiting_bytes="8KiB") as made,
-            ThreadPoolExecutor(8) as pool,
+            ThreadPoolExecutor(2) as pool,
         ):
             made.log.away = True
             body = b'"' + b"x" * 3000 + b'"'
-            posts = [pool.submit(made.post, body) for _ in range(5)]
-            # Two have room.
-            eventually(lambda: sum(post.done() for post in posts) == 3, "three that are refused")
-            for answer in (post.result() for post in posts if post.done()):
+            posts = []
+            # Two have room, one after the other: together they would be in each other's way.
+            for n in (1, 2):
+                posts.append(pool.submit(made.post, body))
+                handed_in.wait_for(n)
+            for _ in range(3):
+                answer = made.post(body)
                 assert (answer.status, int(answer.headers["retry-after"])) == (429, 1)
                 assert "max_waiting_bytes" in answer.json()["detail"]
             made.log.away = False
-            assert sorted(post.result(30).status for post in posts) == [200, 200, 429, 429, 429]
+            assert [post.result(30).status for post in posts] == [200, 200]
             assert made.post(body).status == 200
 
-    def test_429_at_a_rate_limit(self, tmp_path: Path) -> None:
-        with listening(tmp_path, settings={"receiver_max_rate": 50}) as made, ThreadPoolExecutor(16) as pool:
-            answers = list(pool.map(lambda _: made.post(b"1\n" * 20, LINES), range(30)))
-            taken = [answer for answer in answers if answer.status == 200]
-            refused = [answer for answer in answers if answer.status == 429]
-            assert taken
-            assert refused
-            assert len(taken) + len(refused) == 30
-            assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
-            assert "rate limit" in refused[0].json()["detail"]
-            assert len(made.rows()) == 20 * len(taken)
+    def test_429_at_a_rate_limit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        handed_in = HandedIn(monkeypatch)
+        with listening(tmp_path, settings={"receiver_max_rate": 50}) as made, ThreadPoolExecutor(3) as pool:
+            made.log.away = True
+            posts = []
+            for n in (1, 2, 3):
+                posts.append(pool.submit(made.post, b"1\n" * 20, LINES))
+                handed_in.wait_for(n)
+            # More than a second's worth waits.
+            refused = made.post(b"1\n" * 20, LINES)
+            assert (refused.status, refused.headers["retry-after"]) == (429, "2")
+            assert "60 records wait, at a rate limit of about 50 a second" in refused.json()["detail"]
+            made.log.away = False
+            assert [post.result(30).status for post in posts] == [200] * 3
+            assert len(made.rows()) == 60
 
-    def test_503_while_the_driver_log_is_away(self, tmp_path: Path) -> None:
+    def test_503_while_the_driver_log_is_away(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        handed_in = HandedIn(monkeypatch)
         with listening(tmp_path, acknowledgement_timeout="300ms") as made:
             assert made.ask("GET", "/ready").status == 200
             made.log.away = True
@@ -341,13 +376,12 @@ class TestBackPressure:
             assert answer.status == 503
             assert "acknowledgement_timeout" in answer.json()["detail"]
             # From now on nobody waits in vain.
-            began = time.monotonic()
             second = made.post(b"2")
             assert second.status == 503
             assert int(second.headers["retry-after"]) > 1
             assert made.ask("GET", "/ready").status == 503
             assert made.ask("GET", "/health").status == 200
-            assert time.monotonic() - began < 5
+            assert handed_in.requests == 1
             made.log.away = False
             eventually(lambda: made.ask("GET", "/ready").status == 200, "ready")
             assert made.post(b"3").status == 200
@@ -510,7 +544,8 @@ class TestStop:
             assert made.post(b"1").status == 200
             began = time.monotonic()
             made.rig.stop()
-            assert time.monotonic() - began < 10
+            # Less than request_timeout.
+            assert time.monotonic() - began < 25
             assert half.recv(1000).startswith(b"HTTP/1.1 503 ")
 
     def test_x11_a_restart_takes_the_same_port_and_leaves_nothing_behind(self, tmp_path: Path) -> None:

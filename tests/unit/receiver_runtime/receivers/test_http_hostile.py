@@ -6,15 +6,18 @@ import gzip
 import json
 import re
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zstandard
 
-from receiver_runtime.receivers import http_app
-from tests.unit.receiver_runtime.receivers.http_client import SECONDS, listening
+from receiver_runtime.receivers import http_app, http_connections
+from receiver_runtime.receivers.pushed import MOST_REJECTED
+from tests.unit.receiver_runtime.receivers.http_client import SECONDS, HandedIn, listening
 from tests.unit.receiver_runtime.support import eventually
 
 if TYPE_CHECKING:
@@ -79,6 +82,7 @@ def stored(server: Listening, before: int) -> list[bytes]:
         pytest.param([request(b"a", b"Expect: banana\r\n")], [200], [b"a"], id="an expectation of its own"),
         pytest.param([request(b"a", b"X: \xff\xfe\r\n")], [200], [b"a"], id="a header of no text"),
         pytest.param([request(b"a").replace(b"orders", b"%6frders")], [200], [b"a"], id="a path percent-encoded"),
+        pytest.param([request(b"a").replace(b"/v1", b"http://a:1/v1")], [200], [b"a"], id="a proxy's form of the path"),
     ],
 )
 def test_odd_and_allowed(server: Listening, pieces: Sequence[bytes], expected: list[int], bodies: list[bytes]) -> None:
@@ -97,10 +101,95 @@ def test_a_head_that_is_cut_behind_another_request_is_whole_in_the_end(server: L
     assert stored(server, before) == [b"first", b"second"]
 
 
-def test_a_head_that_is_cut_behind_another_request_and_drips_in_is_limited(server: Listening) -> None:
-    first = request(b"first")
-    found = send(server, first[:-1], first[-1:] + HEAD, *[b"X: " + b"a" * 40_000 + b"\r\n"] * 2, answers=2)
-    assert found == [200, 431]
+def test_a_head_behind_a_request_that_is_not_answered_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more of it is read than came with that request; and its refusal comes behind the answer."""
+    handed_in = HandedIn(monkeypatch)
+    with listening(tmp_path) as made, ThreadPoolExecutor(1) as sender:
+        made.log.away = True
+        found = sender.submit(send, made, request(b"first") + HEAD + b"X: " + b"a" * 2_000_000, answers=2)
+        handed_in.wait_for(1)
+        made.log.away = False
+        assert found.result(SECONDS) == [200, 431]
+        assert made.bodies() == [b"first"]
+
+
+def test_a_head_that_began_behind_another_request_has_a_time_limit(tmp_path: Path) -> None:
+    with listening(tmp_path, head_timeout="300ms") as made:
+        assert send(made, request(b"first") + HEAD, answers=2) == [200, 408]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [b"nonsense\r\n\r\n", HEAD + b"Content-Length: +5\r\n\r\n", CHUNKED + b"\r\nzz\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"],
+    ids=["a line", "a header", "a body", "a path"],
+)
+def test_what_is_no_request_is_answered_behind_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: bytes
+) -> None:
+    """Or the sender of the first one, which is stored, would take it for a refusal of that."""
+    handed_in = HandedIn(monkeypatch)
+    with listening(tmp_path) as made, ThreadPoolExecutor(1) as sender:
+        made.log.away = True
+        found = sender.submit(send, made, request(b"first") + request(b"second") + bad, answers=3)
+        handed_in.wait_for(1)
+        made.log.away = False
+        assert found.result(SECONDS) == [200, 200, 400]
+        assert made.bodies() == [b"first", b"second"]
+
+
+def test_requests_that_are_sent_too_far_ahead_of_the_answers_are_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connections, "_MOST_AHEAD", 3)
+    handed_in = HandedIn(monkeypatch)
+    with listening(tmp_path) as made, ThreadPoolExecutor(1) as sender:
+        made.log.away = True
+        # As one segment, so that it is read at once.
+        ahead = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n" * 5
+        found = sender.submit(send, made, request(b"first") + ahead, answers=5)
+        handed_in.wait_for(1)
+        made.log.away = False
+        assert found.result(SECONDS) == [200, 200, 200, 200, 503]
+
+
+def test_who_reads_no_answers_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Or it would have its connection for ever."""
+    with listening(tmp_path, idle_timeout="300ms", max_connections=1) as made, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.settimeout(SECONDS)
+        deaf.connect(("127.0.0.1", made.port))
+        # Some megabytes of answers.
+        deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 900)
+        eventually(lambda: made.raw(request(b"a", b"Connection: close\r\n")).startswith(b"HTTP/1.1 200 "), "room")
+    assert "Exception" not in caplog.text
+
+
+def test_who_has_sent_all_and_says_so_is_answered(server: Listening) -> None:
+    before = len(server.bodies())
+    assert send(server, request(b"a")) == [200]
+    assert send(server, request(b"b") + request(b"c")) == [200, 200]
+    assert stored(server, before) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("abruptly", [False, True])
+def test_who_goes_before_the_answer_finds_the_records_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abruptly: bool
+) -> None:
+    handed_in = HandedIn(monkeypatch)
+    key = {"Idempotency-Key": "k", "Content-Type": "text/plain"}
+    with listening(tmp_path) as made:
+        made.log.away = True
+        with socket.create_connection(("127.0.0.1", made.port), timeout=SECONDS) as gone:
+            gone.sendall(request(b"a", b"Idempotency-Key: k\r\n"))
+            handed_in.wait_for(1)
+            if abruptly:
+                # Its end is a reset.
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        made.log.away = False
+        assert made.post(b"a", key).json() == {"records": 0, "duplicates": 1}
+        assert made.bodies() == [b"a"]
 
 
 @pytest.mark.parametrize(
@@ -215,6 +304,50 @@ def test_a_body_that_grows_without_end_is_413(server: Listening, encoding: str) 
     assert server.post(bomb, headers, path="/v1/logs").status == 413
     for broken in (gzip.compress(b"a" * 1000)[:-5], gzip.compress(b"a") + b"b", b"ab"):
         assert server.post(broken, headers).status == 400
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_a_body_may_be_of_several_frames_and_is_whole_or_refused(server: Listening, encoding: str) -> None:
+    def compressed(data: bytes) -> bytes:
+        return gzip.compress(data, mtime=0) if encoding == "gzip" else zstandard.compress(data)
+
+    headers = {"Content-Type": "text/plain", "Content-Encoding": encoding}
+    first, second = compressed(b"a\n"), compressed(bytes(range(1, 9)) * 9)
+    before = len(server.bodies())
+    for cut in range(1, len(second)):
+        assert server.post(first + second[:cut], headers).status == 400, cut
+    for behind in (b"a", b"\0", first[1:]):
+        assert server.post(first + behind, headers).status == 400
+    assert stored(server, before) == []
+    assert server.post(first + compressed(b"") + compressed(b"b"), headers).status == 200
+    assert stored(server, before) == [b"a", b"b"]
+
+
+def test_a_large_head_of_many_records_is_413(tmp_path: Path) -> None:
+    """Each record has of it what is kept: kilobytes with a hundred thousand lines would be gigabytes."""
+    with listening(tmp_path, headers=["X-Kept"]) as made:
+        lines = b"1\n" * 100_000
+        large = "y" * 50_000
+        for headers in ({"Content-Type": f"text/plain; x={large}"}, {"Content-Type": "text/plain", "X-Kept": large}):
+            for path in ("/v1/orders", "/v1/orders?ack=buffered"):
+                refused = made.post(lines, headers, path=path)
+                assert refused.status == 413
+                assert "max_waiting_bytes" in refused.json()["detail"]
+            assert made.post(b"1\n2", headers).status == 200
+        assert len(made.bodies()) == 4
+
+
+def test_very_many_bad_lines_are_400_and_leave_nothing_behind(tmp_path: Path) -> None:
+    """Each one is a row and a write: it would take longer than its sender waits, and then it sends them again."""
+    lines = {"Content-Type": "application/x-ndjson"}
+    with listening(tmp_path, max_record_bytes=1000) as made:
+        refused = made.post(b"1\n" + b"{\n" * (MOST_REJECTED + 1), lines)
+        assert refused.status == 400
+        assert f"more than {MOST_REJECTED} lines" in refused.json()["detail"]
+        large = b"[1" + b',"%s"' % (b"x" * 1000) * (MOST_REJECTED + 1) + b"]"
+        assert made.post(large, {"Content-Type": "application/json"}).status == 400
+        assert made.rig.dead_letters() == []
+        assert made.bodies() == []
 
 
 def test_logs_that_grow_without_end_are_413(server: Listening) -> None:

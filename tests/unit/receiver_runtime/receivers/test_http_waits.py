@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gzip
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.receiver_runtime.receivers.http_client import JSON, LINES, Listening, listening
+from tests.unit.receiver_runtime.receivers.http_client import JSON, LINES, Answer, HandedIn, Listening, listening
 from tests.unit.receiver_runtime.support import eventually
+from tracker_store.errors import OutcomeUnknownError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,41 +79,87 @@ def test_a_stop_does_not_wait_for_dead_letters_for_ever(
             held.let_go()
 
 
-def test_records_that_wait_for_the_buffer_hold_no_other_request_up(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+def test_who_asks_for_202_never_waits(tmp_path: Path) -> None:
+    """However long the driver log is away: what is full is full, and 429 says so at once."""
     settings = {"max_block_bytes": 65536, "block_queue_size": 3, "block_interval": "20ms"}
     with listening(tmp_path, settings=settings, acknowledgement_timeout="1s") as made:
         made.log.away = True
         body = b'"' + b"x" * 20_000 + b'"'
-        posts = []
+        statuses: list[int] = []
 
-        def is_full() -> bool:
-            posts.append(pool.submit(made.post, body, path=BUFFERED))
-            time.sleep(0.02)
-            return sum(not post.done() for post in posts) > 2
+        def is_full(more: bytes = b"") -> bool:
+            # By one sender, who awaits each answer.
+            answer = made.post(body + more, LINES, path=BUFFERED)
+            statuses.append(answer.status)
+            return answer.status == 429 and answer.headers["retry-after"] == "1"
 
         eventually(is_full, "a buffer that is full")
-        compressed = pool.submit(made.post, gzip.compress(b"2"), {**JSON, "Content-Encoding": "gzip"})
-        try:
-            assert compressed.result(15).status == 503
-        finally:
-            made.log.away = False
-        answers = [post.result(30).status for post in posts]
-        assert set(answers) <= {202, 429}
-        eventually(lambda: made.bodies().count(body) == answers.count(202), "what was taken")
+        assert statuses == [202] * (len(statuses) - 1) + [429]
+        # Its dead letters are put aside when it is taken, and not each time that it is sent.
+        before = len(statuses)
+        eventually(lambda: is_full(b"\n{"), "a buffer that is full")
+        assert len(made.rig.dead_letters()) == statuses[before:].count(202)
+        # Nor is it in the way of others, which wait for so long as they are to.
+        assert made.post(gzip.compress(b"2"), {**JSON, "Content-Encoding": "gzip"}).status == 503
+        made.log.away = False
+        eventually(lambda: made.bodies().count(body) == statuses.count(202), "what was taken")
 
 
-def test_429_at_a_rate_limit_of_bytes(tmp_path: Path) -> None:
-    settings = {"receiver_max_bytes_rate": 20_000}
+def test_what_was_answered_202_is_stored_at_a_stop_and_in_order(tmp_path: Path) -> None:
+    settings = {"max_block_bytes": 65536, "block_queue_size": 1, "block_interval": "20ms"}
+    with listening(tmp_path, settings=settings) as made:
+        made.log.away = True
+        taken: list[bytes] = []
+
+        def is_full() -> bool:
+            body = b'"%05d' % len(taken) + b"x" * 10_000 + b'"'
+            if made.post(body, path=BUFFERED).status == 429:
+                return True
+            taken.append(body)
+            return False
+
+        eventually(is_full, "a buffer that is full")
+        made.rig.supervisor.stop("the test stops it")
+        made.log.away = False
+        assert made.rig.end().drained
+        assert made.bodies() == taken
+
+
+def test_what_was_answered_202_and_is_lost_is_told(tmp_path: Path) -> None:
+    settings = {"max_block_bytes": 65536, "block_queue_size": 1, "block_interval": "20ms"}
+    with listening(tmp_path, settings=settings) as made:
+        made.log.away = True
+        body = b'"' + b"x" * 20_000 + b'"'
+        eventually(lambda: made.post(body, path=BUFFERED).status == 429, "a buffer that is full")
+        made.log.fence.add(1)
+        made.log.away = False
+        made.rig.end()
+        eventually(
+            lambda: any("answered 202 are lost" in message for _, message, _ in made.rig.reporter.events), "the event"
+        )
+
+
+def test_429_at_a_rate_limit_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_in = HandedIn(monkeypatch)
     body = b'"' + b"x" * 3000 + b'"'
-    with listening(tmp_path, settings=settings) as made, ThreadPoolExecutor(32) as senders:
-        answers = list(senders.map(lambda _: made.post(body), range(48)))
-        taken = [answer for answer in answers if answer.status == 200]
-        refused = [answer for answer in answers if answer.status == 429]
-        assert taken
-        assert refused
-        assert len(taken) + len(refused) == 48
-        assert "rate limit" in refused[0].json()["detail"]
-        assert len(made.rows()) == len(taken)
+    with (
+        listening(tmp_path, settings={"receiver_max_bytes_rate": 20_000}) as made,
+        ThreadPoolExecutor(32) as senders,
+    ):
+        made.log.away = True
+        posts: list[Future[Answer]] = []
+        while not any(post.done() for post in posts):
+            before = handed_in.requests
+            posts.append(senders.submit(made.post, body))
+            eventually(lambda: handed_in.requests > before or posts[-1].done(), "it to wait, or to be refused")  # noqa: B023
+        refused = posts.pop().result()
+        # More than a second's worth, in records as large as these.
+        assert refused.status == 429
+        assert "rate limit" in refused.json()["detail"]
+        assert 20_000 < len(posts) * 3000 < 40_000
+        made.log.away = False
+        assert {post.result(30).status for post in posts} == {200}
+        assert len(made.rows()) == len(posts)
 
 
 def test_a_repeat_puts_its_bad_lines_aside_once(tmp_path: Path) -> None:
@@ -128,3 +174,47 @@ def test_a_repeat_puts_its_bad_lines_aside_once(tmp_path: Path) -> None:
         assert made.post(HALF_BAD, LINES | {"Idempotency-Key": "b"}).status == 200
         assert made.post(HALF_BAD, LINES).status == 200
         assert len(made.rig.dead_letters()) == 3
+
+
+class TestARepeatThatComesEarly:
+    """Before the first one is registered, no key is in the driver log; its bad lines go aside once all the same."""
+
+    def test_while_the_records_wait(
+        self, tmp_path: Path, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        handed_in = HandedIn(monkeypatch)
+        with listening(tmp_path) as made:
+            made.log.refuse_call = lambda _: OutcomeUnknownError("the server is away")
+            posts = []
+            for n in (1, 2, 3):
+                posts.append(pool.submit(made.post, HALF_BAD, LINES | {"Idempotency-Key": "a"}))
+                handed_in.wait_for(n)
+            made.log.refuse_call = lambda _: None
+            answers = [post.result(30).json() for post in posts]
+            assert [answer["records"] for answer in answers] == [1, 0, 0]
+            assert [answer["dead_letters"] for answer in answers] == [1, 1, 1]
+            assert made.bodies() == [b"1"]
+            assert len(made.rig.dead_letters()) == 1
+
+    def test_while_the_dead_letters_wait(
+        self, tmp_path: Path, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with listening(tmp_path) as made:
+            held = HeldDeadLetters(made, monkeypatch)
+            posts = [pool.submit(made.post, HALF_BAD, LINES | {"Idempotency-Key": "a"}) for _ in range(4)]
+            eventually(lambda: held.asked, "dead letters that wait")
+            held.let_go()
+            assert sum(post.result(30).json()["records"] for post in posts) == 1
+            assert held.asked == len(made.rig.dead_letters()) == 1
+
+    def test_where_the_first_one_failed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with listening(tmp_path) as made:
+
+            def fail(_: object) -> None:
+                raise RuntimeError("it can't be recorded")
+
+            with monkeypatch.context() as failing:
+                failing.setattr(made.rig.rows, "add_dead_letters", fail)
+                assert made.post(HALF_BAD, LINES | {"Idempotency-Key": "a"}).status == 503
+            assert made.post(HALF_BAD, LINES | {"Idempotency-Key": "a"}).json()["records"] == 1
+            assert len(made.rig.dead_letters()) == 1
