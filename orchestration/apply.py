@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestration.pipeline import PER_HOST
+from orchestration.sink_places import place_of
 from tracker_store import pipelines as store
 from tracker_store.errors import SharedPlaceError, StrandingChangeError
 
@@ -117,7 +118,7 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
 
 
 def _refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.PipelineRow]) -> None:
-    """A directory, or a prefix of objects, is one output's: batches are replaced there by their time alone."""
+    """A directory, a prefix of objects, or a table, is one output's: there batches are replaced by their time alone."""
     declared = {pipeline.name for pipeline in pipelines}
     outputs = [
         (row.name, name, output)
@@ -126,17 +127,17 @@ def _refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.P
         for name, output in (row.declaration.get("outputs") or {}).items()
     ]
     outputs += [(p.name, name, output) for p in pipelines for name, output in p.declaration()["outputs"].items()]
-    owners: dict[str, tuple[str, str]] = {}
+    owners: dict[tuple[str, ...], tuple[str, str]] = {}
     for pipeline, name, output in outputs:
-        place = output["sink"].get("path")
+        place = place_of(output["sink"])
         if place is None:
             continue
-        owner = owners.setdefault(place, (pipeline, name))
+        owner = owners.setdefault(place.key, (pipeline, name))
         if owner == (pipeline, name) or pipeline not in declared:
             continue
         gone = "" if owner[0] in declared else f" (if that is no more: `forebay pipelines remove {owner[0]}`)"
         raise SharedPlaceError(
-            f"output {name!r} of pipeline {pipeline!r} writes to {place!r}, as output {owner[1]!r} of pipeline "
+            f"output {name!r} of pipeline {pipeline!r} writes to {place.shown}, as output {owner[1]!r} of pipeline "
             f"{owner[0]!r} does{gone}"
         )
 
@@ -144,10 +145,16 @@ def _refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.P
 def _refuse_to_strand(
     connection: sa.Connection, pipeline: Pipeline, row: store.PipelineRow, streams: dict[str, store.StreamRow]
 ) -> None:
-    """A stream may leave a pipeline when nothing of it waits there."""
+    """A stream may leave a pipeline when nothing of it waits there, and no batch with its records is yet to run."""
     for name in set(row.declaration["streams"]) - {stream.name for stream in pipeline.streams}:
         waiting = store.waiting_records(connection, row.pipeline_id, streams[name].stream_id)
         if waiting:
             raise StrandingChangeError(
                 f"pipeline {row.name!r} no longer reads {name}, of which {waiting:,} records wait for a batch of it"
+            )
+        unfinished = store.unfinished_records(connection, row.pipeline_id, streams[name].stream_id)
+        if unfinished:
+            raise StrandingChangeError(
+                f"pipeline {row.name!r} no longer reads {name}, of which {unfinished:,} records are in batches of it "
+                "that are not finished"
             )

@@ -228,13 +228,13 @@ def next_steps(
             continue
         waits = [step for step in steps if isinstance(step, Wait)]
         if len(unfinished) < rules.concurrent_batches:
-            waits.append(Wait(f"no batch due; the next is at {times.next_due.isoformat()}"))
+            waits.append(Wait(_nothing_due(times)))
         elif is_due:
             waits.append(_queue(rules, times))
         return Steps(
             launches=tuple(step for step in steps if isinstance(step, Launch)),
             waits=tuple(waits),
-            next_due_in=times.next_due - times.now if len(unfinished) < rules.concurrent_batches else None,
+            next_due_in=times.due_at - times.now if len(unfinished) < rules.concurrent_batches else None,
             behind=is_due,
         )
     return Steps(
@@ -250,6 +250,16 @@ def _allocate(connection: sa.Connection, rules: BatchRules, times: BatchTimes) -
         max_records=rules.max_records,
         max_bytes=rules.max_bytes,
         run_empty=rules.run_empty,
+    )
+
+
+def _nothing_due(times: BatchTimes) -> str:
+    if not times.set_back:
+        return f"no batch due; the next is at {times.next_due.isoformat()}"
+    return (
+        f"no batch due; the next is made at {times.due_at.isoformat()}, for {times.next_due.isoformat()}: the "
+        f"database's clock was set back, and is behind the last batch time by {times.last - times.now}. Batches come "
+        "half as often, with all that was added, until it has caught up"
     )
 
 

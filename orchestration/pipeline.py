@@ -246,8 +246,12 @@ class Output:
         return max([self.pipeline.interval, *(window.slide for window in self.windows if window.slide)])
 
     def is_due(self, batch_time: datetime) -> bool:
-        """Whether the output is computed in the batch of `batch_time`."""
-        return (batch_time - EPOCH) % self.slide == timedelta(0)
+        """Whether the output is computed in the batch of `batch_time`.
+
+        By its windows' slide alone: the interval may have changed since the batch was made, whose blocks no other has.
+        """
+        slides = [window.slide for window in self.windows if window.slide is not None]
+        return not slides or (batch_time - EPOCH) % max(slides) == timedelta(0)
 
     @property
     def asset_key(self) -> dg.AssetKey:
@@ -387,6 +391,7 @@ class Pipeline:
             output = Output(self, function, inputs, sink, output_name)
             for window in output.windows:
                 self._check_window(where, window)
+            self._check_slides(where, output)
             self.outputs[output_name] = output
             try:
                 _ = self.streams
@@ -402,6 +407,20 @@ class Pipeline:
             if duration % self.interval:
                 message = (
                     f"{where}: the {name} of {window!r}, {duration}, is no multiple of the interval, {self.interval}"
+                )
+                raise DeclarationError(message)
+
+    def _check_slides(self, where: str, output: Output) -> None:
+        """As in the original: an output has one pace, and of an input at a quicker one it would read a part."""
+        for entry in output.inputs:
+            slide = (entry.slide if isinstance(entry, Window) else None) or self.interval
+            if slide < output.slide:
+                stream = entry.stream if isinstance(entry, Window) else entry
+                message = (
+                    f"{where} is computed every {output.slide}, and its input {entry!r} would be read every {slide}: "
+                    f"what comes between would be missed. Give all inputs one slide: "
+                    f'{stream.name}.window("{output.slide.total_seconds():g}s", '
+                    f'slide="{output.slide.total_seconds():g}s")'
                 )
                 raise DeclarationError(message)
 

@@ -76,6 +76,8 @@ HEALTHY_AFTER_SECONDS = 60.0
 SUSPECT_SECONDS = 900.0
 # A spare process is started when no receiver was for so long: those that start now need the processor more.
 SPARE_AFTER_SECONDS = 3.0
+# A host whose drivers are killed is without any until they are back: the others don't make up for it meanwhile.
+STEADY_SECONDS = 15.0
 # Groups of suspects shrink to a quarter with each further crash.
 _SPLIT_BITS = 2
 _MAX_REPORTS = 1000
@@ -187,6 +189,8 @@ class Agent:
         # Batch drivers' processes whose end the driver log does not know yet.
         self._ended_pids: list[int] = []
         self._least_batch_drivers = 0 if batch_drivers is None else batch_drivers.wanted
+        # This host's share of the drivers that are wanted, and since when it is that.
+        self._share, self._share_since = 1, clock()
         self._clock = clock
         self._process_id: int | None = None
         self._processes: list[_ReceiverProcess] = []
@@ -249,7 +253,11 @@ class Agent:
         self._reconcile(connection, placements_on_agent(connection, self._process_id))
         if self._batch_drivers is not None and self._least_batch_drivers:
             # As many as it was started for, and more where batches take too long for those (O04); 0 stays 0.
-            self._batch_drivers.wanted = max(self._least_batch_drivers, wanted_batch_drivers(connection))
+            share = wanted_batch_drivers(connection, self._host)
+            if share != self._share:
+                self._share, self._share_since = share, self._clock()
+            elif self._clock() - self._share_since >= STEADY_SECONDS:
+                self._batch_drivers.wanted = max(self._least_batch_drivers, share)
 
     def _reconcile(self, connection: sa.Connection, placed: Sequence[Placement]) -> None:
         wanted = {placement.receiver_id: placement.assignment for placement in placed}

@@ -71,7 +71,9 @@ class RunningAttempt:
 _BATCH = (
     "SELECT b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.bytes, b.blocks, b.retry_at, b.reason, "
     "b.launch_attempt, "
-    "b.retry_at IS NULL OR b.retry_at <= clock_timestamp() AS retry_due, a.run_id "
+    # Further off than any backoff (retry.LONGEST): the clock was set back.
+    "b.retry_at IS NULL OR b.retry_at NOT BETWEEN clock_timestamp() AND clock_timestamp() + interval '5 minutes' "
+    "  AS retry_due, a.run_id "
     "FROM forebay.batches b LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id "
     "AND a.batch_time = b.batch_time AND a.attempt = b.attempt "
 )

@@ -98,7 +98,7 @@ class ReaderStreamError(DriverLogError):
 
 
 class SharedPlaceError(DriverLogError):
-    """Each would replace the other's batches there: give every output a path of its own."""
+    """Each would replace the other's batches there: give every output a path, or a table, of its own."""
 
 
 class StrandingChangeError(DriverLogError):

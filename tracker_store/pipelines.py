@@ -267,3 +267,19 @@ def waiting_records(connection: sa.Connection, pipeline_id: int, stream_id: int)
             {"pipeline": pipeline_id, "stream": stream_id},
         ).scalar_one()
     return records
+
+
+def unfinished_records(connection: sa.Connection, pipeline_id: int, stream_id: int) -> int:
+    """Records of a stream that batches of the pipeline have which are not finished. No locks."""
+    with named_failures():
+        records: int = connection.execute(
+            sa.text(
+                "SELECT coalesce(sum(a.records), 0)::bigint FROM forebay.batches b "
+                "JOIN forebay.batch_allocations a ON a.pipeline_id = b.pipeline_id AND a.batch_time = b.batch_time "
+                "JOIN forebay.receivers r ON r.id = a.receiver_id "
+                "WHERE b.pipeline_id = :pipeline AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') "
+                "AND r.stream_id = :stream"
+            ),
+            {"pipeline": pipeline_id, "stream": stream_id},
+        ).scalar_one()
+    return records

@@ -18,12 +18,18 @@ from tracker_store.errors import AllocationError, BlocksNotRetainedError, NotApp
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """A pipeline's boundaries by the database's clock: `next_due` has passed when it is at most `newest`."""
+    """A pipeline's boundaries by the database's clock: `next_due` has passed when it is at most `newest`.
+
+    `due_at` is when it passes: at `next_due`, unless `set_back`. That clock was, and `last` is more than an interval
+    ahead of it; the next boundary then comes two intervals after the last was decided, whatever time it has.
+    """
 
     last: datetime
     next_due: datetime
     newest: datetime
     now: datetime
+    due_at: datetime
+    set_back: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +65,26 @@ def batch_times(connection: sa.Connection, pipeline_id: int) -> BatchTimes:
     with named_failures():
         row = connection.execute(
             sa.text(
-                "SELECT last_batch_time AS last, "
-                "date_bin(batch_interval, last_batch_time, timestamptz 'epoch') + batch_interval AS next_due, "
-                "date_bin(batch_interval, clock.now, timestamptz 'epoch') AS newest, clock.now "
-                "FROM forebay.pipelines, (SELECT clock_timestamp() AS now OFFSET 0) AS clock "
-                "WHERE id = :pipeline AND removed_at IS NULL"
+                "SELECT p.last_batch_time AS last, "
+                "date_bin(p.batch_interval, p.last_batch_time, timestamptz 'epoch') + p.batch_interval AS next_due, "
+                "date_bin(p.batch_interval, clock.now, timestamptz 'epoch') AS newest, clock.now, "
+                # As allocate_blocks_to_batch has it.
+                "p.last_batch_time > clock.now + p.batch_interval AS set_back, "
+                "CASE WHEN b.allocated_at <= clock.now THEN b.allocated_at + 2 * p.batch_interval ELSE clock.now END "
+                "  AS paced "
+                "FROM forebay.pipelines p LEFT JOIN forebay.batches b "
+                "  ON b.pipeline_id = p.id AND b.batch_time = p.last_batch_time, "
+                "(SELECT clock_timestamp() AS now OFFSET 0) AS clock "
+                "WHERE p.id = :pipeline AND p.removed_at IS NULL"
             ),
             {"pipeline": pipeline_id},
         ).one_or_none()
     if row is None:
         raise NotAppliedError(f"pipeline {pipeline_id} is not in the driver log")
-    return BatchTimes(row.last, row.next_due, row.newest, row.now)
+    if not row.set_back:
+        return BatchTimes(row.last, row.next_due, row.newest, row.now, row.next_due, set_back=False)
+    newest = row.next_due if row.paced <= row.now else row.newest
+    return BatchTimes(row.last, row.next_due, newest, row.now, row.paced, set_back=True)
 
 
 class ReceivedBlockTracker:

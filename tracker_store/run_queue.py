@@ -251,7 +251,8 @@ def run_worker(connection: sa.Connection, run_id: str) -> RunWorker | None:
         row = connection.execute(
             sa.text(
                 "SELECT q.process_id, p.name, p.pid, p.host, p.ended_at, p.end_reason, "
-                "  extract(epoch FROM clock_timestamp() - q.enqueued_at) AS seconds, "
+                # A clock that was set back must not make a run that nobody comes for wait until it is there again.
+                "  abs(extract(epoch FROM clock_timestamp() - q.enqueued_at)) AS seconds, "
                 "  EXISTS (SELECT FROM forebay.batch_drivers d JOIN forebay.processes o ON o.id = d.process_id "
                 "          WHERE d.location = q.location AND o.ended_at IS NULL) AS served "
                 "FROM forebay.run_queue q LEFT JOIN forebay.processes p ON p.id = q.process_id WHERE q.run_id = :run"

@@ -72,13 +72,15 @@ def scaling_decision(connection: sa.Connection, pipeline: str) -> ScalingDecisio
     return next((row for row in scaling_decisions(connection) if row.pipeline == pipeline), None)
 
 
-def wanted_batch_drivers(connection: sa.Connection) -> int:
-    """How many batch drivers all pipelines together want: the one that they share, and what takes effect beyond it.
+def wanted_batch_drivers(connection: sa.Connection, host: str) -> int:
+    """A host's share of the batch drivers that all pipelines together want: of one, and what takes effect beyond it.
 
     No locks.
     """
     with named_failures():
-        wanted: int = connection.execute(sa.text("SELECT forebay.wanted_batch_drivers()")).scalar_one()
+        wanted: int = connection.execute(
+            sa.text("SELECT forebay.wanted_batch_drivers(:host)"), {"host": host}
+        ).scalar_one()
     return wanted
 
 

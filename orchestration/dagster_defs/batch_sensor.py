@@ -98,16 +98,24 @@ def _run(run: dg.DagsterRun) -> Run:
 
 
 def tick(
-    connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance, *, wait_seconds: float = 0.0
+    connection: sa.Connection,
+    pipeline: Pipeline,
+    instance: dg.DagsterInstance,
+    *,
+    wait_seconds: float = 0.0,
+    launcher: str = SENSOR_LAUNCHER,
 ) -> Steps:
-    """What the pipeline needs now; a boundary that comes within `wait_seconds` is waited for."""
+    """What the pipeline needs now; a boundary that comes within `wait_seconds` is waited for.
+
+    Of two sensors for one pipeline, in two code locations, each is a `launcher` of its own: so one asks for a run.
+    """
     give_up_at = time.monotonic() + wait_seconds
     runs = DagsterRuns(instance, pipeline.name)
     while True:
         if why := _stands_still(connection, pipeline):
             return Steps(waits=(Wait(why),))
         rules = BatchRules.of_row(get_pipeline(connection, pipeline.name))
-        steps = next_steps(connection, rules, launcher=SENSOR_LAUNCHER, runs=runs)
+        steps = next_steps(connection, rules, launcher=launcher, runs=runs)
         if steps.launches or steps.next_due_in is None:
             return steps
         pause = max(0.0, steps.next_due_in.total_seconds()) + _PAST_SECONDS
@@ -136,6 +144,11 @@ def wait_seconds(pipeline: Pipeline, settings: Settings) -> float:
     return LONGEST_WAIT_SECONDS if is_own and pipeline.interval >= PUSHED_BELOW else 0.0
 
 
+def _launcher(context: dg.SensorEvaluationContext) -> str:
+    origin = context.code_location_origin
+    return SENSOR_LAUNCHER if origin is None else f"{SENSOR_LAUNCHER} of {origin.location_name}"
+
+
 def batch_sensor(pipeline: Pipeline, job: UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
     """`PIPELINE_batches`, running by default."""
 
@@ -161,7 +174,13 @@ def batch_sensor(pipeline: Pipeline, job: UnresolvedAssetJobDefinition) -> dg.Se
             return dg.SkipReason(str(error))
         try:
             with connect_once(database_url, application_name=f"forebay batch sensor {pipeline.name}") as connection:
-                steps = tick(connection, pipeline, context.instance, wait_seconds=wait_seconds(pipeline, settings))
+                steps = tick(
+                    connection,
+                    pipeline,
+                    context.instance,
+                    wait_seconds=wait_seconds(pipeline, settings),
+                    launcher=_launcher(context),
+                )
                 if not steps.launches:
                     end_left_runs(connection, pipeline, context.instance)
         except DriverLogError as error:

@@ -24,6 +24,7 @@ from orchestration.dagster_defs.replay_job import replay_job
 from orchestration.dagster_defs.scaling_schedule import scaling_job, scaling_schedule
 from orchestration.dagster_defs.spark_resource import spark_configuration
 from orchestration.dagster_defs.stream_assets import stream_asset
+from orchestration.dagster_defs.stream_jobs import stream_jobs
 
 if TYPE_CHECKING:
     from orchestration.pipeline import Pipeline
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 def build_definitions(*pipelines: Pipeline, spark: object | None = None) -> dg.Definitions:
     """Assets with their checks, a batch job, a replay job, a batch sensor and a job of checks for each of `pipelines`.
 
-    Each stream's receivers are looked after by the sensor of the first of `pipelines` that reads it; one job, on a
-    schedule that is named after the first, takes their old runs out of Dagster.
+    Each stream's receivers are looked after by the sensor and the jobs of the first of `pipelines` that reads it; one
+    job, on a schedule that is named after the first, takes their old runs out of Dagster.
 
     `spark` is a `PySparkResource` of dagster-pyspark: its `spark_config` is what the batches' sessions are made with,
     over what FOREBAY_SPARK_CONFIGURATION says, in runs, batch drivers and commands that load the module which calls
@@ -64,6 +65,7 @@ def build_definitions(*pipelines: Pipeline, spark: object | None = None) -> dg.D
             *(replay_job(pipeline) for pipeline in pipelines),
             *(checks_job(pipeline, *checks[pipeline]) for pipeline in pipelines),
             *restarts.values(),
+            *(job for pipeline, streams in owned.items() for job in stream_jobs(pipeline, streams)),
             *scalings.values(),
             *compactions.values(),
             *maintenance,

@@ -212,9 +212,9 @@ class BatchDriver:
             return "it was asked to"
         if pop_captured_interrupt():
             return "a signal"
-        if self._spoilt is not None:
+        if self._is_spoilt():
             # Until the successor is ready, runs wait for it, or go to the delegate.
-            self._ask_for_successor(self._spoilt)
+            self._ask_for_successor(self._spoilt or "")
             return self._spoilt
         if self._to_be_replaced is None and time.monotonic() >= self._look_again:
             self._look_again = time.monotonic() + RECYCLE_LOOK_SECONDS
@@ -225,9 +225,15 @@ class BatchDriver:
                     return self._to_be_replaced
         return None
 
+    def _is_spoilt(self) -> bool:
+        """Whether it must not take another run. A JVM may end while nothing runs: a run would be an attempt wasted."""
+        if self._spoilt is None and self._session is not None:
+            self._spoilt = self._session.ended()
+        return self._spoilt is not None
+
     def _take_what_is_left(self, instance: dg.DagsterInstance, process_id: int, cancellation: Cancellation) -> None:
         """Runs that were handed over before it said that it takes no more, where no other driver is there for them."""
-        while self._spoilt is None and not self._unsaid:
+        while not self._is_spoilt() and not self._unsaid:
             try:
                 with connect(self._engine) as connection:
                     if has_ready_driver(connection, location=self._location, other_than=process_id):

@@ -220,6 +220,22 @@ class WarmSession:
         context.cancelJobGroup(run_id)
         return True
 
+    def ended(self) -> str | None:
+        """How it has ended, if it has: its JVM, or what is in that; None where it lives, or is a Connect server's.
+
+        In the main thread, between two runs.
+        """
+        if self._remote:
+            return None
+        context: Any = self.session.sparkContext
+        process = getattr(context._gateway, "proc", None)  # noqa: SLF001
+        code = None if process is None else process.poll()
+        if code is not None:
+            return f"its JVM has ended, with code {code}"
+        # By a run's own code, or by Spark itself, out of memory.
+        is_stopped = context._jsc is None or context._jsc.sc().isStopped()  # noqa: SLF001
+        return "its Spark session was stopped" if is_stopped else None
+
     def reset(self) -> None:
         """Put back what a run has changed. In the main thread, after the run; fails where the session is spoilt."""
         catalog = self.session.catalog

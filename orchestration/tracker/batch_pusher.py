@@ -143,7 +143,7 @@ class BatchPusher:
         for row in pipelines:
             rules = BatchRules.of_row(row)
             times = batch_times(connection, rules.pipeline_id)
-            due_in = times.next_due - times.now
+            due_in = times.due_at - times.now
             if rules.interval >= PUSHED_BELOW:
                 due_in += SENSOR_FIRST
             if due_in <= timedelta(0) or _is_unlaunched(connection, rules):

@@ -41,6 +41,9 @@ STILL_AFTER_SECONDS = 60.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+# A batch that ended so many intervals before the latest one: the clock was set back. To the estimator it says nothing,
+# so it begins anew; else the rate would stand until the clock is there again.
+_SET_BACK = 10
 
 log = structlog.get_logger(__name__)
 
@@ -57,14 +60,7 @@ def reckon(
     settings: PipelineSettings, interval: timedelta, before: StreamRate, batches: Iterable[ReckonedBatch]
 ) -> StreamRate:
     """What is decided for a pipeline and stream after `batches`, in their order."""
-    estimator = PIDRateEstimator(
-        interval // _MILLISECOND,
-        settings.backpressure_pid_proportional,
-        settings.backpressure_pid_integral,
-        settings.backpressure_pid_derived,
-        settings.backpressure_pid_min_rate,
-        state=_state(before),
-    )
+    estimator = _estimator(settings, interval, _state(before))
     decided = before
     for reckoned in batches:
         batch = reckoned.batch
@@ -73,6 +69,8 @@ def reckon(
         decided = replace(decided, batch_time=batch.batch_time, expired=False)
         if batch.started_at is None:
             continue
+        if decided.latest_at is not None and decided.latest_at - batch.completed_at > _SET_BACK * interval:
+            estimator = _estimator(settings, interval, None)
         known = estimator.state
         processing_ms = (batch.completed_at - batch.started_at) // _MILLISECOND
         scheduling_ms = max(0, (batch.started_at - batch.oldest_time) // _MILLISECOND)
@@ -92,6 +90,17 @@ def reckon(
                 rate_limit=rate if rate is not None else decided.rate_limit,
             )
     return decided
+
+
+def _estimator(settings: PipelineSettings, interval: timedelta, state: EstimatorState | None) -> PIDRateEstimator:
+    return PIDRateEstimator(
+        interval // _MILLISECOND,
+        settings.backpressure_pid_proportional,
+        settings.backpressure_pid_integral,
+        settings.backpressure_pid_derived,
+        settings.backpressure_pid_min_rate,
+        state=state,
+    )
 
 
 def _state(decided: StreamRate) -> EstimatorState | None:

@@ -92,10 +92,10 @@ def delays(batch: WatchedBatch) -> Delays:
     )
 
 
-def is_due(output: Mapping[str, Any], interval: timedelta, batch_time: datetime) -> bool:
+def is_due(output: Mapping[str, Any], batch_time: datetime) -> bool:
     """Whether an output, as its pipeline's row has it, is computed in this batch."""
     slides = [each["slide_ms"] for each in output.get("inputs", ()) if isinstance(each, dict) and each["slide_ms"]]
-    return epoch_ms(batch_time) % int(max([milliseconds(interval), *slides])) == 0
+    return not slides or epoch_ms(batch_time) % max(slides) == 0
 
 
 def output_names(pipeline: WatchedPipeline) -> list[str]:
@@ -122,7 +122,7 @@ def operations(
     found = []
     for number, name in enumerate(output_names(pipeline)):
         commit = committed.get(name)
-        due = is_due(pipeline.declaration["outputs"][name], pipeline.interval, batch.batch_time)
+        due = is_due(pipeline.declaration["outputs"][name], batch.batch_time)
         # A completed batch lacks nothing: an output without a commit was declared later.
         if commit is None and (batch.state is BatchState.COMPLETED or not due):
             continue

@@ -212,6 +212,34 @@ def test_a_killed_driver_costs_an_attempt_and_nothing_else(drivers: Drivers) -> 
     assert healed
 
 
+def jvm_of(driver: psutil.Process) -> psutil.Process:
+    [jvm] = [process for process in driver.children(recursive=True) if process.name() == "java"]
+    return jvm
+
+
+def test_a_driver_whose_jvm_is_killed_while_it_is_idle_is_replaced_and_costs_no_attempt(drivers: Drivers) -> None:
+    drivers.system.settle()
+    before = [(row.batch_time, row.attempt) for row in drivers.system.batches() if row.attempt > 1]
+    driver = drivers.one()
+    jvm_of(driver).kill()
+    drivers.system.until("another driver is ready", lambda: drivers.one().pid != driver.pid, 120)
+    drivers.system.receive(500)
+    drivers.system.settle()
+    drivers.system.check_every_number_came_out_once()
+    assert [(row.batch_time, row.attempt) for row in drivers.system.batches() if row.attempt > 1] == before
+
+
+def test_a_driver_whose_jvm_is_killed_in_a_run_is_replaced_and_its_batch_comes_out_once(drivers: Drivers) -> None:
+    with drivers.held("hold-spark"):
+        run = drivers.running()
+        driver = drivers.one()
+        jvm_of(driver).kill()
+        assert drivers.ended(run, 30.0) is dg.DagsterRunStatus.FAILURE
+    drivers.system.until("another driver is ready", lambda: drivers.one().pid != driver.pid, 120)
+    drivers.system.settle()
+    drivers.system.check_every_number_came_out_once()
+
+
 def test_a_driver_that_stood_still_ends_and_its_batch_comes_out_once(drivers: Drivers) -> None:
     """It was declared dead in the middle of a run, which another process makes again: the first must not go on."""
     with drivers.held("hold-python"):

@@ -3,6 +3,9 @@
 -- Authority: what is decided for (pipeline, batch time) is decided for ever; asked again, the stored batch is
 -- returned. The cut is by added_at, so it comes out the same however late the first call is, but for an add that
 -- was uncommitted at that moment: its block goes whole to the next batch.
+-- The clock may be set back. Blocks whose time is to come were added before now, whatever it says: they go with the
+-- batch that has all before them. Where the last batch time is more than an interval ahead, the next boundary is
+-- due two intervals after the last allocation, so that batches go on and the clock catches up with them.
 -- Cost: O(receivers · log waiting): the head of each receiver, and a binary search on the primary key only where
 -- the head is past the cut. Counts are differences of running totals, based on the range's first row (its
 -- predecessor may have been cleaned away).
@@ -25,6 +28,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     locked pipelines;
+    now_is timestamptz;
     allocated record;
 BEGIN
     SELECT * INTO locked FROM pipelines p WHERE p.id = pipeline AND p.removed_at IS NULL FOR NO KEY UPDATE;
@@ -50,15 +54,23 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    IF at_time > clock_timestamp() THEN
+    now_is := clock_timestamp();
+    IF at_time > now_is AND NOT (
+        locked.last_batch_time > now_is + locked.batch_interval
+        AND at_time = date_bin(locked.batch_interval, locked.last_batch_time, timestamptz 'epoch')
+                      + locked.batch_interval
+        AND NOT EXISTS (SELECT 1 FROM batches b
+                        WHERE b.pipeline_id = pipeline AND b.batch_time = locked.last_batch_time
+                          AND b.allocated_at <= now_is AND b.allocated_at > now_is - 2 * locked.batch_interval)) THEN
         outcome := 'future';
-        detail := format('batch time %s has not come yet by the database''s clock, %s', at_time, clock_timestamp());
+        detail := format('batch time %s has not come yet by the database''s clock, %s', at_time, now_is);
         RETURN NEXT;
         RETURN;
     END IF;
 
     WITH RECURSIVE waiting AS MATERIALIZED (
         SELECT r.id AS receiver_id, first_row.sequence AS next_sequence, first_row.added_at AS first_added_at,
+               CASE WHEN first_row.added_at > now_is THEN 'infinity' ELSE at_time END AS cut_time,
                first_row.total_records - first_row.records AS base_records,
                first_row.total_bytes - first_row.bytes AS base_bytes,
                head.sequence AS head, head.added_at AS head_added_at,
@@ -73,24 +85,25 @@ BEGIN
         WHERE r.stream_id = ANY (locked.stream_ids)
     ), share AS MATERIALIZED (
         SELECT max_records / greatest(1, count(*)) AS records, max_bytes / greatest(1, count(*)) AS bytes
-        FROM waiting w WHERE w.first_added_at < at_time
+        FROM waiting w WHERE w.first_added_at < w.cut_time
     ), heads AS MATERIALIZED (
         SELECT w.*, w.base_records + share.records AS records_limit, w.base_bytes + share.bytes AS bytes_limit,
-               w.head_added_at < at_time
+               w.head_added_at < w.cut_time
                AND (share.records IS NULL OR w.head_records <= w.base_records + share.records)
                AND (share.bytes IS NULL OR w.head_bytes <= w.base_bytes + share.bytes) AS whole
         FROM waiting w CROSS JOIN share
-    ), search (receiver_id, inside, outside, records_limit, bytes_limit) AS (
+    ), search (receiver_id, inside, outside, cut_time, records_limit, bytes_limit) AS (
         -- Everything up to `inside` is before the cut, everything above `outside` is not: halve what is between.
-        SELECT h.receiver_id, h.next_sequence - 1, h.head - 1, h.records_limit, h.bytes_limit
+        SELECT h.receiver_id, h.next_sequence - 1, h.head - 1, h.cut_time, h.records_limit, h.bytes_limit
         FROM heads h WHERE NOT h.whole
         UNION ALL
         SELECT s.receiver_id, CASE WHEN probe.before_cut THEN middle.m ELSE s.inside END,
-               CASE WHEN probe.before_cut THEN s.outside ELSE middle.m - 1 END, s.records_limit, s.bytes_limit
+               CASE WHEN probe.before_cut THEN s.outside ELSE middle.m - 1 END,
+               s.cut_time, s.records_limit, s.bytes_limit
         FROM search s
         CROSS JOIN LATERAL (SELECT s.inside + (s.outside - s.inside + 1) / 2) AS middle(m)
         CROSS JOIN LATERAL (
-            SELECT b.added_at < at_time AND (s.records_limit IS NULL OR b.total_records <= s.records_limit)
+            SELECT b.added_at < s.cut_time AND (s.records_limit IS NULL OR b.total_records <= s.records_limit)
                    AND (s.bytes_limit IS NULL OR b.total_bytes <= s.bytes_limit) AS before_cut
             FROM blocks b
             WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m) AS probe
@@ -109,7 +122,7 @@ BEGIN
                                SELECT f.sequence, f.added_at FROM blocks f
                                WHERE f.receiver_id = h.receiver_id AND f.sequence >= h.next_sequence AND f.records > 0
                                ORDER BY f.sequence LIMIT 1) AS b
-                           WHERE b.added_at < at_time) END)
+                           WHERE b.added_at < h.cut_time) END)
                    END AS last_sequence
         FROM heads h
     ), ranges AS (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forebay import Pipeline
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.sources import SocketText
 from orchestration.pipeline_settings import PipelineSettings
 from orchestration.settings import Settings
 from tests.driver_log import make_log
@@ -33,9 +35,12 @@ def test_its_statements_run(engine: sa.Engine) -> None:
 
 
 def test_its_declaration_can_be_made() -> None:
-    [declaration] = blocks("python")
+    declaration, window = blocks("python")
     pipeline = eval(declaration, {"Pipeline": Pipeline})
     assert pipeline.settings.concurrent_batches == 2
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    exec(window, {"pipeline": pipeline, "lines": lines, "ParquetSink": ParquetSink})
+    assert pipeline.outputs["last_minute"].slide == timedelta(seconds=20)
 
 
 def test_its_defaults_are_the_defaults() -> None:

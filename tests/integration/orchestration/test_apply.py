@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 import sqlalchemy as sa
 
-from forebay import DeltaSink, ParquetSink, Pipeline, Stream
+from forebay import ConsoleSink, DeltaSink, IcebergSink, ParquetSink, Pipeline, PostgresSink, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply, difference, is_applied
+from receiver_runtime.sources.secret import Secret
 from tests.driver_log import NOON, Log
 from tracker_store.engine import connect
 from tracker_store.errors import SharedPlaceError, StrandingChangeError
@@ -88,6 +89,50 @@ def test_two_outputs_may_not_write_to_one_place(connection: sa.Connection, sink:
     apply(connection, [declare(), of_another_name(ParquetSink("/others"))])
 
 
+POSTGRES = "postgresql://me@db.example/shop"
+CATALOG: dict[str, str | Secret] = {"type": "sql", "uri": Secret("env:CATALOG_URI"), "warehouse": "file:///data"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # A retry of either deletes the other's rows of that batch time.
+        (IcebergSink("shop.counts", catalog=CATALOG), IcebergSink("shop.counts", catalog=CATALOG)),
+        (DeltaSink("/out/counts"), DeltaSink("/out/../out/counts/")),
+        # The newest batch of either empties the table.
+        (PostgresSink(POSTGRES, "counts", mode="overwrite"), PostgresSink(POSTGRES, "counts", mode="overwrite")),
+        # Refused by the sink itself at the first batch, which would be given up.
+        (PostgresSink(POSTGRES, "counts"), PostgresSink(POSTGRES, "public.counts", mode="merge", key="word")),
+        (PostgresSink(POSTGRES, "counts"), PostgresSink("postgresql://you@db.example:5432/shop", "counts")),
+        (PostgresSink("env:SHOP", "counts"), PostgresSink("env:SHOP", "counts")),
+        (ParquetSink("s3://bucket/out"), ParquetSink("s3://bucket/out/?region=eu-north-1")),
+        (ParquetSink("/one"), DeltaSink("/one")),
+    ],
+)
+def test_a_place_is_known_however_it_is_written(connection: sa.Connection, one: Sink, other: Sink) -> None:
+    with pytest.raises(SharedPlaceError, match=r"output 'others' of pipeline 'letters' .*of its own"):
+        apply(connection, [other_output(declare(), one), of_another_name(other)])
+    assert list_streams(connection) == [], "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (IcebergSink("shop.counts", catalog=CATALOG), IcebergSink("shop.others", catalog=CATALOG)),
+        (
+            IcebergSink("shop.counts", catalog=CATALOG),
+            IcebergSink("shop.counts", catalog=CATALOG | {"uri": Secret("env:OTHER_URI")}),
+        ),
+        (PostgresSink(POSTGRES, "counts"), PostgresSink(POSTGRES, "others.counts")),
+        (PostgresSink(POSTGRES, "counts"), PostgresSink("postgresql://me@db.example/house", "counts")),
+        (PostgresSink("env:SHOP", "counts"), PostgresSink("env:HOUSE", "counts")),
+        (ConsoleSink(), ConsoleSink()),
+    ],
+)
+def test_other_places_are_not_taken_for_one(connection: sa.Connection, one: Sink, other: Sink) -> None:
+    assert apply(connection, [other_output(declare(), one), of_another_name(other)])
+
+
 def test_showing_the_difference_writes_nothing(connection: sa.Connection) -> None:
     assert len(difference(connection, [declare()])) == 2
     assert list_streams(connection) == []
@@ -115,6 +160,20 @@ def test_a_stream_of_which_blocks_wait_may_not_leave_its_pipeline(connection: sa
         apply(connection, [declare(stream="others", interval="5s")])
     assert is_applied(connection, declare())
     assert [stream.name for stream in list_streams(connection)] == ["lines"]
+
+
+def test_a_stream_whose_blocks_a_batch_has_that_is_not_finished_may_not_leave(connection: sa.Connection) -> None:
+    """The batch would run by the code that no longer reads it, and be complete without them."""
+    apply(connection, [declare()])
+    receive(connection, NOON)
+    row = get_pipeline(connection, "words")
+    due = batch_times(connection, row.pipeline_id).newest
+    connection.execute(sa.text("UPDATE forebay.pipelines SET last_batch_time = :t"), {"t": due - timedelta(seconds=10)})
+    ReceivedBlockTracker(connection, row.pipeline_id).allocate_blocks_to_batch(due)
+    with pytest.raises(StrandingChangeError, match=r"lines, of which 10 records are in batches of it that are not fin"):
+        apply(connection, [declare(stream="others")])
+    connection.execute(sa.text("UPDATE forebay.batches SET state = 'COMPLETED', completed_at = clock_timestamp()"))
+    apply(connection, [declare(stream="others")])
 
 
 def test_a_stream_of_which_nothing_waits_may_leave_and_another_come(connection: sa.Connection) -> None:

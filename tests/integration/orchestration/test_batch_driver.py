@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -16,7 +17,11 @@ from orchestration.run_launcher import batch_driver
 from orchestration.run_launcher.batch_driver import BatchDriver
 from orchestration.run_launcher.dagster_internals import capture_interrupts
 from orchestration.run_launcher.driver_state import DriverState
+from orchestration.run_launcher.loaded_code import LoadedCode
+from orchestration.run_launcher.recycling import Recycling
 from orchestration.settings import Settings
+from orchestration.spark.session import WarmSession
+from tests.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.processes import register_process
@@ -86,6 +91,11 @@ class Rig:
         if run_id is not None:
             self.driver._execute(self.instance, run_id, self.process_id, self.cancellation)
         return run_id
+
+    def reason_to_end(self) -> str | None:
+        """Why it would take no more runs."""
+        never = Recycling(LoadedCode("no_module"), max_runs=1_000, max_memory_mb=1_000_000)
+        return self.driver._reason_to_end(never)
 
     def is_queued(self) -> bool:
         with connect(self.engine) as connection:
@@ -178,6 +188,26 @@ def test_a_signal_in_a_run_ends_the_driver_too(rig: Rig, sent: signal.Signals) -
     assert rig.drain.is_set()
     assert rig.driver._spoilt is not None
     assert "signal" in rig.driver._spoilt
+
+
+def test_a_driver_whose_jvm_has_ended_takes_no_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while it was idle: the run waits for the successor, and no attempt is used up."""
+    asked: list[str] = []
+    monkeypatch.setattr(rig.driver, "_ask_for_successor", asked.append)
+    jvm = subprocess.Popen(["sleep", "60"])
+    session = WarmSession.__new__(WarmSession)
+    session._remote = False
+    lives = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False))
+    context = SimpleNamespace(_gateway=SimpleNamespace(proc=jvm), _jsc=lives)
+    session.session = cast("Any", SimpleNamespace(sparkContext=context))
+    rig.driver._session = session
+    assert rig.reason_to_end() is None
+    jvm.kill()
+    eventually(lambda: rig.reason_to_end() is not None, "the driver notices")
+    assert asked[0] == rig.reason_to_end() == "its JVM has ended, with code -9"
+    rig.driver._take_what_is_left(rig.instance, rig.process_id, rig.cancellation)
+    assert rig.executed == []
+    assert rig.is_queued()
 
 
 def test_a_run_without_a_signal_ends_nothing(rig: Rig) -> None:

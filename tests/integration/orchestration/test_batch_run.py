@@ -104,6 +104,19 @@ def test_w10_a_failing_output_fails_its_attempt_and_the_next_does_it_all(system:
     assert system.published() == ["a"]
 
 
+def test_a_batch_that_was_made_at_another_interval_brings_out_its_outputs(system: System) -> None:
+    """It waited while the interval was changed, to one that its time is no multiple of."""
+    system.declare(same)
+    system.receive(["a"])
+    time = system.allocate(1)
+    changed = Pipeline("words", interval="7h")
+    lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+    changed.output(inputs=[lines], sink=ParquetSink(system.output), name="counts")(same)
+    apply(system.connection, [changed])
+    assert [result.rows for result in system.run(changed, time, 1)] == [1]
+    assert system.published() == ["a"]
+
+
 class PublishFailsOnce(ParquetSink):
     """Stands for a process that dies between the commit and the publishing."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from time import monotonic
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -31,17 +32,16 @@ from tests.driver_log import Log, make_log
 from tracker_store import batches
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect
-from tracker_store.pipeline_states import stop_pipelines
-from tracker_store.pipelines import get_pipeline, list_pipelines, list_streams
+from tracker_store.pipeline_states import start_pipelines, stop_pipelines
+from tracker_store.pipelines import get_pipeline, list_pipelines, list_streams, remove_pipeline
 from tracker_store.processes import deregister_process, register_process
-from tracker_store.received_block_tracker import batch_times
+from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.receivers import placements
 from tracker_store.run_queue import claim_run, enqueue_run, register_batch_driver, run_worker, set_batch_driver_state
 from tracker_store.schema import BatchDriverState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import datetime
 
     from tracker_store.batches import BatchRow
 
@@ -61,9 +61,9 @@ def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield made
 
 
-def declare(**arguments: object) -> Pipeline:
+def declare(interval: timedelta = INTERVAL, **arguments: object) -> Pipeline:
     lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
-    pipeline = Pipeline("words", interval=INTERVAL, **arguments)  # type: ignore[arg-type]
+    pipeline = Pipeline("words", interval=interval, **arguments)  # type: ignore[arg-type]
     pipeline.output(inputs=[lines], sink=ParquetSink("/out"), name="counts")(lambda frame: frame)
     return pipeline
 
@@ -215,6 +215,37 @@ def test_a_run_that_ended_without_a_word_is_retried_under_a_new_key(
     assert again.run_key != launch.run_key
 
 
+def test_a_pipeline_that_is_made_anew_under_its_name_takes_no_run_of_the_old_one_for_its_own(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    """Its batch times are later than the old one's; where a clock that was set back makes them meet, it tries again."""
+    pipeline = declare()
+    log, times = behind(connection, pipeline, 2)
+    log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
+    for time in times:
+        launch = next_step(connection, pipeline, instance)
+        assert isinstance(launch, Launch)
+        claim(log, launch, time, add_run(instance, launch, dg.DagsterRunStatus.SUCCESS).run_id)
+        finish(log, launch, time)
+    stop_pipelines(connection)
+    connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
+    remove_pipeline(connection, "words")
+    apply(connection, [pipeline])
+    row = get_pipeline(connection, "words")
+    assert row.pipeline_id != log.pipeline_id
+    assert batch_times(connection, row.pipeline_id).next_due > times[-1]
+    # As if the clock had been set back between the two.
+    connection.execute(
+        sa.text("UPDATE forebay.pipelines SET last_batch_time = :at WHERE id = :id"),
+        {"at": times[0], "id": row.pipeline_id},
+    )
+    waiting = next_step(connection, pipeline, instance)
+    assert isinstance(waiting, Wait)
+    assert "ended as SUCCESS before the batch was complete" in waiting.reason
+    connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))
+    assert next_step(connection, pipeline, instance) == Launch(times[1].isoformat(), 2)
+
+
 def test_a_deleted_run_is_retried(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
     pipeline = declare()
     log, [time] = behind(connection, pipeline, 1)
@@ -227,6 +258,23 @@ def test_a_deleted_run_is_retried(connection: sa.Connection, instance: dg.Dagste
     waiting = next_step(connection, pipeline, instance)
     assert isinstance(waiting, Wait)
     assert "is gone" in waiting.reason
+
+
+def test_later_batches_wait_while_one_is_in_its_backoff(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    pipeline = declare()
+    log, times = behind(connection, pipeline, 2)
+    log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
+    launch = next_step(connection, pipeline, instance)
+    assert isinstance(launch, Launch)
+    instance.report_run_failed(add_run(instance, launch, dg.DagsterRunStatus.STARTED))
+    for _ in range(2):
+        waiting = next_step(connection, pipeline, instance)
+        assert isinstance(waiting, Wait)
+        assert "attempt 1 failed" in waiting.reason
+        assert "1 more interval(s)" in waiting.reason
+    assert batches.get_batch(connection, log.pipeline_id, times[1]) is None
 
 
 def test_a_quarantined_batch_lets_the_later_ones_go_on(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
@@ -410,6 +458,125 @@ def test_m01_concurrent_batches_are_made_in_order_and_no_more_of_them(
     # The later one comes out first: the third goes on beside the first.
     finish(log, second, times[1])
     assert tick(connection, pipeline, instance).launches == (Launch(times[2].isoformat(), 1),)
+
+
+def test_a_batch_that_halts_the_pipeline_holds_those_beside_it_and_none_is_lost(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    """Of three at a time the first is given up, the second ends as it will, and the third has not begun."""
+    pipeline = declare(concurrent_batches=3, on_failure="halt", max_attempts=1)
+    log, times = behind(connection, pipeline, 4)
+    log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
+    first, second, third = tick(connection, pipeline, instance).launches
+    runs = [add_run(instance, launch, dg.DagsterRunStatus.STARTED) for launch in (first, second)]
+    for launch, time, run in zip((first, second), times, runs, strict=False):
+        claim(log, launch, time, run.run_id)
+    instance.report_run_failed(runs[0])
+    # This look gives the first up. What it finds due beside it is not launched any more by the next.
+    tick(connection, pipeline, instance)
+    halted = next_step(connection, pipeline, instance)
+    assert isinstance(halted, Wait)
+    assert f"forebay batches replay words {times[0].isoformat()}" in halted.reason
+    finish(log, second, times[1])
+    assert isinstance(next_step(connection, pipeline, instance), Wait)
+    found = [batches.get_batch(connection, log.pipeline_id, time) for time in times[:3]]
+    assert [batch.state for batch in found if batch] == [
+        BatchState.QUARANTINED,
+        BatchState.COMPLETED,
+        BatchState.ALLOCATED,
+    ]
+    start_pipelines(connection, names=["words"])
+    # The lease of the look that launched it first is this sensor's own.
+    launches = tick(connection, pipeline, instance).launches
+    assert third in launches
+    assert [launch.batch_time for launch in launches] == [time.isoformat() for time in times[2:]]
+    assert [entry.records for time in times for entry in log.tracker.get_ranges_of_batch(time)] == [10] * 4
+
+
+def test_merge_leaves_no_block_of_any_input_out_of_a_window_that_is_due_later(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    """Two inputs, of which one is a window that does not slide at the newest boundary; an outage of five intervals."""
+    lines, others = (Stream(name, SocketText(host="127.0.0.1", port=9999)) for name in ("lines", "others"))
+    pipeline = Pipeline("words", interval=INTERVAL, catch_up="merge")
+    pipeline.output(inputs=[lines], sink=ParquetSink("/out"), name="counts")(lambda frame: frame)
+    slide = 3 * INTERVAL
+    windowed = pipeline.output(inputs=[others.window(slide, slide=slide)], sink=ParquetSink("/others"), name="late")(
+        lambda frame: frame
+    )
+    apply(connection, [pipeline])
+    row = get_pipeline(connection, "words")
+    # The newest boundary is one after the window's, and five are due.
+    newest = connection.execute(
+        sa.text("SELECT date_bin(:slide, clock_timestamp() - :slide, timestamptz 'epoch')"), {"slide": slide}
+    ).scalar_one()
+    newest += INTERVAL
+    connection.execute(sa.text("UPDATE forebay.pipelines SET last_batch_time = :at"), {"at": newest - 5 * INTERVAL})
+    streams = {stream.name: stream.stream_id for stream in list_streams(connection)}
+    for placement in placements(connection):
+        log = Log(connection, placement.stream_id, row.pipeline_id, [placement.receiver_id])
+        log.add_at(placement.receiver_id, newest - 4 * INTERVAL - SECOND, newest - SECOND, newest + SECOND)
+    tracker = ReceivedBlockTracker(connection, row.pipeline_id)
+    # As the sensor would at that time.
+    tracker.allocate_blocks_to_batch(newest, oldest_time=newest - 4 * INTERVAL, run_empty=True)
+    assert not windowed.is_due(newest)
+    assert windowed.is_due(newest + 2 * INTERVAL)
+    for time in (newest + INTERVAL, newest + 2 * INTERVAL):
+        tracker.allocate_blocks_to_batch(time, run_empty=True)
+    assert [entry.records for entry in tracker.get_ranges_of_batch(newest)] == [20, 20]
+    window = tracker.get_blocks_of_window_and_stream(newest + 2 * INTERVAL, slide, streams["others"])
+    assert [entry.records for entry in window] == [10, 10, 10]
+
+
+def test_of_two_locations_with_one_pipeline_one_asks_for_its_run(
+    connection: sa.Connection, database_url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sensors tick at once, in an instance with threads for them: the second run would fail, for nothing."""
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    pipeline = declare()
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    sensor = batch_sensor(pipeline, batch_job(pipeline))
+
+    def asked(location: str) -> tuple[int, str | None]:
+        context = dg.build_sensor_context(instance=instance)
+        monkeypatch.setattr(
+            type(context), "code_location_origin", SimpleNamespace(location_name=location), raising=True
+        )
+        data = sensor.evaluate_tick(context)
+        return len(data.run_requests or []), data.skip_message
+
+    assert asked("forebay") == (1, None)
+    requests, why = asked("reports")
+    assert requests == 0
+    assert "the run of attempt 1 is asked for by batch sensor of forebay" in (why or "")
+    assert asked("forebay") == (1, None), "its own look again is the same run, by its key"
+
+
+def test_a_batch_that_waits_while_the_interval_is_changed_is_run_with_its_blocks(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    pipeline = declare()
+    log, times = behind(connection, pipeline, 2)
+    log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
+    launch = next_step(connection, pipeline, instance)
+    assert isinstance(launch, Launch)
+    # Neither boundary is one of the new interval, and more than one of its own is over.
+    changed = declare(interval=timedelta(minutes=7))
+    apply(connection, [changed])
+    [counts] = changed.outputs.values()
+    assert counts.is_due(times[0])
+    assert next_step(connection, changed, instance) == launch
+    claim(log, launch, times[0], add_run(instance, launch, dg.DagsterRunStatus.STARTED).run_id)
+    finish(log, launch, times[0])
+    rest = next_step(connection, changed, instance)
+    while isinstance(rest, Launch):
+        time = datetime.fromisoformat(rest.batch_time)
+        claim(log, rest, time, add_run(instance, rest, dg.DagsterRunStatus.STARTED).run_id)
+        finish(log, rest, time)
+        rest = next_step(connection, changed, instance)
+    held = connection.execute(sa.text("SELECT records FROM forebay.batch_allocations ORDER BY batch_time")).scalars()
+    assert sum(held) == 20
 
 
 def test_concurrent_batches_have_their_own_blocks_whatever_the_order_in_which_they_end(

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import dagster as dg
 import pytest
 import yaml
 
 from forebay import ParquetSink, Pipeline, Stream
+from forebay.cli.dagster_home import write_dagster_home
 from forebay.dagster import build_definitions
 from forebay.sources import SocketText
+from orchestration.batch_run import OutputResult
+from orchestration.dagster_defs.replay_job import result_metadata
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,6 +50,8 @@ def test_assets_job_and_sensor_by_their_names(pipeline: Pipeline) -> None:
         "word_count_restart_receiver",
         "word_count_compaction",
         "word_count_scaling",
+        "word_count_start_streams",
+        "word_count_stop_streams",
     }
     assert [sensor.name for sensor in repository.sensor_defs] == [
         "word_count_batches",
@@ -121,3 +128,41 @@ def test_the_workspace_names_its_working_directory() -> None:
         "working_directory": ".",
         "location_name": "forebay",
     }
+
+
+def test_a_backfill_of_partitions_is_one_run_and_there_is_none_without_partitions() -> None:
+    """A run per partition would each start a Spark of its own."""
+
+    def assets(partitions: Literal["hour", "day"] | None) -> dg.AssetsDefinition:
+        declared = Pipeline("word_count", interval="10s", partitions=partitions)
+        lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+        declared.output(inputs=[lines], sink=ParquetSink("out"), name="counts")(lambda frame: frame)
+        definitions = build_definitions(declared).get_repository_def()
+        return definitions.assets_defs_by_key[dg.AssetKey(["word_count", "counts"])]
+
+    for definition in (assets("hour"), assets("day")):
+        assert definition.backfill_policy == dg.BackfillPolicy.single_run()
+        assert definition.partitions_def is not None
+    assert assets(None).partitions_def is None
+
+
+def test_a_materialization_has_its_rows_under_dagsters_own_name() -> None:
+    """Dagster plots a table's rows by that name alone."""
+    time = datetime(2026, 1, 1, tzinfo=UTC)
+    assert result_metadata(OutputResult("counts", 1, "/out", 7), time)["dagster/row_count"].value == 7
+    assert "dagster/row_count" not in result_metadata(OutputResult("counts", 1, "/out", None), time)
+
+
+def test_forebays_own_instance_has_what_waiting_sensors_and_short_intervals_need(tmp_path: Path) -> None:
+    write_dagster_home(tmp_path, code_server_port=1)
+    config = yaml.safe_load((tmp_path / "dagster.yaml").read_text(encoding="utf-8"))
+    # A tick that waits for its boundary must hold up no other sensor.
+    assert config["sensors"]["use_threads"] is True
+    assert config["run_launcher"]["class"] == "BatchRunLauncher"
+    # A driver that died in a run is asked after.
+    assert config["run_monitoring"]["enabled"] is True
+    assert config["run_monitoring"]["poll_interval_seconds"] <= 5
+    for kind in ("sensor", "schedule"):
+        days = config["retention"][kind]["purge_after_days"]
+        assert set(days) == {"skipped", "success", "failure", "started"}, "a tick every few seconds is kept for ever"
+        assert days["skipped"] <= 1

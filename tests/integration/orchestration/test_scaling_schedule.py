@@ -18,7 +18,10 @@ from orchestration.spark.wanted_executors import wanted_executors
 from tests.driver_log import INTERVAL, NOON
 from tracker_store.engine import connect
 from tracker_store.pipelines import get_pipeline
-from tracker_store.scaling import scaling_decision, scaling_decisions, wanted_batch_drivers
+from tracker_store.processes import deregister_process, register_process
+from tracker_store.run_queue import register_batch_driver
+from tracker_store.scaling import record_scaling, scaling_decision, scaling_decisions, wanted_batch_drivers
+from tracker_store.schema import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,6 +72,12 @@ class Batches:
                 ),
                 values,
             )
+
+
+def driver_on(connection: sa.Connection, host: str, *, location: str = "forebay") -> int:
+    process_id = register_process(connection, kind=ProcessKind.BATCH_DRIVER, name="d", host=host, pid=1)
+    register_batch_driver(connection, process_id=process_id, location=location)
+    return process_id
 
 
 def applied(connection: sa.Connection, pipeline: Pipeline) -> Batches:
@@ -174,7 +183,8 @@ def test_o04_on_a_cluster_the_next_session_has_the_executors(connection: sa.Conn
 
 
 def test_o04_on_a_local_master_batch_drivers_are_wanted_as_many_as_batches_may_run(connection: sa.Connection) -> None:
-    assert wanted_batch_drivers(connection) == 1
+    driver_on(connection, "here")
+    assert wanted_batch_drivers(connection, "here") == 1
     wide, narrow = (
         declare("wide", dynamic_allocation_enabled=True, concurrent_batches=2),
         declare("narrow", dynamic_allocation_enabled=True),
@@ -188,7 +198,40 @@ def test_o04_on_a_local_master_batch_drivers_are_wanted_as_many_as_batches_may_r
     wanted = {row.pipeline: (row.executors, row.batch_drivers) for row in scaling_decisions(connection)}
     assert wanted == {"wide": (1, 2), "narrow": (1, 1), "advice": (1, 4)}
     # The one that pipelines share, and what takes effect beyond it.
-    assert wanted_batch_drivers(connection) == 2
+    assert wanted_batch_drivers(connection, "here") == 2
+
+
+def test_o04_hosts_share_the_batch_drivers_that_are_wanted(connection: sa.Connection) -> None:
+    """Three hosts must not each start what is wanted once."""
+    wide = declare("wide", dynamic_allocation_enabled=True, concurrent_batches=4)
+    batches = applied(connection, wide)
+    record_scaling(
+        connection,
+        pipeline_id=batches.pipeline_id,
+        ratio=1.0,
+        batches=1,
+        executors=1,
+        batch_drivers=4,
+        applied=True,
+        reason="a test",
+    )
+
+    def shares() -> list[int]:
+        return [wanted_batch_drivers(connection, host) for host in ("a", "b", "c")]
+
+    assert shares() == [1, 1, 1], "none has one yet, and none must begin with all"
+    driver_on(connection, "b")
+    assert shares() == [1, 4, 1]
+    # Of another code location: they take other runs.
+    driver_on(connection, "c", location="others")
+    assert shares() == [1, 4, 4]
+    first = driver_on(connection, "a")
+    driver_on(connection, "a")
+    driver_on(connection, "c")
+    assert shares() == [2, 1, 1]
+    deregister_process(connection, first)
+    assert shares() == [2, 1, 1], "it has another"
+    assert connection.execute(sa.text("SELECT forebay.wanted_batch_drivers()")).scalar_one() == 1
 
 
 def test_o04_the_job_decides_when_a_person_asks(

@@ -129,3 +129,10 @@ def test_a_runs_job_is_cancelled_from_another_thread_and_no_other_runs(warm: War
     warm.begin("the next run")
     assert warm.session.range(5).count() == 5, "the session is spoilt"
     assert SparkSession.getActiveSession() is not None
+
+
+def test_a_session_that_a_run_has_stopped_is_known_for_it(warm: WarmSession) -> None:
+    """The last of this module: every later run would fail in it."""
+    assert warm.ended() is None
+    warm.session.stop()
+    assert warm.ended() == "its Spark session was stopped"

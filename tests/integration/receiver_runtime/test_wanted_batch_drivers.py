@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -13,7 +14,10 @@ from receiver_runtime.batch_drivers import BatchDrivers
 from tests.driver_log import make_log
 from tests.polling import eventually
 from tracker_store.engine import connect
+from tracker_store.processes import register_process
+from tracker_store.run_queue import register_batch_driver
 from tracker_store.scaling import record_scaling
+from tracker_store.schema import ProcessKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +39,8 @@ def test_o04_an_agent_starts_and_drains_drivers_as_they_are_wanted(engine: sa.En
         role_commands={},
         log_directory=tmp_path / "logs",
         batch_drivers=BatchDrivers([sys.executable, "-c", _DRIVER, mark], tmp_path / "logs", wanted=1),
+        # A share counts once it has stood for a while.
+        clock=lambda: time.monotonic() * 30,
     )
 
     def drivers() -> int:
@@ -46,6 +52,8 @@ def test_o04_an_agent_starts_and_drains_drivers_as_they_are_wanted(engine: sa.En
 
     with connect(engine) as connection:
         log = make_log(connection)
+        process_id = register_process(connection, kind=ProcessKind.BATCH_DRIVER, name="d", host="here", pid=1)
+        register_batch_driver(connection, process_id=process_id, location="forebay")
 
         def want(number: int) -> None:
             record_scaling(

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+import sqlalchemy as sa
 
 from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tracker_store import batches, outputs
@@ -17,8 +18,6 @@ from tracker_store.schema import BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import sqlalchemy as sa
 
 T1 = NOON + INTERVAL
 
@@ -98,6 +97,19 @@ def test_a_second_run_is_told_who_holds_the_batch(log: Log) -> None:
         claim(log, 1, "run2")
     with pytest.raises(BatchHeldError, match="run1"):
         claim(log, 2, "run2")
+
+
+def test_two_attempts_at_a_batch_never_run_at_once_whoever_writes_them(log: Log) -> None:
+    """The table says so, where a statement should be wrong one day."""
+    claim(log, 1, "run1")
+    with pytest.raises(sa.exc.IntegrityError, match="batch_attempts_running"):
+        log.connection.execute(
+            sa.text(
+                "INSERT INTO forebay.batch_attempts (pipeline_id, batch_time, attempt, run_id, kind) "
+                "VALUES (:pipeline, :time, 2, 'run2', 'replay')"
+            ),
+            {"pipeline": log.pipeline_id, "time": T1},
+        )
 
 
 def test_the_same_run_started_again_keeps_its_attempt(log: Log) -> None:

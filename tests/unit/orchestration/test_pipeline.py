@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from orchestration.pipeline import Window
+
 SOURCE = SocketText(host="127.0.0.1", port=9999)
 SINK = ParquetSink("out")
 
@@ -159,6 +161,28 @@ def test_a_window_is_declared_by_its_length_and_slide() -> None:
     ]
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     assert [output.is_due(noon + n * timedelta(seconds=10)) for n in range(4)] == [True, False, True, False]
+
+
+def test_a_batch_of_an_earlier_interval_is_due_though_its_time_fits_the_present_one_no_more() -> None:
+    """It waited while the interval was changed: its blocks are in no other batch."""
+    output = Pipeline("p", interval="1m").output(inputs=[lines()], sink=SINK, name="out")(lambda frame: frame)
+    assert output.is_due(datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        lambda stream: [stream, Stream("others", SOURCE).window("60s", slide="20s")],
+        lambda stream: [stream.window("60s"), Stream("others", SOURCE).window("60s", slide="20s")],
+        lambda stream: [stream.window("60s", slide="10s"), Stream("others", SOURCE).window("60s", slide="20s")],
+    ],
+)
+def test_an_input_of_which_every_other_batch_would_be_missed_is_refused(
+    inputs: Callable[[Stream], list[Stream | Window]],
+) -> None:
+    declare = Pipeline("p", interval="10s").output(inputs=inputs(lines()), sink=SINK, name="out")
+    with pytest.raises(DeclarationError, match=r'missed.*lines\.window\("20s", slide="20s"\)'):
+        declare(lambda one, two: one)
 
 
 @pytest.mark.parametrize(("length", "slide"), [("15s", None), ("20s", "15s")])

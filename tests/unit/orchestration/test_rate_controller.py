@@ -40,6 +40,19 @@ def test_c03_the_first_batch_decides_nothing_and_the_second_does() -> None:
     assert (second.rate_limit, second.latest_rate, second.latest_error) == (144.0, 144.0, 50.0)
 
 
+def test_c03_point_30_a_clock_that_is_set_back_does_not_keep_the_rate_as_it_is() -> None:
+    first = reckon(SETTINGS, INTERVAL, NOTHING, [batch(3600, start=3600, end=3605)])
+    second = reckon(SETTINGS, INTERVAL, first, [batch(3610, records=1500, start=3612, end=3622)])
+    # Batch times go on; the hour in which they were made is over again.
+    anew = reckon(SETTINGS, INTERVAL, second, [batch(3620, records=2000, start=20, end=30)])
+    assert (anew.rate_limit, anew.latest_rate, anew.latest_at) == (second.rate_limit, 200.0, at(30))
+    after = reckon(SETTINGS, INTERVAL, anew, [batch(3630, records=1000, start=40, end=50)])
+    assert after.rate_limit == 100.0
+    # One that ends a little later than the next, beside it, says nothing, as ever.
+    late = reckon(SETTINGS, INTERVAL, after, [batch(3640, records=9000, start=40, end=49)])
+    assert (late.rate_limit, late.latest_at) == (100.0, at(50))
+
+
 def test_c03_a_merged_batch_waited_since_the_oldest_boundary_in_it() -> None:
     first = reckon(SETTINGS, INTERVAL, NOTHING, [batch(10, records=10_000, start=10, end=15)])
     plain = reckon(SETTINGS, INTERVAL, first, [batch(40, records=10_000, start=40, end=45)])

@@ -1,0 +1,61 @@
+"""Where a sink's declaration says that it writes: two outputs at one place replace each other's batches.
+
+By the declaration alone, as it stands in the driver log too: two references to secrets that hold the same, or two names
+of one server, are two places here. It must never look into a target.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_POSTGRES_PORT = 5432
+# What tells one catalog from another; a SQL catalog has its own name in its tables.
+_CATALOG = ("type", "uri", "warehouse")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`key` is equal for sinks that write to one place; `shown` is for people."""
+
+    key: tuple[str, ...]
+    shown: str
+
+
+def place_of(sink: Mapping[str, Any]) -> Place | None:
+    """The place of a sink that is declared so; None for one that has none (a function, the console)."""
+    kind = sink.get("kind")
+    if kind == "postgres":
+        return Place((kind, *_database(sink["url"]), sink["table"]), f"table {sink['table']} of {sink['url']}")
+    if kind == "iceberg":
+        properties = sink["properties"]
+        catalog = [str(properties.get(key, "")) for key in _CATALOG]
+        if catalog[0] in ("", "sql") or not catalog[1]:
+            catalog.append(sink["catalog"])
+        return Place((kind, sink["table"], *catalog), f"Iceberg table {sink['table']} of catalog {sink['catalog']}")
+    path = sink.get("path")
+    if path is None:
+        return None
+    return Place(("files", _directory(path)), repr(path))
+
+
+def _database(url: str) -> tuple[str, ...]:
+    """Which database a URL means, whoever logs in; a reference to one is as good as itself."""
+    parts = urlsplit(url)
+    if not parts.netloc and not parts.path.startswith("/"):
+        return (url,)
+    user = parts.username or getpass.getuser()
+    return (parts.hostname or "", str(parts.port or _POSTGRES_PORT), parts.path.strip("/") or user)
+
+
+def _directory(path: str) -> str:
+    """As files lie there: neither options of a URL, nor another way of writing a path, makes it another."""
+    if "://" in path:
+        return path.partition("?")[0].rstrip("/")
+    return os.path.normpath(path) if path.startswith("/") else path

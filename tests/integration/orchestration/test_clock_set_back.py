@@ -1,0 +1,249 @@
+"""The database's clock is set: no block is in two batches, none is left, and no pipeline stands still (point 30).
+
+A test can't set a server's clock: in its database `clock_timestamp()` is another one, which is so much ahead of it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+import sqlalchemy as sa
+
+from forebay import ParquetSink, Pipeline, Stream
+from forebay.sources import SocketText
+from orchestration.apply import apply
+from orchestration.batch_schedule import SENSOR_LAUNCHER, BatchRules, next_steps
+from tests.driver_log import add, block, claim_anew
+from tracker_store import batches
+from tracker_store.engine import connect
+from tracker_store.errors import AllocationError
+from tracker_store.pipelines import get_pipeline
+from tracker_store.processes import register_process
+from tracker_store.received_block_tracker import BatchTimes, ReceivedBlockTracker, batch_times
+from tracker_store.receivers import placements
+from tracker_store.retry import LONGEST
+from tracker_store.schema import BatchState, ProcessKind
+from tracker_store.segments import open_segment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+INTERVAL = timedelta(seconds=10)
+HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
+    with connect(engine) as made:
+        yield made
+
+
+def make_clock_settable(connection: sa.Connection) -> None:
+    """Let every function, default and statement of this connection ask the clock that `set_clock` moves."""
+    run = connection.exec_driver_sql
+    run("CREATE TABLE forebay.clock AS SELECT interval '0' AS ahead")
+    run(
+        "CREATE FUNCTION forebay.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS "
+        "'SELECT pg_catalog.clock_timestamp() + ahead FROM forebay.clock'"
+    )
+    for (function,) in run(
+        "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'forebay'::regnamespace"
+    ).all():
+        # What is not named comes first: so it would be the server's clock.
+        run(f"ALTER FUNCTION {function} SET search_path = forebay, pg_catalog, pg_temp")
+    for table, column in run(
+        "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'forebay' "
+        "AND column_default LIKE 'clock_timestamp()'"
+    ).all():
+        run(f"ALTER TABLE forebay.{table} ALTER {column} SET DEFAULT forebay.clock_timestamp()")
+    run("SET search_path = forebay, pg_catalog")
+
+
+class System:
+    """An applied pipeline on one receiver, whose sensor ticks when told to and whose runs succeed at once."""
+
+    def __init__(self, connection: sa.Connection, catch_up: Literal["each", "merge"]) -> None:
+        make_clock_settable(connection)
+        self.connection = connection
+        pipeline = Pipeline("words", interval=INTERVAL, catch_up=catch_up)
+        lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
+        pipeline.output(inputs=[lines], sink=ParquetSink("/out"), name="counts")(lambda frame: frame)
+        apply(connection, [pipeline])
+        self.row = get_pipeline(connection, "words")
+        self.pipeline_id = self.row.pipeline_id
+        self.rules = BatchRules.of_row(self.row)
+        [placement] = placements(connection)
+        self._claimed = claim_anew(connection, placement.receiver_id)
+        self._sequence = self._claimed.sequence
+        self._segment = open_segment(
+            connection,
+            receiver_id=placement.receiver_id,
+            epoch=self._claimed.epoch,
+            path="1/1",
+            source_rule="not_sent_again",
+        )
+
+    def receive(self) -> None:
+        """A block, which is added now."""
+        self._sequence += 1
+        add(self.connection, block(self._claimed, self._sequence, segment_id=self._segment))
+
+    def set_clock(self, by: timedelta) -> None:
+        """Forward, or back."""
+        self.connection.execute(sa.text("UPDATE forebay.clock SET ahead = ahead + CAST(:by AS interval)"), {"by": by})
+
+    def pass_time(self, by: timedelta = INTERVAL) -> None:
+        """So much later: a clock that is right has moved by as much."""
+        self.set_clock(by)
+
+    def times(self) -> BatchTimes:
+        return batch_times(self.connection, self.pipeline_id)
+
+    def tick(self) -> int:
+        """What is due is allocated and run; how many batches had records."""
+        made = 0
+        while (steps := next_steps(self.connection, self.rules, launcher=SENSOR_LAUNCHER, runs=None)).launches:
+            for launch in steps.launches:
+                process_id = register_process(self.connection, kind=ProcessKind.BATCH_RUN, name="r", host="h", pid=1)
+                whose: dict[str, Any] = {
+                    "pipeline_id": self.pipeline_id,
+                    "batch_time": datetime.fromisoformat(launch.batch_time),
+                    "attempt": launch.attempt,
+                }
+                batches.claim_attempt(self.connection, **whose, run_id="run", process_id=process_id)
+                batches.complete_batch(self.connection, **whose, outputs=[])
+                made += 1
+        self.reason = steps.reason
+        return made
+
+    def check_each_block_is_in_one_batch(self) -> None:
+        held = self.connection.execute(
+            sa.text(
+                "SELECT count(a.batch_time) FROM forebay.blocks b LEFT JOIN forebay.batch_allocations a "
+                "ON a.receiver_id = b.receiver_id AND b.sequence <@ a.sequences GROUP BY b.receiver_id, b.sequence"
+            )
+        ).scalars()
+        assert set(held) == {1}
+
+
+@pytest.fixture(params=["each", "merge"])
+def system(connection: sa.Connection, request: pytest.FixtureRequest) -> System:
+    return System(connection, request.param)
+
+
+def start(system: System) -> None:
+    """Two batches have run, and the clock stands in the middle of an interval."""
+    times = system.times()
+    system.set_clock(times.newest + INTERVAL + INTERVAL / 2 - times.now)
+    for _ in range(2):
+        system.receive()
+        system.pass_time()
+        assert system.tick() == 1
+
+
+@pytest.mark.parametrize("by", [10 * SECOND, HOUR, timedelta(days=400)], ids=["10 s", "1 h", "400 days"])
+def test_point_30_a_clock_that_is_set_back_holds_no_batch_up_for_as_long(system: System, by: timedelta) -> None:
+    start(system)
+    system.set_clock(-by)
+    made = 0
+    for _ in range(6):
+        system.receive()
+        made += system.tick()
+        system.pass_time()
+    assert made >= 3
+    for _ in range(2):
+        system.pass_time()
+        system.tick()
+    system.check_each_block_is_in_one_batch()
+
+
+def test_point_30_batch_times_that_are_ahead_come_half_as_often_until_the_clock_has_caught_up(system: System) -> None:
+    start(system)
+    system.set_clock(-6 * INTERVAL)
+    before = system.times()
+    assert system.tick() == 0
+    assert "the database's clock was set back, and is behind the last batch time by" in system.reason
+    made = []
+    for _ in range(20):
+        system.receive()
+        system.pass_time()
+        made.append(system.tick())
+    times = system.times()
+    assert before.last - before.now > 5 * INTERVAL
+    assert timedelta(0) <= times.now - times.last < 2 * INTERVAL
+    assert made[:8] == [0, 1, 0, 1, 0, 1, 0, 1]
+    assert made[-6:] == [1] * 6
+    system.check_each_block_is_in_one_batch()
+
+
+def test_point_30_a_pipeline_that_made_no_batch_while_the_clock_was_ahead_gets_what_came_then(system: System) -> None:
+    """Its batch times are behind the blocks' times: those must not wait until the clock is there again."""
+    start(system)
+    system.set_clock(HOUR)
+    system.receive()
+    system.set_clock(-HOUR)
+    system.receive()
+    system.pass_time()
+    assert system.tick() == 1
+    system.check_each_block_is_in_one_batch()
+
+
+def test_point_30_a_clock_that_is_set_forward_doubles_and_leaves_nothing(system: System) -> None:
+    start(system)
+    system.receive()
+    system.set_clock(HOUR)
+    system.receive()
+    system.pass_time()
+    assert system.tick() == (1 if system.rules.merge else 2)
+    system.check_each_block_is_in_one_batch()
+
+
+def test_point_30_a_failed_batch_is_tried_again_though_the_clock_was_set_back(system: System) -> None:
+    start(system)
+    system.receive()
+    system.pass_time()
+    [launch] = next_steps(system.connection, system.rules, launcher=SENSOR_LAUNCHER, runs=None).launches
+    batches.fail_attempt(
+        system.connection,
+        pipeline_id=system.pipeline_id,
+        batch_time=datetime.fromisoformat(launch.batch_time),
+        attempt=launch.attempt,
+        run_id="r",
+        error="boom",
+        max_attempts=3,
+        retry_after=LONGEST,
+    )
+
+    def state() -> tuple[BatchState, bool]:
+        [row] = batches.unfinished_batches(system.connection, system.pipeline_id, limit=2)
+        return row.state, row.retry_due
+
+    assert state() == (BatchState.FAILED, False)
+    system.set_clock(-HOUR)
+    assert state() == (BatchState.FAILED, True)
+
+
+def test_a_time_to_come_is_refused_but_for_the_next_one_of_a_clock_that_was_set_back(system: System) -> None:
+    tracker = ReceivedBlockTracker(system.connection, system.pipeline_id)
+    start(system)
+    next_due = system.times().next_due
+    for step, refused in [
+        (timedelta(0), next_due),
+        (timedelta(0), next_due + INTERVAL),
+        (-HOUR, next_due + INTERVAL),
+        # As good as it goes for a moment that is nobody's: at once.
+        (timedelta(0), None),
+        (timedelta(0), next_due + INTERVAL),
+        (INTERVAL, next_due + INTERVAL),
+    ]:
+        system.set_clock(step)
+        if refused is None:
+            tracker.allocate_blocks_to_batch(next_due)
+        else:
+            with pytest.raises(AllocationError, match="has not come"):
+                tracker.allocate_blocks_to_batch(refused)
+    system.pass_time()
+    tracker.allocate_blocks_to_batch(next_due + INTERVAL)

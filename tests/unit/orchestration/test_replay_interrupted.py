@@ -1,0 +1,56 @@
+"""A replay of several batches: cancelled halfway it goes on with none of the others; one that fails holds none up."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from forebay import Pipeline
+from orchestration import replay
+from orchestration.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+TIMES = [datetime(2026, 1, 1, tzinfo=UTC) + hour * timedelta(hours=1) for hour in range(3)]
+
+
+def replayed(
+    monkeypatch: pytest.MonkeyPatch, second: Callable[[], BaseException]
+) -> tuple[list[datetime], list[replay.ReplayedBatch]]:
+    """Replay three, the second of which raises; which were begun, and what was said of each."""
+    begun: list[datetime] = []
+    said: list[replay.ReplayedBatch] = []
+
+    def replay_batch(_: Pipeline, *, batch_time: datetime, **_options: Any) -> list[Any]:  # noqa: ANN401
+        begun.append(batch_time)
+        if batch_time == TIMES[1]:
+            raise second()
+        return []
+
+    monkeypatch.setattr(replay, "replay_batch", replay_batch)
+
+    def session() -> Any:  # noqa: ANN401
+        raise AssertionError("nobody needs Spark here")
+
+    found = replay.replay_batches(
+        Pipeline("words", interval="1h"), TIMES, run_id="r", settings=Settings(), session=session
+    )
+    try:
+        said.extend(found)
+    except BaseException:  # noqa: BLE001  what it raised
+        return begun, said
+    return begun, said
+
+
+def test_a_replay_that_is_cancelled_begins_none_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, _ = replayed(monkeypatch, KeyboardInterrupt)
+    assert begun == TIMES[:2]
+
+
+def test_a_batch_that_fails_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, said = replayed(monkeypatch, lambda: RuntimeError("no luck"))
+    assert begun == TIMES
+    assert [bool(batch.error) for batch in said] == [False, True, False]
