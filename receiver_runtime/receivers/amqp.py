@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.amqp import Amqp
-from receiver_runtime.sources.base import SourceError, SourceRule
+from receiver_runtime.sources.base import SourceRule
 
 try:
     from receiver_runtime.receivers.amqp_reader import AmqpReader
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "pika":
-        raise
-    raise SourceError(
-        "amqp: the package pika is not installed here: run `pip install 'forebay[amqp]'` where the agent runs, in the "
-        "environment of `forebay agent`"
-    ) from error
+    raise missing_client(error, "amqp", "pika", "amqp", "pika") from error
 
 
 class AmqpReceiver(RunReceiver):

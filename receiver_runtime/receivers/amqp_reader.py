@@ -25,7 +25,8 @@ from pika.exceptions import AMQPError
 
 from receiver_runtime.block_handler import DeadLetter
 from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.receivers.amqp_records import Message, batch_of, keys_of
+from receiver_runtime.receivers.amqp_client import TolerantConnection
+from receiver_runtime.receivers.amqp_records import Message, batch_of, keys_of, text_of
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
 from receiver_runtime.receivers.tcp import client_context
 
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
 
     from pika.adapters.blocking_connection import BlockingChannel
     from pika.frame import Method
-    from pika.spec import Basic, BasicProperties
+    from pika.spec import Basic
 
     from receiver_runtime.receivers.amqp import AmqpReceiver
+    from receiver_runtime.receivers.amqp_client import DecodedProperties
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
     from receiver_runtime.sources.amqp import Amqp
 
@@ -103,7 +105,7 @@ class AmqpReader:
         try:
             parameters = self._parameters()
             words = "the AMQP broker can't be reached"
-            connection = pika.BlockingConnection(parameters)
+            connection = pika.BlockingConnection(parameters, _impl_class=TolerantConnection)
             with self._changed:
                 self._connection = connection
             words = "the AMQP broker refused the queues"
@@ -165,13 +167,13 @@ class AmqpReader:
             raise AmqpConsumerError("the broker closed the channel, what is not acknowledged is delivered again")
 
     def _on_message(
-        self, queue: str, _: object, method: Basic.Deliver, properties: BasicProperties, body: bytes
+        self, queue: str, _: object, method: Basic.Deliver, properties: DecodedProperties, body: bytes
     ) -> None:
         message = Message(
             int(method.delivery_tag or 0),
             queue,
-            str(method.exchange),
-            str(method.routing_key),
+            text_of(method.exchange) or "",
+            text_of(method.routing_key) or "",
             bool(method.redelivered),
             properties,
             body,
@@ -219,30 +221,47 @@ class AmqpReader:
             _log.info("what came could not be stored, and is not acknowledged", error=str(error))
 
     def _take(self) -> list[Message]:
-        """What came; nothing at the end."""
+        """What came, about a block of it at once; nothing at the end."""
         with self._changed:
             while not self._coming and not self._stopping:
                 self._changed.wait()
             self._changed.wait_for(self._is_gathered, _GATHERING_SECONDS)
-            taken, self._coming = self._coming, []
+            most = self._about_a_block()
+            taken, self._coming = self._coming[:most], self._coming[most:]
             return taken
+
+    def _about_a_block(self) -> int:
+        """With the lock held: how many of what came; more, after a wait, may not fit into one batch."""
+        left = self._supervisor.settings.max_block_bytes
+        for number, message in enumerate(self._coming, 1):
+            left -= len(message.body)
+            if left <= 0:
+                return number
+        return len(self._coming)
 
     def _is_gathered(self) -> bool:
         return self._stopping or len(self._coming) >= _GATHERED_MESSAGES
 
     def _hand_on(self, taken: Sequence[Message]) -> None:
-        good = [message for message in taken if len(message.body) <= self._source.max_record_bytes]
-        if len(good) < len(taken):
-            largest = self._source.max_record_bytes
-            letters = [
-                DeadLetter(DeadLetterReason.RECORD_TOO_LARGE, message.body)
-                for message in taken
-                if len(message.body) > largest
-            ]
+        good, letters = [], []
+        for message in taken:
+            reason = self._fault(message)
+            if reason is None:
+                good.append(message)
+            else:
+                letters.append(DeadLetter(reason, message.body))
+        if letters:
             self._receiver.store_dead_letters(letters)
         # Also where all of it is aside: it is answered in its turn.
         future = self._hand_over.submit(batch_of(good), keys_of(good, self._source.key))
         future.add_done_callback(partial(self._answered, taken[-1].tag))
+
+    def _fault(self, message: Message) -> DeadLetterReason | None:
+        if len(message.body) > self._source.max_record_bytes:
+            return DeadLetterReason.RECORD_TOO_LARGE
+        if message.properties.undecodable:
+            return DeadLetterReason.INVALID_ENCODING
+        return None
 
     def _answered(self, through: int, future: Future[HandedOver]) -> None:
         """On the hand-over's thread, in the order of the submits."""

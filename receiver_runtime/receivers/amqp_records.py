@@ -16,7 +16,7 @@ from receiver_runtime.sources.amqp import Amqp
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pika import BasicProperties
+    from receiver_runtime.receivers.amqp_client import DecodedProperties
 
 SCHEMA = schema_of(Amqp.columns)
 _HEADER = "header:"
@@ -33,7 +33,7 @@ class Message:
     exchange: str
     routing_key: str
     redelivered: bool
-    properties: BasicProperties
+    properties: DecodedProperties
     body: bytes
 
 
@@ -46,9 +46,9 @@ def batch_of(messages: Sequence[Message]) -> pa.RecordBatch:
         [message.exchange for message in messages],
         [message.routing_key for message in messages],
         [message.redelivered for message in messages],
-        [_text(found.message_id) for found in properties],
-        [_text(found.correlation_id) for found in properties],
-        [_text(found.content_type) for found in properties],
+        [text_of(found.message_id) for found in properties],
+        [text_of(found.correlation_id) for found in properties],
+        [text_of(found.content_type) for found in properties],
         [_second(found.timestamp) for found in properties],
         [None if found.headers is None else _pairs(found.headers) for found in properties],
     ]
@@ -63,17 +63,17 @@ def keys_of(messages: Sequence[Message], key: str | None) -> pa.StringArray | No
         return None
     if key.startswith(_HEADER):
         name = key.removeprefix(_HEADER)
-        found = [_text((message.properties.headers or {}).get(name)) for message in messages]
+        found = [text_of((message.properties.headers or {}).get(name)) for message in messages]
     else:
-        found = [_text(message.properties.message_id) for message in messages]
+        found = [text_of(message.properties.message_id) for message in messages]
     return pa.array([value or None for value in found], pa.string())
 
 
 def _pairs(headers: Mapping[str, object]) -> list[dict[str, str | None]]:
-    return [{"key": str(key), "value": _text(value)} for key, value in headers.items()]
+    return [{"key": key, "value": text_of(value)} for key, value in headers.items()]
 
 
-def _text(value: object) -> str | None:
+def text_of(value: object) -> str | None:
     """Text as it is, anything else as JSON; bytes that are no text in base64."""
     if value is None:
         return None
@@ -91,7 +91,7 @@ def _text(value: object) -> str | None:
 def _other(value: object) -> str | None:
     if isinstance(value, datetime):
         return value.isoformat()
-    return _text(value) if isinstance(value, bytes) else str(value)
+    return text_of(value) if isinstance(value, bytes) else str(value)
 
 
 def _second(timestamp: object) -> int | None:

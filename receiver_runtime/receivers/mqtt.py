@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.mqtt_session import MqttSession
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.base import SourceError, SourceRule
+from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.mqtt import Mqtt
 
 try:
     from receiver_runtime.receivers.mqtt_reader import MqttReader
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "paho":
-        raise
-    raise SourceError(
-        "mqtt: the package paho-mqtt is not installed here: run `pip install 'forebay[mqtt]'` where the agent runs, in "
-        "the environment of `forebay agent`"
-    ) from error
+    raise missing_client(error, "mqtt", "paho-mqtt", "mqtt", "paho") from error
 
 
 class MqttReceiver(RunReceiver):

@@ -55,6 +55,7 @@ _LEAVING_SECONDS = 1.0
 # Of MQTT 5: the session is another connection's now.
 _TAKEN_OVER = 0x8E
 
+_NOT_STORED = "what came from the MQTT broker could not be stored"
 _SENDS_AGAIN = "the MQTT broker sent more than there was room for: it is asked to send that again"
 
 
@@ -330,7 +331,7 @@ class MqttReader:
                 self._hand_on(taken)
         except Exception as error:  # noqa: BLE001  told, and begun anew unless nobody may
             if not self._stopping:
-                self._receiver.restart("what came from the MQTT broker could not be stored", error)
+                self._receiver.restart(_NOT_STORED, error)
             _log.info("what came could not be stored, and is not acknowledged", error=str(error))
         with self._changed:
             self._stored = True
@@ -356,25 +357,26 @@ class MqttReader:
             return taken
 
     def _hand_on(self, taken: Sequence[tuple[MQTTMessage, Held | None]]) -> None:
-        good, letters, aside = [], [], []
-        for message, held in taken:
+        good, letters = [], []
+        for place, (message, _) in enumerate(taken):
             reason = self._fault(message)
             if reason is None:
-                good.append((message, held))
+                good.append(place)
             else:
                 letters.append(DeadLetter(reason, bytes(message.payload)))
-                aside.append(held)
         if letters:
             self._receiver.store_dead_letters(letters)
-            self._registered(aside)
-        if good:
-            messages = [message for message, _ in good]
-            batch = batch_of(messages)
-            keys = keys_of(messages, self._source.key)
-            for first, end in pieces(batch, self._supervisor.settings.max_block_bytes):
-                part = None if keys is None else keys.slice(first, end - first)
-                future = self._hand_over.submit(batch.slice(first, end - first), part)
-                future.add_done_callback(partial(self._answered, [held for _, held in good[first:end]]))
+        messages = [taken[place][0] for place in good]
+        batch = batch_of(messages)
+        keys = keys_of(messages, self._source.key)
+        answered = 0
+        for first, end in pieces(batch, self._supervisor.settings.max_block_bytes):
+            # What is aside has its turn too: acknowledgements are to go out in the order in which messages came.
+            through = good[end] if end < len(good) else len(taken)
+            part = None if keys is None else keys.slice(first, end - first)
+            future = self._hand_over.submit(batch.slice(first, end - first), part)
+            future.add_done_callback(partial(self._answered, [held for _, held in taken[answered:through]]))
+            answered = through
 
     def _fault(self, message: MQTTMessage) -> DeadLetterReason | None:
         if len(message.payload) > self._source.max_record_bytes:
@@ -388,15 +390,17 @@ class MqttReader:
         return None
 
     def _answered(self, of_it: Sequence[Held | None], future: Future[HandedOver]) -> None:
-        """On the registrar's thread."""
-        if future.exception() is None:
-            self._registered(of_it)
-        else:
-            self._session.dropped(held for held in of_it if held is not None)
-
-    def _registered(self, of_it: Sequence[Held | None]) -> None:
-        self._session.registered(held for held in of_it if held is not None)
-        self._wake()
+        """On the hand-over's thread, in the order of the submits."""
+        held = [one for one in of_it if one is not None]
+        error = future.exception()
+        if error is None:
+            self._session.registered(held)
+            self._wake()
+            return
+        self._session.dropped(held)
+        if not self._stopping:
+            # Not by the next submit: where all that may be is in flight, none comes.
+            self._receiver.restart(_NOT_STORED, error)
 
 
 def _read_to_the_end(connection: SocketLike, deadline: float) -> None:

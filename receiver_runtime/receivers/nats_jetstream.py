@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.base import SourceError, SourceRule
+from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.nats_jetstream import NatsJetStream
 
 try:
     from receiver_runtime.receivers.nats_reader import KnownConsumer, NatsReader
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "nats":
-        raise
-    raise SourceError(
-        "nats_jetstream: the package nats-py is not installed here: run `pip install 'forebay[nats]'` where the agent "
-        "runs, in the environment of `forebay agent`"
-    ) from error
+    raise missing_client(error, "nats_jetstream", "nats-py", "nats", "nats") from error
 
 
 class NatsJetStreamReceiver(RunReceiver):

@@ -178,6 +178,7 @@ class NatsReader:
                     filter_subject=source.subject,
                 ),
             )
+        self._check(consumer.config)
         read = consumer.delivered.stream_seq if consumer.delivered is not None else 0
         self._note(about.created, consumer)
         state = about.state
@@ -189,6 +190,22 @@ class NatsReader:
         inbox = self._client.new_inbox()
         await self._client.subscribe(inbox, cb=self._on_message, pending_msgs_limit=-1, pending_bytes_limit=-1)
         return inbox
+
+    def _check(self, config: ConsumerConfig) -> None:
+        """Of a consumer that somebody else has made."""
+        name = f"the consumer {self._source.durable!r} of {self._source.stream!r}"
+        policy = str(getattr(config.ack_policy, "value", config.ack_policy))
+        if policy != AckPolicy.EXPLICIT.value:
+            # By none the server forgets a message when it was sent, by all those before it too, whoever has them.
+            raise NatsError(
+                f"{name} has ack_policy {policy!r}, by which messages are lost: make it with 'explicit', or give "
+                "another durable"
+            )
+        if config.deliver_subject:
+            raise NatsError(
+                f"{name} is a push consumer, which nothing can be asked of: make it without deliver_subject, or give "
+                "another durable"
+            )
 
     def _where_to_begin(self, made: datetime | None) -> tuple[DeliverPolicy, int | None]:
         """With a consumer that is not there: as declared, or where the one was that is gone."""
@@ -255,6 +272,9 @@ class NatsReader:
             self._came.clear()
             if self._request_left > 0:
                 await asyncio.sleep(_GATHERING_SECONDS)
+            elif not self._coming:
+                # The server may say so at once, and again.
+                await asyncio.sleep(_PAUSE_SECONDS)
         if self._failed is not None:
             raise self._failed
 

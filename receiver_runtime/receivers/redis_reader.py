@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 import structlog
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
 from receiver_runtime.receivers.redis_entries import Entry, batch_of, id_parts, keys_of, sorted_out
@@ -142,6 +144,9 @@ class RedisReader:
             socket_timeout=source.connect_timeout,
             socket_connect_timeout=source.connect_timeout,
             protocol=2,
+            # The library would ask again by itself, and for what is new: what Redis has given out by an answer that
+            # was lost would wait until it is taken over.
+            retry=Retry(NoBackoff(), 0),
             **tls,
         )
         # As the server sends them: the library makes a dict of a record, and its fields may have one name twice.
@@ -220,7 +225,7 @@ class RedisReader:
                     start,
                     count=min(1000, self._most_at_once()),
                 )
-                gone = trimmed[0] if trimmed else []
+                gone = self._not_held(stream, trimmed[0] if trimmed else [])
                 if gone:
                     self._tell_gone(stream, gone)
                 self._take(stream, entries)
@@ -277,6 +282,13 @@ class RedisReader:
             raise self._failed
 
     # -- what is gone ------------------------------------------------------------------------------------------------
+
+    def _not_held(self, stream: str, ids: Sequence[bytes]) -> Sequence[bytes]:
+        """Without those that are under way here, and lost to nobody."""
+        if not ids:
+            return ids
+        held = {key.rpartition("@")[0] for key in self._held}
+        return [one for one in ids if f"{one.decode('ascii')}@{stream}" not in held]
 
     def _tell_gone(self, stream: str, gone: Sequence[bytes]) -> None:
         self._receiver.report_error(

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.base import SourceError, SourceRule
+from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.redis_streams import RedisStreams
 
 try:
     from receiver_runtime.receivers.redis_reader import RedisReader
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "redis":
-        raise
-    raise SourceError(
-        "redis_streams: the package redis is not installed here: run `pip install 'forebay[redis]'` where the agent "
-        "runs, in the environment of `forebay agent`"
-    ) from error
+    raise missing_client(error, "redis_streams", "redis", "redis", "redis") from error
 
 
 class RedisStreamsReceiver(RunReceiver):

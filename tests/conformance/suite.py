@@ -87,6 +87,42 @@ def hold_unregistered(rig: SourceRig, proxy: CuttingProxy, blocks: int = 2) -> N
     eventually(lambda: rig.stored_frames() >= rig.registered_blocks() + blocks, "stored blocks that are not registered")
 
 
+def check_acknowledged_when_registered(
+    adapter: Adapter, rig: SourceRig, database_url: str, pending: Callable[[], int]
+) -> None:
+    """For brokers that can be asked how much is given out and not acknowledged: that, while nothing is registered."""
+    with proxied(database_url) as (proxy, url):
+        process = rig.start(database_url=url)
+        with adapter.sending():
+            hold_unregistered(rig, proxy)
+        assert pending() > 0
+        proxy.away = False
+        eventually(lambda: adapter.all_came(rig), "everything")
+        eventually(lambda: pending() == 0, "the acknowledgements")
+        stop(process)
+    adapter.check(rig)
+
+
+def check_taken_over_from_one_that_lives_yet(adapter: Adapter, rig: SourceRig, database_url: str) -> None:
+    """For brokers that give to another receiver what one of two has had for too long: that one has it in blocks yet."""
+    with proxied(database_url) as (proxy, url):
+        first = rig.start(0, database_url=url)
+        with adapter.sending():
+            eventually(lambda: rig.registered() > 200, "200 records")
+            hold_unregistered(rig, proxy)
+            first.send_signal(signal.SIGSTOP)
+        second = rig.start(1)
+        eventually(lambda: adapter.all_came(rig), "everything, by the second")
+        proxy.away = False
+        first.send_signal(signal.SIGCONT)
+        adapter.send(100)
+        eventually(lambda: adapter.all_came(rig), "what came since")
+        # It hands over what it has before it ends.
+        stop(first)
+        stop(second)
+    adapter.check(rig)
+
+
 class ConformanceSuite:
     """See the module."""
 

@@ -186,6 +186,45 @@ def test_what_is_under_way_while_the_connection_breaks_is_stored_once_and_acknow
     assert running.kept.values() == [topic.sent["6"]]
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+def test_x10_what_could_not_be_handed_over_comes_again_though_nothing_more_is_sent(
+    mosquitto: Mosquitto, version: str, qos: int
+) -> None:
+    topic = topic_on(mosquitto, version=version, qos=qos)
+    kept = Kept(registers=False)
+    with Running(topic.source(), kept) as running:
+        topic.send(1)
+        eventually(lambda: len(kept.waiting) == 1, "the message")
+        kept.registers = True
+        kept.waiting[0].set_exception(MemoryError("once"))
+        running.start_anew_when_asked()
+        eventually(lambda: len(kept.rows) == 2, "the message again")
+    assert kept.restarts == ["what came from the MQTT broker could not be stored"]
+    topic.send(1)
+    with Running(topic.source()) as running:
+        eventually(lambda: running.kept.rows, "the next one, and not the first")
+    assert running.kept.values() == [topic.sent["1"]]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_goes_aside_is_acknowledged_in_its_turn(mosquitto: Mosquitto, version: str, qos: int) -> None:
+    """MQTT wants acknowledgements in the order in which messages came (4.6.0)."""
+    topic = topic_on(mosquitto, version=version, qos=qos)
+    source = topic.source(max_record_bytes=100)
+    for value in (b"y" * 100, b"x" * 101):
+        topic.publish(value)
+    for _ in range(2):
+        with Running(source, Kept(registers=False)) as running:
+            eventually(lambda: len(running.kept.rows) == len(running.kept.letters) == 1, "both")
+    with Running(source) as running:
+        eventually(lambda: len(running.kept.rows) == len(running.kept.letters) == 1, "both")
+    topic.send(1)
+    with Running(source) as running:
+        eventually(lambda: running.kept.rows, "the third one")
+    assert running.kept.values() == [topic.sent["0"]]
+    assert not running.kept.letters
+
+
 def test_x11_restarts_leave_no_client_behind(mosquitto: Mosquitto, version: str) -> None:
     """The original's `onStop` was empty: each restart left a connected client, which stored on."""
     topic = topic_on(mosquitto, version=version)
@@ -297,6 +336,17 @@ def test_columns_and_keys_of_mqtt_5(mosquitto: Mosquitto) -> None:
         },
     ]
     assert running.kept.keys == ["00ff", None]
+
+
+def test_filters_that_overlap_bring_a_message_for_each_by_mqtt_5(mosquitto: Mosquitto, version: str) -> None:
+    """As the page says of mosquitto; with its key it is stored once."""
+    topic = topic_on(mosquitto, version=version, primed=False)
+    with Running(topic.source(topics=[f"{topic.name}/#", f"{topic.name}/b"])) as running:
+        running.wait_until_connected()
+        topic.publish(b'{"id": "1"}', "1", topic=f"{topic.name}/b")
+        topic.publish(b'{"id": "2"}', "2", topic=f"{topic.name}/c")
+        eventually(lambda: running.kept.keys[-1:] == ["2"], "both")
+    assert running.kept.keys == (["1", "1", "2"] if version == "5" else ["1", "2"])
 
 
 def test_retained_messages_come_with_a_new_subscription(mosquitto: Mosquitto, version: str) -> None:

@@ -11,7 +11,13 @@ import pytest
 
 from receiver_runtime.sources.secret import EnvVar
 from tests.conformance.nats_source import NatsStream
-from tests.conformance.suite import ConformanceSuite, hold_unregistered, proxied, stop
+from tests.conformance.suite import (
+    ConformanceSuite,
+    check_acknowledged_when_registered,
+    check_taken_over_from_one_that_lives_yet,
+    proxied,
+    stop,
+)
 from tests.nats_server import NatsServer
 from tests.receiver_processes import eventually
 
@@ -24,7 +30,8 @@ if TYPE_CHECKING:
     from tests.conformance.source_rig import SourceRig
 
 
-pytestmark = pytest.mark.brokers
+# A test waits for several things in turn, and for each as long as a process takes to start where others work beside it.
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240, func_only=True)]
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +62,13 @@ def test_x11_messages_are_acknowledged_when_they_are_registered_and_not_before(
     stream: NatsStream, make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
     """And they are not delivered again meanwhile, though that takes longer than a silent receiver is given."""
-    rig = make_rig(stream.source())
-    with proxied(database_url) as (proxy, url):
-        process = rig.start(database_url=url)
-        with stream.sending():
-            hold_unregistered(rig, proxy)
-        assert stream.waiting() > 0
-        proxy.away = False
-        eventually(lambda: stream.all_came(rig), "everything")
-        eventually(lambda: stream.waiting() == 0, "the acknowledgements")
-        stop(process)
-    stream.check(rig)
+    check_acknowledged_when_registered(stream, make_rig(stream.source()), database_url, stream.waiting)
+
+
+def test_messages_that_two_receivers_have_at_once_come_once(
+    stream: NatsStream, make_rig: Callable[..., SourceRig], database_url: str
+) -> None:
+    check_taken_over_from_one_that_lives_yet(stream, make_rig(stream.source(), receivers=2), database_url)
 
 
 def raw(server: NatsServer, *lines: bytes) -> None:
@@ -204,6 +207,31 @@ def test_a_consumer_that_refuses_what_is_asked_for_is_named(
     process = rig.start()
     eventually(lambda: rig.said("Exceeded MaxRequestBatch of 5"), "the event")
     stop(process)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ack_policy": "none"}, "has ack_policy 'none', by which messages are lost"),
+        ({"ack_policy": "all"}, "has ack_policy 'all', by which messages are lost"),
+        ({"deliver_subject": "elsewhere"}, "is a push consumer"),
+    ],
+    ids=["none", "all", "push"],
+)
+def test_a_consumer_that_would_lose_messages_or_gives_none_is_refused(
+    stream: NatsStream, make_rig: Callable[..., SourceRig], settings: dict[str, object], said: str
+) -> None:
+    made_by_an_operator(stream, **settings)
+    stream.send(10)
+    rig = make_rig(stream.source())
+    process = rig.start()
+    eventually(lambda: rig.said(said), "the event")
+    assert rig.registered() == 0
+    # Another is made in its place: all of it is there.
+    stream.ask(lambda: stream.jetstream.delete_consumer(stream.name, stream.source().durable))
+    eventually(lambda: stream.all_came(rig), "everything")
+    stop(process)
+    stream.check(rig)
 
 
 def test_a_consumer_that_is_deleted_is_made_anew_where_it_was(

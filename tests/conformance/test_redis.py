@@ -13,7 +13,13 @@ from forebay import Stream
 from receiver_runtime.sources.secret import EnvVar
 from receiver_runtime.sources.tcp import Tls
 from tests.conformance.redis_source import RedisKeys
-from tests.conformance.suite import ConformanceSuite, hold_unregistered, proxied, stop
+from tests.conformance.suite import (
+    ConformanceSuite,
+    check_acknowledged_when_registered,
+    check_taken_over_from_one_that_lives_yet,
+    proxied,
+    stop,
+)
 from tests.receiver_processes import eventually
 from tests.redis_server import RedisServer
 from tests.unit.receiver_runtime.receivers.certificates import Authority
@@ -24,7 +30,8 @@ if TYPE_CHECKING:
     from tests.conformance.source_rig import SourceRig
 
 
-pytestmark = pytest.mark.brokers
+# A test waits for several things in turn, and for each as long as a process takes to start where others work beside it.
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240, func_only=True)]
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +48,27 @@ def keys(redis_server: RedisServer) -> RedisKeys:
     return RedisKeys(redis_server)
 
 
+# A process to whom the answer with its first new entries does not come: Redis has given them out.
+LOSES_AN_ANSWER = """
+import redis
+from receiver_runtime.receivers import redis_reader
+class LosingConnection(redis.Connection):
+    has_lost = False
+    def read_response(self, *args, **options):
+        answer = super().read_response(*args, **options)
+        if not LosingConnection.has_lost and isinstance(answer, list) and isinstance(answer[0], list):
+            LosingConnection.has_lost = True
+            self.disconnect()
+            raise redis.ConnectionError("lost on its way")
+        return answer
+class LosingRedis(redis.Redis):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.connection_pool.connection_class = LosingConnection
+redis_reader.redis.Redis = LosingRedis
+"""
+
+
 class TestRedisStreams(ConformanceSuite):
     """At least once, deduplicated."""
 
@@ -52,17 +80,13 @@ class TestRedisStreams(ConformanceSuite):
 def test_x11_entries_are_acknowledged_when_they_are_registered_and_not_before(
     keys: RedisKeys, make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
-    rig = make_rig(keys.source())
-    with proxied(database_url) as (proxy, url):
-        process = rig.start(database_url=url)
-        with keys.sending():
-            hold_unregistered(rig, proxy)
-        assert keys.pending() > 0
-        proxy.away = False
-        eventually(lambda: keys.all_came(rig), "everything")
-        eventually(lambda: keys.pending() == 0, "the acknowledgements")
-        stop(process)
-    keys.check(rig)
+    check_acknowledged_when_registered(keys, make_rig(keys.source()), database_url, keys.pending)
+
+
+def test_entries_that_two_receivers_have_at_once_come_once(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig], database_url: str
+) -> None:
+    check_taken_over_from_one_that_lives_yet(keys, make_rig(keys.source(), receivers=2), database_url)
 
 
 def test_x11_a_stop_acknowledges_what_it_drained_and_leaves_nothing_running(
@@ -88,6 +112,19 @@ def test_entries_of_a_consumer_that_is_gone_are_taken_over(keys: RedisKeys, make
     process = rig.start()
     eventually(lambda: keys.all_came(rig), "also what the other one was given")
     eventually(lambda: keys.pending() == 0, "the acknowledgements")
+    stop(process)
+    keys.check(rig)
+
+
+def test_x11_entries_whose_answer_was_lost_are_read_again_at_once(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig]
+) -> None:
+    """Asked for again as if nothing had been given out, they would wait for `claim_after`."""
+    rig = make_rig(keys.source(claim_after="1h"))
+    process = rig.start(first=LOSES_AN_ANSWER)
+    keys.send(20)
+    eventually(lambda: keys.all_came(rig) and keys.pending() == 0, "all of them")
+    assert rig.said("lost on its way")
     stop(process)
     keys.check(rig)
 
@@ -148,6 +185,28 @@ def test_entries_that_were_trimmed_after_they_were_given_out_are_told(
     eventually(lambda: rig.registered() == 13 and keys.pending() == 0, "the rest")
     stop(process)
     keys.check(rig)
+
+
+def test_entries_that_are_trimmed_while_they_are_under_way_are_stored_and_not_said_to_be_lost(
+    keys: RedisKeys, make_rig: Callable[..., SourceRig], database_url: str
+) -> None:
+    """Redis strikes them off its list as soon as they are to be taken over, by the same receiver too."""
+    rig = make_rig(keys.source(claim_after="1s"))
+    with proxied(database_url) as (proxy, url):
+        process = rig.start(database_url=url)
+        keys.send(20)
+        eventually(lambda: keys.all_came(rig) and keys.pending() == 0, "the first ones")
+        proxy.away = True
+        proxy.cut()
+        keys.send(20)
+        eventually(lambda: keys.pending() == 20, "those that can't be registered")
+        for name in keys.names:
+            keys.client.xtrim(name, maxlen=0, approximate=False)
+        eventually(lambda: keys.pending() == 0, "an empty list")
+        proxy.away = False
+        eventually(lambda: rig.registered() == 40, "all of them")
+        stop(process)
+    assert not rig.said("trimmed")
 
 
 def test_a_field_whose_name_is_no_text_goes_aside_and_holds_nothing_up(
