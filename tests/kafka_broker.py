@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import time
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -26,7 +27,8 @@ USER = "forebay"
 # Of a broker that lives for a test.
 PASSWORD = "only-for-tests-7c1f"
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
-_DEADLINE_SECONDS = 60.0
+# A JVM beside other tests on few cores takes its time; nothing waits so long that comes earlier.
+_DEADLINE_SECONDS = 180.0
 _CONTROLLERS = "CONTROLLER"
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 <modelVersion>4.0.0</modelVersion><groupId>tests</groupId><artifactId>kafka</artifactId><version>1</version>
@@ -125,14 +127,24 @@ class _Place:
     port: int
     controller: int
     secure: int
+    held: tuple[int, ...]
 
 
 def _places(nodes: int) -> list[_Place]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3 * nodes)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return [_Place(*ports[3 * node : 3 * node + 3]) for node in range(nodes)]
+    """Ports that nobody else gets while their node is down.
+
+    They are bound here, and not listened to, which keeps no broker from doing both. Else the system may give one away
+    as the near end of any connection: also of one to that very port, which then is connected to itself.
+    """
+    places: list[_Place] = []
+    for _ in range(nodes):
+        sockets = [socket.socket() for _ in range(3)]
+        for one in sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(("127.0.0.1", 0))
+        port, controller, secure = (int(one.getsockname()[1]) for one in sockets)
+        places.append(_Place(port, controller, secure, tuple(one.detach() for one in sockets)))
+    return places
 
 
 class KafkaBroker:
@@ -164,6 +176,8 @@ class KafkaBroker:
         directory.mkdir(parents=True, exist_ok=True)
         places = places or _places(1)
         self._place = places[number - 1]
+        for held in self._place.held:
+            weakref.finalize(self, os.close, held)
         listeners = {"PLAINTEXT": self._place.port}
         protocols = {"PLAINTEXT": "PLAINTEXT", _CONTROLLERS: "PLAINTEXT"}
         if secure is not None:

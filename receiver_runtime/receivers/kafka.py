@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.base import SourceError, SourceRule
+from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.kafka import Kafka
 
 try:
     from receiver_runtime.receivers.kafka_library import open_library
     from receiver_runtime.receivers.kafka_reader import KafkaReader
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "confluent_kafka":
-        raise
-    raise SourceError(
-        "kafka: the package confluent-kafka is not installed here: run `pip install 'forebay[kafka]'` where the agent "
-        "runs, in the environment of `forebay agent`"
-    ) from error
+    raise missing_client(error, "kafka", "confluent-kafka", "kafka", "confluent_kafka") from error
 
 
 class KafkaReceiver(RunReceiver):

@@ -17,17 +17,24 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, files
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from receiver_runtime.receivers.kafka_records import HEADERS, BadRecord, Records, headers_column, make_records
+from receiver_runtime.receivers.kafka_records import (
+    HEADERS,
+    BadRecord,
+    Records,
+    ends_of,
+    headers_column,
+    make_records,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -40,9 +47,6 @@ _CONSUMER = 1
 _NO_ENTRY = -156
 _DESTROY_AT_ONCE = 8
 _TEXT_BYTES = 512
-# A column of Arrow's can't have more than 2 GiB, and its cast does not say so: a batch has no more than this, unless
-# one record alone has.
-_MOST_BYTES = 2**30
 # Arrow keeps what is so short in the view itself.
 _INLINE_BYTES = 12
 _SEGMENT_BITS = 30
@@ -77,7 +81,7 @@ class LibraryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What the client says instead of a record; ``topic`` is empty where it concerns none."""
+    """What the client says instead of a record, or of itself; ``topic`` is empty where it concerns none."""
 
     topic: str
     partition: int
@@ -87,11 +91,22 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What one call brought, in order; mostly it is one batch."""
+    """What one call brought, in order; mostly it is one batch. ``errors`` are the client's own, of no partition."""
 
     records: Sequence[Records]
     bad: Sequence[BadRecord]
     faults: Sequence[Fault]
+    errors: Sequence[Fault] = ()
+
+
+class _Place(ctypes.Structure):
+    """rd_kafka_topic_partition_t, as far as it is read."""
+
+    _fields_ = (("topic", ctypes.c_char_p), ("partition", ctypes.c_int32), ("offset", ctypes.c_int64))
+
+
+#: Of a client, an error's code, what it says, and nothing of ours.
+_ErrorCallback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class _Functions:
@@ -112,6 +127,7 @@ class _Functions:
         self.conf_new = of(free, "conf_new", pointer)
         self.conf_set = of(free, "conf_set", ctypes.c_int, pointer, text, text, text, size)
         self.conf_set_log_cb = of(free, "conf_set_log_cb", None, pointer, pointer)
+        self.conf_set_error_cb = of(free, "conf_set_error_cb", None, pointer, _ErrorCallback)
         self.conf_destroy = of(free, "conf_destroy", None, pointer)
         self.new = of(free, "new", pointer, ctypes.c_int, pointer, text, size)
         self.poll_set_consumer = of(free, "poll_set_consumer", ctypes.c_int, pointer)
@@ -119,7 +135,7 @@ class _Functions:
         self.queue_destroy = of(free, "queue_destroy", None, pointer)
         self.destroy_flags = of(free, "destroy_flags", None, pointer, ctypes.c_int)
         self.list_new = of(free, "topic_partition_list_new", pointer, ctypes.c_int)
-        self.list_add = of(free, "topic_partition_list_add", pointer, pointer, text, ctypes.c_int32)
+        self.list_add = of(free, "topic_partition_list_add", ctypes.POINTER(_Place), pointer, text, ctypes.c_int32)
         self.list_set_offset = of(
             free,
             "topic_partition_list_set_offset",
@@ -132,6 +148,7 @@ class _Functions:
         self.list_destroy = of(free, "topic_partition_list_destroy", None, pointer)
         self.incremental_assign = of(free, "incremental_assign", pointer, pointer, pointer)
         self.incremental_unassign = of(free, "incremental_unassign", pointer, pointer, pointer)
+        self.position = of(free, "position", ctypes.c_int, pointer, pointer)
         self.error_string = of(free, "error_string", text, pointer)
         self.error_destroy = of(free, "error_destroy", None, pointer)
         self.consume_batch_queue = of(
@@ -190,6 +207,9 @@ class ColumnFetcher:
         self._layout = library.layout
         self._assigned: set[Key] = set()
         self._buffer = np.zeros(0, np.int64)
+        self._errors: list[Fault] = []
+        # Called within `fetch` alone. Kept: the library has no more than its address.
+        self._note_error = _ErrorCallback(self._on_error)
         said = ctypes.create_string_buffer(_TEXT_BYTES)
         settings = self._calls.conf_new()
         for name, value in configuration.items():
@@ -199,6 +219,7 @@ class ColumnFetcher:
                 raise LibraryError(f"option {name}: {LibraryError.__doc__}")
         # The consumer of the group logs the same.
         self._calls.conf_set_log_cb(settings, None)
+        self._calls.conf_set_error_cb(settings, self._note_error)
         self._client = self._calls.new(_CONSUMER, settings, said, _TEXT_BYTES)
         if not self._client:
             self._calls.conf_destroy(settings)
@@ -229,14 +250,35 @@ class ColumnFetcher:
         if len(self._buffer) < most:
             self._buffer = np.zeros(most, np.int64)
         got = self._calls.consume_batch_queue(self._queue, int(seconds * 1000), self._buffer.ctypes.data, most)
+        errors, self._errors = self._errors, []
         if got <= 0:
-            return Fetched((), (), ())
+            return Fetched((), (), (), errors)
         messages = self._buffer[:got]
         addresses = messages.tolist()
         try:
-            return self._columns(messages, addresses)
+            found = self._columns(messages, addresses)
         finally:
             deque(map(self._calls.message_destroy, addresses), maxlen=0)
+        return replace(found, errors=errors) if errors else found
+
+    def passed(self, partitions: Iterable[Key]) -> dict[Key, int]:
+        """Behind what each of these is, of what ``fetch`` brought: also behind marks of transactions, which it skips.
+
+        A partition of which nothing came since it was read from its position is not in it.
+        """
+        keys = [key for key in partitions if key in self._assigned]
+        places = self._calls.list_new(len(keys))
+        try:
+            found = [self._calls.list_add(places, topic.encode(), number) for topic, number in keys]
+            if self._calls.position(self._client, places):
+                return {}
+            offsets = [int(place.contents.offset) for place in found]
+        finally:
+            self._calls.list_destroy(places)
+        return {key: offset for key, offset in zip(keys, offsets, strict=True) if offset >= 0}
+
+    def _on_error(self, _: int, code: int, said: bytes | None, __: int) -> None:
+        self._errors.append(Fault("", 0, code, (said or b"").decode(errors="replace")))
 
     def _call_with_list(self, function: Callable[..., Any], positions: Mapping[Key, int]) -> None:
         partitions = self._calls.list_new(len(positions))
@@ -275,25 +317,12 @@ class ColumnFetcher:
             found = {int(row - np.count_nonzero(~keep[:row])): of_one for row, of_one in found.items()}
         batches: list[Records] = []
         first = 0
-        for end in self._ends(words):
+        headers = words[self._layout.headers_bytes].astype(np.int32)
+        for end in ends_of(words[_VALUE_SIZE] + words[_KEY_SIZE] + headers):
             of_batch = {row - first: of_one for row, of_one in found.items() if first <= row < end}
             batches.append(self._batch(words[:, first:end], of_batch))
             first = end
         return Fetched(batches, bad, faults)
-
-    def _ends(self, words: NDArray[np.int64]) -> Sequence[int]:
-        """Where each batch ends."""
-        headers = words[self._layout.headers_bytes].astype(np.int32)
-        totals = np.cumsum(words[_VALUE_SIZE] + words[_KEY_SIZE] + headers)
-        rows = len(totals)
-        if not rows or totals[-1] <= _MOST_BYTES:
-            return [rows] if rows else []
-        ends: list[int] = []
-        passed = 0
-        while (first := ends[-1] if ends else 0) < rows:
-            ends.append(max(first + 1, int(np.searchsorted(totals, passed + _MOST_BYTES, side="right"))))
-            passed = int(totals[ends[-1] - 1])
-        return ends
 
     def _batch(self, words: NDArray[np.int64], found: dict[int, list[tuple[str, bytes | None]]]) -> Records:
         rows = words.shape[1]

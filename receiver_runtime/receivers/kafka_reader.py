@@ -14,33 +14,37 @@ read here can be left out or come twice, whoever else believes to own the partit
 - *Columns*: where there is a library for it (``kafka_library``), the group's consumer is paused and fetches nothing; a
   fetcher that is in no group brings the partitions that are ours, from our positions. Then partitions come and go
   between two fetches, never within one.
-- *Out of range*: the broker has no longer, or not, what is next. What retention took is a lost link, counted; an end
-  before our position opens the next generation. Either goes in with the next block, and is told at once.
+- *Out of range*: the broker has no longer, or not, what is next: ``kafka_places`` says where to go on. What it puts
+  down of that goes in with the next block, and is told at once.
+- *Waiting*: of a partition that has no leader, or that we may not read, the broker can't be asked where to begin. It is
+  ours, not read, and asked for again and again; others go on.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import threading
 import time
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from receiver_runtime.block_handler import DeadLetter
 from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receivers.kafka_library import ColumnFetcher, Library, LibraryError
+from receiver_runtime.receivers.kafka_places import BROKER_SECONDS, KafkaPlaces, Look, OutOfRangeError, Partition
 from receiver_runtime.receivers.kafka_records import BadRecord, Records, Run, records_of
-from tracker_store.blocks import ORIGIN, NewBlock, OffsetLink
+from tracker_store.blocks import NewBlock, OffsetLink
 from tracker_store.errors import OffsetConflictError
-from tracker_store.schema import LinkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -56,34 +60,27 @@ _MOST_MESSAGES = 20_000
 # As columns: many, for each block is synced.
 _MOST_AT_ONCE = 50_000
 _LEAST_MESSAGES = 100
-# A fetch of columns is so short that the group hears of us in time.
+# A fetch is so short that the group hears of us in time, and a stop is soon done.
 _LONGEST_FETCH = 1.0
-_BROKER_SECONDS = 10.0
 _COMMIT_SECONDS = 1.0
-# An end before our position is believed when it was seen so often, so far apart: a new leader may lag for a moment.
-_LOOKS = 3
-_LOOK_SECONDS = 0.5
+_IDS_SECONDS = 30.0
+# So many refusals of positions in a row are no group that changes just now.
+_REFUSALS = 10
+# Between two tries to open what waits: so long at least, and so many times what the last try took.
+_WAIT_SECONDS = 1.0
+_WAIT_TIMES = 5
+# The same line of the client's is logged again after so long, and the same error of one broker is an event again.
+_LINE_SECONDS = 30.0
+_ERROR_SECONDS = 600.0
+_MOST_KINDS = 1000
+_NUMBER = re.compile(r"\d+")
+# Of librdkafka's sentence: where the log that is there now ends to be the one that was read.
+_CUT = re.compile(r"log truncation detected .*broker end offset is (\d+)")
 _RESET = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001  librdkafka's own name for it
 
 
 class BadHeaderError(Exception):
     """Its value, or its place where it has none, is kept as a dead letter. Name headers in UTF-8."""
-
-
-class OutOfRangeError(Exception):
-    """A partition's next record is not on the broker, and the source says to stop then.
-
-    Set out_of_range to 'earliest' or 'latest' to go on.
-    """
-
-
-@dataclass(slots=True)
-class _Partition:
-    """One that is ours. ``position`` is the next offset to hand over; ``links`` go in with the next block."""
-
-    generation: int
-    position: int
-    links: list[OffsetLink] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,14 @@ class KafkaReader:
         self._consumer: Consumer
         # Where there is one, it fetches, and the consumer is in the group and no more.
         self._fetcher: ColumnFetcher | None = None
-        self._partitions: dict[Key, _Partition] = {}
+        self._places: KafkaPlaces
+        self._partitions: dict[Key, Partition] = {}
+        # Ours too, and not read yet: see the module. With where their log was cut, if they wait for that.
+        self._waiting: dict[Key, int | None] = {}
+        self._told_waiting: set[Key] = set()
+        self._look_at = 0.0
+        self._strangers: set[str] = set()
+        self._ids_at = time.monotonic() + _IDS_SECONDS
         self._under_way: list[_UnderWay] = []
         # To be read from their positions before anything of them is believed.
         self._unsure: set[Key] = set()
@@ -115,10 +119,12 @@ class KafkaReader:
         self._conflict = False
         self._registered: dict[Key, int] = {}
         self._committed_at = 0.0
-        self._known_topics: set[str] = set()
+        self._told: dict[Key, int] = {}
+        self._refusals = 0
         self._bytes_each = 1000.0
         # The broker's absence is told once, not with each of the client's attempts.
         self._told_away = False
+        self._broker_errors = _Said(_ERROR_SECONDS)
 
     def start(self) -> None:
         """Begin to read; returns at once."""
@@ -135,7 +141,10 @@ class KafkaReader:
         try:
             settings = self._settings()
             self._fetcher = self._make_fetcher(settings)
-            self._consumer = Consumer({**settings, "error_cb": self._on_error, "logger": _ClientLog()})
+            self._consumer = Consumer(
+                {**settings, "error_cb": self._on_error, "on_commit": self._on_commit, "logger": _ClientLog()}
+            )
+            self._places = KafkaPlaces(self._receiver, self._source, self._consumer, settings)
         except Exception as error:  # noqa: BLE001  an option that is wrong, a secret that is missing
             if self._fetcher is not None:
                 self._fetcher.close()
@@ -176,7 +185,7 @@ class KafkaReader:
         exactly_once = self._source.exactly_once
         start = self._source.start
         defaults: dict[str, Option] = {
-            "client.id": "forebay",
+            "client.id": f"forebay-{self._supervisor.stream_name}",
             "partition.assignment.strategy": "cooperative-sticky",
             # Topics and partitions that come while we read.
             "topic.metadata.refresh.interval.ms": 30_000,
@@ -198,6 +207,10 @@ class KafkaReader:
             self._collect()
             if self._conflict:
                 self._recover()
+            if time.monotonic() >= self._look_at:
+                self._look_again()
+            if time.monotonic() >= self._ids_at:
+                self._look_at_ids()
             if self._fetcher is None:
                 self._read_objects()
             else:
@@ -207,22 +220,23 @@ class KafkaReader:
     def _read_objects(self) -> None:
         self._reposition()
         self._moved = False
-        messages = self._consumer.consume(self._at_once(), self._supervisor.settings.block_interval)
+        messages = self._consumer.consume(self._at_once(), self._pause())
         if self._moved:
             # What is left of them is read again.
             self._unsure.update(self._partitions)
             return
         good = [message for message in messages if self._is_record(message)]
         if good:
-            found, bad = records_of(good)
-            self._take([found], bad)
+            self._take(*records_of(good))
 
     def _read_columns(self, fetcher: ColumnFetcher) -> None:
         # Partitions come and go in here alone. What it fetched before it was paused is the fetcher's to bring.
         for message in self._consumer.consume(_LEAST_MESSAGES, 0):
             self._is_record(message)
         self._reposition()
-        fetched = fetcher.fetch(self._at_once(), min(self._supervisor.settings.block_interval, _LONGEST_FETCH))
+        fetched = fetcher.fetch(self._at_once(), self._pause())
+        for error in fetched.errors:
+            self._on_error(KafkaError(error.code, error.message))
         for fault in fetched.faults:
             self._on_partition_error((fault.topic, fault.partition), KafkaError(fault.code, fault.message))
         if fetched.records or fetched.bad:
@@ -230,14 +244,17 @@ class KafkaReader:
 
     def _read_unreliably(self) -> None:
         while not self._stopping.is_set():
-            messages = self._consumer.consume(self._at_once(), self._supervisor.settings.block_interval)
+            messages = self._consumer.consume(self._at_once(), self._pause())
             good = [message for message in messages if self._is_record(message)]
             if good:
                 self._note_answer()
                 found, bad = records_of(good)
                 self._keep_aside(bad)
-                if found.batch.num_rows:
-                    self._supervisor.push_buffered(found.batch, None)
+                for one in found:
+                    self._supervisor.push_buffered(one.batch, None)
+
+    def _pause(self) -> float:
+        return min(self._supervisor.settings.block_interval, _LONGEST_FETCH)
 
     def _at_once(self) -> int:
         most = int(self._supervisor.settings.max_block_bytes / self._bytes_each)
@@ -255,16 +272,20 @@ class KafkaReader:
     def _on_partition_error(self, key: Key, error: KafkaError) -> None:
         if error.code() == _RESET and key in self._partitions:
             self._settle()
-            self._partitions[key] = self._open(*key)
-            self._unsure.add(key)
-            if not self._partitions[key].links:
+            cut = _CUT.search(error.str())
+            self._wait_for(key, int(cut[1]) if cut else None)
+            self._leave([key])
+            self._open_waiting()
+            opened = self._partitions.get(key)
+            if opened is not None and not opened.links:
                 # The position is there again, but what is behind it may be another log: one that was cut, and grew.
                 self._receiver.report_error(
                     "Kafka says an error, reading goes on from the position", KafkaException(error)
                 )
         elif error.fatal():
             raise KafkaException(error)
-        else:
+        elif error.code() != _RESET:
+            # That one of a partition which waits, or has gone, concerns nobody.
             self._receiver.report_error("Kafka says an error", KafkaException(error))
 
     def _take(self, found: Sequence[Records], bad: Sequence[BadRecord]) -> None:
@@ -355,7 +376,9 @@ class KafkaReader:
                 raise error
             else:
                 for link in answered.links:
-                    self._registered[link.source, int(link.partition)] = link.to_offset
+                    # What is kept of a topic besides is no position.
+                    if link.partition.isdecimal():
+                        self._registered[link.source, int(link.partition)] = link.to_offset
 
     def _note_conflict(self, error: OffsetConflictError) -> None:
         if not self._conflict:
@@ -371,26 +394,27 @@ class KafkaReader:
         self._settle()
         self._supervisor.go_on_after_conflict()
         self._conflict = False
-        for key in self._partitions:
-            self._partitions[key] = self._open(*key)
-        self._unsure.update(self._partitions)
+        keys = list(self._partitions)
+        self._leave(keys)
+        self._open_all(keys)
 
     # -- partitions that come and go (called back within `consume` and `close`) --------------------------------------
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         self._moved = True
+        # Opened when we are back: a consumer that is asked within its callback for what waits ends the process with the
+        # next callback of the same call (`CallState_get`).
         for one in assigned:
-            self._partitions[one.topic, one.partition] = self._open(one.topic, one.partition)
-        self._known_topics.update(one.topic for one in assigned)
+            self._wait_for((one.topic, one.partition))
+        self._look_at = 0.0
         positions = [self._at((one.topic, one.partition)) for one in assigned]
         if self._cooperative:
             consumer.incremental_assign(positions)
         else:
             consumer.assign(positions)
-        if self._fetcher is not None:
-            consumer.pause(positions)
-            self._unsure.update((one.topic, one.partition) for one in assigned)
-        self._receiver.report_connected(f"{self._source.address}, {len(self._partitions)} partitions")
+        consumer.pause(positions)
+        ours = len(self._partitions) + len(self._waiting)
+        self._receiver.report_connected(f"{self._source.address}, {ours} partitions")
 
     def _on_revoke(self, _: Consumer, revoked: list[TopicPartition]) -> None:
         self._moved = True
@@ -404,12 +428,22 @@ class KafkaReader:
         self._forget(lost)
         self._receiver.report_error(f"the group gave {len(lost)} partitions to others without asking us")
 
+    def _leave(self, keys: Sequence[Key]) -> None:
+        """Fetch these no more, until they are read from a position."""
+        if self._fetcher is not None:
+            self._fetcher.leave(keys)
+        else:
+            self._consumer.pause([TopicPartition(*key) for key in keys])
+
     def _forget(self, gone: Sequence[TopicPartition]) -> None:
         if self._fetcher is not None:
             self._fetcher.leave([(one.topic, one.partition) for one in gone])
         for one in gone:
             key = (one.topic, one.partition)
             self._partitions.pop(key, None)
+            self._waiting.pop(key, None)
+            self._told_waiting.discard(key)
+            self._told.pop(key, None)
             self._registered.pop(key, None)
             self._unsure.discard(key)
 
@@ -419,8 +453,8 @@ class KafkaReader:
             positions = [
                 one
                 if one.offset >= 0
-                else TopicPartition(one.topic, one.partition, self._start(one.topic, one.partition))
-                for one in consumer.committed(assigned, timeout=_BROKER_SECONDS)
+                else TopicPartition(one.topic, one.partition, self._places.start_unreliably((one.topic, one.partition)))
+                for one in consumer.committed(assigned, timeout=BROKER_SECONDS)
             ]
         if self._cooperative:
             consumer.incremental_assign(positions)
@@ -444,9 +478,13 @@ class KafkaReader:
                 "TLS with Kafka fails: check ssl.ca.location, the names in the broker's certificate, and its port",
                 error,
             )
+        elif error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001  as above
+            # One may be away for days, and be tried again and again, while records come from the others.
+            if self._broker_errors.is_new(error.str()):
+                self._receiver.report_error("a Kafka broker is away, or answers by an error", KafkaException(error))
         elif not self._told_away:
             self._told_away = True
-            self._receiver.report_error("Kafka can't be reached, or answers by an error", KafkaException(error))
+            self._receiver.report_error("Kafka can't be reached", KafkaException(error))
 
     def _refuse(self, sentence: str, error: KafkaError) -> None:
         """One sentence is the reason; what the client says of it is an event."""
@@ -458,7 +496,8 @@ class KafkaReader:
     # -- positions ---------------------------------------------------------------------------------------------------
 
     def _at(self, key: Key) -> TopicPartition:
-        return TopicPartition(*key, self._partitions[key].position)
+        # One that waits is paused.
+        return TopicPartition(*key, self._partitions[key].position if key in self._partitions else 0)
 
     def _reposition(self) -> None:
         """Have partitions read from their positions; what the client holds of them is dropped by it.
@@ -467,80 +506,148 @@ class KafkaReader:
         """
         if not self._unsure:
             return
+        unsure = sorted(self._unsure)
         if self._fetcher is not None:
-            self._fetcher.read_from({key: self._partitions[key].position for key in sorted(self._unsure)})
-        elif self._cooperative:
-            unsure = sorted(self._unsure)
-            self._consumer.incremental_unassign([TopicPartition(*key) for key in unsure])
-            self._consumer.incremental_assign([self._at(key) for key in unsure])
+            self._fetcher.read_from({key: self._partitions[key].position for key in unsure})
         else:
-            self._consumer.assign([self._at(key) for key in self._partitions])
+            if self._cooperative:
+                self._consumer.incremental_unassign([TopicPartition(*key) for key in unsure])
+                self._consumer.incremental_assign([self._at(key) for key in unsure])
+            else:
+                self._consumer.assign([self._at(key) for key in (*self._partitions, *self._waiting)])
+                self._consumer.pause([TopicPartition(*key) for key in self._waiting])
+            # What waited was paused.
+            self._consumer.resume([TopicPartition(*key) for key in unsure])
         self._unsure.clear()
 
-    def _open(self, topic: str, number: int) -> _Partition:
-        """Where the driver log says to read on, put right by what the broker has."""
-        low, high = self._range(topic, number)
-        at = self._supervisor.open_partition(topic, str(number), self._start(topic, number, low, high))
-        for _ in range(_LOOKS):
-            if at.offset <= high:
-                break
-            time.sleep(_LOOK_SECONDS)
-            low, high = self._range(topic, number)
-        if low <= at.offset <= high:
-            return _Partition(at.generation, at.offset)
-        went_on = high if self._source.out_of_range == "latest" else low
-        where = f"{topic}/{number}: offset {at.offset} is next, the broker has {low} up to {high}"
-        if self._source.out_of_range == "stop":
-            raise OutOfRangeError(f"{where}. {OutOfRangeError.__doc__}")
-        if at.offset < low:
+    def _open_all(self, keys: Iterable[Key]) -> None:
+        for key in list(keys):
+            self._wait_for(key)
+        self._open_waiting()
+
+    def _wait_for(self, key: Key, cut_at: int | None = None) -> None:
+        self._partitions.pop(key, None)
+        self._unsure.discard(key)
+        self._waiting[key] = cut_at
+
+    def _look_again(self) -> None:
+        """For what the brokers could not be asked yet."""
+        began = time.monotonic()
+        begun = self._places.begin()
+        if self._waiting:
+            self._open_waiting()
+        elif begun:
+            self._look_at = math.inf
+        else:
+            self._look_later(began)
+
+    def _look_at_ids(self) -> None:
+        """Now and then, at what nobody says.
+
+        A topic may be made anew so quickly that neither group nor client notice: the client reads on in it. And
+        another stream may have the same group, which gives each a part of the partitions.
+        """
+        self._ids_at = time.monotonic() + _IDS_SECONDS
+        if self._told_away:
+            return
+        if anew := self._places.made_anew(list(self._partitions)):
+            self._settle()
+            self._leave(anew)
+            self._open_all(anew)
+        strangers = self._places.strangers()
+        if strangers - self._strangers:
             self._receiver.report_error(
-                f"{where}: offsets {at.offset} up to {went_on}, {went_on - at.offset} of them, are gone unread, "
-                "and lost"
+                f"the group {self._source.group} has members that are not this stream's receivers "
+                f"({', '.join(sorted(strangers))}): what they are given does not come here. Give each stream a group "
+                "of its own"
             )
-            lost = OffsetLink(topic, str(number), at.generation, at.offset, went_on, LinkKind.LOST)
-            return _Partition(at.generation, went_on, [lost])
-        self._receiver.report_error(f"{where}: the topic was made anew, or cut; generation {at.generation + 1} begins")
-        origin = OffsetLink(topic, str(number), at.generation + 1, ORIGIN, went_on, LinkKind.ORIGIN)
-        return _Partition(at.generation + 1, went_on, [origin])
+        self._strangers = strangers
 
-    def _range(self, topic: str, number: int) -> tuple[int, int]:
-        low, high = self._consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_BROKER_SECONDS)
-        return low, high
+    def _look_later(self, began: float) -> None:
+        now = time.monotonic()
+        self._look_at = now + max(_WAIT_SECONDS, _WAIT_TIMES * (now - began))
 
-    def _start(self, topic: str, number: int, low: int | None = None, high: int | None = None) -> int:
-        """Where to begin, when nothing was read before; a partition that came later is read from its beginning."""
-        if low is None or high is None:
-            low, high = self._range(topic, number)
-        if self._source.start == "earliest" or topic in self._known_topics:
-            return low
-        if self._source.start == "latest":
-            return high
-        assert isinstance(self._source.start, datetime)
-        asked = TopicPartition(topic, number, int(self._source.start.timestamp() * 1000))
-        [found] = self._consumer.offsets_for_times([asked], timeout=_BROKER_SECONDS)
-        if found.error is not None:
-            raise KafkaException(found.error)
-        return high if found.offset in (OFFSET_END, -1) else found.offset
+    def _open_waiting(self) -> None:
+        """Have what waits read from where it is to be read on, as far as that can be asked now."""
+        began = time.monotonic()
+        keys = list(self._waiting)
+        try:
+            look = self._places.look(keys)
+        except KafkaException as error:
+            look = Look(dict.fromkeys(keys, error.args[0]))
+        silent: set[int] = set()
+        for key in keys:
+            leader = look.leaders[key]
+            if isinstance(leader, int):
+                if leader in silent or self._stopping.is_set():
+                    continue
+                try:
+                    opened = self._places.open(key, look, self._waiting[key])
+                except KafkaException as error:
+                    if error.args[0].code() == KafkaError._TIMED_OUT:  # noqa: SLF001  librdkafka's own name for it
+                        silent.add(leader)
+                    leader = error.args[0]
+                else:
+                    del self._waiting[key]
+                    self._told_waiting.discard(key)
+                    self._partitions[key] = opened
+                    self._unsure.add(key)
+                    continue
+            self._note_waiting(key, leader)
+        self._look_later(began)
+
+    def _note_waiting(self, key: Key, error: KafkaError) -> None:
+        # Behind those that have not been asked for.
+        self._waiting[key] = self._waiting.pop(key)
+        if key not in self._told_waiting:
+            self._told_waiting.add(key)
+            self._receiver.report_error(
+                f"{key[0]}/{key[1]} can't be read now, the others are; it is tried again", KafkaException(error)
+            )
 
     # -- the broker's copy of the positions --------------------------------------------------------------------------
 
     def _commit(self, *, now: bool = False) -> None:
         """Tell the broker what is registered; nobody relies on it."""
-        if not self._registered or not (now or time.monotonic() - self._committed_at >= _COMMIT_SECONDS):
+        if not (now or time.monotonic() - self._committed_at >= _COMMIT_SECONDS):
             return
         self._committed_at = time.monotonic()
-        offsets = [TopicPartition(*key, offset) for key, offset in self._registered.items() if key in self._partitions]
+        ends = {key: offset for key, offset in self._registered.items() if key in self._partitions}
         self._registered = {}
+        if not self._under_way and not self._conflict:
+            # No record stands there: who watches the group's lag is to see its end.
+            ends |= {key: offset for key, offset in self._passed().items() if offset > self._partitions[key].position}
+        offsets = [TopicPartition(*key, offset) for key, offset in ends.items() if offset != self._told.get(key)]
         if not offsets:
             return
+        self._told |= ends
         try:
-            # The stubs have an overload for each.
-            if now:
-                self._consumer.commit(offsets=offsets, asynchronous=False)
-            else:
-                self._consumer.commit(offsets=offsets, asynchronous=True)
+            # Not waited for, since callbacks come here (`_on_assign`). The client waits before it gives partitions up.
+            self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
             _log.info("the broker took no positions, they stand in the driver log", error=str(error))
+
+    def _passed(self) -> dict[Key, int]:
+        """How far the client is, where that is known: behind the marks of transactions, which are no records."""
+        keys = [key for key in self._partitions if key not in self._unsure]
+        if self._fetcher is not None:
+            return self._fetcher.passed(keys)
+        found = self._consumer.position([TopicPartition(*key) for key in keys]) if keys else ()
+        return {(one.topic, one.partition): one.offset for one in found if one.error is None and one.offset >= 0}
+
+    def _on_commit(self, error: KafkaError | None, positions: Sequence[TopicPartition]) -> None:
+        if error is None:
+            self._refusals = 0
+            return
+        for one in positions:
+            # To be told again, where nothing newer is.
+            self._told.pop((one.topic, one.partition), None)
+            if one.offset >= 0:
+                self._registered.setdefault((one.topic, one.partition), one.offset)
+        if error.code() != KafkaError._NO_OFFSET:  # noqa: SLF001  librdkafka's own name for it
+            self._refusals += 1
+            if self._refusals == _REFUSALS:
+                self._receiver.report_error("the broker does not take the group's positions", KafkaException(error))
 
     def _close(self) -> None:
         """Leave the group; the client calls ``_on_revoke`` in it."""
@@ -550,11 +657,37 @@ class KafkaReader:
             _log.warning("the Kafka client could not be closed in order", error=str(error))
         if self._fetcher is not None:
             self._fetcher.close()
+        self._places.close()
+
+
+class _Said:
+    """What was said lately: the same but for numbers is the same."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._at: dict[str, float] = {}
+
+    def is_new(self, said: str) -> bool:
+        """Was it not said for so long? Now it is."""
+        kind = _NUMBER.sub("", said)
+        now = time.monotonic()
+        if now - self._at.get(kind, -math.inf) < self._seconds:
+            return False
+        # So many kinds are none: something that is no number differs.
+        if len(self._at) >= _MOST_KINDS:
+            self._at.clear()
+        self._at[kind] = now
+        return True
 
 
 class _ClientLog:
-    """librdkafka's own lines, as ours."""
+    """librdkafka's own lines, as ours; what it says again and again, ten times a second, but now and then."""
+
+    def __init__(self) -> None:
+        self._said = _Said(_LINE_SECONDS)
 
     def log(self, level: int, message: str, *arguments: object) -> None:
         """As ``logging.Logger.log``."""
-        _log.info("the Kafka client says", level=level, message=message % arguments if arguments else message)
+        said = message % arguments if arguments else message
+        if self._said.is_new(said):
+            _log.info("the Kafka client says", level=level, message=said)

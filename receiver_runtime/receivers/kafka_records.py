@@ -6,7 +6,7 @@ Knows no consumer and no driver log; a column at a time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 SCHEMA = schema_of(Kafka.columns)
 HEADERS = SCHEMA.field("headers").type
 _UNREADABLE = object()
+# A column of Arrow's can't have more than 2 GiB, and its cast does not say so: a batch has no more than this, unless
+# one record alone has.
+MOST_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +95,10 @@ class Records:
         return Records(self.batch.slice(first, end - first), self.offsets[first:end], runs)
 
 
-def records_of(messages: Sequence[Message]) -> tuple[Records, Sequence[BadRecord]]:
-    """Of messages that are no errors; those whose headers can't be read are set apart. Each message but once.
+def records_of(messages: Sequence[Message]) -> tuple[Sequence[Records], Sequence[BadRecord]]:
+    """Of messages that are no errors, mostly as one batch; those whose headers can't be read are set apart.
 
-    Raises pyarrow's errors for what fits no column.
+    Each message but once. Raises pyarrow's errors for what fits no column.
     """
     headers = _headers_of(messages)
     bad: list[BadRecord] = []
@@ -103,6 +106,45 @@ def records_of(messages: Sequence[Message]) -> tuple[Records, Sequence[BadRecord
         bad = [_bad(message) for message, of_one in zip(messages, headers, strict=True) if of_one is _UNREADABLE]
         messages = [message for message, of_one in zip(messages, headers, strict=True) if of_one is not _UNREADABLE]
         headers = [of_one for of_one in headers if of_one is not _UNREADABLE]
+    keys = list(map(Message.key, messages))
+    values = list(map(Message.value, messages))
+    sizes = np.fromiter(map(_size, keys), np.int64, len(keys)) + np.fromiter(map(_size, values), np.int64, len(values))
+    if any(headers):
+        sizes += np.fromiter(map(_headers_size, headers), np.int64, len(headers))
+    found: list[Records] = []
+    first = 0
+    for end in ends_of(sizes):
+        of_batch = slice(first, end)
+        found.append(_records(messages[of_batch], keys[of_batch], values[of_batch], headers[of_batch]))
+        first = end
+    return found, bad
+
+
+def ends_of(sizes: NDArray[np.int64]) -> Sequence[int]:
+    """Where each batch ends, of records of these sizes in bytes."""
+    totals = np.cumsum(sizes)
+    rows = len(totals)
+    if not rows or totals[-1] <= MOST_BYTES:
+        return [rows] if rows else []
+    ends: list[int] = []
+    passed = 0
+    while (first := ends[-1] if ends else 0) < rows:
+        ends.append(max(first + 1, int(np.searchsorted(totals, passed + MOST_BYTES, side="right"))))
+        passed = int(totals[ends[-1] - 1])
+    return ends
+
+
+def _size(data: object) -> int:
+    return 0 if data is None else len(data)  # type: ignore[arg-type]
+
+
+def _headers_size(of_one: Any) -> int:  # noqa: ANN401  of the client
+    return sum(len(key) + _size(value) for key, value in of_one or ())
+
+
+def _records(
+    messages: Sequence[Message], keys: Sequence[object], values: Sequence[object], headers: Sequence[object]
+) -> Records:
     rows = len(messages)
     topics = [str(topic) for topic in map(Message.topic, messages)]
     partitions = np.fromiter(map(Message.partition, messages), np.int32, rows)
@@ -114,15 +156,15 @@ def records_of(messages: Sequence[Message]) -> tuple[Records, Sequence[BadRecord
         numbers = {name: number for number, name in enumerate(names)}
         codes = np.fromiter(map(numbers.__getitem__, topics), np.int32, rows)
     return make_records(
-        keys=pa.array(list(map(Message.key, messages)), pa.binary()),
-        values=pa.array(list(map(Message.value, messages)), pa.binary()),
+        keys=pa.array(keys, pa.binary()),
+        values=pa.array(values, pa.binary()),
         names=names,
         codes=codes,
         partitions=partitions,
         offsets=offsets,
         times=times,
         headers=headers_column(headers),
-    ), bad
+    )
 
 
 def make_records(

@@ -57,7 +57,8 @@ class Kafka(Source):
         pattern: a regular expression that a topic's whole name matches; topics that come later are read too.
         group: the consumer group. Each stream needs one of its own: the group's receivers share the partitions out.
         start: where a partition is read from when nothing of it was read before: ``"earliest"``, ``"latest"``, or a
-            time with its zone, from whose first record on it is read.
+            time with its zone, from whose first record on it is read. What was not there when the stream began (a
+            partition that is added, a pattern's topic that comes) is read from its beginning.
         out_of_range: what to do when the broker has no longer, or not, what is to be read next. ``"earliest"`` goes on
             at the oldest record there, ``"latest"`` behind the newest, ``"stop"`` ends the receiver as FAILED. What
             is left out is counted, in the driver log and by an event.

@@ -33,12 +33,21 @@ Place = tuple[str, int, int]
 class KafkaTopic:
     """A topic of its own on a broker, and every record that was acknowledged to its producer."""
 
-    def __init__(self, broker: AnyKafka, *, partitions: int = 3, name: str | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        broker: AnyKafka,
+        *,
+        partitions: int = 3,
+        name: str | None = None,
+        replicas: int | None = None,
+        **settings: object,
+    ) -> None:
         self.broker = broker
         self.name = name or f"t-{uuid.uuid4().hex[:10]}"
         self.sent: dict[Place, bytes | None] = {}
         self._admin = AdminClient({"bootstrap.servers": broker.address})
         self._settings = settings
+        self._replicas = replicas or broker.replicas
         self._producer = Producer(
             {
                 "bootstrap.servers": broker.address,
@@ -55,8 +64,7 @@ class KafkaTopic:
             self.broker.make(self.name)
             return
         config = {name.replace("_", "."): str(value) for name, value in self._settings.items()}
-        replicas = self.broker.replicas
-        topic = NewTopic(self.name, num_partitions=partitions, replication_factor=replicas, config=config)
+        topic = NewTopic(self.name, num_partitions=partitions, replication_factor=self._replicas, config=config)
         self._admin.create_topics([topic])[self.name].result(30)
 
     def delete(self) -> None:
@@ -138,6 +146,11 @@ class KafkaTopic:
         """Each acknowledged (topic, partition, offset) is in the blocks once, with its value, and nothing else is."""
         check_places(rig.rows(), self.sent)
         assert rig.failed_checks() == []
+
+
+def links_of(rig: SourceRig) -> list[Any]:
+    """Of its topics' partitions: not what is kept beside them of the topics themselves."""
+    return [row for row in rig.links() if row.partition.isdigit()]
 
 
 def check_places(rows: Sequence[dict[str, Any]], sent: dict[Place, bytes | None]) -> None:

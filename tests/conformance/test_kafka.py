@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # The mock cluster takes its time over each change of a group.
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 @pytest.mark.kafka
 class TestKafka(ConformanceSuite):
     """Exactly once."""

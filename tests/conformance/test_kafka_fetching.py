@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from tests.kafka_broker import AnyKafka, KafkaBroker
 
-pytestmark = pytest.mark.kafka
+# Each of a test's waits may take its time where others work beside it.
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 _SECONDS = 60.0
 _LARGEST = 8_000_000
@@ -77,7 +78,8 @@ def objects(broker: AnyKafka, topic: str, rows: int) -> pa.Table:
         assert time.monotonic() < deadline
         messages += consumer.consume(1000, 0.1)
     consumer.close()
-    return pa.Table.from_batches([records_of(messages)[0].batch])
+    [found], _ = records_of(messages)
+    return pa.Table.from_batches([found.batch])
 
 
 def send_all_kinds(broker: AnyKafka, topic: str, **options: object) -> int:

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import ElectionType, TopicPartition
+from confluent_kafka import ElectionType, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ScramCredentialInfo,
@@ -18,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tests.conformance.kafka_raw import send_raw_headers
-from tests.conformance.kafka_source import KafkaTopic
+from tests.conformance.kafka_source import KafkaTopic, links_of
 from tests.conformance.suite import stop
 from tests.kafka_broker import PASSWORD, USER
 from tests.receiver_processes import eventually
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from tests.conformance.source_rig import SourceRig
     from tests.kafka_broker import AnyKafka, KafkaBroker, KafkaCluster
 
-pytestmark = pytest.mark.kafka
+# Each of a test's waits may take its time where others work beside it.
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 # A process whose librdkafka keeps a record's time elsewhere than its release does.
 ODD_LIBRARY = """
@@ -39,6 +41,8 @@ odd = kafka_library._Layout(time=11, headers_bytes=15)
 kafka_library._PRIVATE_LAYOUTS = dict.fromkeys(kafka_library._PRIVATE_LAYOUTS, odd)
 """
 WRONG = "a-wrong-one-93ab"
+# The client's own patience with a broker is a minute for each request.
+_STOP_SECONDS = 40.0
 
 
 @pytest.mark.parametrize("fetch", ["columns", "objects"])
@@ -55,7 +59,7 @@ def test_header_names_that_are_no_text_go_aside_and_hold_nothing_up(
     eventually(lambda: topic.all_came(rig), "all but two")
     stop(process)
     topic.check_each_came_once(rig)
-    assert [tuple(row)[2:] for row in rig.links() if row.kind == "block"][-1][2] == 22
+    assert [tuple(row)[2:] for row in links_of(rig) if row.kind == "block"][-1][2] == 22
     letters = rig.execute(
         "SELECT reason, bytes FROM forebay.dead_letters WHERE receiver_id = :id ORDER BY id", id=rig.receiver_ids[0]
     )
@@ -90,6 +94,24 @@ def test_a_client_library_that_is_not_as_expected_is_left_and_records_are_read_a
     topic.check_each_came_once(rig)
 
 
+@pytest.mark.parametrize("fetch", ["columns", "objects"])
+def test_a_stop_while_the_broker_is_away_does_not_wait_for_it(
+    kafka_broker: KafkaBroker, make_rig: Callable[..., SourceRig], fetch: str
+) -> None:
+    topic = KafkaTopic(kafka_broker)
+    rig = make_rig(topic.source(fetch=fetch))
+    process = rig.start()
+    topic.send(300)
+    eventually(lambda: topic.all_came(rig), "300 records")
+    with topic.away():
+        began = time.monotonic()
+        stop(process)
+        took = time.monotonic() - began
+        eventually(lambda: rig.states() == ["INACTIVE"], "the receiver's state")
+    assert took < _STOP_SECONDS
+    topic.check_each_came_once(rig)
+
+
 @dataclass(frozen=True, slots=True)
 class _Watched:
     """Partition 0 of a topic of a cluster."""
@@ -100,6 +122,14 @@ class _Watched:
     def leader(self) -> int:
         return int(self._partition().leader)
 
+    def led_by(self, broker: int) -> set[int]:
+        """Its partitions."""
+        return {number for number, partition in self._partitions().items() if partition.leader == broker}
+
+    def followers(self) -> list[int]:
+        found = self._partition()
+        return [int(replica) for replica in found.replicas if replica != found.leader]
+
     def replicas_in_sync(self) -> int:
         return len(self._partition().isrs)
 
@@ -109,10 +139,23 @@ class _Watched:
         self.client.elect_leaders(ElectionType.PREFERRED, chosen).result(30)
 
     def _partition(self) -> Any:  # noqa: ANN401  of the client
-        return self.client.list_topics(self.topic, timeout=10).topics[self.topic].partitions[0]
+        return self._partitions()[0]
+
+    def _partitions(self) -> dict[int, Any]:
+        """By whichever broker answers: one that has just been killed doesn't."""
+        found: list[dict[int, Any]] = []
+
+        def answered() -> bool:
+            try:
+                found.append(self.client.list_topics(self.topic, timeout=5).topics[self.topic].partitions)
+            except KafkaException:
+                return False
+            return 0 in found[-1]
+
+        eventually(answered, "an answer by a broker")
+        return found[-1]
 
 
-@pytest.mark.timeout(240)
 def test_w01_the_leader_of_a_partition_is_killed_and_moved_back_while_records_flow(
     kafka_cluster: KafkaCluster, make_rig: Callable[..., SourceRig]
 ) -> None:
@@ -137,7 +180,68 @@ def test_w01_the_leader_of_a_partition_is_killed_and_moved_back_while_records_fl
     for process in processes:
         stop(process)
     topic.check_each_came_once(rig)
-    assert {row.kind for row in rig.links()} == {"origin", "block"}
+    assert {row.kind for row in links_of(rig)} == {"origin", "block"}
+
+
+@pytest.mark.parametrize("fetch", ["columns", "objects"])
+def test_partitions_whose_leader_is_away_hold_no_others_up_and_are_read_when_it_is_back(
+    kafka_cluster: KafkaCluster, make_rig: Callable[..., SourceRig], fetch: str
+) -> None:
+    topic = KafkaTopic(kafka_cluster, replicas=1, min_insync_replicas=1)
+    watched = _Watched(AdminClient({"bootstrap.servers": kafka_cluster.address}), topic.name)
+    topic.send(300)
+    leader = watched.leader()
+    away = watched.led_by(leader)
+    kafka_cluster.nodes[leader].kill()
+    rig = make_rig(topic.source(fetch=fetch))
+    process = rig.start()
+    others = [place for place in topic.sent if place[1] not in away]
+    assert others
+    eventually(lambda: rig.registered() == len(others), "the others'")
+    eventually(lambda: rig.said(f"{topic.name}/0 can't be read now"), "the event")
+    kafka_cluster.nodes[leader].start()
+    eventually(lambda: topic.all_came(rig), "everything")
+    assert process.poll() is None
+    stop(process)
+    topic.check_each_came_once(rig)
+    assert not rig.said("reading from Kafka failed")
+
+
+@pytest.mark.parametrize("fetch", ["columns", "objects"])
+def test_a_log_that_an_unclean_election_cut_is_read_on_from_where_it_was_cut(
+    kafka_cluster: KafkaCluster, make_rig: Callable[..., SourceRig], fetch: str
+) -> None:
+    """Whether it has grown past the position again before the reader asks, or not."""
+    topic = KafkaTopic(
+        kafka_cluster, partitions=1, replicas=2, min_insync_replicas=1, unclean_leader_election_enable="true"
+    )
+    watched = _Watched(AdminClient({"bootstrap.servers": kafka_cluster.address}), topic.name)
+    # The group's coordinator is away for a while too, and the partition is not to be given anew.
+    rig = make_rig(topic.source(fetch=fetch, options={"session.timeout.ms": 60_000}))
+    process = rig.start()
+    topic.send(100)
+    eventually(lambda: rig.registered() == 100, "what both replicas have")
+    leader, [follower] = watched.leader(), watched.followers()
+    kafka_cluster.nodes[follower].kill()
+    eventually(lambda: watched.replicas_in_sync() == 1, "a leader alone")
+    topic.send(50)
+    eventually(lambda: rig.registered() == 150, "what the leader alone has")
+    kafka_cluster.nodes[leader].kill()
+    kafka_cluster.nodes[follower].start()
+    eventually(lambda: watched.leader() == follower, "an unclean election")
+    # One of its own: the topic's goes on from what the log no longer has.
+    producer = Producer({"bootstrap.servers": kafka_cluster.address})
+    for number in range(200):
+        producer.produce(topic.name, b"new %d" % number, partition=0)
+    assert producer.flush(60) == 0
+    eventually(lambda: rig.registered() >= 350, "what came after it")
+    stop(process)
+    assert rig.said("offset 150 is next, the broker's log was cut at offset 100")
+    origins = [tuple(row)[2:] for row in links_of(rig) if row.kind == "origin"]
+    assert origins == [(0, -1, 0, "origin"), (1, -1, 100, "origin")]
+    old, new = [b"%d" % number for number in range(150)], [b"new %d" % number for number in range(200)]
+    assert [row["value"] for row in rig.rows()] == old + new
+    assert rig.failed_checks() == []
 
 
 def secured(broker: KafkaBroker, mechanism: str, secret: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from receiver_runtime.exit_codes import ExitCode
-from tests.conformance.kafka_source import KafkaTopic, check_dense, check_places
+from tests.conformance.kafka_source import KafkaTopic, check_dense, check_places, links_of
 from tests.conformance.suite import hold_unregistered, proxied, stop
 from tests.kafka_load import KafkaLoad
 from tests.polling import eventually as soon
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tests.conformance.source_rig import SourceRig
     from tests.kafka_broker import AnyKafka, KafkaBroker
 
-pytestmark = pytest.mark.kafka
+# Each of a test's waits may take its time where others work beside it.
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 # In all, and between two changes; seconds and records a second by FOREBAY_STORM.
 STORM_PACE = 2.0
@@ -38,6 +39,12 @@ STORM_SECONDS, STORM_RATE = (int(one) for one in os.environ.get("FOREBAY_STORM",
 NEVER_COMMITS = """
 from receiver_runtime.receivers.kafka_reader import KafkaReader
 KafkaReader._commit = lambda self, *, now=False: None
+"""
+
+# A process that asks for its topics' ids not every half a minute, but at once.
+LOOKS_AT_IDS_OFTEN = """
+from receiver_runtime.receivers import kafka_reader
+kafka_reader._IDS_SECONDS = 0.2
 """
 
 # A process whose disk takes no block for a while.
@@ -93,7 +100,7 @@ def test_w01_killed_between_registering_and_telling_the_broker(
     eventually(lambda: topic.all_came(rig), "the rest")
     stop(second)
     topic.check_each_came_once(rig)
-    ends = {row.partition: row.to_offset for row in rig.links()}
+    ends = {row.partition: row.to_offset for row in links_of(rig)}
     assert {int(p): committed(topic, int(p)) for p in ends} == {int(p): end for p, end in ends.items()}
 
 
@@ -202,6 +209,17 @@ def test_two_streams_read_one_topic_each_by_itself(topic: KafkaTopic, make_rig: 
         topic.check_each_came_once(rig)
 
 
+def test_two_streams_of_one_group_are_told_that_each_gets_a_part(
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    rigs = [make_rig(real_topic.source()) for _ in range(2)]
+    processes = [rig.start(first=LOOKS_AT_IDS_OFTEN) for rig in rigs]
+    eventually(lambda: rigs[0].said("not this stream's receivers (forebay-s1)"), "the second, at the first")
+    eventually(lambda: rigs[1].said("not this stream's receivers (forebay-s0)"), "the first, at the second")
+    for process in processes:
+        stop(process)
+
+
 def test_latest_puts_an_origin_down_before_anything_is_read_and_new_partitions_are_read_whole(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
@@ -210,9 +228,9 @@ def test_latest_puts_an_origin_down_before_anything_is_read_and_new_partitions_a
     before = dict(topic.sent)
     rig = make_rig(topic.source(start="latest"))
     process = rig.start()
-    eventually(lambda: len(rig.links()) == 3, "three origins")
-    assert {row.kind for row in rig.links()} == {"origin"}
-    assert sum(row.to_offset for row in rig.links()) == 90
+    eventually(lambda: len(links_of(rig)) == 3, "three origins")
+    assert {row.kind for row in links_of(rig)} == {"origin"}
+    assert sum(row.to_offset for row in links_of(rig)) == 90
     topic.add_partitions(5)
     # The producer learns of them by itself; no receiver knows of them yet.
     topic.send(40, partition=4)
@@ -221,6 +239,48 @@ def test_latest_puts_an_origin_down_before_anything_is_read_and_new_partitions_a
     eventually(lambda: rig.registered() >= len(after), "all that came later")
     stop(process)
     check_places(rig.rows(), after)
+
+
+def test_partitions_and_topics_that_come_while_nobody_looks_are_read_whole_from_latest(
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    """What is there before a reader first knows of them was sent after the stream began."""
+    topic = real_topic
+    topic.send(90)
+    before = dict(topic.sent)
+    rig = make_rig(topic.source(start="latest", pattern=f"{topic.name}(-.*)?"))
+    process = rig.start()
+    eventually(lambda: len(links_of(rig)) == 3, "three origins")
+    stop(process)
+    topic.add_partitions(4)
+    topic.send(40, partition=3)
+    later = KafkaTopic(topic.broker, name=f"{topic.name}-later")
+    later.send(20)
+    second = rig.start()
+    eventually(lambda: rig.registered() >= 60, "what came while nobody looked")
+    topic.send(30)
+    sent = {**topic.sent, **later.sent}
+    after = {place: value for place, value in sent.items() if place not in before}
+    eventually(lambda: rig.registered() >= len(after), "all that came later")
+    stop(second)
+    check_places(rig.rows(), after)
+
+
+def test_a_topic_that_is_not_there_yet_is_read_whole_from_latest_when_it_comes(
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    topic = real_topic
+    topic.delete()
+    rig = make_rig(topic.source(start="latest"))
+    process = rig.start()
+    eventually(lambda: [row.to_offset for row in rig.links()] == [0], "a topic of no partitions")
+    stop(process)
+    create_again(topic)
+    topic.send(30)
+    second = rig.start()
+    eventually(lambda: topic.all_came(rig), "30 records")
+    stop(second)
+    topic.check_each_came_once(rig)
 
 
 def test_a_start_by_time(real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]) -> None:
@@ -269,7 +329,7 @@ def test_retention_that_took_unread_records_is_a_lost_link_and_said_in_numbers(
     eventually(lambda: rig.said("offsets 100 up to 130, 30 of them"), "the loss, in numbers")
     eventually(lambda: rig.registered() == 120, "what is there yet")
     stop(second)
-    assert [tuple(row)[3:] for row in rig.links() if row.kind == "lost"] == [(100, 130, "lost")]
+    assert [tuple(row)[3:] for row in links_of(rig) if row.kind == "lost"] == [(100, 130, "lost")]
     check_places(rig.rows(), {place: value for place, value in topic.sent.items() if not 100 <= place[2] < 130})
     assert rig.failed_checks() == []
 
@@ -289,11 +349,11 @@ def test_records_that_are_removed_under_a_reader_are_lost_by_numbers_too(
         topic.send(20_000, partition=0)
         topic.delete_records(0, 20_200)
         proxy.away = False
-        eventually(lambda: any(row.kind == "lost" for row in rig.links()), "the loss")
+        eventually(lambda: any(row.kind == "lost" for row in links_of(rig)), "the loss")
         topic.send(100, partition=0)
-        eventually(lambda: max(row.to_offset for row in rig.links()) == 20_400, "all that is there")
+        eventually(lambda: max(row.to_offset for row in links_of(rig)) == 20_400, "all that is there")
         stop(process)
-    lost = sum(row.to_offset - row.from_offset for row in rig.links() if row.kind == "lost")
+    lost = sum(row.to_offset - row.from_offset for row in links_of(rig) if row.kind == "lost")
     assert lost > 0
     rows = rig.rows()
     assert len(rows) + lost == 20_400
@@ -314,16 +374,8 @@ def test_out_of_range_may_stop_the_receiver(real_topic: KafkaTopic, make_rig: Ca
     assert rig.said("offset 100 is next, the broker has 130 up to 150")
 
 
-def test_a_topic_that_is_made_anew_begins_the_next_generation(
-    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
-) -> None:
-    topic = real_topic
-    topic.send(100, partition=0)
-    rig = make_rig(topic.source())
-    process = rig.start()
-    eventually(lambda: topic.all_came(rig), "100 records")
-    stop(process)
-    topic.delete()
+def create_again(topic: KafkaTopic) -> None:
+    """The broker may be deleting it yet."""
     again: list[bool] = []
 
     def made_again() -> bool:
@@ -335,14 +387,141 @@ def test_a_topic_that_is_made_anew_begins_the_next_generation(
             again.append(True)
         return True
 
-    soon(made_again, "the topic anew", seconds=30, step=0.2)
+    soon(made_again, "the topic anew", seconds=DEADLINE_SECONDS, step=0.2)
+
+
+def test_a_topic_that_is_made_anew_begins_the_next_generation(
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    topic = real_topic
+    topic.send(100, partition=0)
+    rig = make_rig(topic.source())
+    process = rig.start()
+    eventually(lambda: topic.all_came(rig), "100 records")
+    stop(process)
+    topic.delete()
+    create_again(topic)
     topic.send(7, partition=0)
     second = rig.start()
     eventually(lambda: rig.said("generation 1 begins"), "the event")
     eventually(lambda: rig.registered() == 107, "the new topic's records")
     stop(second)
-    of_first = [tuple(row)[2:] for row in rig.links() if row.partition == "0"]
+    of_first = [tuple(row)[2:] for row in links_of(rig) if row.partition == "0"]
     assert of_first[-2:] == [(1, -1, 0, "origin"), (1, 0, 7, "block")]
+
+
+def test_a_topic_that_is_made_anew_and_has_grown_past_the_position_is_read_from_its_beginning(
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
+) -> None:
+    """Its offsets look as if nothing had happened; its id says it."""
+    topic = real_topic
+    topic.send(10, partition=0)
+    rig = make_rig(topic.source())
+    process = rig.start()
+    eventually(lambda: topic.all_came(rig), "10 records")
+    stop(process)
+    topic.delete()
+    create_again(topic)
+    topic.send(30, partition=0)
+    second = rig.start()
+    eventually(lambda: rig.said("offset 10 is next, the topic was made anew"), "the event")
+    eventually(lambda: rig.registered() == 40, "all of the new topic's records")
+    stop(second)
+    third = rig.start()
+    topic.send(1, partition=0)
+    eventually(lambda: rig.registered() == 41, "one more")
+    stop(third)
+    of_first = [tuple(row)[2:] for row in links_of(rig) if row.partition == "0"]
+    assert [link[:3] for link in of_first if link[3] == "origin"] == [(0, -1, 0), (1, -1, 0)]
+    assert of_first[-1][2] == 31
+    assert [row["value"] for row in rig.rows()] == [b"%d" % number for number in range(41)]
+    assert not rig.said("reading from Kafka failed")
+    assert rig.failed_checks() == []
+
+
+@pytest.mark.parametrize("fetch", ["columns", "objects"])
+def test_a_topic_that_is_made_anew_under_a_reader_is_read_from_its_beginning(
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig], fetch: str
+) -> None:
+    """What the client read on in the new one before that was noticed comes again: nothing is lost."""
+    topic = real_topic
+    topic.send(10, partition=0)
+    # The group is not to notice.
+    rig = make_rig(topic.source(fetch=fetch, options={"topic.metadata.refresh.interval.ms": 300_000}))
+    process = rig.start(first=LOOKS_AT_IDS_OFTEN)
+    eventually(lambda: topic.all_came(rig), "10 records")
+    topic.delete()
+    create_again(topic)
+    topic.send(30, partition=0)
+    eventually(lambda: rig.said("is next, the topic was made anew"), "the event")
+    eventually(lambda: rig.registered() >= 40, "all of the new topic's records")
+    eventually(lambda: (1, 30) in [(row.generation, row.to_offset) for row in links_of(rig)], "up to its end")
+    stop(process)
+    values = [row["value"] for row in rig.rows()]
+    assert values[:10] == [b"%d" % number for number in range(10)]
+    assert values[-30:] == [b"%d" % number for number in range(10, 40)]
+    assert not rig.said("reading from Kafka failed")
+    assert rig.failed_checks() == []
+
+
+@pytest.mark.parametrize("fetch", ["columns", "objects"])
+def test_the_group_s_lag_ends_behind_the_marks_of_transactions(
+    kafka_broker: KafkaBroker, topic: KafkaTopic, make_rig: Callable[..., SourceRig], fetch: str
+) -> None:
+    """They take offsets, and are no records."""
+    producer = Producer({"bootstrap.servers": kafka_broker.address, "transactional.id": topic.name})
+    producer.init_transactions(30)
+    for partition, commits in ((0, True), (0, False), (1, False)):
+        producer.begin_transaction()
+        for number in range(10):
+            producer.produce(topic.name, b"%d" % number, partition=partition)
+        producer.flush(30)
+        if commits:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+    rig = make_rig(topic.source(fetch=fetch))
+    process = rig.start()
+    eventually(lambda: [committed(topic, partition) for partition in (0, 1)] == [22, 11], "no lag")
+    stop(process)
+    assert [row["offset"] for row in rig.rows()] == list(range(10))
+    assert [row.to_offset for row in links_of(rig) if row.partition in "01"] == [0, 10, 0]
+
+
+def test_one_that_could_not_ask_its_group_for_too_long_comes_back_and_nothing_is_lost_or_comes_twice(
+    real_topic: KafkaTopic, make_rig: Callable[..., SourceRig], database_url: str
+) -> None:
+    """The driver log is away for longer than max.poll.interval.ms: the group gives its partitions to the second."""
+    topic = real_topic
+    options = {"max.poll.interval.ms": 2500}
+    rig = make_rig(topic.source(options=options), receivers=2, block_queue_size=2)
+    with proxied(database_url) as (proxy, url):
+        first = rig.start(0, database_url=url)
+        with topic.sending():
+            eventually(lambda: rig.registered_of(0) > 200, "200 records")
+            proxy.away = True
+            proxy.cut()
+            second = rig.start(1)
+            eventually(lambda: rig.registered_of(1) > 2000, "the second has read on, all partitions")
+            eventually(lambda: {row.receiver_id for row in newest_links(rig)} == {rig.receiver_ids[1]}, "all of them")
+            proxy.away = False
+            before = rig.registered_of(0)
+            eventually(lambda: rig.registered_of(0) > before + 200, "the first reads on, in the same process")
+        eventually(lambda: topic.all_came(rig), "everything")
+        assert first.poll() is None
+        stop(first)
+        stop(second)
+    topic.check_each_came_once(rig)
+
+
+def newest_links(rig: SourceRig) -> list[Any]:
+    """Of each partition."""
+    return rig.execute(
+        "SELECT DISTINCT ON (source, partition) receiver_id FROM forebay.block_offsets "
+        "WHERE partition ~ '^[0-9]+$' AND stream_id = (SELECT stream_id FROM forebay.receivers WHERE id = :id) "
+        "ORDER BY source, partition, generation DESC, from_offset DESC",
+        id=rig.receiver_ids[0],
+    )
 
 
 def test_only_what_was_committed_comes(
@@ -410,7 +589,7 @@ def test_x03_at_most_once_is_the_client_s_own_commit(topic: KafkaTopic, make_rig
     process = rig.start()
     topic.send(300)
     eventually(lambda: topic.all_came(rig), "300 records")
-    assert rig.links() == []
+    assert links_of(rig) == []
     stop(process)
     partitions = {partition for _, partition, _ in topic.sent}
     assert sum(committed(topic, partition) for partition in partitions) == 300

@@ -24,6 +24,10 @@ def test_its_statement_runs(engine: sa.Engine) -> None:
         log = make_log(connection, stream="orders")
         claimed = claim_anew(connection, log.receiver_ids[0])
         open_partition(connection, receiver_id=claimed.receiver_id, source="orders", partition="0", start_offset=100)
+        # What is kept of the topic itself is no position.
+        open_partition(
+            connection, receiver_id=claimed.receiver_id, source="orders", partition="topic id of 0", start_offset=7
+        )
         links = (
             OffsetLink("orders", "0", 0, 100, 130, LinkKind.LOST),
             OffsetLink("orders", "0", 0, 130, 150),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,10 @@ pytest.importorskip("confluent_kafka")
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
-from receiver_runtime.receivers import kafka_library
-from receiver_runtime.receivers.kafka_library import ColumnFetcher, Library, LibraryError, open_library
+from receiver_runtime.receivers import kafka_library, kafka_records
+from receiver_runtime.receivers.kafka_library import ColumnFetcher, Fault, Library, LibraryError, open_library
 from receiver_runtime.receivers.kafka_records import BadRecord, records_of
 from tests.conformance.kafka_raw import send_raw_headers
 from tests.kafka_broker import MockKafka
@@ -130,7 +131,7 @@ def by_objects(mock: MockKafka, topics: list[str], expected: int) -> tuple[pa.Ta
     while len(messages) < expected:
         assert time.monotonic() < deadline
         messages += consumer.consume(1000, 0.1)
-    found, bad = records_of(messages)
+    [found], bad = records_of(messages)
     consumer.close()
     return in_order([found.batch]), list(bad)
 
@@ -165,12 +166,12 @@ def test_no_batch_is_larger_than_a_column_can_be(
     most: int,
 ) -> None:
     """Arrow's cast to a column of 32-bit places wraps around in silence."""
-    monkeypatch.setattr(kafka_library, "_MOST_BYTES", most)
     expected = _RECORDS + _BAD + 1
+    objects, _ = by_objects(mock, topics, expected)
+    monkeypatch.setattr(kafka_records, "MOST_BYTES", most)
     fetcher = make_fetcher()
     fetcher.read_from(start_of(topics))
     columns, _ = by_columns(fetcher, expected)
-    objects, _ = by_objects(mock, topics, expected)
     assert columns.equals(objects)
     fetcher.read_from(start_of(topics))
     batches: list[pa.RecordBatch] = []
@@ -220,6 +221,25 @@ def test_a_position_that_is_not_there_is_a_fault(topics: list[str], make_fetcher
     # librdkafka's _AUTO_OFFSET_RESET
     assert [(fault.topic, fault.partition, fault.code) for fault in faults] == [(topics[0], 0, -140)]
     assert faults[0].message
+
+
+def test_brokers_that_are_away_are_an_error_of_the_client(library: Library) -> None:
+    """Without a callback the library would tell nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+    fetcher = ColumnFetcher(
+        library, {"bootstrap.servers": f"127.0.0.1:{port}", "group.id": "g", "auto.offset.reset": "error"}
+    )
+    try:
+        fetcher.read_from({("t", 0): 0})
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        errors: list[Fault] = []
+        while KafkaError._ALL_BROKERS_DOWN not in [error.code for error in errors]:
+            assert time.monotonic() < deadline
+            errors += fetcher.fetch(10, 0.1).errors
+    finally:
+        fetcher.close()
+    assert f"127.0.0.1:{port}" in "".join(error.message for error in errors)
 
 
 def test_a_library_that_we_do_not_know_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

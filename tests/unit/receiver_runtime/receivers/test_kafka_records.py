@@ -11,6 +11,7 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Mess
 from hypothesis import given
 from hypothesis import strategies as st
 
+from receiver_runtime.receivers import kafka_records
 from receiver_runtime.receivers.kafka_records import Run, records_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def message(topic: str, partition: int, offset: int, value: bytes | None = b"v")
 
 def test_every_column() -> None:
     headers: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("a", None)]
-    found, _ = records_of(
+    [found], _ = records_of(
         [
             Message(
                 topic="t",
@@ -61,8 +62,19 @@ def test_every_column() -> None:
     ]
 
 
+def test_a_batch_holds_no_more_than_a_column_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_records, "MOST_BYTES", 10)
+    named = Message(topic="t", partition=0, offset=3, value=b"12345", headers=[("name", b"12")])
+    messages = [message("t", 0, offset, b"1234") for offset in range(3)]
+    found, _ = records_of([*messages, named, message("t", 0, 4, b"x" * 50), message("t", 0, 5, None)])
+    assert [one.batch["offset"].to_pylist() for one in found] == [[0, 1], [2], [3], [4], [5]]
+    assert found[2].runs == [Run("t", 0, 0, 1)]
+    assert found[2].batch["headers"].to_pylist() == [[{"key": "name", "value": b"12"}]]
+    assert records_of([]) == ([], [])
+
+
 def test_runs_are_of_one_partition_each() -> None:
-    found, _ = records_of([message("a", 0, 5), message("a", 0, 9), message("a", 1, 0), message("b", 1, 0)])
+    [found], _ = records_of([message("a", 0, 5), message("a", 0, 9), message("a", 1, 0), message("b", 1, 0)])
     assert found.runs == [Run("a", 0, 0, 2), Run("a", 1, 2, 3), Run("b", 1, 3, 4)]
     kept = found.only([Run("a", 0, 1, 2), Run("b", 1, 3, 4)])
     assert [(row["topic"], row["offset"]) for row in kept.batch.to_pylist()] == [("a", 9), ("b", 0)]
@@ -76,7 +88,7 @@ def test_runs_are_of_one_partition_each() -> None:
 def test_pieces_are_all_of_it_in_order_and_each_fits_or_is_one_record(
     sizes: Sequence[int], partitions: int, most: int
 ) -> None:
-    found, _ = records_of(
+    [found], _ = records_of(
         [message("t", row * partitions // len(sizes), row, b"x" * size) for row, size in enumerate(sizes)]
     )
     pieces = list(found.pieces(most))
