@@ -13,8 +13,14 @@ driver log, by the names of partitions: ``HOST/INODE/LENGTH-DIGEST`` (``~1`` beh
 ``HOST/=+0:LENGTH-DIGEST`` before that (``+1`` for the second): who begins a content first puts its inode there, and
 whoever finds another's there takes that one's name, so that one content has one name wherever it lies by then;
 ``HOST/zSIZE-DIGEST`` for a compressed file that has been read to its end, so that it is not decompressed again with
-each start; and that of a content with ``+GENERATION:LENGTH-DIGEST`` behind it, its *second print*: of what was read of
-it first, beyond its print. It goes in with that very block, and tells apart what begins with the same header.
+each start; and that of a content with ``+GENERATION:LENGTH-DIGEST`` behind it, its *second print* and its *marks*.
+
+The second print is of what was read of it first, beyond its print. It goes in with that very block, and tells apart
+what begins with the same header. With it goes ``HOST/==+0:LENGTH-DIGEST``, of the line behind the print: of two that
+read one content by two names, whoever comes second is refused and looks again (``+1`` for another content that goes
+on with the same line). A mark is of the last 4 KiB before ``LENGTH``: where a file is found again, it is compared
+there as well. There is one with each block that brings a file to four times its length, and one where it has stood
+still.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ from tracker_store.blocks import ORIGIN, OffsetLink, Position
 from tracker_store.schema import LinkKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from receiver_runtime.clock import Clock
     from receiver_runtime.receiver import Receiver
@@ -58,10 +64,15 @@ _HOT_SECONDS = 10.0
 _COPY_SECONDS = 5.0
 _LONGEST_COPY_SECONDS = 60.0
 _FORGET_SECONDS = 60.0
+# A file that is so many times as long as at its last mark has another; one that stands still has, too, a few at a time.
+_MARK_TIMES = 4
+_MOST_MARKED = 20
 _NAME = re.compile(r"([0-9a-f]+)/(\d+)-([0-9a-f]+)(?:~(\d+))?")
 _SECOND = re.compile(r"(.+)\+(\d+):(\d+)-([0-9a-f]+)")
 # Who first begins a content with that print, and so many others known that have it, by its inode: the offset.
 _CLAIM = re.compile(r"=\+(\d+):(\d+)-([0-9a-f]+)")
+# Who first goes on with that line behind a print: the offset is the number of its name.
+_BEYOND = re.compile(r"==\+(\d+):(\d+-[0-9a-f]+)")
 # Inodes are offsets in the driver log.
 _INODE_BITS = (1 << 63) - 1
 _START = "@start"
@@ -84,6 +95,12 @@ class _File:
     print_: Print = (0, "")
     #: Of more of its beginning; None: no more than the print has been read.
     second: Print | None = None
+    #: The length at its last mark.
+    marked: int = 0
+    #: As much was known when it was given its name.
+    bound_at: int = 0
+    #: Where a content was that is in no file now.
+    was: Key | None = None
     ours: bool = False
     tail: bytes = b""
     #: The size at which its last line had not ended.
@@ -133,12 +150,22 @@ class FollowedCatalog:
         self._claimed: set[str] = set()
         self._by_print: dict[Print, set[str]] = {}
         self._by_inode: dict[str, list[str]] = {}
-        # By name and generation.
+        # By name and generation: of as much of its beginning as there is one of; and the mark behind that.
         self._seconds: dict[tuple[str, int], Print] = {}
+        self._marks: dict[tuple[str, int], Print] = {}
+        # When a second print was first seen in the driver log, as a count of how often that was asked.
+        self._seen_at: dict[tuple[str, int], int] = {}
+        self._asked = 0
+        self._by_second: dict[Print, list[tuple[str, int]]] = {}
+        # The next number of a line behind a print.
+        self._beyond: dict[str, int] = {}
         self._changed: list[Reading] = []
         self._look_at = 0.0
         self._known_is_new = False
         self._told: set[tuple[str, str]] = set()
+        self._has_told_of_the_same_lines = False
+        # While files are given their names: what came there is not among them.
+        self._some_was_cut = False
         self._is_away = False
         self._gone: dict[str, float] = {}
         self._forget_at = self._clock.monotonic() + min(_FORGET_SECONDS, source.forget_after)
@@ -156,7 +183,7 @@ class FollowedCatalog:
                 continue
             file.ours = self._is_ours(file)
             reading.go_to(self._known.get(reading.name))
-            file.second = self._seconds.get((reading.name, reading.generation))
+            self._take_prints(file, reading)
             file.tail = b""
             file.waits_at = -1
             file.registered = reading.logged
@@ -183,10 +210,10 @@ class FollowedCatalog:
         self._check_what_changed()
         first = self._settings.start == "latest" and f"{self._prefix}{_START}" not in self._known
         if self._identify(now, at_end=first) and first:
-            marker = f"{self._prefix}{_START}"
-            self._known[marker] = self._positions.open_partition(self.source, marker, 0)
+            self._put_at_once(f"{self._prefix}{_START}")
         self._give_up_what_is_gone(now)
         self._mark_done()
+        self._mark_what_stands_still(now)
         if now >= self._forget_at:
             self._forget(now)
 
@@ -288,20 +315,30 @@ class FollowedCatalog:
     def _check_what_changed(self) -> None:
         """Who reads a file sees that it has another content. Of others it is seen here: it may be ours by that.
 
-        Where files came it is seen here of all: one may have the inode of a file that another goes on with.
+        Where files came, or were cut, it is seen here of all: one may have the inode of a file that another goes on
+        with.
         """
-        some_came = any(file.reading is None for file in self._files.values())
-        for key, file in list(self._files.items()):
-            reading = file.reading
-            if file.is_checked or reading is None or file.codec is not None or not file.is_there:
-                continue
+        changed = [
+            file
+            for file in self._files.values()
+            if not file.is_checked and file.reading is not None and file.codec is None and file.is_there
+        ]
+        read_on = {file for file in changed if file.ours and file.reading and file.size > file.reading.position}
+        for file in changed:
             file.is_checked = True
-            if (file.ours and file.size > reading.position and not some_came) or self._is_still(file):
-                continue
-            with contextlib.suppress(OSError):
-                status = os.stat(file.path)  # noqa: PTH116  of many, with each look
-                if (status.st_dev, status.st_ino) == key:
-                    self._see(self._files[key], status, self._clock.monotonic())
+            if file not in read_on:
+                self._check(file)
+        if any(file.reading is None for file in self._files.values()):
+            for file in read_on:
+                self._check(file)
+
+    def _check(self, file: _File) -> None:
+        if self._is_still(file):
+            return
+        with contextlib.suppress(OSError):
+            status = os.stat(file.path)  # noqa: PTH116  of many, with each look
+            if file.key is None and (status.st_dev, status.st_ino) == file.was:
+                self._see(self._files[file.was], status, self._clock.monotonic())
 
     def _look_at_hot(self, now: float) -> None:
         for file in list(self._files.values()):
@@ -337,17 +374,18 @@ class FollowedCatalog:
         First what is where it was, for another file may begin alike; last the files that had another content before,
         for that may have gone on in a copy.
         """
-        unknown = []
+        unknown: list[tuple[_File, bytes]] = []
         for file in list(self._files.values()):
             if file.reading is None and file.gone_since is None:
-                found = self._inspect(file, now)
-                if found is not None and not self._is_where_it_was(file, found):
-                    unknown.append((file, found))
+                with self._tried_again(file):
+                    unknown += self._look_into(file, now)
+        self._some_was_cut = False
         # The order is the same for all receivers: two that both read a file must give it one name.
-        for file, head in sorted(unknown, key=lambda one: (self._had_one_alike(one[0]), one[0].path)):
-            if self._files.get(file.key or (0, 0)) is not file:
-                continue
-            name = self._name(file, head, now, unknown)
+        for file, head in sorted(unknown, key=lambda one: (self._had_one_alike(*one), one[0].path)):
+            name = None
+            if self._files.get(file.key or (0, 0)) is file:
+                with self._tried_again(file):
+                    name = self._name(file, head, now, unknown)
             if name is None:
                 continue
             if not self._is_claimed(name) and (at_end or self._is_ours(file)):
@@ -364,13 +402,33 @@ class FollowedCatalog:
             self._tell_of_what_was_not_compared(file, reading)
         return True
 
-    def _inspect(self, file: _File, now: float) -> bytes | None:
-        """The beginning of the content, by which the file has a print now; None where it has none, or is done."""
+    def _look_into(self, file: _File, now: float) -> list[tuple[_File, bytes]]:
+        """The beginning of a file, unless it is where it was, or is to wait. Raises OSError."""
+        head = self._inspect(file, now)
+        if head is None:
+            return []
+        if not self._is_where_it_was(file, head, is_sure=True):
+            return [(file, head)]
+        there = file if file.was is None else self._files.get(file.was, file)
+        if there is file or (head := self._inspect(there, now)) is None:
+            return []
+        # It was, and was cut.
+        return [(there, head)]
+
+    @contextlib.contextmanager
+    def _tried_again(self, file: _File) -> Iterator[None]:
+        """Of what can't be compared nothing is known yet."""
         try:
-            head, marker = self._head(file)
+            yield
         except OSError as error:
             self._tell(file.path, "can't be read, it is tried again", error)
-            return None
+
+    def _inspect(self, file: _File, now: float) -> bytes | None:
+        """The beginning of the content, by which the file has a print now; None where it has none, or is done.
+
+        Raises OSError.
+        """
+        head, marker = self._head(file)
         length = self._print_length(file, head, now)
         if length is None:
             return None
@@ -390,29 +448,45 @@ class FollowedCatalog:
             return None
         return head
 
-    def _is_where_it_was(self, file: _File, head: bytes) -> bool:
-        """By inode and print: the content that was last in this very file."""
-        if file.codec is not None:
+    def _is_where_it_was(self, file: _File, head: bytes, *, is_sure: bool) -> bool:
+        """By inode and print: the content that was last in this very file. ``is_sure``: more than its print is known.
+
+        Raises OSError.
+        """
+        name = self._where_it_was(file, head, is_sure=is_sure)
+        if name is None:
             return False
+        found = _NAME.fullmatch(name.removeprefix(self._prefix))
+        assert found is not None
+        file.print_ = (int(found[2]), found[3])
+        reading = Reading(name)
+        reading.go_to(self._known.get(name))
+        self._bind(file, reading)
+        if file.size < reading.position:
+            self._cut(file)
+        return True
+
+    def _where_it_was(self, file: _File, head: bytes, *, is_sure: bool) -> str | None:
+        if file.codec is not None:
+            return None
         for name in sorted(self._by_inode.get(_inode(file), ()), key=_copy_number, reverse=True):
             found = _NAME.fullmatch(name.removeprefix(self._prefix))
             at = self._at(name)
-            if found is None or at is None or name in self._bound:
+            if found is None or at is None or name in self._bound or self._is_sure(name) is not is_sure:
                 continue
             length = int(found[2])
             if (
                 length <= len(head)
                 and _digest(head[:length]) == found[3]
-                and self._may_be_this(name, at, head, length, is_whole=False)
+                and self._may_be_this(file, name, at, head, length, is_whole=False)
             ):
-                file.print_ = (length, found[3])
-                reading = Reading(name)
-                reading.go_to(self._known.get(name))
-                self._bind(file, reading)
-                if file.size < reading.position:
-                    self._cut(file)
-                return True
-        return False
+                return name
+        return None
+
+    def _is_sure(self, name: str) -> bool:
+        """Is more known of a content than its print?"""
+        at = self._at(name)
+        return at is not None and ((name, at.generation) in self._seconds or (name, at.generation) in self._marks)
 
     def _name(self, file: _File, head: bytes, now: float, unknown: Sequence[tuple[_File, bytes]]) -> str | None:
         """The partition of a content that is in no other file now, or a new one; None: it has one, or is to wait.
@@ -422,7 +496,7 @@ class FollowedCatalog:
         candidates = self._in_no_file(file, head, now, unknown)
         if candidates is None:
             return None
-        sure = [name for name in candidates if self._how_much_is_known(name)[0]]
+        sure = [name for name in candidates if self._is_sure(name)]
         if len(sure) == 1:
             return sure[0]
         if len(candidates) > 1:
@@ -436,22 +510,47 @@ class FollowedCatalog:
             # A compressed file is read on under its own name, if it is the one that had it.
             for name in sorted(alike - self._bound.keys()):
                 at = self._at(name)
-                if at is not None and name.partition("~")[0] == own and self._may_be_its(name, at, head):
+                if (
+                    at is not None
+                    and name.partition("~")[0] == own
+                    and self._may_be_this(file, name, at, head, file.print_[0])
+                ):
                     return name
+        if alike:
+            self._tell_of_the_same_lines(file, head, alike)
         taken = {_copy_number(name) for name in alike}
         number = next(n for n in itertools.count() if n not in taken)
         return f"{own}~{number}" if number else own
 
-    def _may_be_its(self, name: str, at: Position, head: bytes) -> bool:
-        return _begins_so(head, self._seconds.get((name, at.generation)))
+    def _tell_of_the_same_lines(self, file: _File, head: bytes, alike: Iterable[str]) -> None:
+        """Two files that are there begin with the same lines, and go on otherwise: the user can tell them apart."""
+        length = file.print_[0]
+        if self._has_told_of_the_same_lines or length == _PRINT_BYTES:
+            return
+        for other in [self._bound[name] for name in alike if name in self._bound]:
+            with contextlib.suppress(OSError):
+                its = self._head(other)[0] if other.is_there else b""
+                end = min(len(its), len(head))
+                if end > length and its[length:end] != head[length:end]:
+                    self._has_told_of_the_same_lines = True
+                    self._receiver.report_error(
+                        f"{file.path} begins with the same line as {other.path}, as others may: while no more than "
+                        "that is read of a file it may be taken for another; set fingerprint_lines to more lines "
+                        f"than are the same (now {self._settings.fingerprint_lines})"
+                    )
+                    return
 
     def _own_name(self, file: _File) -> str:
         return f"{self._prefix}{_inode(file)}/{file.print_[0]}-{file.print_[1]}"
 
-    def _had_one_alike(self, file: _File) -> bool:
+    def _had_one_alike(self, file: _File, head: bytes) -> bool:
         """Had this very file another content before, that began alike?"""
         own = self._own_name(file)
-        return any(name.partition("~")[0] == own for name in self._by_print.get(file.print_, ()))
+        names = self._by_print.get(file.print_, ())
+        return (
+            any(name.partition("~")[0] == own for name in names)
+            and self._where_it_was(file, head, is_sure=False) is None
+        )
 
     def _in_no_file(
         self, file: _File, head: bytes, now: float, unknown: Sequence[tuple[_File, bytes]]
@@ -465,34 +564,71 @@ class FollowedCatalog:
         for there in [self._bound[name] for name in sorted(names & self._bound.keys())]:
             if there.is_there and self._is_still(there) and self._waits_for(file, there, head, now):
                 return None
+        cut = self._cut_here(file, names)
         # Then that of which most is known.
-        for name in sorted(names, key=self._how_much_is_known, reverse=True):
-            live = self._bound.get(name)
-            if live is None:
-                at = self._at(name)
-                if (
-                    at is not None
-                    and (file.codec is not None or at.offset <= file.size)
-                    and (found := _NAME.fullmatch(name.removeprefix(self._prefix))) is not None
-                    and self._may_be_this(name, at, head, int(found[2]))
-                ):
-                    candidates.append(name)
-            elif live.is_there or self._let_go_unclaimed(name, live):
-                continue
-            elif (
-                live.key is None
-                and live.codec is None
-                and file.codec is None
-                and name.startswith(f"{self._prefix}{_inode(file)}/")
-            ):
-                # It was cut, begins with the same line again, and there is no copy.
-                if not any(self._goes_on_in(live, other, its) for other, its in unknown if other is not file):
-                    self._begin_anew(live, file)
+        most = sorted(names, key=self._how_much_is_known, reverse=True)
+        sure = [name for name in most if self._how_much_is_known(name)[0]]
+        for name in sure:
+            if self._goes_on(name, file, head, cut, candidates):
                 return None
-            elif self._goes_on_in(live, file, head):
-                self._move(live, file)
+        if cut is not None and not candidates:
+            # It begins with the same line again, and there is no copy.
+            if not self._some_was_cut and not any(
+                self._goes_on_in(cut, other, its) for other, its in unknown if other is not file
+            ):
+                self._begin_anew(cut, file)
+            return None
+        if cut is None and self._was_begun_here(file, head, is_known=bool(candidates)):
+            return None
+        for name in most[len(sure) :]:
+            if self._goes_on(name, file, head, cut, candidates):
                 return None
         return candidates
+
+    def _goes_on(self, name: str, file: _File, head: bytes, cut: _File | None, candidates: list[str]) -> bool:
+        """Does a content go on in this file? One that is not in memory is a candidate. Raises OSError."""
+        live = self._bound.get(name)
+        if live is None:
+            if self._may_go_on_in(file, name, head):
+                candidates.append(name)
+            return False
+        if live is cut or live.is_there or self._let_go_unclaimed(name, live):
+            return False
+        if self._goes_on_in(live, file, head):
+            self._move(live, file)
+            return True
+        at = self._known.get(name)
+        if at is not None and self._is_sure(name) and self._may_go_on_in(file, name, head):
+            # Others have read something else by that name, and what was read of it here is refused.
+            self._drop(live)
+            self._known[name] = at
+            candidates.append(name)
+        return False
+
+    def _was_begun_here(self, file: _File, head: bytes, *, is_known: bool) -> bool:
+        """Of a content no more than its print was read, in this very file; ``is_known``: others go on like this one."""
+        name = self._where_it_was(file, head, is_sure=False)
+        return (
+            name is not None
+            and (name in self._known or not is_known)
+            and self._is_where_it_was(file, head, is_sure=False)
+        )
+
+    def _cut_here(self, file: _File, names: Iterable[str]) -> _File | None:
+        """The content that was in this very file until it was cut, if that began alike."""
+        lives = [self._bound[name] for name in names if name in self._bound and self._is_claimed(name)]
+        here = [live for live in lives if live.key is None and live.was == file.key and live.codec is None]
+        return here[-1] if here and file.codec is None else None
+
+    def _may_go_on_in(self, file: _File, name: str, head: bytes) -> bool:
+        """May a known content be the one of this file? Raises OSError."""
+        at, found = self._at(name), _NAME.fullmatch(name.removeprefix(self._prefix))
+        return (
+            at is not None
+            and found is not None
+            and (file.codec is not None or at.offset <= file.size)
+            and self._may_be_this(file, name, at, head, int(found[2]))
+        )
 
     def _let_go_unclaimed(self, name: str, live: _File) -> bool:
         """What is gone and was another's: nothing was read of it here, and others may know it by another name."""
@@ -501,10 +637,33 @@ class FollowedCatalog:
         self._drop(live)
         return True
 
-    def _may_be_this(self, name: str, at: Position, head: bytes, length: int, *, is_whole: bool = True) -> bool:
+    def _may_be_this(
+        self, file: _File, name: str, at: Position, head: bytes, length: int, *, is_whole: bool = True
+    ) -> bool:
         """May a content be the known one? What got beyond its print and has no second one was lost, and is over."""
-        second = self._seconds.get((name, at.generation))
-        return _begins_so(head, second, is_whole=is_whole) and (second is not None or at.offset <= length)
+        prints = (name, at.generation)
+        second = self._seconds.get(prints)
+        return (
+            _begins_so(head, second, is_whole=is_whole)
+            and not self._is_over(name, at, length)
+            and self._goes_so_far(file, at.offset, self._marks.get(prints), is_whole=is_whole)
+        )
+
+    def _goes_so_far(self, file: _File, offset: int, mark: Print | None, *, is_whole: bool) -> bool:
+        """Has a file this mark, and as much as was read? Raises OSError."""
+        length, digest = mark or (0, "")
+        if mark is None and (file.codec is None or offset <= _PRINT_BYTES):
+            return True
+        content = _opened(file)
+        try:
+            found = b"" if mark is None else content.read(length - _PRINT_BYTES, _PRINT_BYTES)
+            if mark is not None and len(found) < _PRINT_BYTES:
+                return not is_whole
+            return (mark is None or _digest(found) == digest) and (
+                file.codec is None or offset <= length or bool(content.read(offset - 1, 1))
+            )
+        finally:
+            content.close()
 
     def _how_much_is_known(self, name: str) -> tuple[bool, int, str]:
         live = self._bound.get(name)
@@ -514,19 +673,22 @@ class FollowedCatalog:
         return (False, 0, name) if at is None else ((name, at.generation) in self._seconds, at.offset, name)
 
     def _goes_on_in(self, live: _File, file: _File, head: bytes) -> bool:
-        """May a content that is in no file any more be the one of this file? It begins alike."""
+        """May a content that is in no file any more be the one of this file? It begins alike. Raises OSError."""
         reading = live.reading
         # What got beyond its print and has no second one was lost.
-        if reading is None or (live.second is None and reading.position > live.print_[0]):
+        if reading is None or (live.second is None and live.print_[0] < min(reading.position, _PRINT_BYTES)):
             return False
-        if not _begins_so(head, live.second):
+        if not _begins_so(head, live.second) or (file.codec is None and reading.position > file.size):
             return False
-        if file.codec is not None or reading.position > file.size or not live.tail:
-            return file.codec is not None or reading.position <= file.size
-        try:
-            content = LocalFile(file.path)
-        except OSError:
-            return False
+        kept = self._open.get(reading.name)
+        if isinstance(kept, LocalFile) and self._is_as_it_was(live, kept, reading.position):
+            # It is deleted, and was not cut before: what is behind that which was read of it is to be seen yet.
+            seen = kept.read(0, len(head))
+            if not head.startswith(seen) or (file.codec is None and not _end_alike(kept, file)):
+                return False
+        if not live.tail:
+            return self._goes_so_far(file, reading.position, None, is_whole=True)
+        content = _opened(file)
         try:
             return content.read(reading.position - len(live.tail), len(live.tail)) == live.tail
         finally:
@@ -546,9 +708,9 @@ class FollowedCatalog:
         return True
 
     def _tell_of_what_was_not_compared(self, file: _File, reading: Reading) -> None:
-        """A compressed file is taken for what was read before a start: more than of what there is a digest."""
-        length = (file.second or file.print_)[0]
-        if file.codec is not None and reading.position > length:
+        """A compressed file is taken for what was read before a start, and there is no mark of most of that."""
+        length = max(file.marked, file.print_[0])
+        if file.codec is not None and reading.position > _MARK_TIMES * length:
             said = f"is taken for what was read of {reading.name}"
             if (file.path, said) not in self._told:
                 self._told.add((file.path, said))
@@ -581,14 +743,28 @@ class FollowedCatalog:
         if file.codec is None:
             at = self._known[name] = self._positions.open_partition(self.source, name, self._last_line_end(file))
             length = min(at.offset, len(head))
-            if length > file.print_[0]:
-                second = (length, _digest(head[:length]))
-                self._seconds[name, at.generation] = second
-                marker = _second_name(name, at.generation, second)
-                self._known[marker] = self._positions.open_partition(self.source, marker, 0)
+            if length <= file.print_[0] < _PRINT_BYTES:
+                return
+            here = (name, at.generation)
+            if file.print_[0] < _PRINT_BYTES:
+                second = self._seconds[here] = (length, _digest(head[:length]))
+                self._by_second.setdefault(second, []).append(here)
+                self._seen_at[here] = self._asked
+                self._put_at_once(_second_name(*here, second))
+            if at.offset > _PRINT_BYTES:
+                content = LocalFile(file.path)
+                try:
+                    tail = content.read(at.offset - _PRINT_BYTES, _PRINT_BYTES)
+                finally:
+                    content.close()
+                self._marks[here] = (at.offset, _digest(tail))
+                self._put_at_once(_second_name(*here, self._marks[here]))
         elif file.marker is not None:
-            self._known[file.marker] = self._positions.open_partition(self.source, file.marker, 0)
+            self._put_at_once(file.marker)
             file.done = True
+
+    def _put_at_once(self, name: str) -> None:
+        self._known[name] = self._positions.open_partition(self.source, name, 0)
 
     def _begin_anew(self, old: _File, file: _File) -> None:
         """The next generation of a content's partition."""
@@ -601,6 +777,7 @@ class FollowedCatalog:
         self._drop(old)
         self._bind(file, reading)
         file.second = None
+        file.marked = 0
 
     def _waits_for(self, file: _File, live: _File, head: bytes, now: float) -> bool:
         """Is this a copy of a file that is there yet, made to take its place?"""
@@ -674,12 +851,18 @@ class FollowedCatalog:
     def _bind(self, file: _File, reading: Reading) -> None:
         file.reading = reading
         file.registered = reading.logged
-        file.second = self._seconds.get((reading.name, reading.generation))
+        file.bound_at = self._asked
+        self._take_prints(file, reading)
         self._bound[reading.name] = file
         if not file.done:
             self._by_print.setdefault(file.print_, set()).add(reading.name)
             self._by_inode.setdefault(_inode(file), []).append(reading.name)
         file.ours = self._is_ours(file)
+
+    def _take_prints(self, file: _File, reading: Reading) -> None:
+        at = (reading.name, reading.generation)
+        file.second = self._seconds.get(at)
+        file.marked = max(self._marks.get(at, (0, ""))[0], (file.second or (0, ""))[0])
 
     def _unbind(self, file: _File) -> None:
         """Have a file identified anew."""
@@ -692,6 +875,7 @@ class FollowedCatalog:
         file.reading = None
         file.held_since = None
         file.second = None
+        file.marked = 0
         file.tail = b""
         file.waits_at = -1
 
@@ -719,6 +903,7 @@ class FollowedCatalog:
         """A file has another content now: the one that it had is in no file, until a copy is found."""
         assert file.key is not None
         now = self._clock.monotonic()
+        self._some_was_cut = True
         old = self._files.pop(file.key)
         self._files[file.key] = _File(file.key, file.path, codec_of(file.path), 0, 0, now)
         self._look_at = 0.0
@@ -726,7 +911,7 @@ class FollowedCatalog:
             return
         self._open.close(old.reading.name)
         self._decompressed.close(old.reading.name)
-        old.key = None
+        old.key, old.was = None, old.key
         old.gone_since = now
         self._orphans.append(old)
         if old.ours and old.codec is None:
@@ -781,7 +966,10 @@ class FollowedCatalog:
         self._decompressed.close(reading.name)
         self._bound.pop(reading.name, None)
         if reading.logged >= 0:
-            self._known[reading.name] = Position(reading.generation, reading.logged)
+            # Others may have read on.
+            at = self._known.get(reading.name, Position(0, ORIGIN))
+            if (at.generation, at.offset) < (reading.generation, reading.logged):
+                self._known[reading.name] = Position(reading.generation, reading.logged)
         elif not self._is_claimed(reading.name):
             self._by_print.get(file.print_, set()).discard(reading.name)
 
@@ -792,11 +980,12 @@ class FollowedCatalog:
             if not file.done or not file.ours or file.marker is None or reading is None or file.marker in self._known:
                 continue
             if reading.position == reading.start or file.registered >= reading.position:
-                self._known[file.marker] = self._positions.open_partition(self.source, file.marker, 0)
+                self._put_at_once(file.marker)
 
     def _forget(self, now: float) -> None:
         """Have the driver log forget files that were gone for long; not while none is there: all may be away."""
         self._forget_at = now + min(_FORGET_SECONDS, self._settings.forget_after)
+        self._learn(self._positions.all_of(self.source))
         there = set(self._bound) | {file.marker for file in self._files.values()} | {f"{self._prefix}{_START}"}
         self._gone = {
             name: self._gone.get(name, now)
@@ -811,11 +1000,62 @@ class FollowedCatalog:
         # So is who began it.
         gone = set(old)
         began = {name: self._name_of(name, at) for name, at in self._known.items()}
-        old = [name for name in old if name in began and (began[name] is None or began[name] in gone)]
+        kept = {_number(name) for name in (self._known.keys() | self._claimed) - gone}
+        old += self._superseded()
+        old = [
+            name
+            for name in old
+            if name in began
+            and (began[name] is None or began[name] in gone)
+            and not (_BEYOND.fullmatch(name.removeprefix(self._prefix)) and self._known[name].offset in kept)
+        ]
         old += [name for name, content in began.items() if content in gone and name not in gone]
         if old and any(file.is_there for file in self._files.values()):
             self._positions.forget(self.source, old)
             self._learn(self._positions.all_of(self.source))
+
+    def _superseded(self) -> list[str]:
+        """Marks behind which there are others."""
+        found = [(name, one) for name in self._known if (one := _SECOND.fullmatch(name)) and one[1] in self._known]
+        newest: dict[tuple[str, str, bool], tuple[int, str]] = {}
+        for name, one in found:
+            of_these = (one[1], one[2], int(one[3]) > _PRINT_BYTES)
+            newest[of_these] = max(newest.get(of_these, (0, "")), (int(one[3]), name))
+        kept = {name for _, name in newest.values()}
+        return [
+            name
+            for name, one in found
+            if name not in kept and self._sharing.is_ours(one[1].rpartition("-")[2].partition("~")[0])
+        ]
+
+    def _mark_what_stands_still(self, now: float) -> None:
+        """So that it is known by all that was read of it, when it is found elsewhere after a start."""
+        still = [
+            file
+            for file in self._files.values()
+            if file.ours
+            and file.codec is None
+            and file.second is not None
+            and file.tail
+            and file.is_there
+            and now - file.grown_at > _HOT_SECONDS
+            and (reading := file.reading) is not None
+            and file.marked < reading.position == file.registered
+        ]
+        for file in still[:_MOST_MARKED]:
+            reading = file.reading
+            assert reading is not None
+            with contextlib.suppress(OSError):
+                content = LocalFile(file.path)
+                try:
+                    if (content.stat.st_dev, content.stat.st_ino) != file.key or not self._is_as_it_was(
+                        file, content, reading.position
+                    ):
+                        continue
+                    marker = self._mark(file, reading, content.read)
+                finally:
+                    content.close()
+                self._put_at_once(marker)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -862,7 +1102,8 @@ class FollowedCatalog:
         if reading.position != at:
             begin = max(0, reading.position - _TAIL_BYTES)
             file.tail = content.read(begin, reading.position - begin)
-            self._print_again(file, reading, lambda: content.read(0, _PRINT_BYTES))
+            if not self._print_again(file, reading, content.read):
+                return None
             # What is shown to be there may be more than what was seen by the last look.
             file.size = max(file.size, reading.position)
         return part if part.batch is not None or part.letters or reading.position != at else None
@@ -906,19 +1147,97 @@ class FollowedCatalog:
             file.done = True
             self._decompressed.close(reading.name)
             return None
-        # Of a stream of its own: this one does not go back.
-        self._print_again(file, reading, lambda: self._head(file)[0])
+        # Its beginning is of a stream of its own: this one does not go back.
+        there = content
+        if not self._print_again(
+            file, reading, lambda at, size: there.read(at, size) if at else self._head(file)[0][:size]
+        ):
+            return None
         return part
 
-    def _print_again(self, file: _File, reading: Reading, head: Callable[[], bytes]) -> None:
-        """The second print, with the first block that has more of the content than its print."""
-        length = min(reading.position, _PRINT_BYTES)
-        if file.second is not None or length <= file.print_[0]:
-            return
-        file.second = (length, _digest(head()[:length]))
-        name = _second_name(reading.name, reading.generation, file.second)
+    def _print_again(self, file: _File, reading: Reading, read: Callable[[int, int], bytes]) -> bool:
+        """The second print, with the first block that has more of the content than its print; and marks.
+
+        False: it may be another's content by now, and is to be looked at again.
+        """
+        at, length = reading.position, file.print_[0]
+        if at > length and file.second is None and length < _PRINT_BYTES:
+            head = read(0, _PRINT_BYTES)
+            if not self._go_beyond(file, reading, head):
+                return False
+            file.second = (min(at, _PRINT_BYTES), _digest(head[:at]))
+            self._put(reading, _second_name(reading.name, reading.generation, file.second))
+            file.marked = at if at <= _PRINT_BYTES else 0
+        if at > length and at >= _MARK_TIMES * file.marked:
+            self._put(reading, self._mark(file, reading, read))
+        return True
+
+    def _put(self, reading: Reading, name: str, value: int = 0) -> None:
+        """Have a name of what is known go in with the next block."""
         if name not in self._known:
-            reading.before.append(OffsetLink(self.source, name, 0, ORIGIN, 0, LinkKind.ORIGIN))
+            reading.before.append(OffsetLink(self.source, name, 0, ORIGIN, value, LinkKind.ORIGIN))
+
+    def _mark(self, file: _File, reading: Reading, read: Callable[[int, int], bytes]) -> str:
+        """The name of a mark of what is read."""
+        begin = max(0, reading.position - _PRINT_BYTES)
+        file.marked = reading.position
+        mark = (reading.position, _digest(read(begin, reading.position - begin)))
+        if begin == 0:
+            file.second = mark
+        return _second_name(reading.name, reading.generation, mark)
+
+    def _go_beyond(self, file: _File, reading: Reading, head: bytes) -> bool:
+        """Be the first to read what is behind the print, by this name; False: it is another name's content."""
+        end = head.find(b"\n", file.print_[0]) + 1 or len(head)
+        like = f"{end}-{_digest(head[:end])}"
+        number = self._beyond.get(like, 0)
+        if number and self._was_read_by_another_name(file, reading, head):
+            return False
+        self._beyond[like] = number + 1
+        self._put(reading, f"{self._prefix}==+{number}:{like}", _number(reading.name))
+        return True
+
+    def _was_read_by_another_name(self, file: _File, reading: Reading, head: bytes) -> bool:
+        """Has another gone on with this very content by another name, since it has this one? Then it has that one.
+
+        Two had it in different files, as when it was copied and cut: and more contents begin alike, so that it was no
+        longer known which it is. What is in another file that is there is another content.
+        """
+        lengths = {length for length, _ in self._by_second if length <= len(head)}
+        alike = [(length, _digest(head[:length])) for length in sorted(lengths)]
+        for name, generation in [at for second in alike for at in self._by_second.get(second, ())]:
+            at = self._known.get(name)
+            found = _NAME.fullmatch(name.removeprefix(self._prefix))
+            if at is None or at.generation != generation or name == reading.name or found is None:
+                continue
+            if not self._may_go_on_in(file, name, head):
+                continue
+            live = self._bound.get(name)
+            if live is not None and live.is_there and self._is_still(live):
+                continue
+            if self._seen_at[name, generation] <= file.bound_at:
+                self._receiver.report_error(
+                    f"{file.path} begins as {name} did, {at.offset} bytes of which were read, and which is in no file "
+                    "now: it is read as another file, and what is the same comes twice if it is that one; set "
+                    "fingerprint_lines to more lines than are the same in all files"
+                )
+                continue
+            if live is not None:
+                self._drop(live)
+            self._unbind(file)
+            file.print_ = (int(found[2]), found[3])
+            is_it = Reading(name)
+            is_it.go_to(at)
+            self._bind(file, is_it)
+            self._end(reading, file.print_[0] + 1, is_it)
+            return True
+        return False
+
+    def _end(self, reading: Reading, beyond: int, other: Reading) -> None:
+        """A name that a content had beside its own is over; that goes in with that one's next block."""
+        at = self._known.get(reading.name)
+        generation = 0 if at is None else at.generation + 1
+        other.before.append(OffsetLink(self.source, reading.name, generation, ORIGIN, beyond, LinkKind.ORIGIN))
 
     def _last_line_end(self, file: _File) -> int:
         content = LocalFile(file.path)
@@ -941,19 +1260,76 @@ class FollowedCatalog:
         self._by_print = {}
         self._by_inode = {}
         self._seconds = {}
+        self._marks = {}
+        self._beyond = {}
         self._claimed = {name for claim, at in self._known.items() if (name := self._name_of(claim, at)) is not None}
         for name in self._claimed | self._known.keys():
+            beyond = _BEYOND.fullmatch(name.removeprefix(self._prefix))
+            if beyond is not None:
+                self._beyond[beyond[2]] = max(self._beyond.get(beyond[2], 0), int(beyond[1]) + 1)
+                continue
             second = _SECOND.fullmatch(name)
             if second is not None:
-                self._seconds[second[1], int(second[2])] = (int(second[3]), second[4])
+                found, at = (int(second[3]), second[4]), (second[1], int(second[2]))
+                of_these = self._seconds if found[0] <= _PRINT_BYTES else self._marks
+                of_these[at] = max(found, of_these.get(at, found))
                 continue
-            found = _NAME.fullmatch(name.removeprefix(self._prefix))
-            if found is not None:
-                self._by_print.setdefault((int(found[2]), found[3]), set()).add(name)
-                self._by_inode.setdefault(found[1], []).append(name)
+            content = _NAME.fullmatch(name.removeprefix(self._prefix))
+            if content is not None:
+                self._by_print.setdefault((int(content[2]), content[3]), set()).add(name)
+                self._by_inode.setdefault(content[1], []).append(name)
+        self._asked += 1
+        self._seen_at = {at: self._seen_at.get(at, self._asked) for at in self._seconds}
+        self._by_second = {}
+        for at, print_ in self._seconds.items():
+            self._by_second.setdefault(print_, []).append(at)
         for name, file in self._bound.items():
             if not file.done:
                 self._by_print.setdefault(file.print_, set()).add(name)
+        self._leave_what_others_know_better()
+
+    def _leave_what_others_know_better(self) -> None:
+        """Another has read on by that name, or begun it anew: is it this content yet?"""
+        for name, file in list(self._bound.items()):
+            reading, at = file.reading, self._known.get(name)
+            if at is None or reading is None or at.generation < reading.generation:
+                continue
+            second = self._seconds.get((name, at.generation))
+            if file.done:
+                if at.generation > reading.generation and file.marker in self._known and name != file.marker:
+                    # That name is another content's by now.
+                    self._unbind(file)
+                    self._bind(file, Reading(file.marker))
+            elif at.generation == reading.generation and (
+                second == file.second if second is not None else not self._is_over(name, at, file.print_[0])
+            ):
+                continue
+            elif file.is_there:
+                self._compare_with_what_is_known(file, reading, at, second)
+            elif self._is_refused(file, reading, at, second):
+                self._drop(file)
+
+    def _compare_with_what_is_known(self, file: _File, reading: Reading, at: Position, second: Print | None) -> None:
+        try:
+            is_it = at.generation == reading.generation and _begins_so(self._head(file)[0], second)
+        except OSError:
+            is_it = False
+        if second is None or not is_it:
+            self._unbind(file)
+            self._look_at = 0.0
+        elif file.second is None or file.second[0] < second[0]:
+            self._take_prints(file, reading)
+
+    def _is_refused(self, file: _File, reading: Reading, at: Position, second: Print | None) -> bool:
+        """Will what was read here of a content that is in no file be refused, for others have read on?"""
+        ours = file.second
+        return (at.generation, at.offset) > (reading.generation, reading.logged) or (
+            second is not None and (ours is None or (ours[0] == second[0] and ours != second))
+        )
+
+    def _is_over(self, name: str, at: Position, length: int) -> bool:
+        """What got beyond its print and has no second one: it was lost, or had another name."""
+        return (name, at.generation) not in self._seconds and length < min(at.offset, _PRINT_BYTES)
 
     def _name_of(self, claim: str, at: Position) -> str | None:
         found = _CLAIM.fullmatch(claim.removeprefix(self._prefix))
@@ -975,6 +1351,16 @@ class FollowedCatalog:
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()) >> 1
+
+
+def _opened(file: _File) -> LocalFile | DecompressedFile:
+    """What is in a file. Raises OSError."""
+    path = file.path
+    return LocalFile(path) if file.codec is None else DecompressedFile(lambda: pa.OSFile(path), file.codec)
 
 
 def _second_name(name: str, generation: int, second: Print) -> str:
@@ -1018,6 +1404,17 @@ def _begins_with(path: str, head: bytes) -> bool:
         return content.read(0, len(head)) == head
     except OSError:
         return True
+    finally:
+        content.close()
+
+
+def _end_alike(deleted: LocalFile, file: _File) -> bool:
+    """Has a file what is in one that is deleted, at the end of what the shorter has? Raises OSError."""
+    content = LocalFile(file.path)
+    try:
+        end = min(deleted.stat.st_size, content.stat.st_size)
+        begin = max(0, end - _OVERLAP_BYTES)
+        return deleted.read(begin, end - begin) == content.read(begin, end - begin)
     finally:
         content.close()
 
