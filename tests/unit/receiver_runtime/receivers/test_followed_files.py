@@ -268,7 +268,7 @@ def test_long_lines_and_invalid_text_go_aside_and_the_rest_comes(tmp_path: Path)
     assert [letter.part for letter in large[:-1]] == [0, 1, 2, 3, 4]
     assert large[-1].data == b"y" * 2000 + b"\r"
     assert [letter.data for letter in letters if letter.reason is DeadLetterReason.INVALID_ENCODING] == [b"\xff\xfe"]
-    assert reader.catalog._known == {}
+    assert reader.catalog._log.known == {}
     assert [at for name, at in log.positions.items() if "+" not in name] == [Position(0, path.stat().st_size)]
 
 
