@@ -105,6 +105,11 @@ class Unsigned(Told):
 
 NO_CLASS = 1
 """
+# A process that hears that it is fenced from nothing but a store: a heartbeat could be first, and end it.
+NO_HEARTBEATS = """
+from receiver_runtime.registrar import Registrar
+Registrar.__init__.__kwdefaults__["heartbeat_interval"] = 300.0
+"""
 
 
 @pytest.fixture
@@ -140,7 +145,7 @@ def test_r02_r05_many_records_are_registered_when_store_returns_and_a_fenced_sto
     # Nothing but `store` itself could have cut a block of these within the test.
     rig = rig_for("Told", database_url, work, block_interval="300s")
     try:
-        rig.start()
+        rig.start(first=NO_HEARTBEATS)
         records = 0
         for number, (what, count) in enumerate(
             [("list", 2), ("iterator", 2), ("batch", 2), ("table", 4), ("reader", 2), ("bytes", 2), ("buffer", 2)]
