@@ -557,11 +557,11 @@ def test_a_batch_that_waits_while_the_interval_is_changed_is_run_with_its_blocks
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
     pipeline = declare()
-    log, times = behind(connection, pipeline, 2)
-    log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
+    log, times = behind(connection, pipeline, 3)
+    # What comes second is more than a new interval old, so that one of its boundaries is behind it, and over.
+    log.add_at(log.receiver_ids[0], *(time - SECOND for time in times[:2]))
     launch = next_step(connection, pipeline, instance)
     assert isinstance(launch, Launch)
-    # Neither boundary is one of the new interval, and more than one of its own is over.
     changed = declare(interval=timedelta(minutes=7))
     apply(connection, [changed])
     [counts] = changed.outputs.values()
