@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
     from tracker_store.batches import BatchRow
 
-INTERVAL = timedelta(minutes=10)
+# Long, so that no boundary passes in the middle of a test.
+INTERVAL = timedelta(hours=4)
 SECOND = timedelta(seconds=1)
 
 
@@ -562,7 +563,7 @@ def test_a_batch_that_waits_while_the_interval_is_changed_is_run_with_its_blocks
     log.add_at(log.receiver_ids[0], *(time - SECOND for time in times[:2]))
     launch = next_step(connection, pipeline, instance)
     assert isinstance(launch, Launch)
-    changed = declare(interval=timedelta(minutes=7))
+    changed = declare(interval=timedelta(hours=3))
     apply(connection, [changed])
     [counts] = changed.outputs.values()
     assert counts.is_due(times[0])
