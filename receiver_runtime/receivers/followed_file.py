@@ -5,6 +5,7 @@ It knows nothing of the driver log, but that a content has a reading.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -83,45 +84,28 @@ def age(file: FollowedFile) -> tuple[int, str]:
 def begins_with(path: str, head: bytes) -> bool:
     """Has a file this beginning? True where that can't be seen: who asks waits."""
     try:
-        content = LocalFile(path)
+        with closing(LocalFile(path)) as content:
+            return content.read(0, len(head)) == head
     except OSError:
         return True
-    try:
-        return content.read(0, len(head)) == head
-    except OSError:
-        return True
-    finally:
-        content.close()
 
 
 def end_alike(deleted: LocalFile, file: FollowedFile) -> bool:
     """Has a file what is in one that is deleted, at the end of what the shorter has? Raises OSError."""
-    content = LocalFile(file.path)
-    try:
-        end = min(deleted.stat.st_size, content.stat.st_size)
-        begin = max(0, end - OVERLAP_BYTES)
-        return deleted.read(begin, end - begin) == content.read(begin, end - begin)
-    finally:
-        content.close()
+    with closing(LocalFile(file.path)) as content:
+        return _has_same_overlap(deleted, content)
 
 
 def same_overlap(one: str, other: str) -> bool:
     """Do two files have the same bytes at the end of what the shorter has? False where that can't be seen."""
     try:
-        first = LocalFile(one)
+        with closing(LocalFile(one)) as first, closing(LocalFile(other)) as second:
+            return _has_same_overlap(first, second)
     except OSError:
         return False
-    try:
-        second = LocalFile(other)
-    except OSError:
-        first.close()
-        return False
-    try:
-        end = min(first.stat.st_size, second.stat.st_size)
-        begin = max(0, end - OVERLAP_BYTES)
-        return first.read(begin, end - begin) == second.read(begin, end - begin)
-    except OSError:
-        return False
-    finally:
-        first.close()
-        second.close()
+
+
+def _has_same_overlap(first: LocalFile, second: LocalFile) -> bool:
+    end = min(first.stat.st_size, second.stat.st_size)
+    begin = max(0, end - OVERLAP_BYTES)
+    return first.read(begin, end - begin) == second.read(begin, end - begin)

@@ -22,10 +22,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from receiver_runtime.clock import SystemClock
-from receiver_runtime.receivers.file_content import DecompressedFile, LocalFile, OpenContents, codec_of
+from receiver_runtime.receivers.file_content import LocalFile, OpenContents, codec_of
 from receiver_runtime.receivers.file_records import LineReader, Part, Reading
 from receiver_runtime.receivers.followed_contents import (
     PRINT_BYTES,
@@ -587,16 +585,13 @@ class FollowedCatalog:
         length, its = mark or (0, "")
         if mark is None and (file.codec is None or offset <= PRINT_BYTES):
             return True
-        content = opened(file)
-        try:
+        with contextlib.closing(opened(file)) as content:
             found = b"" if mark is None else content.read(length - PRINT_BYTES, PRINT_BYTES)
             if mark is not None and len(found) < PRINT_BYTES:
                 return not is_whole
             return (mark is None or digest(found) == its) and (
                 file.codec is None or offset <= length or bool(content.read(offset - 1, 1))
             )
-        finally:
-            content.close()
 
     def _how_much_is_known(self, name: str) -> tuple[bool, int, str]:
         live = self._bound.get(name)
@@ -621,11 +616,8 @@ class FollowedCatalog:
                 return False
         if not live.tail:
             return self._goes_so_far(file, reading.position, None, is_whole=True)
-        content = opened(file)
-        try:
+        with contextlib.closing(opened(file)) as content:
             return content.read(reading.position - len(live.tail), len(live.tail)) == live.tail
-        finally:
-            content.close()
 
     def _tell_of_what_was_not_compared(self, file: FollowedFile, reading: Reading) -> None:
         """A compressed file is taken for what was read before a start, and there is no mark of most of that."""
@@ -658,11 +650,8 @@ class FollowedCatalog:
             if file.print_[0] < PRINT_BYTES:
                 self._log.put_second(here, (length, digest(head[:length])))
             if at.offset > PRINT_BYTES:
-                content = LocalFile(file.path)
-                try:
+                with contextlib.closing(LocalFile(file.path)) as content:
                     tail = content.read(at.offset - PRINT_BYTES, PRINT_BYTES)
-                finally:
-                    content.close()
                 self._log.put_mark(here, (at.offset, digest(tail)))
         elif file.marker is not None:
             self._log.put_at_once(file.marker)
@@ -719,8 +708,7 @@ class FollowedCatalog:
 
     def _head(self, file: FollowedFile) -> tuple[bytes, str | None]:
         """The first bytes of the content; and what a compressed file is marked by when it is done."""
-        content = LocalFile(file.path)
-        try:
+        with contextlib.closing(LocalFile(file.path)) as content:
             raw = content.read(0, PRINT_BYTES)
             if file.codec is None:
                 return raw, None
@@ -728,13 +716,8 @@ class FollowedCatalog:
             size = content.stat.st_size
             end = content.read(max(0, size - PRINT_BYTES), PRINT_BYTES)
             marker = f"{self._prefix}z{size}-{digest(raw + end)}"
-        finally:
-            content.close()
-        unpacked = DecompressedFile(lambda: pa.OSFile(file.path), file.codec)
-        try:
+        with contextlib.closing(opened(file)) as unpacked:
             return unpacked.read(0, PRINT_BYTES), marker
-        finally:
-            unpacked.close()
 
     def _print_length(self, file: FollowedFile, head: bytes, now: float) -> int | None:
         """Of what tells this content apart; None while it is not there."""
@@ -919,15 +902,12 @@ class FollowedCatalog:
             reading = file.reading
             assert reading is not None
             with contextlib.suppress(OSError):
-                content = LocalFile(file.path)
-                try:
+                with contextlib.closing(LocalFile(file.path)) as content:
                     if (content.stat.st_dev, content.stat.st_ino) != file.key or not self._is_as_it_was(
                         file, content, reading.position
                     ):
                         continue
                     marker = self._mark(file, reading, content.read)
-                finally:
-                    content.close()
                 self._log.put_at_once(marker)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -1008,12 +988,9 @@ class FollowedCatalog:
         )
 
     def _unpack(self, file: FollowedFile, reading: Reading, limits: Limits) -> Part | None:
-        codec = file.codec
-        assert codec is not None
         content = self._decompressed.get(reading.name)
         if content is None:
-            path = file.path
-            content = DecompressedFile(lambda: pa.OSFile(path), codec)
+            content = opened(file)
             self._decompressed.put(reading.name, content)
         part = self._lines.read(reading, content, limits, path=file.path, modified_ms=file.mtime_ns // 10**6, ends=True)
         if part.batch is None and not part.letters and not part.more:
@@ -1111,8 +1088,7 @@ class FollowedCatalog:
         other.before.append(OffsetLink(self.source, reading.name, generation, ORIGIN, beyond, LinkKind.ORIGIN))
 
     def _last_line_end(self, file: FollowedFile) -> int:
-        content = LocalFile(file.path)
-        try:
+        with contextlib.closing(LocalFile(file.path)) as content:
             end = content.stat.st_size
             while end > 0:
                 begin = max(0, end - OVERLAP_BYTES)
@@ -1121,8 +1097,6 @@ class FollowedCatalog:
                     return begin + found + 1
                 end = begin
             return 0
-        finally:
-            content.close()
 
     # -- small things ------------------------------------------------------------------------------------------------
 

@@ -390,17 +390,23 @@ def create_again(topic: KafkaTopic) -> None:
     soon(made_again, "the topic anew", seconds=DEADLINE_SECONDS, step=0.2)
 
 
+def read_then_made_anew(topic: KafkaTopic, make_rig: Callable[..., SourceRig], *, records: int) -> SourceRig:
+    """A stream that has read so many of a partition, is stopped, and whose topic is another one by now."""
+    topic.send(records, partition=0)
+    rig = make_rig(topic.source())
+    process = rig.start()
+    eventually(lambda: topic.all_came(rig), f"{records} records")
+    stop(process)
+    topic.delete()
+    create_again(topic)
+    return rig
+
+
 def test_a_topic_that_is_made_anew_begins_the_next_generation(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
     topic = real_topic
-    topic.send(100, partition=0)
-    rig = make_rig(topic.source())
-    process = rig.start()
-    eventually(lambda: topic.all_came(rig), "100 records")
-    stop(process)
-    topic.delete()
-    create_again(topic)
+    rig = read_then_made_anew(topic, make_rig, records=100)
     topic.send(7, partition=0)
     second = rig.start()
     eventually(lambda: rig.said("generation 1 begins"), "the event")
@@ -415,13 +421,7 @@ def test_a_topic_that_is_made_anew_and_has_grown_past_the_position_is_read_from_
 ) -> None:
     """Its offsets look as if nothing had happened; its id says it."""
     topic = real_topic
-    topic.send(10, partition=0)
-    rig = make_rig(topic.source())
-    process = rig.start()
-    eventually(lambda: topic.all_came(rig), "10 records")
-    stop(process)
-    topic.delete()
-    create_again(topic)
+    rig = read_then_made_anew(topic, make_rig, records=10)
     topic.send(30, partition=0)
     second = rig.start()
     eventually(lambda: rig.said("offset 10 is next, the topic was made anew"), "the event")

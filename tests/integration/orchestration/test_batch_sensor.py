@@ -81,6 +81,14 @@ def behind(connection: sa.Connection, pipeline: Pipeline, boundaries: int) -> tu
     return log, [newest - n * INTERVAL for n in reversed(range(boundaries))]
 
 
+def sensor_with_one_due(connection: sa.Connection) -> tuple[dg.SensorDefinition, datetime]:
+    """A pipeline's sensor, and the one boundary that is due, with records before it."""
+    pipeline = declare()
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    return batch_sensor(pipeline, batch_job(pipeline)), time
+
+
 def next_step(connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance) -> Launch | Wait:
     """The one launch of a tick, or what it waits for."""
     steps = tick(connection, pipeline, instance)
@@ -296,10 +304,7 @@ def test_the_sensor_yields_one_request_per_attempt(
     connection: sa.Connection, database_url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    sensor = batch_sensor(pipeline, batch_job(pipeline))
+    sensor, time = sensor_with_one_due(connection)
     [request] = sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests or []
     assert request.run_key == f"{time.isoformat()}:1"
     assert request.tags[PIPELINE_TAG] == "words"
@@ -534,10 +539,7 @@ def test_of_two_locations_with_one_pipeline_one_asks_for_its_run(
 ) -> None:
     """Their sensors tick at once, in an instance with threads for them: the second run would fail, for nothing."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    pipeline = declare()
-    log, [time] = behind(connection, pipeline, 1)
-    log.add_at(log.receiver_ids[0], time - SECOND)
-    sensor = batch_sensor(pipeline, batch_job(pipeline))
+    sensor, _ = sensor_with_one_due(connection)
 
     def asked(location: str) -> tuple[int, str | None]:
         context = dg.build_sensor_context(instance=instance)
