@@ -435,11 +435,13 @@ class TrackerHttpServer:
             return
         with listener:
             host, port = listener.getsockname()[:2]
-            self._url = url(host, port)
-            written = f"{self._url}\n"
+            served = url(host, port)
+            written = f"{served}\n"
             try:
                 self._write(written)
-                log.info("the tracker serves HTTP", url=self._url, token=self._address.token is not None)
+                log.info("the tracker serves HTTP", url=served, token=self._address.token is not None)
+                # Last: who sees it in `url` finds it in the file too.
+                self._url = served
                 self._serve(listener)
             except Exception:  # the tracker goes on, seen or not
                 log.exception("the tracker's HTTP server has ended")
