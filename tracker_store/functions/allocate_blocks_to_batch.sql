@@ -70,7 +70,8 @@ BEGIN
 
     WITH RECURSIVE waiting AS MATERIALIZED (
         SELECT r.id AS receiver_id, first_row.sequence AS next_sequence, first_row.added_at AS first_added_at,
-               CASE WHEN first_row.added_at > now_is THEN 'infinity' ELSE at_time END AS cut_time,
+               -- Not `now_is`: what came between that look at the clock and this statement's snapshot is seen as well.
+               CASE WHEN first_row.added_at > clock_timestamp() THEN 'infinity' ELSE at_time END AS cut_time,
                first_row.total_records - first_row.records AS base_records,
                first_row.total_bytes - first_row.bytes AS base_bytes,
                head.sequence AS head, head.added_at AS head_added_at,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,9 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, wait_until_blocked
 from tracker_store.batches import get_batch, oldest_unfinished_batch
+from tracker_store.blocks import AddOutcome
 from tracker_store.engine import connect
 from tracker_store.errors import AllocationError
 from tracker_store.pipelines import apply_pipeline
@@ -171,11 +173,35 @@ def test_point_7_two_sensors_at_once_decide_once(engine: sa.Engine, log: Log) ->
     assert ranges(log, T1) == [(log.receiver_ids[0], 1, 51, 500)]
 
 
+def test_j05_a_block_that_comes_while_its_cut_is_being_made_is_none_from_the_time_to_come(
+    engine: sa.Engine, log: Log
+) -> None:
+    """It is seen, and newer than the clock as the call has read it: as if that had been set back."""
+    receiver = log.receiver_ids[0]
+    time: datetime = log.connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()
+    with connect(engine) as deciding, ThreadPoolExecutor(1) as pool, connect(engine) as other:
+        # Holds the call up behind its look at the clock, and before the statement that looks for blocks.
+        other.execute(sa.text("BEGIN"))
+        other.execute(sa.text("LOCK TABLE forebay.batch_allocations IN ACCESS EXCLUSIVE MODE"))
+        decided = pool.submit(ReceivedBlockTracker(deciding, log.pipeline_id).allocate_blocks_to_batch, time)
+        wait_until_blocked(log.connection)
+        claimed = claim_anew(log.connection, receiver)
+        assert add(log.connection, block(claimed, 2)).outcome is AddOutcome.ADDED
+        other.execute(sa.text("ROLLBACK"))
+        decided.result(30)
+    assert ranges(log, time) == []
+    now: datetime = log.connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()
+    log.tracker.allocate_blocks_to_batch(now)
+    assert ranges(log, now) == [(receiver, 1, 2, 10)]
+
+
 def test_boundaries_are_multiples_of_the_interval(log: Log) -> None:
+    before = datetime.now(UTC)
     times = batch_times(log.connection, log.pipeline_id)
     assert (times.last, times.next_due) == (NOON, T1)
     assert times.newest.timestamp() % INTERVAL.total_seconds() == 0
-    assert timedelta(0) <= datetime.now(UTC) - times.newest < INTERVAL + SECOND
+    assert timedelta(0) <= times.now - times.newest < INTERVAL
+    assert before <= times.now <= datetime.now(UTC)
 
 
 @given(
