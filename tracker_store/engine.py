@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
@@ -116,6 +116,9 @@ def named_failures() -> Iterator[None]:
         if is_refused(error):
             raise DriverLogUnavailableError(str(error.orig).strip()) from error
         raise
+    except PendingRollbackError as error:
+        # Whoever used the connection before, in this transaction, was told of the loss; now its other user is.
+        raise OutcomeUnknownError("the connection was lost in the middle of this transaction") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import pytest
 import sqlalchemy as sa
 
 from forebay.dagster import build_definitions
+from orchestration import publishing
 from orchestration.apply import apply
 from orchestration.batch_run import run_batch
 from orchestration.dagster_defs.compaction import compaction_job
@@ -29,10 +30,11 @@ from orchestration.spark.sinks.sink import Step
 from tests.integration.orchestration import killed_publishing
 from tests.integration.orchestration.frame_without_spark import SessionWithoutSpark, words
 from tests.integration.orchestration.killed_publishing import COMMITTED, COMPACT, REPLAY, RUN, act, declare
+from tests.polling import eventually
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
-from tracker_store.outputs import commits_of_batch, commits_to_publish
+from tracker_store.outputs import commits_of_batch, commits_to_publish, note_published
 from tracker_store.pipelines import get_pipeline
 
 if TYPE_CHECKING:
@@ -58,6 +60,13 @@ class Log:
     def execute(self, statement: str, **values: object) -> None:
         with connect(self.engine) as connection:
             connection.execute(sa.text(statement), values)
+
+    def end_the_turn(self) -> None:
+        """As the server ends a transaction that is silent for long; returns when it has let go of its lock."""
+        self.execute(
+            "SELECT pg_terminate_backend(l.pid, 20000) FROM pg_locks l JOIN pg_database d ON d.oid = l.database "
+            "WHERE l.locktype = 'advisory' AND l.granted AND d.datname = current_database()"
+        )
 
     def batch(self, number: int) -> datetime:
         """A batch that has not run, the `number`th of the hour."""
@@ -255,16 +264,33 @@ def test_two_do_not_publish_at_once_and_who_is_stopped_loses_its_turn(log: Log) 
                 in_turn(50)
             in_turn(60)
             check()
-            # As the server does with a transaction that is silent for long.
-            log.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE state = 'idle in transaction' AND datname = current_database()"
-            )
+            log.end_the_turn()
             in_turn(50)
             check()
 
     with pytest.raises(OutcomeUnknownError):
         stop_and_go_on()
+
+
+@pytest.mark.parametrize("then", ["asks", "writes", "ends"])
+def test_a_lost_turn_has_its_name_though_the_thread_that_stays_saw_it_first(
+    log: Log, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    monkeypatch.setattr(publishing, "_STILL_HERE_SECONDS", 0.01)
+
+    def go_on() -> None:
+        with connect(log.engine) as stopped, held(stopped, log.pipeline_id, "counts", log.hour):
+            with staying(stopped) as check:
+                check()
+                log.end_the_turn()
+                eventually(lambda: stopped.invalidated, "the thread's look")
+                if then == "asks":
+                    check()
+            if then == "writes":
+                note_published(stopped, log.pipeline_id, "counts", log.hour, attempt=1)
+
+    with pytest.raises(OutcomeUnknownError):
+        go_on()
 
 
 def test_many_batches_of_a_closed_hour_become_one_and_not_of_an_open_one(log: Log) -> None:
@@ -336,6 +362,7 @@ def test_readers_see_each_row_once_while_hours_are_compacted_and_batches_replaye
     until = clock.monotonic() + 2
     while clock.monotonic() < until:
         act(log.settings, REPLAY, times[1], ("new", 1))
+    eventually(lambda: counts, "a look that found every file")
     done.set()
     thread.join(20)
     assert counts == {3}
