@@ -369,6 +369,8 @@ class Agent:
             # Who starts it anew has mended something, or wants it tried as often again.
             history.crashes = 0
             history.backoff.reset()
+            # Before the state: who sees that finds in the history how it came.
+            self._report(receiver_id, ReceiverEventKind.FAILED, reason)
             self._reports.append(
                 lambda connection: set_receiver_state(
                     connection,
@@ -378,7 +380,6 @@ class Agent:
                     reason=reason,
                 )
             )
-            self._report(receiver_id, ReceiverEventKind.FAILED, reason)
 
     def _report(self, receiver_id: int, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
         self._reports.append(

@@ -247,9 +247,9 @@ class ReplayServer:
             self._hold(connection)
             return
         self._move(ReplayState.SERVING)
-        self._pacer.restart()
         if self._began is None:
             self._began = self._clock()
+        self._pacer.restart()
         if not self._send_all(connection):
             if not self._stop.is_set():
                 self._move(ReplayState.WAITING)

@@ -8,6 +8,7 @@ SQLAlchemy, psycopg2, pydantic, pydantic-settings, structlog) is installed there
 from __future__ import annotations
 
 import hashlib
+import os
 import zipfile
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def code_archive(directory: Path) -> Path:
     archive = directory / f"forebay-{digest[:16]}.zip"
     if not archive.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        partial = archive.with_suffix(".part")
+        # Of this process alone: another may be writing it too.
+        partial = archive.with_suffix(f".{os.getpid()}.part")
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as written:
             for name, text in contents.items():
                 written.writestr(zipfile.ZipInfo(name, _TIME), text)
