@@ -1,8 +1,9 @@
 """Apache Kafka itself for tests: one KRaft node on loopback or three, which can be killed and started again.
 
-Maven brings its jars once (93 of them, 54 MB) into a folder of the user's cache that outlives the checkout. Where it
-can't, tests have librdkafka's own mock cluster instead (`MockKafka`). FOREBAY_TEST_KAFKA decides otherwise: ``real``
-insists on Apache Kafka, ``mock`` takes the mock, a path is a folder with such jars that is there already.
+Maven brings its jars once (93 of them, 54 MB) into a folder of the user's cache that outlives the checkout, for the
+first test that needs them or for ``python -m tests.kafka_broker``. Where it can't, tests have librdkafka's own mock
+cluster instead (`MockKafka`). FOREBAY_TEST_KAFKA decides otherwise: ``real`` insists on Apache Kafka, ``mock`` takes
+the mock, a path is a folder with such jars that is there already.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ PASSWORD = "only-for-tests-7c1f"
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
 # A JVM beside other tests on few cores takes its time; nothing waits so long that comes earlier.
 _DEADLINE_SECONDS = 180.0
+_ATTEMPTS = 3
 _CONTROLLERS = "CONTROLLER"
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 <modelVersion>4.0.0</modelVersion><groupId>tests</groupId><artifactId>kafka</artifactId><version>1</version>
@@ -66,16 +68,20 @@ def maven_jars(name: str, version: str, pom: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "pom.xml").write_text(pom, encoding="utf-8")
         coming = folder / f"{version}.{os.getpid()}"
-        fetched = subprocess.run(
-            [
-                *(maven, "--batch-mode", "--quiet", "--file", str(folder / "pom.xml")),
-                *("dependency:copy-dependencies", f"-DoutputDirectory={coming}"),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if fetched.returncode:
+        for _ in range(_ATTEMPTS):
+            fetched = subprocess.run(
+                [
+                    # Or a download that failed is not tried again.
+                    *(maven, "--batch-mode", "--quiet", "--update-snapshots", "--file", str(folder / "pom.xml")),
+                    *("dependency:copy-dependencies", f"-DoutputDirectory={coming}"),
+                ],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if fetched.returncode == 0:
+                break
+        else:
             raise NoBrokerError(f"{NoBrokerError.__doc__} {(fetched.stdout + fetched.stderr)[-500:]}")
         coming.rename(made)
     return made
@@ -293,14 +299,21 @@ class KafkaCluster:
 
     def start(self) -> None:
         """Start them; returns when each knows all."""
-        from confluent_kafka.admin import AdminClient  # noqa: PLC0415  an optional client
+        from confluent_kafka import KafkaException  # noqa: PLC0415  an optional client
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+
+        def know_all() -> bool:
+            try:
+                return len(client.list_topics(timeout=5).brokers) == len(self.nodes)
+            except KafkaException:
+                return False
 
         for node in self.nodes.values():
             node.launch()
         for node in self.nodes.values():
             node.wait_until_it_answers()
         client = AdminClient({"bootstrap.servers": self.address})
-        eventually(lambda: len(client.list_topics(timeout=5).brokers) == 3, "three brokers", seconds=_DEADLINE_SECONDS)
+        eventually(know_all, "three brokers", seconds=_DEADLINE_SECONDS)
 
     def kill(self) -> None:
         for node in self.nodes.values():
@@ -334,3 +347,7 @@ class MockKafka:
 
 
 AnyKafka = KafkaBroker | KafkaCluster | MockKafka
+
+
+if __name__ == "__main__":
+    jars()

@@ -7,12 +7,15 @@ of ours can say anything else of it.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import shutil
 import socket
 import subprocess
 import time
 from typing import TYPE_CHECKING
+
+from tests.held_ports import held_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,10 +38,11 @@ class Mosquitto:
         self._program = found
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
+        #: What `close` ends first: a client that is left looks for its broker for ever, beside the tests to come.
+        self.clients = contextlib.ExitStack()
         data = directory / "data"
         data.mkdir(parents=True, exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
+        [self.port] = held_ports(self, 1)
         lines = {
             "listener": f"{self.port} 127.0.0.1",
             "user": getpass.getuser(),
@@ -82,6 +86,11 @@ class Mosquitto:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def close(self) -> None:
+        """End it for good, and its clients."""
+        self.clients.close()
+        self.kill()
 
     def said(self) -> str:
         """Its log."""

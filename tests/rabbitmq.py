@@ -9,16 +9,13 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pika
 from pika.exceptions import AMQPError
 
+from tests.held_ports import held_ports
 from tests.polling import eventually
 from tests.unit.receiver_runtime.receivers.certificates import Authority
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 _START_SECONDS = 180.0
@@ -34,7 +31,7 @@ class RabbitMq:
         assert _SERVER.exists(), "there is no RabbitMQ here: install Debian's rabbitmq-server"
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        self.port, self.tls_port, self._distribution_port, self._epmd_port = free_ports(4)
+        self.port, self.tls_port, self._distribution_port, self._epmd_port = held_ports(self, 4)
         self._epmd: subprocess.Popen[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.authority = Authority(directory / "authority")
@@ -137,12 +134,3 @@ class RabbitMq:
             "RABBITMQ_PID_FILE": str(root / "pid"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none",
         }
-
-
-def free_ports(count: int) -> Sequence[int]:
-    """Ports that nobody has at the moment."""
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in found]

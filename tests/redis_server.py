@@ -6,12 +6,13 @@ It syncs each command to its append-only file, so that what it has answered surv
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from typing import TYPE_CHECKING
 
 import redis
+
+from tests.held_ports import held_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,8 +36,7 @@ class RedisServer:
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True, exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
+        [self.port] = held_ports(self, 1)
         lines = {
             "bind": "127.0.0.1",
             "port": self.port,

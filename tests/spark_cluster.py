@@ -121,27 +121,29 @@ def connect_server(directory: Path, *, has_forebay: bool = False) -> Iterator[st
 
     `has_forebay`: as if Forebay was installed in the server's Python.
     """
-    # It has no port 0: it announces none. Nobody else on this machine asks for this one meanwhile.
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-    configuration = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": str(port),
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "2",
-    }
-    server = Program(
-        "connect",
-        directory,
-        *[str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]"],
-        *(f"--conf={name}={value}" for name, value in configuration.items()),
-        *["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"],
-        has_forebay=has_forebay,
-    )
-    try:
-        server.said(r"(Spark Connect server started at: \S+)")
-        yield f"sc://127.0.0.1:{port}"
-    finally:
-        server.end()
+    with socket.socket() as held:
+        # It has no port 0: it announces none. This one is bound here, and not listened to, so that nobody else is given
+        # it meanwhile; a server that asks for SO_REUSEADDR may listen all the same.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        configuration = {
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(port),
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.sql.shuffle.partitions": "2",
+        }
+        server = Program(
+            "connect",
+            directory,
+            *[str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]"],
+            *(f"--conf={name}={value}" for name, value in configuration.items()),
+            *["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"],
+            has_forebay=has_forebay,
+        )
+        try:
+            server.said(r"(Spark Connect server started at: \S+)")
+            yield f"sc://127.0.0.1:{port}"
+        finally:
+            server.end()
