@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_DEADLINE_SECONDS = 30.0
+_DEADLINE_SECONDS = 60.0
 _STEP_SECONDS = 0.01
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -100,7 +101,7 @@ class AmqpQueue:
                     self._channel.basic_publish("", self.name, body, wanted, mandatory=True)
                 except (AMQPError, OSError):
                     assert time.monotonic() < deadline, "the broker does not come back"
-                    self._connection = None
+                    self._leave()
                     # The pace of trying again; nothing is waited for by it.
                     time.sleep(0.1)
                 else:
@@ -179,6 +180,13 @@ class AmqpQueue:
         if self._connection is not None and self._connection.is_open:
             self._channel.queue_delete(self.name)
             self._connection.close()
+
+    def _leave(self) -> None:
+        """A broker that refuses a message, or closes the channel, leaves the connection open."""
+        if self._connection is not None and self._connection.is_open:
+            with contextlib.suppress(AMQPError, OSError):
+                self._connection.close()
+        self._connection = None
 
     def _open(self) -> None:
         if self._connection is None or self._connection.is_closed:

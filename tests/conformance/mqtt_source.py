@@ -63,6 +63,7 @@ class MqttTopic:
         self._publisher = self._client(f"{self.name}-publisher", clean=False)
         self._publisher.max_inflight_messages_set(500)
         self._publisher.on_publish = self._note_published
+        broker.clients.callback(self.close)
         if not publishes:
             return
         self._connect(self._publisher)

@@ -12,6 +12,9 @@ from tests.conformance.suite import ConformanceSuite
 if TYPE_CHECKING:
     from pathlib import Path
 
+# A test waits for several things in turn, and for each as long as a process takes to start where others work beside it.
+pytestmark = pytest.mark.timeout(240, func_only=True)
+
 
 class TestFileLines(ConformanceSuite):
     """Exactly once."""

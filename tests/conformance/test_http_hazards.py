@@ -89,6 +89,8 @@ def test_salvage_registers_what_was_answered_and_nothing_that_is_sent_again(
         sender = threading.Thread(target=send, daemon=True)
         sender.start()
         eventually(lambda: rig.stored_frames() == 2, "a stored block that is not registered")
+        # The block may be stored before the answer is written.
+        eventually(lambda: statuses or ack == "registered", "the answer of what is only to be buffered")
         process.kill()
         process.wait()
         sender.join(DEADLINE_SECONDS)

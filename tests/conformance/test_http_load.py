@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from tests.conformance.source_rig import SourceRig
 
+# A test waits for several things in turn, and for each as long as a process takes to start where others work beside it.
+pytestmark = pytest.mark.timeout(240, func_only=True)
+
 CONNECTIONS = 2000
 REQUESTS_EACH = 4
 _DESCRIPTORS = CONNECTIONS + 1000

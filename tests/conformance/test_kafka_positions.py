@@ -80,7 +80,7 @@ def committed(topic: KafkaTopic, partition: int) -> int:
     """What the broker was told."""
     consumer = Consumer({"bootstrap.servers": topic.broker.address, "group.id": f"g-{topic.name}"})
     try:
-        [found] = consumer.committed([TopicPartition(topic.name, partition)], timeout=10)
+        [found] = consumer.committed([TopicPartition(topic.name, partition)], timeout=60)
         return found.offset
     finally:
         consumer.close()

@@ -26,7 +26,7 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
     made = Mosquitto(tmp_path_factory.mktemp("mosquitto"), {"max_inflight_messages": 2000})
     made.start()
     yield made
-    made.kill()
+    made.close()
 
 
 def several(request: pytest.FixtureRequest) -> bool:

@@ -79,11 +79,23 @@ def log(where: Path, *messages: str) -> None:
     )
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+@pytest.fixture
+def held_port() -> Iterator[int]:
+    """Nobody else is given it. Who asks for SO_REUSEADDR, as a receiver does for TCP, may listen all the same."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
+
+
+def port_of(made: Rig) -> int:
+    """Where the receiver listens, once it does."""
+
+    def said() -> list[str]:
+        return [reason for reason in made.reporter.reasons if reason.startswith("listening on ")]
+
+    eventually(said, "listening")
+    return int(said()[-1].rpartition(":")[2])
 
 
 def rows(made: Rig) -> list[dict[str, Any]]:
@@ -101,12 +113,10 @@ def rows(made: Rig) -> list[dict[str, Any]]:
     ['protocol="tcp" TCP_Framing="octet-counted"', 'protocol="tcp" TCP_Framing="traditional"', 'protocol="udp"'],
 )
 def test_its_messages_come_parsed(tmp_path: Path, template: str, transport: str) -> None:
-    port = free_port()
     of_source = "udp" if "udp" in transport else "tcp"
-    source = Syslog.model_validate({"listen": f"127.0.0.1:{port}", "transports": [of_source]})
+    source = Syslog.model_validate({"listen": "127.0.0.1:0", "transports": [of_source]})
     with rig(tmp_path / "rig", make_receiver(source)) as made:
-        eventually(lambda: any(reason.startswith("listening on ") for reason in made.reporter.reasons), "listening")
-        with rsyslog(tmp_path / "rsyslog", port, template, transport) as where:
+        with rsyslog(tmp_path / "rsyslog", port_of(made), template, transport) as where:
             log(where, *(f"message {number}: über" for number in range(500)))
             eventually(reaches(lambda: sum(row["app_name"] == "my-app" for row in rows(made)), 500))
         found = [row for row in rows(made) if row["app_name"] == "my-app"]
@@ -119,10 +129,9 @@ def test_its_messages_come_parsed(tmp_path: Path, template: str, transport: str)
             assert abs((row["received_at"] - row["timestamp"]).total_seconds()) < 60
 
 
-def test_what_it_has_while_nobody_listens_comes_later(tmp_path: Path) -> None:
-    port = free_port()
-    source = Syslog(listen=f"127.0.0.1:{port}", transports=("tcp",))
-    with rsyslog(tmp_path / "rsyslog", port, FORMATS[0], 'protocol="tcp" TCP_Framing="octet-counted"') as where:
+def test_what_it_has_while_nobody_listens_comes_later(tmp_path: Path, held_port: int) -> None:
+    source = Syslog(listen=f"127.0.0.1:{held_port}", transports=("tcp",))
+    with rsyslog(tmp_path / "rsyslog", held_port, FORMATS[0], 'protocol="tcp" TCP_Framing="octet-counted"') as where:
         log(where, *(f"message {number}" for number in range(1000)))
         with rig(tmp_path / "rig", make_receiver(source)) as made:
             # Not so many rows: one of them may be the same again.
@@ -139,16 +148,16 @@ def test_what_it_has_while_nobody_listens_comes_later(tmp_path: Path) -> None:
 def test_by_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     certificate = authority.issue("receiver.test")
-    port = free_port()
     tls = Tls(certificate_file=certificate.certificate_file, key_file=certificate.key_file)
-    source = Syslog(listen=f"127.0.0.1:{port}", transports=("tcp",), tls=tls)
+    source = Syslog(listen="127.0.0.1:0", transports=("tcp",), tls=tls)
     transport = (
         'protocol="tcp" TCP_Framing="octet-counted" StreamDriver="gtls" StreamDriverMode="1" '
         'StreamDriverAuthMode="x509/name" StreamDriverPermittedPeers="receiver.test"'
     )
     settings = f'global(DefaultNetstreamDriverCAFile="{authority.ca_file}")'
-    with rig(tmp_path / "rig", make_receiver(source)) as made:
-        eventually(lambda: any(reason.startswith("listening on ") for reason in made.reporter.reasons), "listening")
-        with rsyslog(tmp_path / "rsyslog", port, FORMATS[0], transport, settings) as where:
-            log(where, *(f"message {number}" for number in range(500)))
-            eventually(reaches(lambda: sum(row["app_name"] == "my-app" for row in rows(made)), 500))
+    with (
+        rig(tmp_path / "rig", make_receiver(source)) as made,
+        rsyslog(tmp_path / "rsyslog", port_of(made), FORMATS[0], transport, settings) as where,
+    ):
+        log(where, *(f"message {number}" for number in range(500)))
+        eventually(reaches(lambda: sum(row["app_name"] == "my-app" for row in rows(made)), 500))

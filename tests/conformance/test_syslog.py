@@ -12,6 +12,9 @@ from tests.conformance.syslog_source import SyslogSender
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# A test waits for several things in turn, and for each as long as a process takes to start where others work beside it.
+pytestmark = pytest.mark.timeout(240, func_only=True)
+
 
 class TestSyslog(ConformanceSuite):
     """At most once."""

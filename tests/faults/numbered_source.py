@@ -22,6 +22,8 @@ class NumberedSource:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0.2)
         self._sending = threading.Event()
+        # Held while a chunk is handed over.
+        self._handing_over = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="numbered source")
         self.last_sent = 0
@@ -36,9 +38,11 @@ class NumberedSource:
         """Go on sending."""
         self._sending.set()
 
-    def pause(self) -> None:
-        """Keep the connection, send nothing."""
-        self._sending.clear()
+    def pause(self) -> int:
+        """Keep the connection, send nothing; returns the last number, which is handed over by then."""
+        with self._handing_over:
+            self._sending.clear()
+            return self.last_sent
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -73,9 +77,15 @@ class NumberedSource:
                 return
             if not self._sending.wait(0.1):
                 continue
-            first = self.last_sent + 1
-            self.last_sent += _CHUNK
             try:
-                connection.sendall(b"".join(b"%d\n" % n for n in range(first, self.last_sent + 1)))
+                self._hand_over(connection)
             except OSError:
                 return
+
+    def _hand_over(self, connection: socket.socket) -> None:
+        with self._handing_over:
+            if not self._sending.is_set():
+                return
+            first = self.last_sent + 1
+            self.last_sent += _CHUNK
+            connection.sendall(b"".join(b"%d\n" % n for n in range(first, self.last_sent + 1)))

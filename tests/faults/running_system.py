@@ -22,8 +22,8 @@ from receiver_runtime.block_store.stores import open_block_store
 from tracker_store import status
 from tracker_store.embedded_postgres import EmbeddedPostgres
 from tracker_store.engine import connect, create_engine
-from tracker_store.errors import DriverLogError
 from tracker_store.leadership import Leadership, read_leadership
+from tracker_store.outage import SURVIVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 
-START_SECONDS = 120.0
+START_SECONDS = 200.0
 POLL_SECONDS = 0.2
 
 
@@ -94,11 +94,11 @@ class RunningSystem:
         # Not waited for: who started it wants its exit code.
         return not self._up.is_running() or self._up.status() == psutil.STATUS_ZOMBIE
 
-    def until(self, what: str, look: Callable[[], Found | None], seconds: float = 90.0) -> Found:
+    def until(self, what: str, look: Callable[[], Found | None], seconds: float = 150.0) -> Found:
         """Poll until `look` finds something (a driver log that is away finds nothing); fail at the deadline."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            with contextlib.suppress(DriverLogError):
+            with contextlib.suppress(*SURVIVED):
                 found = look()
                 if found:
                     return found
@@ -141,14 +141,20 @@ class RunningSystem:
             return list(rows.scalars())
 
     def receive(self, records: int) -> None:
-        """Let the source send until so many more records are registered."""
-        goal = self.registered() + records
+        """Let the source send until so many more records are registered, of which the newest was sent since."""
+        [before] = self.until("the driver log answers", lambda: [self.registered()])
+        last = self.source.last_sent
         self.source.send()
-        self.until(f"{records} more records registered", lambda: self.registered() >= goal)
+        self.until(
+            f"{records} more records registered",
+            lambda: self.registered() >= before + records and self._newest_number() > last,
+        )
 
-    def settle(self, seconds: float = 150.0) -> None:
+    def settle(self, seconds: float = 240.0) -> None:
         """The calm: the source pauses; then nothing may be left waiting (liveness)."""
-        self.source.pause()
+        last = self.source.pause()
+        # Or what is on its way is registered after all was completed. It comes: records flowed on this connection.
+        self.until("the last number is registered", lambda: self._newest_number() == last, seconds)
         self.until("everything registered is completed and nothing waits", self._nothing_waits, seconds)
 
     def check_every_number_came_out_once(self) -> None:
@@ -171,6 +177,15 @@ class RunningSystem:
             lag = status.stream_lag(connection)
         unfinished = [row for row in self.batches() if row.state != "COMPLETED"]
         return all(row.waiting_records == 0 for row in lag) and not unfinished
+
+    def _newest_number(self) -> int:
+        """The last one in the newest block of the one receiver; 0 before the first."""
+        with connect(self.engine) as connection:
+            blocks = _registered_blocks(connection)
+        if not blocks:
+            return 0
+        store = open_block_store(str(self.home / "blocks"))
+        return max(int(batch["value"][-1].as_py()) for batch in store.read_batches(*blocks[-1]) if len(batch))
 
     def _numbers_in_blocks(self) -> Counter[int]:
         """Read through the segments, not through the batches: independent of allocation."""
@@ -241,7 +256,7 @@ def running_system(
         processes = supervised.children(recursive=True) if supervised.is_running() else []
         up.send_signal(signal.SIGINT)
         try:
-            up.wait(90)
+            up.wait(150)
         finally:
             up.kill()
     _, left = psutil.wait_procs(processes, timeout=10)

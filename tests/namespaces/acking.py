@@ -92,7 +92,8 @@ class AckedSource:
 
     def pause(self) -> None:
         """Keep connections, send nothing."""
-        self._sending.clear()
+        with self._lock:
+            self._sending.clear()
 
     def is_at_rest(self) -> bool:
         """Whether all that was sent is acknowledged, or its connection has ended."""
@@ -136,8 +137,8 @@ class AckedSource:
     def _converse(self, connection: socket.socket, waiting: set[int]) -> None:
         rest = b""
         while not self._stopped.is_set():
-            if self._sending.is_set() and len(waiting) < _WINDOW:
-                first = self._next()
+            first = self._next() if len(waiting) < _WINDOW else None
+            if first is not None:
                 waiting.add(first)
                 connection.sendall(b" ".join(b"%d" % n for n in range(first, first + _CHUNK)) + b"\n")
             if select.select([connection], [], [], _PAUSE)[0]:
@@ -152,8 +153,11 @@ class AckedSource:
                         self.acknowledged.update(range(int(word), int(word) + _CHUNK))
                 time.sleep(_PAUSE)
 
-    def _next(self) -> int:
+    def _next(self) -> int | None:
+        """The next chunk's first number, on its way from here on; None while nothing is to be sent."""
         with self._lock:
+            if not self._sending.is_set():
+                return None
             first = self.sent + 1
             self.sent += _CHUNK
             self._on_their_way.add(first)

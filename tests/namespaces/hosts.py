@@ -159,6 +159,10 @@ class Hosts:
         )
         return {row.id: (row.state, row.host, row.epoch or 0, int(row.total_records or 0)) for row in rows}
 
+    def agents(self) -> set[str]:
+        """The hosts that have an agent."""
+        return {row.host for row in self.execute("SELECT host FROM forebay.processes WHERE kind = 'agent'")}
+
     def on(self, host: str) -> list[int]:
         """The receivers that are placed on a host."""
         return [receiver_id for receiver_id, row in self.receivers().items() if row[1] == host]
@@ -275,6 +279,11 @@ def running_hosts(
         declared = CustomSource(
             receiver="tests.namespaces.acking:AckingReceiver", options={"port": listeners[0].getsockname()[1]}
         )
+        stack.callback(rig.stop_agents)
+        for host in hosts:
+            rig.start_agent(host, url_on_hosts or database_url, **settings)
+        # Or the first of them gets every receiver.
+        rig.until("every agent is there", lambda: rig.agents() == set(hosts), 60.0)
         with connect(rig.engine) as connection:
             stream_id = apply_stream(
                 connection,
@@ -283,8 +292,5 @@ def running_hosts(
                 receivers=len(hosts),
             )
             apply_pipeline(connection, name=PIPELINE, declaration={}, stream_ids=[stream_id], interval=_INTERVAL)
-        stack.callback(rig.stop_agents)
-        for host in hosts:
-            rig.start_agent(host, url_on_hosts or database_url, **settings)
-        rig.flow(list(rig.receivers()), seconds=60.0)
+        rig.flow(list(rig.receivers()), seconds=90.0)
         yield rig

@@ -118,7 +118,7 @@ def test_t08_allocation_of_100000_blocks(connection: sa.Connection) -> None:
     )
     assert [(r.first, r.last, r.records) for r in first] == [(1, 80_001, 10 + 79_999)]
     assert [(r.first, r.last, r.records) for r in second] == [(80_002, 100_002, 20_001)]
-    assert took < 5
+    assert took < 20
 
 
 def test_k07_a_receiver_that_stops_keeps_why_and_one_that_is_unknown_is_no_one(connection: sa.Connection) -> None:

@@ -8,7 +8,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -27,10 +27,13 @@ from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import FaultyFiles, MemorySegments, eventually, frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from concurrent.futures import Future
 
     from receiver_runtime.block_store.interface import BlockStore
     from receiver_runtime.block_store.segment import ScannedItem
+
+T = TypeVar("T")
 
 
 def make_log(store: BlockStore, *, max_segment_bytes: int = 2**20) -> tuple[WriteAheadLog, MemorySegments]:
@@ -95,15 +98,44 @@ def test_l08_callers_at_once_are_written_one_after_the_other_and_after_the_end_r
         log.write([frame()])
 
 
-def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_length() -> None:
+class HangingObjects(MemoryObjects):
+    """Says when a PUT hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs = threading.Event()
+
+    def put(self, key: str, buffers: Sequence[Any]) -> None:
+        if not self.answers.is_set():
+            self.hangs.set()
+        super().put(key, buffers)
+
+
+def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The original's caller was told "failed", and recovery saw the record all the same."""
-    objects = MemoryObjects()
-    store = ObjectBlockStore(objects, "s3://bucket", timeout=0.2)
+    objects = HangingObjects()
+    store = ObjectBlockStore(objects, "s3://bucket", max_attempts=1)
     log, rows = make_log(store)
     log.write([frame(sequence=1)])
     objects.answers.clear()
-    # It is told "failed" at the first segment, and by then the store answers again.
-    threading.Timer(0.3, objects.answers.set).start()
+    wait, open_segment = store._pool.wait, rows.open_segment
+
+    def wait_shortly_for_what_hangs(future: Future[T], seconds: float) -> T:
+        # One that is given up before it began is never made.
+        if objects.answers.is_set():
+            return wait(future, seconds)
+        assert objects.hangs.wait(30)
+        return wait(future, 0.1)
+
+    def open_next_segment(path: str, source_rule: str) -> int:
+        # It was told "failed" at the first segment, and now the store answers again.
+        objects.answers.set()
+        return open_segment(path, source_rule)
+
+    monkeypatch.setattr(store._pool, "wait", wait_shortly_for_what_hangs)
+    monkeypatch.setattr(rows, "open_segment", open_next_segment)
     [handle] = log.write([frame(sequence=2)])
     assert (handle.segment_id, handle.offset) == (2, 0)
     log.close()

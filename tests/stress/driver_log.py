@@ -53,6 +53,7 @@ from tracker_store.errors import (
     AllocationError,
     AttemptSupersededError,
     BatchHeldError,
+    ClaimLostError,
     DriverLogError,
     DriverLogUnavailableError,
     OutcomeUnknownError,
@@ -300,6 +301,13 @@ def receive(place: Place, receiver_ids: list[int]) -> None:
     while os.getppid() > 1 and receiving.turn():
         time.sleep(random.random() * 0.01)
     receiving.send_old_blocks_again()
+
+
+def claim_at_last(connection: sa.Connection, receiver_id: int) -> Claim:
+    """A claim after which nobody else claims: what a killed process had sent may still be on its way."""
+    while True:
+        with contextlib.suppress(ClaimLostError):
+            return claim_anew(connection, receiver_id)
 
 
 def cut_connections(place: Place) -> None:
@@ -641,7 +649,7 @@ class Stress:
         engine, journal = self.place.engine("last owner"), Journal(self.place.directory)
         for receiver_id in self.receiver_ids:
             with connect(engine) as connection:
-                owner = Owner(engine, journal, claim_anew(connection, receiver_id))
+                owner = Owner(engine, journal, claim_at_last(connection, receiver_id))
                 last = [block(owner.claimed, owner.next_sequence, segment_id=owner.segment_id)]
                 add_blocks(connection, last)
                 journal.acknowledged(last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,7 @@ def test_one_that_completes_nothing_while_blocks_wait_is_told(log: Log) -> None:
     assert row["is_stale"]
     assert row["holds_back_for"] == pytest.approx(360, abs=30)
     for command in (("pipelines",), ("status",)):
-        assert "words (RUNNING) has completed nothing for 36" in said(forebay(*command))
+        assert re.search(r"words \(RUNNING\) has completed nothing for 3[6-8]\d", said(forebay(*command)))
         assert "forebay pipelines remove words" in said(forebay(*command))
     # A slow interval is given ten of them.
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET batch_interval = interval '1 minute'"))

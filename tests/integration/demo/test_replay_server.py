@@ -14,6 +14,7 @@ import pytest
 from forebay.demo import known_answer
 from forebay.demo.flights import LineBlock
 from forebay.demo.replay_server import ReplayServer, ReplayState
+from tests.polling import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,8 +69,8 @@ def test_x01_a_reader_that_comes_back_after_the_end_gets_no_data() -> None:
             third.settimeout(0.7)
             with pytest.raises(TimeoutError):
                 third.recv(1)
+            eventually(lambda: server.progress().connections == 3, "the third is taken")
         assert server.progress().lines == 500
-        assert server.progress().connections == 3
 
 
 def test_x01_the_cursor_is_kept_across_connections() -> None:
@@ -106,17 +107,19 @@ def test_nothing_is_served_while_nobody_reads() -> None:
 
 def test_the_rate_holds() -> None:
     lines, rate = 2_000, 1_000
-    with ReplayServer(numbered(lines), rate=rate) as server, connect(server) as reader:
+    with ReplayServer(numbered(lines), rate=rate) as server:
         start = time.monotonic()
-        assert len(read_to_end(reader).split()) == lines
-        seconds = time.monotonic() - start
-        assert server.progress().seconds == pytest.approx(seconds, abs=0.5)
+        with connect(server) as reader:
+            assert len(read_to_end(reader).split()) == lines
+            # From the connection to the newest line: within what is measured here.
+            seconds = server.progress().seconds
+            measured = time.monotonic() - start
     # It may never be faster than the rate; a busy machine may make it slower.
-    assert lines / rate * 0.95 <= seconds <= lines / rate * 4
+    assert lines / rate * 0.95 <= seconds <= measured <= lines / rate * 4
 
 
 def test_a_second_reader_waits_for_the_first_to_leave() -> None:
-    with ReplayServer(numbered(400), rate=200) as server:
+    with ReplayServer(numbered(4_000), rate=200) as server:
         first = connect(server)
         assert first.recv(1)
         with connect(server) as second:

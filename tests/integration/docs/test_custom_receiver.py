@@ -100,7 +100,7 @@ def assert_it_empties_the_directory(rig: ReceiverRig, incoming: Path) -> None:
     assert rig.records() == 2
     put(incoming / "two.txt", "to be")
     eventually(lambda: not any(incoming.iterdir()), "an empty directory again")
-    assert rig.state() == ("ACTIVE", "connected to incoming")
+    eventually(lambda: rig.state() == ("ACTIVE", "connected to incoming"), "its state")
     process.terminate()
     assert exit_code(process) == ExitCode.STOPPED, rig.logs()
     batches = stored(rig)

@@ -1,6 +1,6 @@
 """The database's clock is set: no block is in two batches, none is left, and no pipeline stands still (point 30).
 
-A test can't set a server's clock: in its database `clock_timestamp()` is another one, which is so much ahead of it.
+A test can't set a server's clock: in its database `clock_timestamp()` is another one, which stands unless it is moved.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
 def make_clock_settable(connection: sa.Connection) -> None:
     """Let every function, default and statement of this connection ask the clock that `set_clock` moves."""
     run = connection.exec_driver_sql
-    run("CREATE TABLE forebay.clock AS SELECT interval '0' AS ahead")
+    run("CREATE TABLE forebay.clock AS SELECT pg_catalog.clock_timestamp() AS time")
     run(
         "CREATE FUNCTION forebay.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS "
-        "'SELECT pg_catalog.clock_timestamp() + ahead FROM forebay.clock'"
+        "'SELECT time FROM forebay.clock'"
     )
     for (function,) in run(
         "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'forebay'::regnamespace"
@@ -93,7 +93,7 @@ class System:
 
     def set_clock(self, by: timedelta) -> None:
         """Forward, or back."""
-        self.connection.execute(sa.text("UPDATE forebay.clock SET ahead = ahead + CAST(:by AS interval)"), {"by": by})
+        self.connection.execute(sa.text("UPDATE forebay.clock SET time = time + CAST(:by AS interval)"), {"by": by})
 
     def pass_time(self, by: timedelta = INTERVAL) -> None:
         """So much later: a clock that is right has moved by as much."""

@@ -29,7 +29,7 @@ def test_what_a_run_and_its_children_write_is_in_its_files(tmp_path: Path, capfd
             os.write(sys.stdout.fileno(), b"from Python\n")
             subprocess.run(["sh", "-c", "echo from a child; echo and its error >&2"], check=True)
             # Dagster's own would have four.
-            assert psutil.Process().children() == before
+            assert set(psutil.Process().children()) <= set(before)
             assert not manager.is_capture_complete(KEY)
         assert manager.is_capture_complete(KEY)
         out = manager.get_log_data_for_type(KEY, ComputeIOType.STDOUT)[0]

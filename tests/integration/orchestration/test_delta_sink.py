@@ -134,7 +134,7 @@ def test_two_attempts_that_commit_at_once_leave_the_newer(path: Path) -> None:
             table = super()._table()
             if self.raced:
                 self.raced = False
-                both.wait(10)
+                both.wait(50)
             return table
 
         def reached(self, step: Step) -> None:
@@ -152,7 +152,7 @@ def test_two_attempts_that_commit_at_once_leave_the_newer(path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert rows(path) == [("a", 2), ("old", 0)]
 
 

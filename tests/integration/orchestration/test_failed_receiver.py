@@ -21,7 +21,7 @@ from tracker_store.engine import connect
 from tracker_store.receivers import restart_receiver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     import sqlalchemy as sa
@@ -51,13 +51,17 @@ class Leader:
 
     def until_state(self, receiver_id: int, state: str) -> str:
         """Lead until the receiver is in this state; the reason."""
-
-        def arrived() -> bool:
-            self._tracker.tick(self._connection)
-            return self._rig.states()[receiver_id][0] == state
-
-        eventually(arrived, f"receiver {receiver_id} {state}", seconds=90)
+        self.until(lambda: self._rig.states()[receiver_id][0] == state, f"receiver {receiver_id} {state}")
         return self._rig.states()[receiver_id][1]
+
+    def until(self, predicate: Callable[[], object], what: str) -> None:
+        """Lead until it is so."""
+
+        def is_so() -> object:
+            self._tracker.tick(self._connection)
+            return predicate()
+
+        eventually(is_so, what, seconds=90)
 
 
 @pytest.mark.usefixtures("quick")
@@ -83,8 +87,7 @@ def test_k04_w20_crashes_end_as_failed_then_dagster_tries_then_a_person_must(
                     by="Dagster run 1",
                     failed_under=due[0].assignment,
                 )
-                # It is placed again, by the tracker, and claimed by a process.
-                leader.until_state(poison, "ACTIVE")
+                leader.until(lambda: rig.epochs()[poison] > CRASHES, "it is placed again, and claimed by a process")
         assert due == []
         assert "numbers0/1 stays FAILED, 1 of 1 restarts" in waiting[0]
         claims = rig.epochs()
@@ -112,6 +115,8 @@ def test_w20_a_restart_of_a_failed_receiver_receives_again_once_the_source_is_th
         rig.flow([receiver])
         source.close()
         assert "2 restarts in a row did not help" in leader.until_state(receiver, "FAILED")
+        # Its process says so after the state.
+        eventually(lambda: receiver in rig.events("FAILED"), "the event")
         assert len(rig.events("FAILED")[receiver]) == 1
         before = rig.numbers(receiver)
         with closing(NumberedSource(pause=0.02)) as another:

@@ -150,7 +150,7 @@ def test_two_attempts_that_commit_at_once_leave_the_newer(catalog: Catalog) -> N
         def _commit_to(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - as it was called
             if self.raced:
                 self.raced = False
-                both.wait(10)
+                both.wait(50)
             super()._commit_to(*arguments, **options)
 
         def reached(self, step: Step) -> None:
@@ -168,7 +168,7 @@ def test_two_attempts_that_commit_at_once_leave_the_newer(catalog: Catalog) -> N
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert rows(catalog) == [("a", 2), ("old", 0)]
 
 

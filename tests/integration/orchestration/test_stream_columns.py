@@ -122,6 +122,7 @@ def declare(connection: sa.Connection, output: Path, receiver: str = "not_here:T
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(400)
 def test_a_batch_has_the_columns_of_all_versions(
     engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession
 ) -> None:
@@ -158,11 +159,11 @@ def test_columns_before_a_receiver_began_are_its_classs_or_named_as_unknown(
         declare(connection, tmp_path)
     with pytest.raises(SourceError, match=r"stream 'ticks': no receiver of it has begun yet.*start it.*'not_here'"):
         columns_of_stream(database_url, "ticks")
-    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "not_here.py").write_text(
         "from forebay.receiver import Receiver\nclass Ticks(Receiver):\n    columns = (('symbol', 'utf8'),)\n",
         encoding="utf-8",
     )
+    monkeypatch.syspath_prepend(tmp_path)
     assert columns_of_stream(database_url, "ticks") == (("symbol", "string"),)
     # Once one has begun, what it registered is what counts.
     receive(engine, str(tmp_path / "blocks"), FIRST, {"symbol": "a", "price": 6, "venue": "X"})

@@ -132,8 +132,7 @@ class HostRig:
 
     def processes(self) -> list[psutil.Process]:
         """The receiver processes that run."""
-        found = psutil.Process().children()
-        return [process for process in found if _is_running(process) and self._database_url in process.cmdline()]
+        return [process for process in psutil.Process().children() if _is_running(process, self._database_url)]
 
     def records(self) -> dict[int, int]:
         """Registered records by receiver."""
@@ -210,8 +209,9 @@ def host_rig(
         yield rig, by_id
 
 
-def _is_running(process: psutil.Process) -> bool:
+def _is_running(process: psutil.Process, word: str) -> bool:
+    """With this among its words."""
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return process.status() != psutil.STATUS_ZOMBIE and word in process.cmdline()
     except psutil.NoSuchProcess:
         return False

@@ -36,10 +36,13 @@ class KeyedReceiver(Receiver):
     def on_start(self) -> None:
         self._hand_over = KeyedHandOver(self.supervisor)
         path = self._directory / f"{os.getpid()}.socket"
-        path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
+        # It has its name when it listens: who sees it connects.
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        self._listener.bind(str(new))
         self._listener.listen()
+        new.rename(path)
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def on_stop(self) -> None:

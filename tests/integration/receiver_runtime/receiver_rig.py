@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.block_store.stores import open_block_store
@@ -19,7 +20,6 @@ from tracker_store.receivers import placements, receiver_events
 
 if TYPE_CHECKING:
     import subprocess
-    from pathlib import Path
 
     from receiver_runtime.block_store.interface import BlockStore
     from tracker_store.schema import ReceiverEventKind
@@ -37,11 +37,18 @@ class NumberedSource:
         self.sent = 0
         self.sending = threading.Event()
         self.sending.set()
+        # Held while a line is sent.
+        self._turn = threading.Lock()
         self._pause = pause
         self._closed = False
         self._connections: list[socket.socket] = []
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
+
+    def pause(self) -> None:
+        """Keep the connection, send nothing: on return `sent` stays as it is until `sending` is set."""
+        with self._turn:
+            self.sending.clear()
 
     def close(self) -> None:
         self._closed = True
@@ -58,9 +65,14 @@ class NumberedSource:
             with connection, contextlib.suppress(OSError):
                 while not self._closed:
                     self.sending.wait()
-                    connection.sendall(b"%d\n" % self.sent)
-                    self.sent += 1
+                    self._send(connection)
                     time.sleep(self._pause)
+
+    def _send(self, connection: socket.socket) -> None:
+        with self._turn:
+            if self.sending.is_set():
+                connection.sendall(b"%d\n" % self.sent)
+                self.sent += 1
 
 
 class CuttingProxy:
@@ -115,7 +127,14 @@ class CuttingProxy:
                 client.close()
                 continue
             with self._lock:
-                self._pairs.append((client, server))
+                # Again: a cut that came meanwhile did not know of this one.
+                let_in = not self.away
+                if let_in:
+                    self._pairs.append((client, server))
+            if not let_in:
+                client.close()
+                server.close()
+                continue
             for source, target in ((client, server), (server, client)):
                 threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
 
@@ -238,6 +257,16 @@ class ReceiverRig(ReceiverProcesses):
 def exit_code(process: subprocess.Popen[bytes]) -> int:
     """Wait for a process's end."""
     return process.wait(DEADLINE_SECONDS)
+
+
+def unread_bytes(server_port: int) -> int:
+    """What the kernel still holds of what was sent over a server's connections on this machine, on either side."""
+    count = 0
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        _, local, remote, state, queues, *_ = line.split()
+        if state == "01" and server_port in (int(local.partition(":")[2], 16), int(remote.partition(":")[2], 16)):
+            count += sum(int(queue, 16) for queue in queues.split(":"))
+    return count
 
 
 def is_alive(pid: int) -> bool:

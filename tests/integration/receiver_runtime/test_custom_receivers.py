@@ -43,10 +43,13 @@ class Told(Receiver):
         self.stopping = threading.Event()
 
     def on_start(self):
-        threading.Thread(target=self.obey, daemon=True).start()
+        self.thread = threading.Thread(target=self.obey, daemon=True)
+        self.thread.start()
 
     def on_stop(self):
+        # Its last answer is written before the process ends.
         self.stopping.set()
+        self.thread.join()
 
     @property
     def preferred_location(self):

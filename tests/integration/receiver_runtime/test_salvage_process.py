@@ -98,7 +98,6 @@ def test_a_long_salvage_keeps_its_lease(rig: ReceiverRig, proxy: tuple[CuttingPr
     process.kill()
     process.wait()
     waiting = len(stored(rig))
-    before = rig.records()
     gate = tmp_path / "now"
     slow = rig.start(first=_SLOW_STORE.format(gate=str(gate)))
 
@@ -110,6 +109,8 @@ def test_a_long_salvage_keeps_its_lease(rig: ReceiverRig, proxy: tuple[CuttingPr
         return int(found[0].heartbeat) if found else 0
 
     eventually(lambda: len(rig.epochs()) == 2, "its claim")
+    # Until then the server may have gone on with an addition of the killed one.
+    before = rig.records()
     # Half of the time after which the leader takes a process for dead, and more.
     least = heartbeat() + 6
     eventually(lambda: heartbeat() >= least, "its heartbeats")
@@ -128,11 +129,13 @@ def test_an_addition_that_is_under_way_while_its_successor_salvages(rig: Receive
     with rig.engine.connect() as connection:
         # Additions wait for this lock, behind it the rest of what is stored waits for them.
         connection.exec_driver_sql("BEGIN")
+        # However long the successor takes to start.
+        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
         connection.exec_driver_sql("LOCK TABLE forebay.blocks IN SHARE ROW EXCLUSIVE MODE")
         eventually(lambda: holds_unregistered(rig, 3), "3 blocks that are stored and not registered")
         process.kill()
         process.wait()
-        source.sending.clear()
+        source.pause()
         waiting = len(stored(rig))
         rig.start()
         eventually(
@@ -156,7 +159,7 @@ def test_w21_a_paused_process_that_wakes_up_after_its_segments_were_salvaged(
     between.cut()
     eventually(lambda: holds_unregistered(rig, 3), "3 blocks that are stored and not registered")
     paused.send_signal(signal.SIGSTOP)
-    source.sending.clear()
+    source.pause()
     rig.assign(2)
     rig.start(assignment=2)
     eventually(lambda: ReceiverEventKind.SALVAGED in rig.events(), "its blocks are salvaged")

@@ -43,12 +43,15 @@ def test_o04_an_agent_starts_and_drains_drivers_as_they_are_wanted(engine: sa.En
         clock=lambda: time.monotonic() * 30,
     )
 
+    def is_driver(child: psutil.Process) -> bool:
+        try:
+            return child.status() != psutil.STATUS_ZOMBIE and mark in child.cmdline()
+        except psutil.NoSuchProcess:
+            # It ended just now.
+            return False
+
     def drivers() -> int:
-        return sum(
-            mark in child.cmdline()
-            for child in psutil.Process().children()
-            if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
-        )
+        return sum(map(is_driver, psutil.Process().children()))
 
     with connect(engine) as connection:
         log = make_log(connection)

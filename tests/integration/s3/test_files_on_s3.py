@@ -62,7 +62,8 @@ def test_files_below_a_prefix_are_read_once_through_a_kill_and_an_outage(
     put("a.txt", [f"of a {number}" for number in range(50_000)])
     put("deep/er/b.txt.gz", [f"of b {number}" for number in range(1000)], compressed=True)
     store("_SUCCESS", b"no line\n")
-    rig = SourceRig.make(database_url, tmp_path / "rig", source, max_block_bytes="128KiB")
+    # All of it takes seconds: time to kill whoever has read some of it.
+    rig = SourceRig.make(database_url, tmp_path / "rig", source, max_block_bytes="128KiB", receiver_max_rate=10_000)
     try:
         process = rig.start()
         eventually(lambda: rig.registered() > 1000, "some of it")

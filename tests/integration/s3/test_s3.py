@@ -191,7 +191,7 @@ def test_a_server_that_is_killed_in_the_middle_of_writes_loses_nothing_that_was_
 
 
 def test_a_server_that_hangs_is_given_up_in_time(server: S3Server) -> None:
-    store = open_block_store(server.url("hangs"), timeout=1)
+    store = open_block_store(server.url("hangs"), timeout=3)
     segment = store.create_segment(PATH)
     server.signal(signal.SIGSTOP)
     began = time.monotonic()
@@ -199,7 +199,7 @@ def test_a_server_that_hangs_is_given_up_in_time(server: S3Server) -> None:
         segment.append(frame())
         with pytest.raises(SegmentWriteError, match="no answer"):
             segment.sync()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
     finally:
         server.signal(signal.SIGCONT)
 

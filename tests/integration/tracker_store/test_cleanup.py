@@ -511,6 +511,7 @@ def test_w09_additions_allocation_and_two_clean_ups_at_once_lose_nothing(engine:
         sa.text("UPDATE forebay.pipelines SET batch_interval = interval '1 ms', last_batch_time = clock_timestamp()")
     )
     added = threading.Event()
+    cleaned = threading.Event()
     done = threading.Event()
     count = 400
 
@@ -523,6 +524,9 @@ def test_w09_additions_allocation_and_two_clean_ups_at_once_lose_nothing(engine:
             for first in range(2, count + 2, 4):
                 group = [block(claimed, n, segment_id=segment_id, records=1) for n in range(first, first + 4)]
                 assert add(connection, *group).outcome is AddOutcome.ADDED
+                if first > count / 2:
+                    # Else everything may be added and run before a cleaner comes to it once.
+                    assert cleaned.wait(60)
         added.set()
 
     def clean_until_done() -> int:
@@ -532,6 +536,8 @@ def test_w09_additions_allocation_and_two_clean_ups_at_once_lose_nothing(engine:
                 gone += clean_up_receiver(
                     connection, receiver_id=receiver_id, threshold=datetime.now(UTC), max_rows=50
                 ).blocks
+                if gone:
+                    cleaned.set()
         return gone
 
     def run() -> list[int]:

@@ -149,10 +149,15 @@ def test_two_drivers_that_race_never_get_the_same_run(engine: sa.Engine) -> None
         for run_id in runs:
             enqueue_run(connection, run_id=run_id, location=LOCATION)
     claimed: dict[int, list[str]] = {process_id: [] for process_id in drivers}
-    barrier = threading.Barrier(len(drivers))
+    barrier = threading.Barrier(len(drivers), timeout=60)
 
     def claim_all(process_id: int) -> None:
         with connect(engine) as mine:
+            barrier.wait()
+            first = claim_run(mine, process_id=process_id, location=LOCATION)
+            assert first is not None
+            claimed[process_id].append(first)
+            # Else one of them might get nothing while its thread is not let run.
             barrier.wait()
             while (run_id := claim_run(mine, process_id=process_id, location=LOCATION)) is not None:
                 claimed[process_id].append(run_id)
@@ -327,7 +332,7 @@ def test_who_enqueues_is_before_or_after_a_driver_that_stops_taking_runs(engine:
             )
         assert not said.is_set()
         held.rollback()
-    thread.join(10)
+    thread.join(30)
     assert said.is_set()
     with connect(engine) as connection:
         assert not enqueue_run(connection, run_id="r1", location=LOCATION)

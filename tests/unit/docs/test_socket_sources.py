@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pydantic import BaseModel
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -40,17 +43,19 @@ def stream_of(declaration: str, folder: Path) -> Stream:
     return stream
 
 
-def is_ready(made: Rig) -> bool:
-    return bool(made.reporter.reasons) and made.reporter.reasons[-1].startswith(("listening on ", "connected to "))
+def port_of(declaration: str) -> str:
+    [port] = {str(found) for found in re.findall(r"\b999\d\b", declaration)}
+    return port
 
 
-def on_free_port(declaration: str, *others: str) -> list[str]:
-    """The texts with the port of the page replaced by one that nobody uses."""
-    [port] = set(re.findall(r"\b999\d\b", declaration))
-    with socket.socket() as free:
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind(("127.0.0.1", 0))
-        return [text.replace(port, str(free.getsockname()[1])) for text in (declaration, *others)]
+@contextmanager
+def listening(declaration: str, folder: Path) -> Iterator[tuple[Rig, str]]:
+    """The receiver of the page, at a port that the system chose, which it says."""
+    source = stream_of(declaration.replace(port_of(declaration), "0"), folder).source
+    with rig(folder, make_receiver(source)) as made:
+        said = "listening on 127.0.0.1:"
+        eventually(lambda: made.reporter.reasons and made.reporter.reasons[-1].startswith(said))
+        yield made, made.reporter.reasons[-1].removeprefix(said)
 
 
 @pytest.mark.parametrize(
@@ -61,21 +66,19 @@ def on_free_port(declaration: str, *others: str) -> list[str]:
     ],
 )
 def test_a_sender_of_the_how_to_reaches_its_receiver(number: int, expected: list[object], tmp_path: Path) -> None:
-    declaration, sender = on_free_port(blocks("python")[1 + number], blocks("python", sender=True)[number])
-    with rig(tmp_path, make_receiver(stream_of(declaration, tmp_path).source)) as made:
-        eventually(lambda: is_ready(made))
+    declaration, sender = blocks("python")[1 + number], blocks("python", sender=True)[number]
+    with listening(declaration, tmp_path) as (made, port):
+        sender = sender.replace(port_of(declaration), port)
         subprocess.run([sys.executable, "-c", sender], check=True, timeout=60)
         eventually(lambda: list[object](made.values()) == expected)
 
 
 def test_the_server_of_the_how_to_is_connected_to(tmp_path: Path) -> None:
-    [declaration] = on_free_port(blocks("python")[0])
-    source = stream_of(declaration, tmp_path).source
-    assert isinstance(source, SocketText)
-    with (
-        socket.create_server(("127.0.0.1", source.port or 0)) as server,
-        rig(tmp_path, make_receiver(source)) as made,
-    ):
+    declaration = blocks("python")[0]
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
+        port = str(server.getsockname()[1])
+        source = stream_of(declaration.replace(port_of(declaration), port), tmp_path).source
+        made = stack.enter_context(rig(tmp_path, make_receiver(source)))
         connection, _ = server.accept()
         with connection:
             connection.sendall("12 £\r\n13 £\r\n".encode("latin-1"))
@@ -84,10 +87,10 @@ def test_the_server_of_the_how_to_is_connected_to(tmp_path: Path) -> None:
 
 def test_the_tls_of_the_how_to(tmp_path: Path) -> None:
     certificate, sender = blocks("sh")
-    declaration, sender = on_free_port(blocks("python")[3], sender)
+    declaration = blocks("python")[3]
     subprocess.run(["sh", "-euc", certificate], cwd=tmp_path, check=True, capture_output=True)
-    with rig(tmp_path, make_receiver(stream_of(declaration, tmp_path).source)) as made:
-        eventually(lambda: is_ready(made))
+    with listening(declaration, tmp_path) as (made, port):
+        sender = sender.replace(port_of(declaration), port)
         done = subprocess.run(["sh", "-euc", sender], cwd=tmp_path, capture_output=True, check=False, timeout=60)
         eventually(lambda: made.values() == ["for your eyes only"], done.stderr.decode())
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from structlog.testing import capture_logs
@@ -136,3 +137,25 @@ def test_the_archive_is_the_code_that_runs_here(tmp_path: Path, monkeypatch: pyt
         (root / package / "__init__.py").write_text("")
     monkeypatch.setattr(shipping, "_ROOT", root)
     assert shipping.code_archive(tmp_path) != archive
+
+
+def test_an_archive_that_two_processes_make_at_once_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch drivers of one home start together: the other begins and ends while this one writes."""
+    opened = zipfile.ZipFile
+    others: list[Path] = []
+
+    def meanwhile(file: Path, mode: Literal["w"], compression: int) -> zipfile.ZipFile:
+        ours = opened(file, mode, compression)
+        if not others:
+            others.append(file)
+            with monkeypatch.context() as other:
+                other.setattr(os, "getpid", lambda: 1)
+                others.append(shipping.code_archive(tmp_path))
+        return ours
+
+    monkeypatch.setattr(zipfile, "ZipFile", meanwhile)
+    archive = shipping.code_archive(tmp_path)
+    assert others[1:] == [archive]
+    with opened(archive) as read:
+        assert read.testzip() is None
+    assert list(tmp_path.iterdir()) == [archive]

@@ -46,7 +46,8 @@ class MemoryObjects(Objects):
 
     def sizes(self, prefix: str) -> list[tuple[str, int]]:
         start = f"{prefix}/" if prefix else ""
-        return sorted((key, len(data)) for key, data in self.objects.items() if key.startswith(start))
+        # A copy, made at once: a PUT that was given up may land meanwhile.
+        return sorted((key, len(data)) for key, data in list(self.objects.items()) if key.startswith(start))
 
     def bucket_exists(self) -> bool:
         return self.bucket_is_there

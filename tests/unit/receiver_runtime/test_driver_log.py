@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from receiver_runtime.driver_log import DriverLog, GivenUpError
-from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
+from tests.unit.receiver_runtime.support import ManualClock, PaidClock, advance_until, eventually
 from tracker_store.errors import DriverLogUnavailableError, NotAssignedError, OutcomeUnknownError
 
 
@@ -95,7 +95,8 @@ class Listener:
 
 
 def test_only_a_call_that_waits_long_is_told_of_once_and_at_its_end() -> None:
-    clock, listener = ManualClock(), Listener()
+    clock, listener = PaidClock(), Listener()
+    clock.pays()
     log = make(clock)
     healed = clock.monotonic() + 60.0
 
@@ -104,9 +105,7 @@ def test_only_a_call_that_waits_long_is_told_of_once_and_at_its_end() -> None:
             raise DriverLogUnavailableError("full")
         return 7
 
-    thread = threading.Thread(target=lambda: log.until_answered("open a segment", statement, listener=listener))
-    thread.start()
-    advance_until(clock, lambda: not thread.is_alive(), step=0.5)
+    assert log.until_answered("open a segment", statement, listener=listener) == 7
     told, over = listener.told
     assert told.startswith("open a segment: full")
     assert over.startswith("open a segment: 6")

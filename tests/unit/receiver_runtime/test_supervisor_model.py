@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from receiver_runtime.backoff import Backoff
 from receiver_runtime.block_generator import GeneratorStateError
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.receiver import Receiver
@@ -122,6 +123,8 @@ class SupervisorMachine(RuleBasedStateMachine):
                 receiver_max_restart_delay="1ms",
             )
         )
+        # Two dozen answers that are lost in a row would take a minute.
+        self.rig.registrar._backoff = Backoff(0.001, 0.02)
         self.reader = Reader(self.receiver)
         self.wanted: str | None = None
         self.fenced = False

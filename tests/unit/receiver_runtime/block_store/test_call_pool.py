@@ -25,9 +25,17 @@ def test_a_call_gives_what_it_returns_and_raises_what_it_raises() -> None:
 
 def test_a_call_that_hangs_is_given_up_and_later_ones_are_refused_until_it_is_answered() -> None:
     pool = CallPool("store", limit=1)
-    answer = threading.Event()
+    began, answer = threading.Event(), threading.Event()
+
+    def hang() -> bool:
+        began.set()
+        return answer.wait()
+
+    call = pool.submit(hang)
+    # One that has not begun hangs nowhere.
+    assert began.wait(60)
     with pytest.raises(TimeoutError, match=r"store: no answer in 0\.01 s"):
-        pool.call(answer.wait, 0.01)
+        pool.wait(call, 0.01)
     with pytest.raises(CallsHangError, match="1 earlier calls"):
         pool.call(lambda: 1, 10)
     answer.set()

@@ -19,7 +19,7 @@ from receiver_runtime.block_store.object_store import ObjectBlockStore
 from receiver_runtime.block_store.reading import FrameAt
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
-from tests.unit.receiver_runtime.support import dead_letter_frame, eventually, frame, whole
+from tests.unit.receiver_runtime.support import dead_letter_frame, eventually, frame, reaches, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,13 +91,21 @@ def test_a_store_that_does_not_answer_is_given_up_in_time_and_holds_a_bounded_nu
     objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store, "_THREADS", 2)
-    store = ObjectBlockStore(objects, "s3://bucket/prefix", timeout=0.05)
+    store = ObjectBlockStore(objects, "s3://bucket/prefix", timeout=10)
     objects.answers.clear()
-    for _ in range(2):
+
+    def writes_that_hang() -> int:
+        """After one more; one whose thread was too slow to begin it is given up too, and hangs nowhere."""
+        store._timeout = 10
         segment = store.create_segment(PATH)
         segment.append(frame())
+        store._timeout = 0.05
         with pytest.raises(SegmentWriteError, match="no answer"):
             segment.sync()
+        return len(store._pool._given_up)
+
+    for number in (1, 2):
+        eventually(reaches(writes_that_hang, number))
     for _ in range(2):
         with pytest.raises(StoreUnavailableError, match="2 earlier calls have not been answered"):
             store.create_segment(PATH)

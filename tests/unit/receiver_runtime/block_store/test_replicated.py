@@ -151,7 +151,8 @@ def test_h02_h04_a_replica_that_fails_is_told_and_gets_nothing_more_of_the_segme
 
 
 def test_h02_a_replica_that_hangs_is_given_up_in_time_and_costs_one_thread(tmp_path: Path) -> None:
-    replicas = Replicas(tmp_path, timeout=0.1)
+    # It is waited for once; as long, the other one has for each of its writes.
+    replicas = Replicas(tmp_path, timeout=3)
     replicas.write(1)
     hanging = replicas.files[1]
     hanging.answers.clear()
@@ -164,6 +165,7 @@ def test_h02_a_replica_that_hangs_is_given_up_in_time_and_costs_one_thread(tmp_p
     assert "have not been answered yet" in replicas.listener.lost[-1][1]
     hanging.answers.set()
     eventually(lambda: hanging.closed == 2, "closing what hung")
+    eventually(lambda: not replicas.store._sites[1].writes._given_up, "the end of the call that hung")
     replicas.clock.advance(61)
     replicas.write(22)
     assert replicas.sequences(1)[22] == [22]

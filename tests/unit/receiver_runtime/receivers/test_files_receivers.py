@@ -56,7 +56,7 @@ def test_x11_stops_and_starts_leave_nothing_behind_and_read_on(tmp_path: Path) -
         eventually(lambda number=number: len(log.values) == number, "the line")  # type: ignore[misc]
         receiver.on_stop()
         receiver.on_stop()
-        assert threads() == set()
+        eventually(lambda: not threads(), "no thread")
         assert len(list(DESCRIPTORS.iterdir())) <= before
         with (tmp_path / "a.log").open("a") as file:
             file.write(f"line {number}\n")
@@ -65,7 +65,7 @@ def test_x11_stops_and_starts_leave_nothing_behind_and_read_on(tmp_path: Path) -
     other.on_start()
     eventually(lambda: log.values[-1] == "other", "the other one")
     other.on_stop()
-    assert threads() == set()
+    eventually(lambda: not threads(), "no thread")
     assert log.values == [*(f"line {number}" for number in range(5)), "other"]
 
 
@@ -76,13 +76,14 @@ def test_a_stop_while_the_driver_log_does_not_say_who_there_is(tmp_path: Path) -
     receiver.attach_supervisor(Supervisor(log))  # type: ignore[arg-type]
     receiver.on_start()
     receiver.on_stop()
-    assert threads() == set()
+    eventually(lambda: not threads(), "no thread")
     assert log.values == []
 
 
 def test_who_is_silent_is_counted_out_and_who_comes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_sharing, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(file_sharing, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(file_sharing, "HAND_OVER_SECONDS", 60.0)
     log = SharedLog()
     log.others = (2,)
     sharing = Sharing(log, per_host=True)

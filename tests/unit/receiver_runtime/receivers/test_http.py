@@ -259,7 +259,9 @@ class TestLimits:
                 assert answer.status == 413
                 assert "max_" in answer.json()["detail"]
             connection = made.connect()
-            connection.request("POST", "/v1/orders", iter([b"1\n" * 3000] * 3), LINES, encode_chunked=True)
+            with contextlib.suppress(ConnectionError):
+                # Its answer may come before all of it was read.
+                connection.request("POST", "/v1/orders", iter([b"1\n" * 3000] * 3), LINES, encode_chunked=True)
             assert connection.getresponse().status == 413
             connection.close()
             assert len(made.rows()) == 4000
@@ -287,8 +289,8 @@ class TestLimits:
             listening(tmp_path, head_timeout="400ms") as made,
             socket.create_connection(("127.0.0.1", made.port), timeout=30) as slow,
         ):
-            slow.sendall(b"POST /v1/orders HTTP/1.1\r\nX: ")
             began = time.monotonic()
+            slow.sendall(b"POST /v1/orders HTTP/1.1\r\nX: ")
             slow.settimeout(0.02)
 
             def is_given_up() -> bool:
@@ -317,7 +319,14 @@ class TestLimits:
             assert b"max_connections" in refused
             eventually(lambda: ReceiverEventKind.ERROR in made.rig.reporter.kinds(), "the event")
             held.pop().close()
-            eventually(lambda: made.post(b"1").status == 200, "room")
+
+            def is_let_in() -> bool:
+                # Who is refused may not come to send all of it.
+                with contextlib.suppress(OSError):
+                    return made.post(b"1").status == 200
+                return False
+
+            eventually(is_let_in, "room")
             for connection in held:
                 assert made.post(b"1", on=connection).status == 200
                 connection.close()
@@ -375,7 +384,8 @@ class TestBackPressure:
             answer = made.post(b"1")
             assert answer.status == 503
             assert "acknowledgement_timeout" in answer.json()["detail"]
-            # From now on nobody waits in vain.
+            # From now on nobody waits in vain, but for the moment between its coming and its being handed in.
+            eventually(lambda: made.ask("GET", "/ready").status == 503, "not ready")
             second = made.post(b"2")
             assert second.status == 503
             assert int(second.headers["retry-after"]) > 1
@@ -384,7 +394,9 @@ class TestBackPressure:
             assert handed_in.requests == 1
             made.log.away = False
             eventually(lambda: made.ask("GET", "/ready").status == 200, "ready")
-            assert made.post(b"3").status == 200
+            # With a key, for it may take longer than the time-out and be sent again.
+            third = JSON | {"Idempotency-Key": "3"}
+            eventually(lambda: made.post(b"3", third).status == 200, "an answer in time")
             # The first one was stored, and was registered after all; the second one was not taken.
             assert made.bodies() == [b"1", b"3"]
 
@@ -509,13 +521,17 @@ def frames(made: Listening) -> list[IntactFrame]:
 class TestStop:
     """Drain: let nobody in, answer what is in flight, then end."""
 
-    def test_what_is_in_flight_is_answered_and_the_port_is_closed(self, tmp_path: Path) -> None:
-        with listening(tmp_path) as made, ThreadPoolExecutor(4) as pool:
+    def test_what_is_in_flight_is_answered_and_the_port_is_closed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        handed_in = HandedIn(monkeypatch)
+        settings = {"receiver_stop_timeout": "60s"}
+        with listening(tmp_path, settings=settings) as made, ThreadPoolExecutor(4) as pool:
             idle = made.connect()
             assert made.post(b"0", on=idle).status == 200
             made.log.away = True
             posts = [pool.submit(made.post, b"1") for _ in range(3)]
-            eventually(lambda: len(made.log.calls) > 4, "requests in flight")
+            handed_in.wait_for(4)
             port = made.port
             made.rig.supervisor.stop("the test stops it")
 

@@ -10,6 +10,7 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from tests.unit.receiver_runtime.receivers.http_client import JSON, listening
+from tests.unit.receiver_runtime.support import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +46,8 @@ def test_it_may_be_sent_again_where_it_may_and_a_status_says_so(
                 else answer.json()["message"]
             )
             assert "acknowledgement_timeout" in said
+            # The next one is not to wait; for a moment it would.
+            eventually(lambda: made.ask("GET", "/ready").status == 503, "not ready")
         made.log.away = False
 
 

@@ -225,20 +225,22 @@ def test_a_position_that_is_not_there_is_a_fault(topics: list[str], make_fetcher
 
 def test_brokers_that_are_away_are_an_error_of_the_client(library: Library) -> None:
     """Without a callback the library would tell nobody."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
-    fetcher = ColumnFetcher(
-        library, {"bootstrap.servers": f"127.0.0.1:{port}", "group.id": "g", "auto.offset.reset": "error"}
-    )
-    try:
-        fetcher.read_from({("t", 0): 0})
-        deadline = time.monotonic() + _DEADLINE_SECONDS
-        errors: list[Fault] = []
-        while KafkaError._ALL_BROKERS_DOWN not in [error.code for error in errors]:
-            assert time.monotonic() < deadline
-            errors += fetcher.fetch(10, 0.1).errors
-    finally:
-        fetcher.close()
+    with socket.socket() as unused:
+        # Bound and not listening: a connection is refused, and nobody else takes the port.
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        fetcher = ColumnFetcher(
+            library, {"bootstrap.servers": f"127.0.0.1:{port}", "group.id": "g", "auto.offset.reset": "error"}
+        )
+        try:
+            fetcher.read_from({("t", 0): 0})
+            deadline = time.monotonic() + _DEADLINE_SECONDS
+            errors: list[Fault] = []
+            while KafkaError._ALL_BROKERS_DOWN not in [error.code for error in errors]:
+                assert time.monotonic() < deadline
+                errors += fetcher.fetch(10, 0.1).errors
+        finally:
+            fetcher.close()
     assert f"127.0.0.1:{port}" in "".join(error.message for error in errors)
 
 

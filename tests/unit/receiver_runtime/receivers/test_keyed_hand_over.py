@@ -22,7 +22,7 @@ from receiver_runtime.receivers.keyed_hand_over import HandedOver, HandOverClose
 from receiver_runtime.records import RecordTypeError
 from receiver_runtime.write_ahead_log import WriteAheadLogError
 from tests.unit.receiver_runtime.rig import HandReceiver, Rig, batch, in_thread, rig
-from tests.unit.receiver_runtime.support import MemoryBlockLog, eventually
+from tests.unit.receiver_runtime.support import ManualClock, MemoryBlockLog, advance_until, eventually
 from tracker_store.blocks import AddOutcome, AddResult, NewBlock
 from tracker_store.errors import ReceiverFencedError
 
@@ -136,7 +136,7 @@ def test_a_refusal_takes_those_under_way_along_and_all_go_in_without_the_known_r
     optimistic(hand_over, log)
     log.away = True
     futures = [hand_over.submit(batch(f"x{n}", f"y{n}"), [f"x{n}", f"y{n}"]) for n in range(3)]
-    eventually(lambda: len(running.rows.paths) and log.calls[-1][-1].keys, "the first of them under way")
+    eventually(lambda: any("x0" in block.keys for block in log.calls[-1]), "the first of them under way")
     log.keys |= {"y0", "x2"}
     log.away = False
     assert [answer(future) for future in futures] == [(1, 1), (2, 0), (1, 1)]
@@ -301,17 +301,34 @@ def no_keys(keys: Sequence[str], *, wait: bool = True) -> set[str]:
     raise ConnectionError(f"away for good, {len(keys)} keys")
 
 
-def test_a_stop_drains_and_then_nothing_is_taken(tmp_path: Path, log: KeyedBlockLog) -> None:
+def test_a_stop_drains_and_then_nothing_is_taken(
+    tmp_path: Path, log: KeyedBlockLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     receiver = HandReceiver()
-    with rig(tmp_path, receiver, log=log, keys=log, receiver_stop_timeout=0.3) as one:
+    clock = ManualClock()
+    with rig(tmp_path, receiver, log=log, keys=log, clock=clock, receiver_stop_timeout=1.0) as one:
         eventually(lambda: receiver.starts, "the start")
         hand_over = KeyedHandOver(one.supervisor)
         receiver.on_stopping = hand_over.close
         log.away = True
         futures = [hand_over.submit(batch(str(n)), [str(n)]) for n in range(50)]
+        hand_overs = one.supervisor._hand_overs
+        any_since = hand_overs.any_since
+        looks = 0
+
+        def counted(moment: float) -> bool:
+            nonlocal looks
+            looks += 1
+            return any_since(moment)
+
+        monkeypatch.setattr(hand_overs, "any_since", counted)
         one.supervisor.stop("the test says so")
-        # Longer than an on_stop may take by itself: it waits for the driver log.
-        assert one.supervisor.await_termination(0.8) is None
+        # Of a condition; nothing public shows it.
+        waiting = hand_over._changed._waiters  # type: ignore[attr-defined]
+        eventually(lambda: len(waiting) == 2, "the hand-over and its close, which wait for the driver log")
+        # Longer than an on_stop may take by itself: it waits for the driver log. Ten looks are that long.
+        advance_until(clock, lambda: looks >= 20)
+        assert one.supervisor.await_termination(0) is None
         log.away = False
         assert one.end().drained
         assert not [message for _, message, _ in one.reporter.events if "on_stop" in message]

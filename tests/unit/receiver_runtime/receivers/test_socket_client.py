@@ -179,7 +179,6 @@ def test_a_stop_in_mid_stream_by_tls_stores_no_ciphertext(
     source = source_of(listener, tls=Tls(ca_file=authority.ca_file))
     with rig(tmp_path, make_receiver(source)) as made:
         with server_context(certificate).wrap_socket(accept(listener), server_side=True) as connection:
-            connection.settimeout(0.2)
             with contextlib.suppress(OSError):
                 for _ in range(200):
                     connection.sendall(b"0123456789\n" * 5000)
