@@ -186,13 +186,6 @@ class ReceiverSupervisor:
             settings.receiver_restart_delay,
             max(settings.receiver_restart_delay, settings.receiver_max_restart_delay),
         )
-        self._registration = registrar.attach(
-            claim.receiver_id,
-            registered_through=claim.sequence,
-            limit=settings.block_queue_size,
-            on_steering=self._on_steering,
-            listener=self,
-        )
 
         # Sequences are given out, stored and handed to the registrar one by one.
         self._push_lock = threading.Lock()
@@ -222,6 +215,15 @@ class ReceiverSupervisor:
         # What keeps blocks from being registered, and why; it is the reason that operators see, while there is any.
         self._hindrances: dict[str, str] = {}
         self._reason = "receiving"
+
+        # Last: a heartbeat may steer it at once.
+        self._registration = registrar.attach(
+            claim.receiver_id,
+            registered_through=claim.sequence,
+            limit=settings.block_queue_size,
+            on_steering=self._on_steering,
+            listener=self,
+        )
         receiver.attach_supervisor(self)
 
     # -- the owner's side --------------------------------------------------------------------------------------------

@@ -73,9 +73,10 @@ def kill_and_take_over(
     process.kill()
     process.wait()
     source.pause()
+    before_the_next()
+    # Only now: what it was writing when it was killed may have been on one replica alone.
     before, waiting = rig.records(), len(stored(rig))
     assert waiting > before
-    before_the_next()
     second = rig.start()
     eventually(lambda: rig.records() == waiting, "what was stored is registered")
     source.sending.set()
