@@ -100,6 +100,8 @@ class SocketClient:
         try:
             keep_alive(connection)
             if context is not None:
+                # Raises where the peer is gone by now: ssl would then leave it open, and out of our reach.
+                connection.getpeername()
                 name = source.host if source.tls is None else source.tls.server_hostname or source.host
                 connection = context.wrap_socket(connection, server_hostname=name, suppress_ragged_eofs=False)
             connection.settimeout(None)

@@ -331,6 +331,8 @@ class SocketListener:
         keep_alive(accepted)
         connection = _Connection(accepted, peer, self._framing.open(max_parts=_MAX_PARTS))
         if self._context is not None:
+            # Raises where the peer is gone by now: ssl would then leave it open, and out of our reach.
+            accepted.getpeername()
             connection.socket = self._context.wrap_socket(
                 accepted, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=False
             )

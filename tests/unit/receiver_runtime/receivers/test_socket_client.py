@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.receivers import socket_client
 from receiver_runtime.receivers.socket_client import NO_MORE_DATA
 from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.socket_text import SocketText
@@ -148,6 +149,21 @@ def test_a_server_that_is_not_the_one_is_not_read(
                 serve_by_tls(listener, server_context(certificate), b"forged\n")
         eventually(lambda: any(message in reason for reason in made.reporter.reasons), message)
         assert made.values() == []
+
+
+def test_a_server_that_is_gone_before_tls_begins_leaves_no_socket_open(
+    listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def go(connection: socket.socket) -> None:
+        with accept(listener) as accepted:
+            # Its end is a reset.
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    monkeypatch.setattr(socket_client, "keep_alive", go)
+    with rig(tmp_path, make_receiver(source_of(listener, tls=Tls(verify=False)))) as made:
+        # Were one left open, a warning would be an error here.
+        eventually(lambda: len(made.reporter.events) >= 3)
+        assert all(message.startswith("Error connecting to ") for _, message, _ in made.reporter.events)
 
 
 @pytest.mark.parametrize("checks", [True, False])
