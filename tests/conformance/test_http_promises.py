@@ -74,13 +74,17 @@ class Load:
         kind = (b"key", b"none", b"buffered")[number % 3]
         numbered = (b'"%s-%d-%d"' % (kind, number, count) for count in itertools.count())
         body = next(numbered)
-        # One with a key is not left before it is in.
-        while not self.ended or (kind == b"key" and self.told.get(body, 200) != 200):
+
+        def goes_on() -> bool:
+            # One with a key is not left before it is in.
+            return not self.ended or (kind == b"key" and self.told.get(body, 200) != 200)
+
+        while goes_on():
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
                 try:
                     is_open = True
-                    while is_open and not self.ended:
+                    while is_open and goes_on():
                         is_open = await self._post(reader, writer, body, kind)
                         if kind != b"key" or self.told[body] == 200:
                             body = next(numbered)

@@ -308,7 +308,7 @@ def test_without_a_driver_batches_run_as_dagster_runs_them() -> None:
         with running_system(home, source, str(module), FOREBAY_BATCH_DRIVERS="0") as system:
             drivers = Drivers(system, module)
             system.receive(500)
-            run = system.until("a batch has run", drivers.last_success, 180)
+            run = system.until("a batch has run", drivers.last_success, READY_SECONDS)
             assert "Batch driver" not in drivers.messages(run)
             assert "Started process for run" in drivers.messages(run)
             system.settle()

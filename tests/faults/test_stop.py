@@ -22,7 +22,7 @@ from tests.state_directory import state_directory
 if TYPE_CHECKING:
     from tests.faults.running_system import RunningSystem
 
-pytestmark = [pytest.mark.systems, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.systems, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 # So that what is in flight is in the block generator, where the original loses it: far longer than it takes to send it.
 BLOCK_INTERVAL = "30s"
@@ -37,7 +37,7 @@ def forebay(system: RunningSystem, *arguments: str) -> dict[str, Any]:
         env=environment | {"FOREBAY_HOME": str(system.home)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=450,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -82,7 +82,7 @@ def test_k12_s04_w19_a_graceful_stop_loses_nothing_and_a_start_goes_on(monkeypat
         with running_system(home, source) as system:
             # A pipeline of its own: the system stays.
             last = bring_in_flight(system)
-            stopped = forebay(system, "stop", "--pipeline", "numbered", "--timeout", "200s")
+            stopped = forebay(system, "stop", "--pipeline", "numbered", "--timeout", "400s")
             assert stopped["stopped"]
             [row] = stopped["pipelines"]
             assert (row["state"], row["receivers"], row["waiting_records"], row["unfinished_batches"]) == (
@@ -104,7 +104,7 @@ def test_k12_s04_w19_a_graceful_stop_loses_nothing_and_a_start_goes_on(monkeypat
             system.until("the receiver runs again", lambda: system.epoch() > epoch)
             # Everything, and the system with it.
             last = bring_in_flight(system)
-            stopped = forebay(system, "stop", "--timeout", "200s")
+            stopped = forebay(system, "stop", "--timeout", "400s")
             assert stopped["stopped"]
             assert stopped["ended"]
             system.until("forebay up has ended by itself", system.has_ended)

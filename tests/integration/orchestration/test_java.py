@@ -25,7 +25,6 @@ session.stop()
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(180)
 def test_spark_counts_on_the_packaged_jre(tmp_path: Path) -> None:
     nothing = {"PATH": "/nowhere"}
     found = find_java(nothing)

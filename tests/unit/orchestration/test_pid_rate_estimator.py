@@ -133,7 +133,6 @@ def test_one_that_is_made_anew_of_the_state_goes_on_as_if_nothing_had_been(
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(180)
 def test_c04_c05_c06_beside_sparks_own_class(tmp_path: Path) -> None:
     """Random inputs, equal outputs, to the last bit."""
     from benchmarks.spark_tracker import spark_context  # noqa: PLC0415  loads pyspark
