@@ -339,7 +339,9 @@ def test_records_that_are_removed_under_a_reader_are_lost_by_numbers_too(
 ) -> None:
     """While it runs, and can't read on since the driver log is away."""
     topic = real_topic
-    rig = make_rig(topic.source(options={"queued.max.messages.kbytes": 1, "fetch.message.max.bytes": 1000}))
+    options = {"queued.max.messages.kbytes": 1, "fetch.message.max.bytes": 1000}
+    # It has room for few of them until the driver log is back.
+    rig = make_rig(topic.source(options=options), block_queue_size=2)
     with proxied(database_url) as (proxy, url):
         process = rig.start(database_url=url)
         topic.send(300, partition=0)
