@@ -227,20 +227,6 @@ class KeyedHandOver:
                 self._changed.wait()
             return self._take(made)
 
-    def submit_if_free(
-        self,
-        batch: pa.RecordBatch,
-        keys: pa.StringArray | Sequence[str | None] | None,
-        *,
-        rows_share_keys: bool = False,
-    ) -> Future[HandedOver] | None:
-        """As ``submit``, but for the wait: None where there was to be one, and nothing is taken."""
-        made = self._made(batch, keys, rows_share_keys=rows_share_keys)
-        with self._changed:
-            if self._open() and not self._has_room(made):
-                return None
-            return self._take(made)
-
     @property
     def in_flight(self) -> int:
         """Submits that are not answered."""

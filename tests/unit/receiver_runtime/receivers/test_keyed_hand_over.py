@@ -223,7 +223,6 @@ def test_a_submit_waits_while_too_much_is_not_answered(running: Rig, log: KeyedB
     log.away = True
     for n in range(3):
         hand_over.submit(batch(str(n)), None)
-    assert hand_over.submit_if_free(batch("no"), None) is None
     taken: list[Future[HandedOver]] = []
     thread, errors = in_thread(lambda: taken.append(hand_over.submit(batch("3"), None)))
     thread.join(0.1)
@@ -239,13 +238,15 @@ def test_bytes_are_bounded_and_one_that_is_larger_than_all_goes_by_itself(runnin
     hand_over = KeyedHandOver(running.supervisor, most_bytes=1000)
     log.away = True
     large = hand_over.submit(batch("x" * 5000), None)
-    assert hand_over.submit_if_free(batch("y"), None) is None
+    taken: list[Future[HandedOver]] = []
+    thread, errors = in_thread(lambda: taken.append(hand_over.submit(batch("y"), None)))
+    thread.join(0.1)
+    assert thread.is_alive()
     log.away = False
     assert answer(large) == (1, 0)
-    eventually(lambda: hand_over.in_flight == 0, "room")
-    small = hand_over.submit_if_free(batch("y"), None)
-    assert small is not None
-    assert answer(small) == (1, 0)
+    thread.join(DEADLINE)
+    assert not errors
+    assert answer(taken[0]) == (1, 0)
 
 
 def test_a_lost_answer_and_a_race_are_found_out(running: Rig, log: KeyedBlockLog) -> None:
