@@ -14,6 +14,7 @@ so that the broker stops at its bound of messages in flight, and pings go on.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
-    from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage, SocketLike
+    from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
     from paho.mqtt.properties import Properties
     from paho.mqtt.reasoncodes import ReasonCode
 
@@ -216,12 +217,16 @@ class MqttReader:
         deadline = time.monotonic() + _LEAVING_SECONDS
         while self._session.is_answering() and time.monotonic() < deadline:
             self._turn(client, poller, reads=True)
-        client.disconnect()
         connection = client.socket()
-        while client.want_write() and client.socket() is not None and time.monotonic() < deadline:
-            client.loop_write()
-        if connection is not None:
-            _read_to_the_end(connection, deadline)
+        if connection is None:
+            return
+        # paho closes its own with the last packet. Were that the end, with bytes unread, the broker might be told that
+        # the connection is broken before it has read our last acknowledgements.
+        with socket.socket(fileno=os.dup(connection.fileno())) as kept:
+            client.disconnect()
+            while client.want_write() and client.socket() is not None and time.monotonic() < deadline:
+                client.loop_write()
+            _read_to_the_end(kept, deadline)
 
     def _close(self) -> None:
         """Whatever happened: the socket goes, and the other thread hands over what is left, and ends."""
@@ -403,16 +408,17 @@ class MqttReader:
             self._receiver.restart(_NOT_STORED, error)
 
 
-def _read_to_the_end(connection: SocketLike, deadline: float) -> None:
-    """Until the broker closes it: were it closed by us with bytes unread, our last ones might be lost on their way."""
+def _read_to_the_end(connection: socket.socket, deadline: float) -> None:
+    """Until the broker closes it, which it does when it has read all of ours."""
     poller = select.poll()
     poller.register(connection.fileno(), select.POLLIN)
     try:
+        connection.shutdown(socket.SHUT_WR)
         while (left := deadline - time.monotonic()) > 0 and poller.poll(left * 1000):
             if not connection.recv(65_536):
                 return
     except OSError:
-        # It is gone, or TLS has more to say than to us.
+        # It is gone.
         return
 
 

@@ -5,6 +5,8 @@ The receiver is the real one, in this process; what it hands over is kept here, 
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
 import threading
 from concurrent.futures import Future
@@ -505,6 +507,63 @@ def test_less_than_was_asked_for_is_told(tmp_path: Path, version: str) -> None:
         assert running.kept.errors == [f"the MQTT broker grants QoS 0 for {topic.name!r} where 1 was asked for"]
     finally:
         broker.close()
+
+
+class FloodingBroker:
+    """One that sends messages of QoS 0 without end, whatever it is sent, and closes when it has read all of that."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(60)
+        self.port: int = self.listener.getsockname()[1]
+        self.read = bytearray()
+        self.failure: OSError | None = None
+        self.thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.join(60)
+        self.listener.close()
+        assert not self.thread.is_alive()
+
+    def _serve(self) -> None:
+        connection, _ = self.listener.accept()
+        connection.settimeout(60)
+        with connection:
+            connection.recv(1000)
+            # CONNACK; SUBACK of the first subscription, whose packet id is 1; a message of QoS 1, whose id is 7.
+            connection.sendall(b"\x20\x02\x00\x00" + b"\x90\x03\x00\x01\x01" + b"\x32\x06\x00\x01a\x00\x07x")
+            flood = threading.Thread(target=self._flood, args=(connection,))
+            flood.start()
+            try:
+                while got := connection.recv(65_536):
+                    self.read += got
+            except OSError as error:
+                self.failure = error
+            # Ends the flood.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            flood.join(60)
+
+    def _flood(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection.sendall(b"\x30\x04\x00\x01ay" * 1000)
+
+
+def test_a_stop_leaves_the_broker_every_acknowledgement_though_more_is_on_its_way() -> None:
+    """To close with bytes unread resets the connection, and a broker that is reset may not read what came before."""
+    with FloodingBroker() as broker:
+        source = Mqtt(host="127.0.0.1", port=broker.port, topics=("a",), version="3.1.1", client_id="c")
+        with Running(source) as running:
+            eventually(lambda: running.kept.rows, "messages")
+    assert broker.failure is None
+    # PUBACK of 7, and DISCONNECT at the end.
+    assert b"\x40\x02\x00\x07" in broker.read
+    assert broker.read.endswith(b"\xe0\x00")
 
 
 def test_a_refused_subscription_and_a_session_that_is_taken_are_named() -> None:
