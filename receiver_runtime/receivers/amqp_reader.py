@@ -124,6 +124,8 @@ class AmqpReader:
         except Exception as error:  # noqa: BLE001  told, and begun anew
             if not self._stopping:
                 self._receiver.restart(words, error)
+            else:
+                _log.info("the connection could not be left as it should be", error=str(error))
         finally:
             self._close()
 

@@ -155,6 +155,8 @@ class MqttReader:
         except Exception as error:  # noqa: BLE001  told, and begun anew
             if not self._stopping:
                 self._receiver.restart(self._words(), error)
+            else:
+                _log.info("the connection could not be left as it should be", error=str(error))
         finally:
             self._close()
 

@@ -123,6 +123,8 @@ class NatsReader:
         except Exception as error:  # noqa: BLE001  told, and begun anew
             if not self._stopping.is_set():
                 self._receiver.restart("reading from NATS failed", error)
+            else:
+                _log.info("the connection could not be left as it should be", error=str(error))
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
