@@ -22,7 +22,7 @@ import pyarrow as pa
 from receiver_runtime.block_generator import GeneratorStateError
 from receiver_runtime.driver_log import GivenUpError
 from receiver_runtime.receivers.reading_loop import ReadingLoopClosedError
-from receiver_runtime.receivers.tcp import READ_BYTES, client_context, keep_alive, shut_down
+from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, client_context, keep_alive, shut_down
 
 if TYPE_CHECKING:
     from receiver_runtime.block_handler import DeadLetter
@@ -100,8 +100,7 @@ class SocketClient:
         try:
             keep_alive(connection)
             if context is not None:
-                # Raises where the peer is gone by now: ssl would then leave it open, and out of our reach.
-                connection.getpeername()
+                check_peer(connection)
                 name = source.host if source.tls is None else source.tls.server_hostname or source.host
                 connection = context.wrap_socket(connection, server_hostname=name, suppress_ragged_eofs=False)
             connection.settimeout(None)

@@ -31,7 +31,7 @@ import pyarrow as pa
 from receiver_runtime.block_generator import GeneratorStateError
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.driver_log import GivenUpError
-from receiver_runtime.receivers.tcp import READ_BYTES, keep_alive, server_context
+from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, server_context
 from receiver_runtime.sources.tcp import address_of
 
 if TYPE_CHECKING:
@@ -331,8 +331,7 @@ class SocketListener:
         keep_alive(accepted)
         connection = _Connection(accepted, peer, self._framing.open(max_parts=_MAX_PARTS))
         if self._context is not None:
-            # Raises where the peer is gone by now: ssl would then leave it open, and out of our reach.
-            accepted.getpeername()
+            check_peer(accepted)
             connection.socket = self._context.wrap_socket(
                 accepted, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=False
             )

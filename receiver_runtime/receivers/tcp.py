@@ -29,6 +29,11 @@ def keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
 
 
+def check_peer(connection: socket.socket) -> None:
+    """Before TLS. Raises OSError where the peer is gone: ssl would leave the socket open, and out of our reach."""
+    connection.getpeername()
+
+
 def shut_down(connection: socket.socket) -> None:
     """Wake whoever reads from it, in another thread too."""
     try:
