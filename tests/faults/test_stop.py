@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
@@ -18,8 +17,11 @@ import pytest
 from tests.faults.numbered_source import NumberedSource
 from tests.faults.running_system import running_system
 from tests.state_directory import state_directory
+from tests.unread_bytes import unread_bytes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.faults.running_system import RunningSystem
 
 pytestmark = [pytest.mark.systems, pytest.mark.spark, pytest.mark.timeout(1200)]
@@ -43,16 +45,6 @@ def forebay(system: RunningSystem, *arguments: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
-
-
-def unread_bytes(port: int) -> int:
-    """What lies between a source on `port` and the receiver that is connected: nobody's, and so lost at a stop."""
-    unread = 0
-    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
-        _, local, remote, state, queues, *_ = line.split()
-        if state == "01" and port in (int(local.partition(":")[2], 16), int(remote.partition(":")[2], 16)):
-            unread += sum(int(queue, 16) for queue in queues.split(":"))
-    return unread
 
 
 def bring_in_flight(system: RunningSystem) -> int:

@@ -132,7 +132,7 @@ class HostRig:
 
     def processes(self) -> list[psutil.Process]:
         """The receiver processes that run."""
-        return [process for process in psutil.Process().children() if _is_running(process, self._database_url)]
+        return running_children(self._database_url)
 
     def records(self) -> dict[int, int]:
         """Registered records by receiver."""
@@ -209,9 +209,14 @@ def host_rig(
         yield rig, by_id
 
 
+def running_children(word: str) -> list[psutil.Process]:
+    """This process's children that run, with this among their words."""
+    return [child for child in psutil.Process().children() if _is_running(child, word)]
+
+
 def _is_running(process: psutil.Process, word: str) -> bool:
-    """With this among its words."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE and word in process.cmdline()
     except psutil.NoSuchProcess:
+        # It ended just now.
         return False

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.block_store.stores import open_block_store
@@ -20,6 +19,7 @@ from tracker_store.receivers import placements, receiver_events
 
 if TYPE_CHECKING:
     import subprocess
+    from pathlib import Path
 
     from receiver_runtime.block_store.interface import BlockStore
     from tracker_store.schema import ReceiverEventKind
@@ -257,16 +257,6 @@ class ReceiverRig(ReceiverProcesses):
 def exit_code(process: subprocess.Popen[bytes]) -> int:
     """Wait for a process's end."""
     return process.wait(DEADLINE_SECONDS)
-
-
-def unread_bytes(server_port: int) -> int:
-    """What the kernel still holds of what was sent over a server's connections on this machine, on either side."""
-    count = 0
-    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
-        _, local, remote, state, queues, *_ = line.split()
-        if state == "01" and server_port in (int(local.partition(":")[2], 16), int(remote.partition(":")[2], 16)):
-            count += sum(int(queue, 16) for queue in queues.split(":"))
-    return count
 
 
 def is_alive(pid: int) -> bool:

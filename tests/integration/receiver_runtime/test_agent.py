@@ -13,8 +13,9 @@ from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
-from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource, unread_bytes
+from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource
 from tests.receiver_processes import eventually
+from tests.unread_bytes import unread_bytes
 from tracker_store.checks import check_data
 from tracker_store.engine import connect, create_engine
 

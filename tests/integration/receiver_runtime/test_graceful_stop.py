@@ -17,8 +17,9 @@ import sqlalchemy as sa
 
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.socket_text import SocketText
-from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, ReceiverRig, exit_code, unread_bytes
+from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, ReceiverRig, exit_code
 from tests.receiver_processes import eventually
+from tests.unread_bytes import unread_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

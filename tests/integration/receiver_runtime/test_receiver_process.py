@@ -20,9 +20,9 @@ from tests.integration.receiver_runtime.receiver_rig import (
     NumberedSource,
     ReceiverRig,
     exit_code,
-    unread_bytes,
 )
 from tests.receiver_processes import DEADLINE_SECONDS, eventually
+from tests.unread_bytes import unread_bytes
 from tracker_store.schema import ReceiverEventKind
 
 if TYPE_CHECKING:

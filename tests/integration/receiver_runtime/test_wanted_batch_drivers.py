@@ -7,11 +7,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import psutil
-
 from receiver_runtime.agent import Agent
 from receiver_runtime.batch_drivers import BatchDrivers
 from tests.driver_log import make_log
+from tests.integration.receiver_runtime.host_rig import running_children
 from tests.polling import eventually
 from tracker_store.engine import connect
 from tracker_store.processes import register_process
@@ -43,15 +42,8 @@ def test_o04_an_agent_starts_and_drains_drivers_as_they_are_wanted(engine: sa.En
         clock=lambda: time.monotonic() * 30,
     )
 
-    def is_driver(child: psutil.Process) -> bool:
-        try:
-            return child.status() != psutil.STATUS_ZOMBIE and mark in child.cmdline()
-        except psutil.NoSuchProcess:
-            # It ended just now.
-            return False
-
     def drivers() -> int:
-        return sum(map(is_driver, psutil.Process().children()))
+        return len(running_children(mark))
 
     with connect(engine) as connection:
         log = make_log(connection)
