@@ -1,23 +1,40 @@
-"""Ports that are a server's own while it is not up: before its start, and between a kill and the next."""
+"""Ports that are a server's own while it does not listen: before its start, between two starts, or for ever.
+
+They are bound here, and not listened to: who connects is refused, a server that asks for SO_REUSEADDR may do both all
+the same, and the system gives them to nobody else.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """One of 127.0.0.1, within the context."""
+    with _bound("127.0.0.1") as held:
+        yield held.getsockname()[1]
 
 
 def held_ports(owner: object, count: int, *, address: str = "127.0.0.1") -> list[int]:
-    """So many, until `owner` is gone.
-
-    They are bound here, and not listened to: a server that asks for SO_REUSEADDR may do both all the same, and the
-    system gives them to nobody else.
-    """
+    """So many, until `owner` is gone."""
     found: list[int] = []
     for _ in range(count):
-        held = socket.socket()
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((address, 0))
+        held = _bound(address)
         found.append(int(held.getsockname()[1]))
         weakref.finalize(owner, os.close, held.detach())
     return found
+
+
+def _bound(address: str) -> socket.socket:
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((address, 0))
+    return held

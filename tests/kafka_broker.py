@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from tests.held_ports import held_ports
 from tests.polling import eventually
 
 if TYPE_CHECKING:
@@ -133,24 +132,13 @@ class _Place:
     port: int
     controller: int
     secure: int
-    held: tuple[int, ...]
 
 
-def _places(nodes: int) -> list[_Place]:
-    """Ports that nobody else gets while their node is down.
-
-    They are bound here, and not listened to, which keeps no broker from doing both. Else the system may give one away
-    as the near end of any connection: also of one to that very port, which then is connected to itself.
+def _places(owner: object, nodes: int) -> list[_Place]:
+    """Held while a node is down too, else the system may give one away as the near end of any connection: also of one
+    to that very port, which then is connected to itself.
     """
-    places: list[_Place] = []
-    for _ in range(nodes):
-        sockets = [socket.socket() for _ in range(3)]
-        for one in sockets:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind(("127.0.0.1", 0))
-        port, controller, secure = (int(one.getsockname()[1]) for one in sockets)
-        places.append(_Place(port, controller, secure, tuple(one.detach() for one in sockets)))
-    return places
+    return [_Place(*held_ports(owner, 3)) for _ in range(nodes)]
 
 
 class KafkaBroker:
@@ -180,10 +168,8 @@ class KafkaBroker:
         self._process: subprocess.Popen[bytes] | None = None
         self.secure = secure
         directory.mkdir(parents=True, exist_ok=True)
-        places = places or _places(1)
+        places = places or _places(self, 1)
         self._place = places[number - 1]
-        for held in self._place.held:
-            weakref.finalize(self, os.close, held)
         listeners = {"PLAINTEXT": self._place.port}
         protocols = {"PLAINTEXT": "PLAINTEXT", _CONTROLLERS: "PLAINTEXT"}
         if secure is not None:
@@ -281,7 +267,7 @@ class KafkaCluster:
     replicas: ClassVar[int] = 3
 
     def __init__(self, directory: Path, *, settings: Mapping[str, object] | None = None) -> None:
-        places = _places(3)
+        places = _places(self, 3)
         self.nodes = {
             number: KafkaBroker(
                 directory / str(number),

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyspark
 
 from orchestration.java import find_java_home
+from tests.held_ports import held_port
 from tests.polling import eventually
 
 if TYPE_CHECKING:
@@ -121,12 +121,8 @@ def connect_server(directory: Path, *, has_forebay: bool = False) -> Iterator[st
 
     `has_forebay`: as if Forebay was installed in the server's Python.
     """
-    with socket.socket() as held:
-        # It has no port 0: it announces none. This one is bound here, and not listened to, so that nobody else is given
-        # it meanwhile; a server that asks for SO_REUSEADDR may listen all the same.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
+    # With port 0 it would not say which it has.
+    with held_port() as port:
         configuration = {
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(port),

@@ -33,6 +33,7 @@ from opentelemetry.sdk._logs.export import (
 from receiver_runtime.sources.http import Http
 from tests.conformance.source_rig import SourceRig
 from tests.conformance.suite import stop
+from tests.held_ports import held_port
 from tests.receiver_processes import eventually
 
 if TYPE_CHECKING:
@@ -52,14 +53,9 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """The same for each of a test's receivers in turn.
-
-    It is held, so that nobody else is given it. Who asks for SO_REUSEADDR, as a receiver does, may listen all the same.
-    """
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield int(held.getsockname()[1])
+    """The same for each of a test's receivers in turn."""
+    with held_port() as held:
+        yield held
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.sources.syslog import Syslog
 from receiver_runtime.sources.tcp import Tls
+from tests.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually, reaches
@@ -79,15 +80,6 @@ def log(where: Path, *messages: str) -> None:
     )
 
 
-@pytest.fixture
-def held_port() -> Iterator[int]:
-    """Nobody else is given it. Who asks for SO_REUSEADDR, as a receiver does for TCP, may listen all the same."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield int(held.getsockname()[1])
-
-
 def port_of(made: Rig) -> int:
     """Where the receiver listens, once it does."""
 
@@ -129,9 +121,10 @@ def test_its_messages_come_parsed(tmp_path: Path, template: str, transport: str)
             assert abs((row["received_at"] - row["timestamp"]).total_seconds()) < 60
 
 
-def test_what_it_has_while_nobody_listens_comes_later(tmp_path: Path, held_port: int) -> None:
-    source = Syslog(listen=f"127.0.0.1:{held_port}", transports=("tcp",))
-    with rsyslog(tmp_path / "rsyslog", held_port, FORMATS[0], 'protocol="tcp" TCP_Framing="octet-counted"') as where:
+def test_what_it_has_while_nobody_listens_comes_later(tmp_path: Path) -> None:
+    transport = 'protocol="tcp" TCP_Framing="octet-counted"'
+    with held_port() as port, rsyslog(tmp_path / "rsyslog", port, FORMATS[0], transport) as where:
+        source = Syslog(listen=f"127.0.0.1:{port}", transports=("tcp",))
         log(where, *(f"message {number}" for number in range(1000)))
         with rig(tmp_path / "rig", make_receiver(source)) as made:
             # Not so many rows: one of them may be the same again.

@@ -19,6 +19,7 @@ from orchestration.tracker.http import STATEMENT_TIMEOUT, TrackerHttpServer, Tra
 from orchestration.tracker.listen_address import ListenAddress
 from orchestration.tracker.tracker import Tracker
 from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.held_ports import held_port
 from tests.polling import eventually
 from tracker_store import batches, outputs
 from tracker_store.engine import connect, create_engine
@@ -286,12 +287,8 @@ def test_the_address_stands_in_a_file_for_as_long_as_it_serves(engine: sa.Engine
 
 
 def test_a_port_that_is_taken_is_waited_for(engine: sa.Engine, home: Path) -> None:
-    with socket.socket() as kept, socket.socket() as taken:
-        # Bound, and not listening: the server may have the port when it is free, and nobody else gets it before.
-        for each in (kept, taken):
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind(("127.0.0.1", 0))
-        port = kept.getsockname()[1]
+    with held_port() as port, socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", port))
         taken.listen()
         view = TrackerView("host:1", lambda: None, dict)

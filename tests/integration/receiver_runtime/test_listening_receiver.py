@@ -14,6 +14,7 @@ import pytest
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.socket_text import SocketText
+from tests.held_ports import held_port
 from tests.integration.receiver_runtime.receiver_rig import ReceiverRig, exit_code
 from tests.receiver_processes import eventually
 from tracker_store.schema import ReceiverEventKind
@@ -98,11 +99,7 @@ def test_x01_200_connections_while_one_floods_and_a_stop_drains(
 def test_x02_a_killed_receiver_listens_on_its_port_again_at_once(
     make_rig: Callable[[TcpSource], ReceiverRig],
 ) -> None:
-    # Nobody else is given it between two starts; who asks for SO_REUSEADDR may listen.
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
+    with held_port() as port:
         rig = make_rig(RawSocket(listen=f"127.0.0.1:{port}"))
         for round_number in range(1, 3):
             process = rig.start()

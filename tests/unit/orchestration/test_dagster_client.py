@@ -6,7 +6,7 @@ import json
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import create_server, socket
+from socket import create_server
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +26,7 @@ from orchestration.tracker.dagster_client import (
     DagsterUnreachableError,
     LaunchRefusedError,
 )
+from tests.held_ports import held_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,12 +158,8 @@ def test_only_sensors_of_ours_that_are_in_one_place_are_known() -> None:
 
 
 def test_nobody_there_is_known_to_have_done_nothing() -> None:
-    with socket() as deaf:
-        # Bound, and not listening: nobody else can have the port.
-        deaf.bind(("127.0.0.1", 0))
-        client = DagsterClient(f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        with pytest.raises(DagsterUnreachableError):
-            client.launch(SENSOR, "words", LAUNCH)
+    with held_port() as port, pytest.raises(DagsterUnreachableError):
+        DagsterClient(f"http://127.0.0.1:{port}").launch(SENSOR, "words", LAUNCH)
 
 
 def test_no_answer_in_time_is_unknown() -> None:

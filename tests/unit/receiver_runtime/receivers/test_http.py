@@ -21,6 +21,7 @@ from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.sources.tcp import Tls
+from tests.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.receivers.http_client import JSON, LINES, Answer, HandedIn, Listening, listening
 from tests.unit.receiver_runtime.support import eventually
@@ -565,14 +566,7 @@ class TestStop:
             assert half.recv(1000).startswith(b"HTTP/1.1 503 ")
 
     def test_x11_a_restart_takes_the_same_port_and_leaves_nothing_behind(self, tmp_path: Path) -> None:
-        with (
-            socket.socket() as held,
-            contextlib.ExitStack() as stack,
-        ):
-            # Nobody else is given it between two starts; who asks for SO_REUSEADDR may listen.
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("127.0.0.1", 0))
-            made = stack.enter_context(listening(tmp_path, listen=f"127.0.0.1:{held.getsockname()[1]}"))
+        with held_port() as port, listening(tmp_path, listen=f"127.0.0.1:{port}") as made:
             threads = 0
             for n in range(3):
                 assert made.post(b"%d" % n).status == 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from receiver_runtime.receivers import kafka_library, kafka_records
 from receiver_runtime.receivers.kafka_library import ColumnFetcher, Fault, Library, LibraryError, open_library
 from receiver_runtime.receivers.kafka_records import BadRecord, records_of
 from tests.conformance.kafka_raw import send_raw_headers
+from tests.held_ports import held_port
 from tests.kafka_broker import MockKafka
 
 if TYPE_CHECKING:
@@ -225,10 +225,7 @@ def test_a_position_that_is_not_there_is_a_fault(topics: list[str], make_fetcher
 
 def test_brokers_that_are_away_are_an_error_of_the_client(library: Library) -> None:
     """Without a callback the library would tell nobody."""
-    with socket.socket() as unused:
-        # Bound and not listening: a connection is refused, and nobody else takes the port.
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
+    with held_port() as port:
         fetcher = ColumnFetcher(
             library, {"bootstrap.servers": f"127.0.0.1:{port}", "group.id": "g", "auto.offset.reset": "error"}
         )

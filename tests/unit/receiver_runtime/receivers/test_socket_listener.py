@@ -22,6 +22,7 @@ from receiver_runtime.receivers import socket_listener
 from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.socket_text import SocketText
 from receiver_runtime.sources.tcp import Tls
+from tests.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually, reaches
@@ -312,12 +313,7 @@ def test_a_stop_hands_on_what_was_sent_by_then_and_frees_the_port(tmp_path: Path
 
 
 def test_a_pause_lets_nobody_in_and_a_resume_listens_on_the_same_port(tmp_path: Path) -> None:
-    with socket.socket() as held, contextlib.ExitStack() as stack:
-        # Nobody else is given it meanwhile; who asks for SO_REUSEADDR may listen.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-        made = stack.enter_context(rig(tmp_path, text_receiver(listen=f"127.0.0.1:{port}")))
+    with held_port() as port, rig(tmp_path, text_receiver(listen=f"127.0.0.1:{port}")) as made:
         eventually(lambda: made.reporter.reasons)
         assert made.reporter.reasons[-1] == f"listening on 127.0.0.1:{port}"
         with connect(port) as sender:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import shutil
@@ -19,6 +18,7 @@ from receiver_runtime.receivers.datagram_listener import DROPPED
 from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.sources.syslog import Syslog
 from receiver_runtime.sources.tcp import Tls
+from tests.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.rig import Rig, rig
 from tests.unit.receiver_runtime.support import eventually, reaches
@@ -97,12 +97,7 @@ def test_messages_of_logger(tmp_path: Path, transport: str, form: str) -> None:
 
 
 def test_udp_and_tcp_at_one_port_and_a_stop_that_drains(tmp_path: Path) -> None:
-    with socket.socket() as held, contextlib.ExitStack() as stack:
-        # Nobody else is given it meanwhile; who asks for SO_REUSEADDR may listen.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-        made = stack.enter_context(rig(tmp_path, syslog("udp", "tcp", listen=f"127.0.0.1:{port}")))
+    with held_port() as port, rig(tmp_path, syslog("udp", "tcp", listen=f"127.0.0.1:{port}")) as made:
         eventually(lambda: made.reporter.reasons.count(f"listening on 127.0.0.1:{port}") == 2, "both")
         with connect(port) as stream, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
             for number in range(100):
