@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
 
 PIPELINE = Path(__file__).with_name("held_pipeline.py")
-# Issue 6: from the wish to cancel a run to its end.
+# Issue 7, item 2: from the wish to cancel a run to its end.
 CANCELLED_SECONDS = 2.0
 # Python, Dagster and a JVM, beside other tests.
 READY_SECONDS = 300.0

@@ -35,8 +35,7 @@ STATS = sa.text(
     "SELECT pipeline_id, batch_time, state, attempt, kind, run_id, completed_at, processing_time "
     "FROM forebay.batch_stats ORDER BY batch_time"
 )
-# A session that starts on a machine that is busy takes long, and what is cut off in it spoils it for all that follow.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")

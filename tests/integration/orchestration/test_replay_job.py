@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from orchestration.pipeline import Pipeline
 
-# A session that starts on a machine that is busy takes long, and what is cut off in it spoils it for all that follow.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,6 @@ def declare(connection: sa.Connection, output: Path, receiver: str = "not_here:T
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(400)
 def test_a_batch_has_the_columns_of_all_versions(
     engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession
 ) -> None:

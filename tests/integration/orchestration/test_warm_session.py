@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-# A session that starts on a machine that is busy takes long, and what is cut off in it spoils it for all that follow.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.spark
 
 OF_ONE = {
     "spark.sql.ansi.enabled": "false",
