@@ -17,6 +17,7 @@ after a crash, or for those of a host that is gone, nobody waits for an interpre
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -24,7 +25,7 @@ import subprocess
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -34,6 +35,7 @@ from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, M
 from receiver_runtime.spare_process import encode_begin
 from tracker_store.engine import connect
 from tracker_store.outage import SURVIVED, Outage
+from tracker_store.process_output import open_child_log
 from tracker_store.processes import (
     ProcessExpiredError,
     deregister_process,
@@ -507,7 +509,8 @@ class Agent:
             return None
         log_file = self._log_directory / f"{name}.log"
         # It opens the file itself, and may end before that.
-        log_file.touch()
+        with contextlib.suppress(OSError):
+            log_file.touch()
         try:
             spare.line.sendall(encode_begin(receivers, log_file.absolute()))
         except OSError:
@@ -562,8 +565,7 @@ class Agent:
 
     def _start(self, name: str, command: Sequence[str], *, stdin: int = subprocess.PIPE) -> _Child:
         log_file = self._log_directory / f"{name}.log"
-        output: IO[bytes] = log_file.open("ab")
-        with output:
+        with open_child_log(log_file) as output:
             process = subprocess.Popen(  # noqa: S603  our own command
                 command,
                 # The end of this pipe or socket is the agent's end: the child stops when it reads it.
@@ -652,8 +654,11 @@ def _exit(code: int) -> str:
 
 
 def _tail(log_file: Path) -> str:
-    with log_file.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - 16_384))
-        lines = file.read().decode("utf-8", errors="replace").splitlines()
+    try:
+        with log_file.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16_384))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError as error:
+        return f"(its log can't be read: {error})"
     return "\n".join(lines[-LOG_TAIL_LINES:])

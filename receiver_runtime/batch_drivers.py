@@ -18,6 +18,7 @@ import structlog
 
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.process_control import socket_pair
+from tracker_store.process_output import open_child_log
 
 if TYPE_CHECKING:
     import socket
@@ -140,7 +141,7 @@ class BatchDrivers:
         name = next(name for number in range(1, len(taken) + 2) if (name := f"batch-driver-{number}") not in taken)
         log_file = self._log_directory / f"{name}.log"
         ours, theirs = socket_pair()
-        with theirs, log_file.open("ab") as output:
+        with theirs, open_child_log(log_file) as output:
             process = subprocess.Popen(  # noqa: S603  our own command
                 self._command, stdin=theirs.fileno(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -191,5 +192,8 @@ class BatchDrivers:
 
 
 def _tail(log_file: Path) -> str:
-    lines = log_file.read_bytes()[-16_384:].decode("utf-8", errors="replace").splitlines()
+    try:
+        lines = log_file.read_bytes()[-16_384:].decode("utf-8", errors="replace").splitlines()
+    except OSError as error:
+        return f"(its log can't be read: {error})"
     return "\n".join(lines[-LOG_TAIL_LINES:])

@@ -7,6 +7,7 @@ input ends it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from dataclasses import dataclass
@@ -53,10 +54,12 @@ def wait_for_work(descriptor: int) -> Begin | None:
             return None
         line += byte
     begin = _decode(line.decode().rstrip("\n"))
-    log_file = os.open(begin.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    for output in (1, 2):
-        os.dup2(log_file, output)
-    os.close(log_file)
+    # Where a full disk has no room for a new file, it goes on in the spare process's own.
+    with contextlib.suppress(OSError):
+        log_file = os.open(begin.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        for output in (1, 2):
+            os.dup2(log_file, output)
+        os.close(log_file)
     return begin
 
 

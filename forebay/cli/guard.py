@@ -74,7 +74,9 @@ class Guard:
         try:
             self._pid = self._spawn()
         except OSError as error:
-            sys.stderr.write(f"guard: can't start {self._options.command[0]}: {error}\n")
+            # Unbuffered: what a full disk does not take must not fail the exit, which says why the command is missing.
+            with contextlib.suppress(OSError):
+                os.write(2, f"guard: can't start {self._options.command[0]}: {error}\n".encode())
             return CANNOT_START
         self._tell_pid()
         watched = [wake, sys.stdin.fileno()]

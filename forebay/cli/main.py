@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Annotated
 
-import structlog
 import typer
 
 from forebay.cli import agent, agents, batches, blocks, db, pipelines, readers, receivers
@@ -19,6 +17,10 @@ from forebay.cli.sources import sources
 from forebay.cli.status import status
 from forebay.cli.stop import start, stop
 from forebay.cli.up import up
+from tracker_store.process_output import configure_log, keep_output_from_failing
+
+# Commands that run until they are stopped, with their output in a file on a disk that may be full.
+_SERVICES = frozenset({"agent", "batch-driver", "receiver", "tracker", "up"})
 
 app = typer.Typer(
     name="forebay",
@@ -37,20 +39,13 @@ FOREBAY_MODULE the module that declares your pipelines.
 
 @app.callback()
 def main(
+    context: typer.Context,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log debug messages too.")] = False,  # noqa: FBT002
 ) -> None:
-    """Configure the log: to standard error, so that output stays clean."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
-        # Asked for at each message: who runs a command inside a test takes its standard error away again.
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
-        ],
-    )
+    """Configure the log."""
+    if context.invoked_subcommand in _SERVICES:
+        keep_output_from_failing()
+    configure_log(logging.DEBUG if verbose else logging.INFO)
 
 
 app.command()(demo)

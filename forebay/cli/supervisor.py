@@ -400,11 +400,13 @@ class _Runner(threading.Thread):
             int(self.child.stop_signal),
             self.child.stop_grace,
         )
-        run_file.write()
         try:
+            run_file.write()
             process, run_file = self._spawn(run_file)
         except OSError as error:
-            run_file.remove()
+            # On a full disk, say: the thread must live to try again.
+            with contextlib.suppress(OSError):
+                run_file.remove()
             return f"can't be started: {error}"
         detail = ""
         try:
@@ -460,10 +462,10 @@ class _Runner(threading.Thread):
             run_file = replace(run_file, command=started)
         else:
             run_file = replace(run_file, guard=started)
-            run_file.write()
+            _write_if_possible(run_file)
             self._pid = _read_pid(status_read)
             run_file = replace(run_file, command=None if self._pid is None else ProcessIdentity.of(self._pid))
-        run_file.write()
+        _write_if_possible(run_file)
         return process, run_file
 
     def _watch(self, process: subprocess.Popen[bytes]) -> str:
@@ -510,6 +512,14 @@ class _Runner(threading.Thread):
 
     def _emit(self, kind: ChildEventKind, *, exit_code: int | None = None, detail: str = "") -> None:
         self._emit_event(ChildEvent(kind, self.child.name, self._pid, exit_code, self._restarts, detail))
+
+
+def _write_if_possible(run_file: RunFile) -> None:
+    """The child runs: a full disk must not make it one that nobody watches. Its token is in the file already."""
+    try:
+        run_file.write()
+    except OSError as error:
+        _log.warning("a run file could not be brought up to date", child=run_file.name, error=str(error))
 
 
 def _guard_command(child: Child) -> list[str]:

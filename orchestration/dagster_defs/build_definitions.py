@@ -25,6 +25,7 @@ from orchestration.dagster_defs.scaling_schedule import scaling_job, scaling_sch
 from orchestration.dagster_defs.spark_resource import spark_configuration
 from orchestration.dagster_defs.stream_assets import stream_asset
 from orchestration.dagster_defs.stream_jobs import stream_jobs
+from tracker_store.process_output import keep_log_from_failing
 
 if TYPE_CHECKING:
     from orchestration.pipeline import Pipeline
@@ -40,6 +41,8 @@ def build_definitions(*pipelines: Pipeline, spark: object | None = None) -> dg.D
     over what FOREBAY_SPARK_CONFIGURATION says, in runs, batch drivers and commands that load the module which calls
     this. Without it a pipeline keeps what it was given before. Raises SparkResourceError where it is none.
     """
+    # In the processes of Dagster that load these definitions: a full disk must not fail a batch by a line of the log.
+    keep_log_from_failing()
     if spark is not None:
         configuration = spark_configuration(spark)
         for pipeline in pipelines:
