@@ -249,8 +249,8 @@ class Agent:
             heartbeat(connection, process_id=self._process_id)
         except ProcessExpiredError:
             # Its receivers were given away; those processes are fenced, and stopped by the next reconciliation.
-            log.warning("the tracker declared this agent dead; registering anew", process_id=self._process_id)
-            self._process_id = None
+            expired, self._process_id = self._process_id, None
+            log.warning("the tracker declared this agent dead; registering anew", process_id=expired)
             return
         self._reconcile(connection, placements_on_agent(connection, self._process_id))
         if self._batch_drivers is not None and self._least_batch_drivers:
@@ -307,17 +307,17 @@ class Agent:
     def _receiver_ended(self, receiver_id: int, member: _Member, code: ExitCode, reason: str) -> None:
         history = self._history(_receiver_name(receiver_id))
         if member.stopping_since is not None or code is ExitCode.STOPPED:
-            log.info("receiver ended", receiver_id=receiver_id, reason=reason)
             history.refused_assignment = max(history.refused_assignment, member.assignment)
+            log.info("receiver ended", receiver_id=receiver_id, reason=reason)
         elif code is ExitCode.FENCED:
-            log.warning("receiver was fenced", receiver_id=receiver_id, assignment=member.assignment, reason=reason)
             history.refused_assignment = member.assignment
+            log.warning("receiver was fenced", receiver_id=receiver_id, assignment=member.assignment, reason=reason)
         else:
             # It failed in good order: it has told the driver log why, and took nobody with it. Where that is for good,
             # its row is FAILED and it is not placed here any more.
             delay = self._count_crash(history, member)
-            log.warning("receiver failed", receiver_id=receiver_id, reason=reason, restart_in=delay)
             self._give_up_after_many(receiver_id, member, reason)
+            log.warning("receiver failed", receiver_id=receiver_id, reason=reason, restart_in=delay)
 
     def _process_ended(self, process: _ReceiverProcess, code: int) -> None:
         """A receiver that the process did not speak of crashed with it, whatever the code."""
@@ -494,9 +494,9 @@ class Agent:
         if spare is not None and (code := spare.child.process.poll()) is not None:
             delay = max(SPARE_AFTER_SECONDS, self._history(_SPARE).backoff.next_delay())
             self._spare_not_before = self._clock() + delay
-            log.warning("the spare process ended", exit=_exit(code), last_lines=_tail(spare.child.log_file))
             spare.line.close()
             self._spare = None
+            log.warning("the spare process ended", exit=_exit(code), last_lines=_tail(spare.child.log_file))
         if self._spare is None and self._spare_command is not None and self._clock() >= self._spare_not_before:
             ours, theirs = socket_pair()
             with theirs:
@@ -541,8 +541,8 @@ class Agent:
                     history.backoff.reset()
                 delay = history.backoff.next_delay()
                 history.not_before = self._clock() + delay
-                log.error("role ended", role=role, exit=_exit(code), restart_in=delay, last_lines=_tail(child.log_file))
                 del self._roles[role]
+                log.error("role ended", role=role, exit=_exit(code), restart_in=delay, last_lines=_tail(child.log_file))
             if self._clock() >= self._history(role).not_before:
                 self._roles[role] = self._start(role, command)
 
@@ -583,8 +583,8 @@ class Agent:
             child.stopping_since = self._clock()
             child.process.send_signal(signal.SIGTERM)
         elif self._clock() - child.stopping_since > STOP_GRACE_SECONDS:
-            log.warning("child did not stop in time, killed", child=child.name, pid=child.process.pid)
             child.process.kill()
+            log.warning("child did not stop in time, killed", child=child.name, pid=child.process.pid)
 
     def _stop_all(self) -> None:
         """Receivers first: the tracker's word is not needed for them to drain."""

@@ -128,9 +128,9 @@ class BatchDrivers:
             try:
                 driver.process.wait(max(0.0, end_by - self._clock()))
             except subprocess.TimeoutExpired:
-                log.warning("batch driver did not drain in time, killed", child=driver.name, pid=driver.process.pid)
                 driver.process.kill()
                 driver.process.wait()
+                log.warning("batch driver did not drain in time, killed", child=driver.name, pid=driver.process.pid)
             driver.line.close()
             pids.append(driver.process.pid)
         self._drivers.clear()

@@ -11,12 +11,13 @@ A generator alone has a thread for each role; those of a process share theirs (`
 holds one while it has nothing to do or waits to try again.
 
 A push that fails is reported and tried again with backoff for as long as it takes: the role never ends by it (B07).
-Should one end by something else after all, the listener is told and the generator is aborted: nobody adds to a buffer
-that nobody empties.
+Should one end by something else after all, which the threads tell, the generator is aborted and the listener is told:
+nobody adds to a buffer that nobody empties.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -243,7 +244,7 @@ class BlockGenerator:
             now = self._clock.monotonic()
             self._tick_at, self._pushed_at = now + self._interval, now
         self._threads.attach()
-        self._threads.at(self._tick_at, self._tick)
+        self._threads.at(self._tick_at, self._tick, on_death=self._die)
 
     def stop(self) -> None:
         """Stop adding, cut what is buffered, push all of it, end (B06). Elsewhere than Active: warns and returns.
@@ -403,12 +404,12 @@ class BlockGenerator:
                 self._tick_at += self._interval * (1 + (now - self._tick_at) // self._interval)
             if not self._pushing and now - self._pushed_at >= _IDLE_SECONDS:
                 self._pushing = True
-                self._threads.submit(self._keep_house)
+                self._threads.submit(self._keep_house, on_death=self._die)
             if not self._buffer.records or self._cutting or self._held is not None:
                 return self._tick_at
             self._cutting = True
             if not self._owns_threads and self._buffer.nbytes > _CUT_ON_TIMER_BYTES:
-                self._threads.submit(self._run_cut)
+                self._threads.submit(self._run_cut, on_death=self._die)
                 return self._tick_at
         self._run_cut()
         return self._tick_at
@@ -419,16 +420,13 @@ class BlockGenerator:
         if self._buffer.records and not self._cutting and self._held is None:
             self._cutting = True
             if self._owns_threads:
-                self._threads.at(self._clock.monotonic(), self._run_cut)
+                self._threads.at(self._clock.monotonic(), self._run_cut, on_death=self._die)
             else:
-                self._threads.submit(self._run_cut)
+                self._threads.submit(self._run_cut, on_death=self._die)
 
     def _run_cut(self) -> None:
-        try:
-            while self._cut_one():
-                pass
-        except BaseException as error:  # noqa: BLE001  told to the listener; nothing of ours is above
-            self._die(error)
+        while self._cut_one():
+            pass
 
     def _cut_one(self) -> bool:
         """Cut a block, encode it, put it on the queue, or hold it; False when that is all for now."""
@@ -442,7 +440,7 @@ class BlockGenerator:
                 self._report("a block could not be cut", error)
                 self._cutting = False
                 if self._state is not GeneratorState.ACTIVE:
-                    self._threads.at(self._clock.monotonic() + self._interval, self._cut_again)
+                    self._threads.at(self._clock.monotonic() + self._interval, self._cut_again, on_death=self._die)
                     self._changed.notify_all()
                 return False
             if block is None:
@@ -515,18 +513,15 @@ class BlockGenerator:
         """With the lock held: there is a block to push."""
         if not self._pushing:
             self._pushing = True
-            self._threads.submit(self._run_push)
+            self._threads.submit(self._run_push, on_death=self._die)
 
     def _run_push(self) -> None:
-        try:
-            block = self._next_block()
-            while block is not None:
-                if not self._push(block):
-                    # The next try is due later, and not this thread's to wait for.
-                    return
-                block = self._next_block(pushed=True)
-        except BaseException as error:  # noqa: BLE001  told to the listener; nothing of ours is above
-            self._die(error)
+        block = self._next_block()
+        while block is not None:
+            if not self._push(block):
+                # The next try is due later, and not this thread's to wait for.
+                return
+            block = self._next_block(pushed=True)
 
     def _next_block(self, *, pushed: bool = False) -> Block | None:
         """The oldest block that is not pushed; None when there is none, and the role is given up."""
@@ -560,12 +555,14 @@ class BlockGenerator:
             with self._changed:
                 if self._aborted:
                     return True
+            # Before the next try, so that the listener never hears of a failure after the success; it can't raise.
             self._report(f"block {block.number} could not be pushed, attempt {self._backoff.failures + 1}", error)
             with self._changed:
                 if self._aborted:
                     return True
                 self._waits_to_retry = True
-                self._threads.at(self._clock.monotonic() + self._backoff.next_delay(), self._retry)
+                again_at = self._clock.monotonic() + self._backoff.next_delay()
+                self._threads.at(again_at, self._retry, on_death=self._die)
             return False
         if self._backoff.failures:
             self._backoff.reset()
@@ -576,31 +573,35 @@ class BlockGenerator:
         with self._changed:
             if self._waits_to_retry:
                 self._waits_to_retry = False
-                self._threads.submit(self._run_push)
+                self._threads.submit(self._run_push, on_death=self._die)
 
     def _keep_house(self) -> None:
         try:
             self._listener.on_idle()
         except Exception as error:  # noqa: BLE001  the push thread must not end by it
             self._report("house-keeping between two blocks failed", error)
-        except BaseException as error:  # noqa: BLE001  told to the listener; nothing of ours is above
-            self._die(error)
-            return
         self._run_push()
 
     def _die(self, error: BaseException) -> None:
-        _log.exception("a role of a block generator ended", name=self._name)
+        """Something escaped from a role of this generator's (told by the threads): it ends, and says so, in this order.
+
+        The end comes before any word: a log line or a report that fails must not keep it from the listener.
+        """
         with self._changed:
             # Whichever of the two it was: after the abort neither does anything more.
             self._cutting = self._pushing = False
-        self.abort()
-        self._listener.on_thread_death(error)
+        try:
+            self.abort()
+        finally:
+            self._listener.on_thread_death(error)
+        _log.error("a role of a block generator ended", name=self._name, error=f"{type(error).__name__}: {error}")
 
     def _report(self, message: str, error: Exception) -> None:
         try:
             self._listener.on_error(message, error)
         except Exception:  # noqa: BLE001  neither thread may end by it
-            _log.exception("reporting an error failed", name=self._name, message=message)
+            with contextlib.suppress(Exception):
+                _log.exception("reporting an error failed", name=self._name, message=message)
 
     def _move_unless_aborted(self, to: GeneratorState) -> None:
         if self._state is not GeneratorState.STOPPED_ALL:

@@ -24,7 +24,7 @@ import stat
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import structlog
 
@@ -364,16 +364,20 @@ class _ReceiverLife:
     def _run(self, shared: _Shared) -> None:
         try:
             ending = self._live(shared)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is this receiver's alone
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is this receiver's alone
             # A fault in the receiver's own code, or in ours: the agent starts it again, after a pause.
-            _log.exception("the receiver ended by an error", receiver_id=self.receiver_id)
             ending = Ending(ExitCode.FAILED, f"{type(error).__name__}: {error}", drained=False)
             self._tell(ReceiverEventKind.ERROR, "the receiver ended by an error, starting it again", ending.reason)
-        # Only now is everything of it written.
-        shared.registrar.detach(self.receiver_id)
-        if self._reporter is not None:
-            shared.reporter.detach(self._reporter)
-        self._on_ended(self, ending)
+            with contextlib.suppress(Exception):
+                _log.error("the receiver ended by an error", receiver_id=self.receiver_id, exc_info=error)
+        try:
+            # Only now is everything of it written.
+            shared.registrar.detach(self.receiver_id)
+            if self._reporter is not None:
+                shared.reporter.detach(self._reporter)
+        finally:
+            # Without it the process would wait for this receiver for ever.
+            self._on_ended(self, ending)
 
     def _live(self, shared: _Shared) -> Ending:
         try:
@@ -529,8 +533,9 @@ class _ReceiverLife:
 
         try:
             self._driver_log.once(tell)
-        except DriverLogError as error:
-            _log.warning("could not report the receiver's end", receiver_id=self.receiver_id, error=str(error))
+        except Exception as error:  # noqa: BLE001  the receiver ends whether or not that can be told
+            with contextlib.suppress(Exception):
+                _log.warning("could not report the receiver's end", receiver_id=self.receiver_id, error=str(error))
 
     def _ask(self, what: str, statement: Callable[[sa.Connection], T]) -> T:
         return self._driver_log.until_answered(what, statement)
@@ -602,8 +607,7 @@ class _Watcher:
             left = None if deadline is None else max(0.0, deadline - clock.monotonic())
             ready, _, _ = select.select(watched, [], [], left)
             if not ready and left is not None:
-                _log.error("not drained in time after the parent was gone, ending at once")
-                os._exit(ExitCode.FAILED)
+                _end_at_once("not drained in time after the parent was gone, ending at once")
             if self._parent in ready and not self._hear():
                 watched = [self._read_end]
                 deadline = clock.monotonic() + _PARENT_GONE_SECONDS
@@ -616,8 +620,7 @@ class _Watcher:
                     continue
                 signals += 1
                 if signals > 1:
-                    _log.error("a second signal, ending at once")
-                    os._exit(ExitCode.FAILED)
+                    _end_at_once("a second signal, ending at once")
                 self._stop(signal.Signals(number).name)
 
     def _hear(self) -> bool:
@@ -632,6 +635,12 @@ class _Watcher:
         except ValueError as error:
             _log.warning("the parent said what is not understood", error=str(error))
         return bool(data)
+
+
+def _end_at_once(why: str) -> NoReturn:
+    with contextlib.suppress(Exception):
+        _log.error(why)
+    os._exit(ExitCode.FAILED)
 
 
 def _do_nothing(number: int, frame: object) -> None:

@@ -21,6 +21,7 @@ a receiver still does.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -158,7 +159,7 @@ class ReceiverSupervisor:
         self._driver_log = driver_log
         self._positions = positions
         self._keys = keys
-        self._reporter = reporter
+        self._reporter: Reporter = _UnfailingReporter(reporter)
         self._reading_loop = reading_loop
         self._clock = clock or SystemClock()
         self._schema = receiver.record_schema
@@ -518,8 +519,9 @@ class ReceiverSupervisor:
 
     def report_error(self, message: str, error: BaseException | None = None) -> None:
         """An event ERROR; receiving goes on (R03)."""
-        _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
         self._reporter.event(ReceiverEventKind.ERROR, message, _describe(error))
+        with suppress(Exception):
+            _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
 
     def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None:
         """Ask for a restart; returns at once. Ignored unless Started, and while one is asked for (R03, S05)."""
@@ -550,14 +552,15 @@ class ReceiverSupervisor:
         with self._changed:
             if self._refused is not None:
                 return
-        self.report_error("a block could not be stored, it is tried again", error)
-        _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
         self._hinder(_STORE, f"a block could not be stored, reading stops when the queue is full: {_describe(error)}")
+        self.report_error("a block could not be stored, it is tried again", error)
+        with suppress(Exception):
+            _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
 
     def on_thread_death(self, error: BaseException) -> None:
         """The generator has ended and takes nothing more: so does this process, and another is started."""
-        self.report_error("the block generator failed", error)
         self.end(Ending(ExitCode.FAILED, f"the block generator failed: {_describe(error)}", drained=False, again=True))
+        self.report_error("the block generator failed", error)
 
     def _push(
         self, encoded: EncodedBlock, links: tuple[OffsetLink, ...] = (), keys: tuple[str, ...] | None = None
@@ -652,21 +655,28 @@ class ReceiverSupervisor:
         try:
             while (ending := self._step()) is None:
                 pass
-        except Exception as error:  # noqa: BLE001  logged, and the end all the same
-            _log.exception("a supervisor failed", receiver_id=self._claim.receiver_id)
+        except BaseException as error:  # noqa: BLE001  logged, and the end all the same
             ending = Ending(ExitCode.FAILED, f"the supervisor failed: {_describe(error)}", drained=True, again=True)
+            self._log_failure("a supervisor failed", error)
         try:
             ending = self._finish(ending)
-        except Exception as error:  # noqa: BLE001  logged, and told as the end's reason
+        except BaseException as error:  # noqa: BLE001  logged, and told as the end's reason
             # Whoever waits for the end must see one.
-            _log.exception("a supervisor could not end in order", receiver_id=self._claim.receiver_id)
             reason = f"{ending.reason}; then the end itself failed: {_describe(error)}"
             ending = Ending(ExitCode.FAILED, reason, drained=False, again=True)
-        self._tell(ending)
+            self._log_failure("a supervisor could not end in order", error)
+        try:
+            self._tell(ending)
+        except BaseException as error:  # noqa: BLE001  logged: the end must come whether or not it can be told
+            self._log_failure("a receiver's end could not be told", error)
         with self._changed:
             self._ending = ending
             self._changed.notify_all()
         return ending
+
+    def _log_failure(self, message: str, error: BaseException) -> None:
+        with suppress(Exception):
+            _log.error(message, receiver_id=self._claim.receiver_id, exc_info=error)
 
     def _step(self) -> Ending | None:
         """Wait for the next thing to do and do it; returns the end when it has come."""
@@ -799,11 +809,12 @@ class ReceiverSupervisor:
         self._reporter.state(ReceiverState.ACTIVE, "resumed by an operator")
 
     def _finish(self, ending: Ending) -> Ending:
-        _log.info("receiver ends", receiver_id=self._claim.receiver_id, reason=ending.reason, drain=ending.drained)
         with self._changed:
             self._wanted_end = ending if self._wanted_end is None else self._wanted_end
         if not ending.drained:
             self._generator.abort()
+        with suppress(Exception):
+            _log.info("receiver ends", receiver_id=self._claim.receiver_id, reason=ending.reason, drain=ending.drained)
         self._stop_receiver()
         # For a receiver that was stopped before, and for pushes of its own that still wait for permits.
         self._limiter.close()
@@ -833,14 +844,14 @@ class ReceiverSupervisor:
                 # A gap after a restore, say: a new process claims anew and goes on, so this is no state to stay in.
                 self._reporter.event(ReceiverEventKind.ERROR, "this process ends, another claims anew", ending.reason)
             case ExitCode.FAILED:
-                self._reporter.event(ReceiverEventKind.FAILED, "the receiver failed", ending.reason)
                 self._reporter.state(ReceiverState.FAILED, ending.reason)
+                self._reporter.event(ReceiverEventKind.FAILED, "the receiver failed", ending.reason)
             case ExitCode.STOPPED:
                 what = "handed over" if self._stop_hung else "read"
+                self._reporter.state(ReceiverState.INACTIVE, ending.reason)
                 self._reporter.event(
                     ReceiverEventKind.STOPPED, f"stopped, everything {what} is registered", ending.reason
                 )
-                self._reporter.state(ReceiverState.INACTIVE, ending.reason)
 
     def _held(self) -> str:
         with self._changed:
@@ -877,6 +888,30 @@ class ReceiverSupervisor:
         if to not in TRANSITIONS[self._state]:
             raise SupervisorStateError(f"{self._state} -> {to}: {SupervisorStateError.__doc__}")
         self._state = to
+
+
+class _UnfailingReporter:
+    """A reporter whose failures are logged: what is told must not decide what is done."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def state(self, state: ReceiverState, reason: str) -> None:
+        self._told(partial(self._reporter.state, state, reason))
+
+    def reason(self, reason: str) -> None:
+        self._told(partial(self._reporter.reason, reason))
+
+    def event(self, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
+        self._told(partial(self._reporter.event, kind, message, detail))
+
+    @staticmethod
+    def _told(word: Callable[[], None]) -> None:
+        try:
+            word()
+        except Exception:  # noqa: BLE001  logged
+            with suppress(Exception):
+                _log.exception("a report failed")
 
 
 def _describe(error: BaseException | None) -> str:

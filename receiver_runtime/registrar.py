@@ -18,6 +18,7 @@ handle of a few dozen bytes; who wants to hand in more waits (``reserve``).
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections import deque
@@ -67,6 +68,10 @@ _LOOK_AGAIN_SECONDS = 1.0
 
 class RegistrarStoppedError(Exception):
     """The process is ending; this block is stored and was not registered. The receiver's successor deals with it."""
+
+
+class RegistrarFailedError(Exception):
+    """The registrar ended by an error of its own; what is stored is salvaged. This is a bug, please report it."""
 
 
 class BlockLog(Protocol):
@@ -359,11 +364,16 @@ class Registrar:
         try:
             while (lanes := self._next_work()) is not None:
                 self._send(lanes)
-        except Exception as error:  # noqa: BLE001  handed to every receiver
+        except BaseException as error:  # noqa: BLE001  handed to every receiver
             # A thread that dies silently would leave every receiver waiting for ever.
-            _log.exception("the registrar failed")
+            failed = error if isinstance(error, Exception) else RegistrarFailedError(f"{type(error).__name__}: {error}")
             for lane in list(self._lanes.values()):
-                self._refuse(lane, error)
+                try:
+                    self._refuse(lane, failed)
+                except BaseException:  # noqa: BLE001  the next receiver has to be told too
+                    with contextlib.suppress(Exception):
+                        _log.exception("a receiver could not be told that the registrar failed")
+            _log.error("the registrar failed", exc_info=error)
 
     def _next_work(self) -> list[_Lane] | None:
         """Wait for something to do: the receivers to send for. None at the end."""
@@ -455,12 +465,24 @@ class Registrar:
             and self._clock.monotonic() - lane.waits_since >= TELL_AFTER
         ):
             lane.told_to_wait = True
-            lane.listener.on_driver_log_away(_REGISTER, error)
+            self._tell(lane, lambda listener: listener.on_driver_log_away(_REGISTER, error))
 
     def _wait_no_more(self, lane: _Lane) -> None:
-        if lane.listener is not None and lane.told_to_wait and lane.waits_since is not None:
-            lane.listener.on_driver_log_back(_REGISTER, self._clock.monotonic() - lane.waits_since)
+        since, told = lane.waits_since, lane.told_to_wait
         lane.waits_since, lane.told_to_wait = None, False
+        if told and since is not None:
+            self._tell(lane, lambda listener: listener.on_driver_log_back(_REGISTER, self._clock.monotonic() - since))
+
+    @staticmethod
+    def _tell(lane: _Lane, word: Callable[[OutageListener], None]) -> None:
+        """Tell a receiver's listener; what that raises must not reach the other receivers."""
+        if lane.listener is None:
+            return
+        try:
+            word(lane.listener)
+        except Exception:  # noqa: BLE001  logged
+            with contextlib.suppress(Exception):
+                _log.exception("a receiver could not be told of the driver log", receiver_id=lane.receiver_id)
 
     def _steer(self, lane: _Lane, steering: Steering) -> None:
         # Two threads bring it: what was told last is what is remembered.
@@ -529,7 +551,11 @@ class Registrar:
 
     def _run_heartbeats(self) -> None:
         while (receiver_ids := self._next_heartbeat_of()) is not None:
-            self._beat(receiver_ids)
+            try:
+                self._beat(receiver_ids)
+            except BaseException:  # noqa: BLE001  without heartbeats the whole process is taken for dead
+                with contextlib.suppress(Exception):
+                    _log.exception("a heartbeat failed")
 
     def _next_heartbeat_of(self) -> list[int] | None:
         """Wait until a heartbeat is due; returns the receivers that it asks for. None at the end."""

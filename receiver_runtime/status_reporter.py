@@ -7,6 +7,7 @@ too.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -211,9 +212,10 @@ class StatusReporter:
                 self._driver_log.once(work)
             except TRANSIENT:
                 self._pause()
-            except Exception:  # noqa: BLE001  the next report may be fine
-                _log.exception("a report was refused by the driver log")
+            except BaseException as error:  # noqa: BLE001  the next report may be fine, and this thread is everybody's
                 self._done()
+                with contextlib.suppress(Exception):
+                    _log.error("a report was refused by the driver log", exc_info=error)
             else:
                 self._done()
 

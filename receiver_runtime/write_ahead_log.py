@@ -152,9 +152,9 @@ class WriteAheadLog:
                         segment.skip_sync()
                 except (OSError, BlockStoreError) as error:
                     failures.append(str(error))
-                    _log.warning("a write to the block store failed, using a new segment", error=str(error))
                     self._end_segment()
                     self._seal_waiting()
+                    _log.warning("a write to the block store failed, using a new segment", error=str(error))
                 else:
                     segment_id = self._segment_id
                     self._segment_sequence = max(self._segment_sequence, sequence)

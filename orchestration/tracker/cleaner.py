@@ -149,8 +149,8 @@ class Cleaner:
             except (OSError, BlockStoreError) as error:
                 # A replica that is away, say. The row stays, and so the file is asked for again; the next call goes on
                 # behind it, since what can't be deleted must not hide what can.
-                log.warning("a segment could not be deleted yet", path=segment.path, error=str(error))
                 self._tried[receiver_id] = segment.segment_id
+                log.warning("a segment could not be deleted yet", path=segment.path, error=str(error))
                 if time.monotonic() > give_up_at:
                     break
             else:

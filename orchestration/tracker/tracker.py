@@ -151,8 +151,8 @@ class Tracker:
         if self._term is not None:
             if raise_counter(connection, term=self._term):
                 return True
-            log.warning("no longer leading", term=self._term)
-            self._term = None
+            lost, self._term = self._term, None
+            log.warning("no longer leading", term=lost)
         seen = read_leadership(connection)
         if seen.holder is not None and not self._leader_watch.unmoved([(seen.term, seen.counter)]):
             return False

@@ -121,7 +121,7 @@ class AmqpReader:
             connection.close()
         except AmqpConsumerError as error:
             self._receiver.restart("the AMQP broker cancelled a consumer", error)
-        except Exception as error:  # noqa: BLE001  told, and begun anew
+        except BaseException as error:  # noqa: BLE001  told, and begun anew
             if not self._stopping:
                 self._receiver.restart(words, error)
             else:
@@ -217,7 +217,7 @@ class AmqpReader:
         try:
             while taken := self._take():
                 self._hand_on(taken)
-        except Exception as error:  # noqa: BLE001  told, and begun anew unless nobody may
+        except BaseException as error:  # noqa: BLE001  told, and begun anew unless nobody may
             if not self._stopping:
                 self._receiver.restart("what came from the AMQP broker could not be stored", error)
             _log.info("what came could not be stored, and is not acknowledged", error=str(error))

@@ -100,7 +100,7 @@ class DatagramListener:
         except (GeneratorStateError, GivenUpError):
             # The supervisor ends without draining: nobody takes records any more.
             return
-        except Exception as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
+        except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
             self._restart("Error receiving data", error)
         finally:
             with self._lock:
@@ -179,6 +179,6 @@ class DatagramListener:
                 ),
             )
 
-    def _restart(self, message: str, error: Exception) -> None:
+    def _restart(self, message: str, error: BaseException) -> None:
         if not self._stopping:
             self._receiver.restart(message, error)

@@ -141,7 +141,7 @@ class FilesReader:
         try:
             self._read()
             self._settle()
-        except Exception as error:  # noqa: BLE001  told, and begun anew
+        except BaseException as error:  # noqa: BLE001  told, and begun anew
             wait([one.future for one in self._under_way])
             self._receiver.restart("reading files failed", error)
         finally:

@@ -233,9 +233,9 @@ class HttpApp:
             reply = _with_retry((refuse_by_problem if route is None else route.refuse)(headers, refused), refused)
         except Exception:  # noqa: BLE001  answered as its sender reads it
             # A fault of ours; what was handed in goes on, and its sender may send it again.
-            _log.exception("a request failed", path=scope["path"])
             failed = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the request failed here: the receiver's log says why")
             reply = (refuse_by_problem if route is None else route.refuse)(headers, failed)
+            _log.exception("a request failed", path=scope["path"])
         finally:
             self._open_requests -= 1
             if not self._open_requests:

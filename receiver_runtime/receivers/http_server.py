@@ -87,7 +87,7 @@ class HttpServer:
         try:
             with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(self._serve(listener, context, tokens))
-        except Exception as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
+        except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
             with self._lock:
                 stopping = self._stopping
             if not stopping:

@@ -146,9 +146,9 @@ class KafkaReader:
             )
             self._places = KafkaPlaces(self._receiver, self._source, self._consumer, settings)
         except Exception as error:  # noqa: BLE001  an option that is wrong, a secret that is missing
+            self._receiver.restart("the Kafka client could not be made", error)
             if self._fetcher is not None:
                 self._fetcher.close()
-            self._receiver.restart("the Kafka client could not be made", error)
             return
         try:
             if self._source.exactly_once:
@@ -167,7 +167,7 @@ class KafkaReader:
             self._receiver.restart("records are read as objects from now on", error)
         except OutOfRangeError as error:
             self._receiver.stop("what is to be read next is not on the broker", error)
-        except Exception as error:  # noqa: BLE001  told, and begun anew
+        except BaseException as error:  # noqa: BLE001  told, and begun anew
             self._receiver.restart("reading from Kafka failed", error)
         finally:
             self._close()

@@ -469,7 +469,6 @@ class KeyedHandOver:
 
     def _fail(self, error: BaseException) -> None:
         """Nothing more is taken; who is not answered is told why, in order."""
-        _log.warning("records that were handed over are not registered by this process", error=str(error))
         with self._changed:
             self._failed = error
             # One may have parts in several blocks.
@@ -492,6 +491,8 @@ class KeyedHandOver:
         with self._changed:
             self._thread = None
             self._changed.notify_all()
+        # Last: a line that can't be written must keep nobody waiting.
+        _log.warning("records that were handed over are not registered by this process", error=str(error))
 
 
 def _storable(keys: pa.StringArray | Sequence[str | None]) -> pa.Array:

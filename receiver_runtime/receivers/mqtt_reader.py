@@ -152,7 +152,7 @@ class MqttReader:
             self._leave(client, poller)
         except GivenUpError:
             pass
-        except Exception as error:  # noqa: BLE001  told, and begun anew
+        except BaseException as error:  # noqa: BLE001  told, and begun anew
             if not self._stopping:
                 self._receiver.restart(self._words(), error)
             else:
@@ -333,13 +333,14 @@ class MqttReader:
 
     def _store(self) -> None:
         taken: Sequence[tuple[MQTTMessage, Held | None]] = ()
+        failed: BaseException | None = None
         try:
             while taken := self._take():
                 self._hand_on(taken)
-        except Exception as error:  # noqa: BLE001  told, and begun anew unless nobody may
+        except BaseException as error:  # noqa: BLE001  told, and begun anew unless nobody may
             if not self._stopping:
                 self._receiver.restart(_NOT_STORED, error)
-            _log.info("what came could not be stored, and is not acknowledged", error=str(error))
+            failed = error
         with self._changed:
             self._stored = True
             left = [*taken, *self._coming]
@@ -347,6 +348,8 @@ class MqttReader:
         # Whatever of it is under way all the same is stored twice at worst.
         self._session.dropped(held for _, held in left if held is not None)
         self._wake()
+        if failed is not None:
+            _log.info("what came could not be stored, and is not acknowledged", error=str(failed))
 
     def _take(self) -> list[tuple[MQTTMessage, Held | None]]:
         """What came within a block's interval; nothing at the end."""

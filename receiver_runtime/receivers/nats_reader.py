@@ -120,7 +120,7 @@ class NatsReader:
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
-        except Exception as error:  # noqa: BLE001  told, and begun anew
+        except BaseException as error:  # noqa: BLE001  told, and begun anew
             if not self._stopping.is_set():
                 self._receiver.restart("reading from NATS failed", error)
             else:

@@ -116,15 +116,18 @@ class ReadingLoop:
             self._write_end.send(b"w")
 
     def _run(self) -> None:
+        failed: BaseException | None = None
         try:
             while not self._closed:
                 self._look_round()
-        except Exception:  # noqa: BLE001  logged, and told to who waits
-            # Who waits goes on by a thread of its own, as where there is no loop.
-            _log.exception("the reading loop failed")
-            with self._lock:
-                self._closed = True
+        except BaseException as error:  # noqa: BLE001  logged, and told to who waits
+            failed = error
+        # Who waits goes on by a thread of its own, as where there is no loop.
+        with self._lock:
+            self._closed = True
         self._end()
+        if failed is not None:
+            _log.error("the reading loop failed", exc_info=failed)
 
     def _look_round(self) -> None:
         events = self._selector.select()

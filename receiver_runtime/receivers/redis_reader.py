@@ -107,7 +107,7 @@ class RedisReader:
                 self._read_new()
         except HandOverClosedError:
             pass
-        except Exception as error:  # noqa: BLE001  told, and begun anew
+        except BaseException as error:  # noqa: BLE001  told, and begun anew
             if not self._stopping.is_set():
                 self._receiver.restart("reading from Redis failed", error)
                 self._client.close()

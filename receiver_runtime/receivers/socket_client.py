@@ -90,7 +90,7 @@ class SocketClient:
         except (GeneratorStateError, GivenUpError):
             # The supervisor ends without draining: nobody takes records any more.
             return
-        except Exception as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
+        except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
             self._restart("Error receiving data", error)
 
     def _connect(self) -> socket.socket:
@@ -190,7 +190,7 @@ class SocketClient:
         if read.records is not None:
             self._receiver.store_buffered(read.records)
 
-    def _restart(self, message: str, error: Exception | None) -> None:
+    def _restart(self, message: str, error: BaseException | None) -> None:
         if not self._is_stopping():
             self._receiver.restart(message, error)
 

@@ -172,7 +172,7 @@ class SocketListener:
         except (GeneratorStateError, GivenUpError):
             # The supervisor ends without draining: nobody takes records any more.
             return
-        except Exception as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
+        except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
             self._restart("Error receiving data", error)
         finally:
             self._close()
@@ -411,7 +411,7 @@ class SocketListener:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _restart(self, message: str, error: Exception) -> None:
+    def _restart(self, message: str, error: BaseException) -> None:
         if not self._is_stopping():
             self._receiver.restart(message, error)
 
