@@ -259,7 +259,8 @@ class BlockGenerator:
                 # Whoever waits for room is told.
                 self._changed.notify_all()
         if state is not GeneratorState.ACTIVE:
-            _log.warning("block generator is not active, nothing to stop", name=self._name, state=state)
+            with contextlib.suppress(Exception):
+                _log.warning("block generator is not active, nothing to stop", name=self._name, state=state)
             return
         with self._changed:
             while self._cutting or (not self._aborted and (self._held is not None or self._buffer.records)):

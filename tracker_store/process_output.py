@@ -148,7 +148,11 @@ def configure_log(level: int = logging.INFO) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                # The other kind shows each frame's variables: it may hold secrets, take seconds, and raise.
+                exception_formatter=structlog.dev.plain_traceback,
+            ),
         ],
     )
 

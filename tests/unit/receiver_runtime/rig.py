@@ -132,13 +132,14 @@ def rig(
     start: bool = True,
     log: MemoryBlockLog | None = None,
     keys: KnownKeys | None = None,
+    reporter: RecordingReporter | None = None,
     **settings: object,
 ) -> Iterator[Rig]:
     files = FaultyFiles()
     store = LocalBlockStore(root, files=files)
     rows = MemorySegments()
     log = MemoryBlockLog() if log is None else log
-    reporter = RecordingReporter()
+    reporter = RecordingReporter() if reporter is None else reporter
     wanted = ReceiverSettings.model_validate(FAST | settings)
     handler = BlockHandler(
         WriteAheadLog(store, rows, receiver_id=1, epoch=5, source_rule="not_sent_again", clock=clock),

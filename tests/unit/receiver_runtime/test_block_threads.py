@@ -7,11 +7,12 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pytest
 
 from receiver_runtime.block_generator import Block, BlockGenerator, GeneratorState
 from receiver_runtime.block_threads import BlockThreads
 from receiver_runtime.rate_limiter import RateLimiter
-from tests.unit.receiver_runtime.support import ManualClock, eventually, reaches
+from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually, reaches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,3 +214,124 @@ def test_data_that_would_have_to_wait_is_not_added() -> None:
     finally:
         generator.abort()
     assert listener.values == ["x", "x"]
+
+
+class DyingClock(ManualClock):
+    """Fails on threads whose name has `name`, while `failures` are left."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self.failures = 0
+
+    def monotonic(self) -> float:
+        if self.failures and self._name in threading.current_thread().name:
+            self.failures -= 1
+            raise MemoryError
+        return super().monotonic()
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), MemoryError(), KeyboardInterrupt()])
+def test_what_escapes_from_a_call_is_counted_and_told_and_ends_no_thread(error: BaseException) -> None:
+    def die() -> None:
+        raise error
+
+    with threads() as shared:
+        shared.attach()
+        eventually(lambda: shared.push_threads == 2)
+        before = {thread for thread in threading.enumerate() if "block" in thread.name}
+        told: list[BaseException] = []
+        for _ in range(10):
+            shared.submit(die, on_death=told.append)
+            shared.at(0.0, die, on_death=told.append)
+        eventually(reaches(lambda: len(told), 20))
+        assert set(told) == {error}
+        done = threading.Semaphore(0)
+        shared.submit(done.release)
+        shared.at(0.0, done.release)
+        assert done.acquire(timeout=60)
+        assert done.acquire(timeout=60)
+        eventually(lambda: shared.deaths == 20)
+        assert {thread for thread in threading.enumerate() if "block" in thread.name} >= before
+        assert shared.push_threads == 2
+
+
+def test_one_who_can_not_be_told_keeps_nobody_waiting() -> None:
+    def die(error: BaseException | None = None) -> None:
+        raise SystemExit from error
+
+    with threads() as shared:
+        shared.attach()
+        shared.submit(die, on_death=die)
+        shared.at(0.0, die, on_death=die)
+        eventually(lambda: shared.deaths == 4)
+        done = threading.Event()
+        shared.at(0.0, lambda: shared.submit(done.set))
+        assert done.wait(60)
+
+
+@pytest.mark.parametrize("role", ["timer", "push"])
+def test_a_thread_that_fails_in_itself_is_counted_and_replaced(role: str) -> None:
+    clock = DyingClock(f"block {role}")
+    with threads(clock) as shared, generators(shared, 3, clock) as made:
+        for number in range(5):
+            clock.failures = 3
+            for generator, _ in made:
+                generator.add_data(str(number))
+            advance_until(clock, lambda: clock.failures == 0)
+        values = [str(number) for number in range(5)]
+        advance_until(clock, lambda: all(listener.values == values for _, listener in made))
+        # One more may be under way.
+        eventually(reaches(lambda: shared.deaths, 15))
+        assert not any(listener.errors for _, listener in made)
+
+
+def test_a_tick_that_fails_is_told_to_its_generator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a receiver that has no tick any more is there for ever and pushes nothing."""
+
+    def die() -> None:
+        raise OSError(28, "No space left on device")
+
+    with threads() as shared, generators(shared, 2) as made:
+        (first, told), (second, listener) = made
+        monkeypatch.setattr(first, "_ask_for_cut", die)
+        monkeypatch.setattr(first, "_run_cut", die)
+        first.add_data("x")
+        eventually(lambda: told.errors == ["[Errno 28] No space left on device"])
+        assert first.state is GeneratorState.STOPPED_ALL
+        second.add_data("y")
+        eventually(lambda: listener.values == ["y"])
+
+
+def test_work_waits_for_a_system_that_has_no_threads_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    with threads(clock) as shared:
+        shared.attach()
+        eventually(lambda: shared.push_threads == 2)
+        gate, begun, done = threading.Event(), threading.Semaphore(0), threading.Event()
+
+        def hang() -> None:
+            begun.release()
+            gate.wait(60)
+
+        for _ in range(2):
+            shared.submit(hang)
+        for _ in range(2):
+            assert begun.acquire(timeout=60)
+        shared.attach()
+        shared.attach()
+        failures = 3
+        start = threading.Thread.start
+
+        def refuse(thread: threading.Thread) -> None:
+            nonlocal failures
+            if failures and "block push" in thread.name:
+                failures -= 1
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        shared.submit(done.set)
+        advance_until(clock, done.is_set)
+        assert failures == 0
+        gate.set()

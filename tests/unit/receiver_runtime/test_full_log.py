@@ -1,0 +1,261 @@
+"""A disk that takes no line of the log: every error is handled all the same, and whoever waits for it is told.
+
+In a service no line raises (``process_output``). These hold without that: state first, words after it.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import structlog
+
+from receiver_runtime.block_generator import BlockGenerator, GeneratorState
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.rate_limiter import RateLimiter
+from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
+from receiver_runtime.receivers.reading_loop import ReadingLoop, ReadingLoopClosedError
+from receiver_runtime.registrar import Registrar
+from receiver_runtime.status_reporter import StatusReporter
+from receiver_runtime.write_ahead_log import WriteAheadLog
+from tests.unit.receiver_runtime.rig import HandReceiver, RecordingReporter, batch, rig
+from tests.unit.receiver_runtime.support import (
+    FaultyFiles,
+    ManualClock,
+    MemoryBlockLog,
+    MemorySegments,
+    advance_until,
+    block,
+    eventually,
+    frame,
+    reaches,
+)
+from tests.unit.receiver_runtime.test_block_generator import SCHEMA, Listener
+from tests.unit.receiver_runtime.test_status_reporter import Rows
+from tracker_store.errors import DriverLogUnavailableError
+from tracker_store.schema import ReceiverEventKind, ReceiverState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_DEADLINE = 60.0
+
+
+class FullLog:
+    """A logger whose every line raises, as `structlog.PrintLogger` does on a full disk."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+
+    def msg(self, message: str) -> None:
+        del message
+        self.lines += 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    debug = info = warning = error = critical = msg
+
+
+@pytest.fixture(autouse=True)
+def full_log() -> Iterator[FullLog]:
+    before = structlog.get_config() if structlog.is_configured() else None
+    log = FullLog()
+    # Without what makes a traceback beautiful, which takes seconds.
+    structlog.configure(logger_factory=lambda *_: log, processors=[lambda _, __, event: str(event)])
+    yield log
+    structlog.reset_defaults()
+    if before is not None:
+        structlog.configure(**before)
+
+
+class DyingListener(Listener):
+    """Its push raises what ends a thread."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error: BaseException | None = error
+
+    def on_push_block(self, block: object) -> None:
+        if self.error is not None:
+            raise self.error
+        super().on_push_block(block)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
+def test_a_role_that_dies_ends_the_generator_and_tells(error: BaseException) -> None:
+    listener = DyingListener(error)
+    made = BlockGenerator(listener, SCHEMA, limiter=RateLimiter(), block_interval=0.001)
+    made.start()
+    made.add_data("x")
+    eventually(lambda: listener.deaths, "the death")
+    assert listener.deaths == [error]
+    assert made.state is GeneratorState.STOPPED_ALL
+    # Nobody waits for what is gone.
+    made.stop()
+
+
+def test_a_push_is_tried_again_though_neither_log_nor_listener_takes_the_error() -> None:
+    listener, clock = DyingListener(OSError(errno.ENOSPC, "No space left on device")), ManualClock()
+
+    def refuse(message: str, error: Exception) -> None:
+        raise RuntimeError(message) from error
+
+    listener.on_error = refuse  # type: ignore[method-assign]
+    made = BlockGenerator(listener, SCHEMA, limiter=RateLimiter(), clock=clock)
+    made.start()
+    made.add_data("x")
+    advance_until(clock, lambda: made._backoff.failures > 2)
+    listener.error = None
+    advance_until(clock, lambda: listener.values == [["x"]])
+    assert listener.deaths == []
+    made.abort()
+
+
+class FailingReporter(RecordingReporter):
+    """Every report raises."""
+
+    def state(self, state: ReceiverState, reason: str) -> None:
+        super().state(state, reason)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def reason(self, reason: str) -> None:
+        super().reason(reason)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def event(self, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
+        super().event(kind, message, detail)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_waited_for_and_then_everything_is_registered(tmp_path: Path) -> None:
+    with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
+        made.files.create_faults = 5
+        made.supervisor.push_single("x", None)
+        eventually(lambda: made.log.chain(1), "the block")
+        assert made.stop().drained
+        assert made.values() == ["x"]
+
+
+def test_a_dead_role_ends_the_receiver_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(_: object) -> None:
+        raise SystemExit
+
+    with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
+        monkeypatch.setattr(made.supervisor, "on_push_block", die)
+        made.supervisor.push_single("x", None)
+        ending = made.end()
+        assert (ending.exit_code, ending.again) == (ExitCode.FAILED, True)
+        assert "the block generator failed: SystemExit" in ending.reason
+
+
+def test_an_end_that_can_not_be_told_comes(tmp_path: Path) -> None:
+    with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
+        eventually(made.supervisor.is_started)
+        made.supervisor.stop("broken", OSError("away"))
+        assert made.end().exit_code is ExitCode.FAILED
+        assert made.reporter.states[-1][0] is ReceiverState.FAILED
+
+
+def test_a_failed_write_ends_its_segment_before_it_is_logged(tmp_path: Path) -> None:
+    files, rows = FaultyFiles(), MemorySegments()
+    log = WriteAheadLog(LocalBlockStore(tmp_path, files=files), rows, receiver_id=7, epoch=9, source_rule="x")
+    files.write_faults = ["short"]
+    with pytest.raises(OSError, match="No space left"):
+        # The line's own error.
+        log.write([frame()])
+    [handle] = log.write([frame()])
+    assert (handle.segment_id, handle.offset) == (2, 0)
+
+
+class DeafListener:
+    """What it is told of the driver log raises."""
+
+    def on_driver_log_away(self, what: str, error: Exception) -> None:
+        raise RuntimeError(what) from error
+
+    def on_driver_log_back(self, what: str, seconds: float) -> None:
+        raise RuntimeError(what, seconds)
+
+
+def test_a_listener_that_fails_ends_no_registrar(full_log: FullLog) -> None:
+    log, clock = MemoryBlockLog(), ManualClock()
+    # The registrar's own lines come out: what is tested is the listener.
+    structlog.configure(logger_factory=lambda *_: structlog.testing.CapturingLogger())
+    registrar = Registrar(log, clock=clock)
+    registrar.start()
+    lane = registrar.attach(1, registered_through=0, limit=100, listener=DeafListener())
+    log.refuse_call = lambda _: DriverLogUnavailableError("53100: no space left")
+    lane.reserve()
+    future = lane.submit(block(1))
+    advance_until(clock, lambda: len(log.calls) >= 8)
+    log.refuse_call = lambda _: None
+    advance_until(clock, future.done)
+    assert future.result(0).sequence == 1
+    registrar.stop()
+    assert full_log.lines == 0
+
+
+def test_a_registrar_that_dies_refuses_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryBlockLog()
+
+    def die(_: object) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(log, "add_blocks", die)
+    registrar = Registrar(log)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    lanes = [registrar.attach(n, registered_through=0, limit=100) for n in (1, 2)]
+    futures = []
+    for n, lane in enumerate(lanes, 1):
+        lane.reserve()
+        futures.append(lane.submit(block(1, receiver_id=n)))
+    registrar.start()
+    for future in futures:
+        assert "SystemExit: 3" in str(future.exception(_DEADLINE))
+    registrar.stop()
+
+
+def test_a_report_that_is_refused_stops_no_other() -> None:
+    rows = Rows()
+    reporter = StatusReporter(rows)  # type: ignore[arg-type]
+    receiver = reporter.for_receiver(receiver_id=1, assignment=1, epoch=1, process_id=1)
+    reporter.start()
+    rows.refuse = True
+    for n, message in enumerate(("refused", "kept")):
+        with pytest.raises(OSError, match="No space left"):
+            # The line's own error: the report was taken before it.
+            receiver.event(ReceiverEventKind.ERROR, message)
+        eventually(reaches(lambda: rows.attempts, n + 1))
+        rows.refuse = False
+    eventually(lambda: [event[1] for event in rows.events()] == ["kept"], "the second report")
+    reporter.stop()
+
+
+def test_records_that_can_not_be_registered_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
+        monkeypatch.setattr(made.supervisor, "known_keys", _no_memory)
+        monkeypatch.setattr(made.supervisor, "push_keyed", _no_memory)
+        monkeypatch.setattr(threading, "excepthook", lambda _: None)
+        hand_over = KeyedHandOver(made.supervisor)
+        future = hand_over.submit(batch("a"), ["a"])
+        assert isinstance(future.exception(_DEADLINE), MemoryError)
+        hand_over.close()
+
+
+def _no_memory(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+def test_a_reading_loop_that_fails_gives_back_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = ReadingLoop()
+    monkeypatch.setattr(loop, "_welcome", _no_memory)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    loop.start()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ReadingLoopClosedError):
+        loop.wait(ours, lambda: None)
+    loop.close()
