@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from orchestration.modules import PipelineModuleError
-from orchestration.replay import ReplayError
-from orchestration.settings import DatabaseUrlMissingError
-from orchestration.tracker.listen_address import ListenAddressError
-from tracker_store.errors import DriverLogError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import Console
+
+
+def _known_errors() -> tuple[type[Exception], ...]:
+    """Import what may be raised only after something was: half a second that a command without errors does not pay."""
+    from orchestration.modules import PipelineModuleError  # noqa: PLC0415
+    from orchestration.replay import ReplayError  # noqa: PLC0415
+    from orchestration.settings import DatabaseUrlMissingError  # noqa: PLC0415
+    from orchestration.tracker.listen_address import ListenAddressError  # noqa: PLC0415
+    from tracker_store.errors import DriverLogError  # noqa: PLC0415
+
+    return DatabaseUrlMissingError, DriverLogError, ListenAddressError, PipelineModuleError, ReplayError
 
 
 @contextmanager
@@ -24,6 +29,8 @@ def clear_errors(console: Console) -> Iterator[None]:
     """Print a known error and exit with 1; anything else is a bug and keeps its stack."""
     try:
         yield
-    except (DatabaseUrlMissingError, DriverLogError, ListenAddressError, PipelineModuleError, ReplayError) as error:
+    except Exception as error:
+        if not isinstance(error, _known_errors()):
+            raise
         console.print(str(error), style="bold red", markup=False)
         raise typer.Exit(1) from error

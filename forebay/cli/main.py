@@ -1,31 +1,88 @@
-"""The command `forebay`: one module per noun; each loads what it needs when it is called."""
+"""The command `forebay`: one module per noun, loaded when its command is called (`forebay --help` loads all).
+
+So `forebay status` is there in a second: it answers within five, whatever is wrong.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from forebay.cli import agent, agents, batches, blocks, db, pipelines, readers, receivers
-from forebay.cli.apply import apply
-from forebay.cli.batch_driver import batch_driver
-from forebay.cli.demo import demo
-from forebay.cli.doctor import doctor
-from forebay.cli.receiver import receiver
-from forebay.cli.sources import sources
-from forebay.cli.status import status
-from forebay.cli.stop import start, stop
-from forebay.cli.up import up
 from tracker_store.process_output import configure_log, keep_output_from_failing
+
+_MARKUP: Final = "markdown"
+
+# Command -> module of forebay.cli, and what in it: a function, or a typer.Typer with commands of its own.
+_COMMANDS = {
+    "demo": ("demo", "demo"),
+    "up": ("up", "up"),
+    "stop": ("stop", "stop"),
+    "start": ("stop", "start"),
+    "apply": ("apply", "apply"),
+    "status": ("status", "status"),
+    "sources": ("sources", "sources"),
+    "doctor": ("doctor", "doctor"),
+    "agent": ("agent", "agent"),
+    "batch-driver": ("batch_driver", "batch_driver"),
+    "receiver": ("receiver", "receiver"),
+    "tracker": ("agent", "tracker"),
+    "agents": ("agents", "app"),
+    "receivers": ("receivers", "app"),
+    "pipelines": ("pipelines", "app"),
+    "readers": ("readers", "app"),
+    "batches": ("batches", "app"),
+    "blocks": ("blocks", "app"),
+    "db": ("db", "app"),
+}
+# Started by an agent, not by people.
+_HIDDEN = ("receiver", "tracker")
+
+
+class _Commands(TyperGroup):
+    """The commands by name; the module of one is imported when it is asked for."""
+
+    def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  Typer's
+        """Hold the names, by which Typer suggests one for a name that is mistyped."""
+        super().__init__(**{**attributes, "commands": [TyperCommand(name) for name in _COMMANDS]})
+
+    def list_commands(self, ctx: object) -> list[str]:  # noqa: ARG002  Typer's interface
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: object, cmd_name: str) -> TyperCommand | TyperGroup | None:  # noqa: ARG002  the same
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute = _COMMANDS[cmd_name]
+        found = getattr(import_module(f"forebay.cli.{module}"), attribute)
+        holder = typer.Typer(
+            add_completion=False, rich_markup_mode=_MARKUP, pretty_exceptions_enable=False, callback=_nothing
+        )
+        if isinstance(found, typer.Typer):
+            holder.add_typer(found, name=cmd_name)
+        else:
+            holder.command(cmd_name, hidden=cmd_name in _HIDDEN)(found)
+        group = typer.main.get_command(holder)
+        assert isinstance(group, TyperGroup)
+        command = group.commands[cmd_name]
+        assert isinstance(command, TyperCommand | TyperGroup)
+        return command
+
+
+def _nothing() -> None:
+    """Make a Typer with one command a group all the same."""
+
 
 # Commands that run until they are stopped, with their output in a file on a disk that may be full.
 _SERVICES = frozenset({"agent", "batch-driver", "receiver", "tracker", "up"})
 
 app = typer.Typer(
     name="forebay",
+    cls=_Commands,
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=_MARKUP,
     pretty_exceptions_enable=False,
     help="""Receivers as a service: pushed records become durable blocks, blocks become PySpark batches in Dagster.
 
@@ -46,24 +103,3 @@ def main(
     if context.invoked_subcommand in _SERVICES:
         keep_output_from_failing()
     configure_log(logging.DEBUG if verbose else logging.INFO)
-
-
-app.command()(demo)
-app.command()(up)
-app.command()(stop)
-app.command()(start)
-app.command()(apply)
-app.command()(status)
-app.command()(sources)
-app.command()(doctor)
-app.command()(agent.agent)
-app.add_typer(agents.app, name="agents")
-app.add_typer(receivers.app, name="receivers")
-app.add_typer(pipelines.app, name="pipelines")
-app.add_typer(readers.app, name="readers")
-app.add_typer(batches.app, name="batches")
-app.add_typer(blocks.app, name="blocks")
-app.add_typer(db.app, name="db")
-app.command()(batch_driver)
-app.command(hidden=True)(receiver)
-app.command(hidden=True)(agent.tracker)

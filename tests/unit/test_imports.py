@@ -60,6 +60,13 @@ def test_light_packages_load_neither_dagster_nor_spark(name: str) -> None:
     assert [module for module in loaded if module.partition(".")[0] in _HEAVY] == []
 
 
+def test_the_status_is_there_at_once() -> None:
+    """It has five seconds in all: what other commands need is not loaded for it."""
+    loaded = _loaded_by("forebay.cli.main", "forebay.cli.status")
+    needless = ("alembic", "numpy", "prometheus_client", "pyarrow", "uvicorn", *_HEAVY)
+    assert [module for module in loaded if module.partition(".")[0] in needless] == []
+
+
 def test_the_look_at_loaded_modules_can_fail() -> None:
     assert "dagster" in _loaded_by("dagster")
 
