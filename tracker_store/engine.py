@@ -28,13 +28,13 @@ CONNECT_TIMEOUT_SECONDS = 5
 TCP_USER_TIMEOUT_MS = 10_000
 
 
-def _session_options(statement_timeout: str) -> str:
+def _session_options(statement_timeout: str, lock_timeout: str) -> str:
     return " ".join(
         f"-c {name}={value}"
         for name, value in {
             "default_transaction_isolation": r"read\ committed",
             "statement_timeout": statement_timeout,
-            "lock_timeout": LOCK_TIMEOUT,
+            "lock_timeout": lock_timeout,
             "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_TIMEOUT,
             "timezone": "UTC",
             # What may not scan is priced beyond reason, and a server with LLVM would compile each such plan first.
@@ -61,9 +61,18 @@ def psycopg2_url(url: str) -> sa.URL:
 
 
 def create_engine(
-    url: str, *, application_name: str, pool_size: int = 2, statement_timeout: str = STATEMENT_TIMEOUT
+    url: str,
+    *,
+    application_name: str,
+    pool_size: int = 2,
+    statement_timeout: str = STATEMENT_TIMEOUT,
+    lock_timeout: str = LOCK_TIMEOUT,
+    connect_timeout: int = CONNECT_TIMEOUT_SECONDS,
 ) -> sa.Engine:
-    """An engine on the driver log at `url`; `application_name` shows in ``pg_stat_activity``."""
+    """An engine on the driver log at `url`; `application_name` shows in ``pg_stat_activity``.
+
+    `connect_timeout`: seconds, for each address of the URL.
+    """
     engine = sa.create_engine(
         psycopg2_url(url),
         isolation_level="AUTOCOMMIT",
@@ -72,12 +81,12 @@ def create_engine(
         pool_pre_ping=True,
         connect_args={
             "application_name": application_name,
-            "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+            "connect_timeout": connect_timeout,
             "keepalives_idle": 5,
             "keepalives_interval": 2,
             "keepalives_count": 3,
             "tcp_user_timeout": TCP_USER_TIMEOUT_MS,
-            "options": _session_options(statement_timeout),
+            "options": _session_options(statement_timeout, lock_timeout),
         },
     )
     sa.event.listen(engine, "handle_error", _leave_a_read_only_server)

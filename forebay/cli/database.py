@@ -13,11 +13,14 @@ from tracker_store.errors import DriverLogUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import sqlalchemy as sa
     from rich.console import Console
 
 EMBEDDED_DIRECTORY = "postgres"
+
+_LOG_TAIL_BYTES = 65_536
 
 
 def embedded_postgres(settings: Settings) -> EmbeddedPostgres:
@@ -37,9 +40,22 @@ def database_url(settings: Settings) -> str:
         if server.data_directory.exists():
             log = settings.home.absolute() / "logs" / "postgres.log"
             raise DriverLogUnavailableError(
-                f"the Postgres of this home does not run; `forebay up` starts it, and {log} says why it ended"
+                "the Postgres of this home does not run; `forebay up` starts it, and "
+                f"{log} says why it ended{_last_failure(log)}"
             )
     return settings.require_database_url()
+
+
+def _last_failure(log: Path) -> str:
+    """The last line with which the server gave up, such as a full disk's."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    given_up = [line.strip() for line in lines if "FATAL:" in line or "PANIC:" in line]
+    return f": {given_up[-1]}" if given_up else ""
 
 
 @contextmanager

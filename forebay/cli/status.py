@@ -1,31 +1,40 @@
-"""`forebay status`: streams, receivers, batches and lag, from the views for people."""
+"""`forebay status`: streams, receivers, batches, lag, who leads, and what can't be reached."""
 
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+import socket
+import time
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import psutil
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from forebay.cli.database import database_url
-from forebay.cli.failures import clear_errors
 from forebay.cli.pipelines import plain, shown_state, warnings
 from orchestration.settings import Settings
-from orchestration.spark.executor_allocation import SCALING_INTERVAL, scaling
-from tracker_store import status as store
-from tracker_store.engine import connect, create_engine
-from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
-from tracker_store.scaling import scaling_decisions
+from orchestration.spark.executor_allocation import scaling
+from orchestration.system_status import DRIVER_LOG, system_status
+from receiver_runtime.block_store.roots import split_roots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from _typeshed import DataclassInstance
+
+    from orchestration.system_status import SystemStatus
+
+# Seconds. The command answers within this time, whatever is wrong.
+ANSWER_SECONDS = 5.0
+_PRINTING_SECONDS = 0.4
+_LEAST_SECONDS = 2.0  # where loading has taken the rest
+
+_ALARM = "bold red"
 
 PIPELINE_COLUMNS = {
     "pipeline": "pipeline",
@@ -101,79 +110,147 @@ def _table(title: str, columns: dict[str, str], rows: Sequence[Mapping[str, obje
     return table
 
 
-@contextmanager
-def _what_goes_on(console: Console) -> Iterator[None]:
-    """What an operator needs to know beside the error: whether something is being lost."""
-    try:
-        yield
-    except (DriverLogUnavailableError, OutcomeUnknownError):
-        console.print("The state can't be shown: the driver log can't be reached.", style="bold red")
-        console.print(
-            "Receivers keep what they hold, stop reading from their sources, and go on by themselves when it is back."
-        )
-        raise
+def _seconds(within: float) -> float:
+    """What is left of the time to answer in: it began with the process, and printing takes some of it."""
+    age = time.time() - psutil.Process().create_time()
+    # An older process was not started for this command; or loading took so long that the promise is broken already.
+    left = within - age if 0 <= age < within else within
+    return max(min(_LEAST_SECONDS, within), left - _PRINTING_SECONDS)
 
 
 def status(
     batches: Annotated[int, typer.Option(min=1, help="How many batches to show, newest first.")] = 10,
+    within: Annotated[
+        float, typer.Option(min=1.0, help="Answer within this many seconds; what is not there by then is named.")
+    ] = ANSWER_SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """Show pipelines, receivers, what waits for each pipeline (lag), and the newest batches with their delays.
+
+    It answers within 5 s, whatever is wrong: what it can't reach it names, with the reason, and exits with 1. In the
+    JSON such a part is null, and `unreachable` names it.
 
     "queue" counts blocks that a receiver has cut and not stored yet.
     "waited" is the scheduling delay (processing start - batch time), "ran" the processing time, "total" their sum.
     Durations are in seconds, also in the JSON; times are UTC.
     """
-    console = Console(highlight=False, stderr=as_json)
-    with clear_errors(console), _what_goes_on(console):
-        engine = create_engine(database_url(Settings()), application_name="forebay status", pool_size=1)
-        with connect(engine) as connection:
-            receivers = [asdict(row) for row in store.receiver_status(connection)]
-            lag = [asdict(row) for row in store.stream_lag(connection)]
-            pipelines = store.pipeline_status(connection)
-            decisions = {row.pipeline: row for row in scaling_decisions(connection)}
-            newest = [asdict(row) for row in store.batch_stats(connection, limit=batches)]
-            times = store.processing_times(connection, seconds=SCALING_INTERVAL.total_seconds())
-        engine.dispose()
-    scalings = [
+    settings = Settings()
+    found = system_status(
+        lambda: database_url(settings),
+        seconds=_seconds(within),
+        batches=batches,
+        host=socket.gethostname(),
+        roots=split_roots(settings.block_store_roots),
+    )
+    if as_json:
+        typer.echo(json.dumps(_report(found)))
+    else:
+        _show(Console(highlight=False), found)
+    if found.unreachable:
+        raise typer.Exit(1)
+
+
+def _scalings(found: SystemStatus) -> list[dict[str, Any]] | None:
+    if found.processing_times is None:
+        return None
+    return [
         {"pipeline": row.pipeline, **asdict(decision)}
-        for row in times
+        for row in found.processing_times
         if (decision := scaling(row.times, row.interval)) is not None
     ]
-    if as_json:
-        report = {
-            "pipelines": [plain(row) for row in pipelines],
-            "receivers": receivers,
-            "lag": lag,
-            "batches": newest,
-            "scaling": scalings,
-            "decisions": [asdict(row) for row in decisions.values()],
-        }
-        typer.echo(
-            json.dumps(
-                {name: [{k: _plain(v) for k, v in row.items()} for row in rows] for name, rows in report.items()}
-            )
-        )
-        return
-    console.print(
-        _table("Pipelines", PIPELINE_COLUMNS, [{**asdict(row), "state": shown_state(row)} for row in pipelines])
-    )
-    console.print(_table("Receivers", RECEIVER_COLUMNS, receivers))
-    # Not in the table: beside its columns there is no room in a terminal of 80.
-    for row in receivers:
-        if row["reason"]:
-            console.print(f"{row['stream']}/{row['ordinal']}: {row['reason']}", markup=False, soft_wrap=True)
-    console.print(_table("Lag: what no batch has yet", LAG_COLUMNS, lag))
-    for pipeline in sorted({str(row["pipeline"]) for row in newest}) or ["none yet"]:
-        rows = [row for row in newest if row["pipeline"] == pipeline]
-        console.print(_table(f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows))
-    for line in warnings(pipelines):
-        console.print(line, style="bold red", markup=False, soft_wrap=True)
-    for decided in decisions.values():
-        console.print(f"{decided.pipeline}: {decided.reason}.", markup=False, soft_wrap=True)
-    for row in scalings:
-        if row["executors"] > 0 and row["pipeline"] not in decisions:
+
+
+def _rows(rows: Sequence[DataclassInstance] | None) -> list[dict[str, Any]] | None:
+    return None if rows is None else [asdict(row) for row in rows]
+
+
+def _report(found: SystemStatus) -> dict[str, object]:
+    """The JSON object; null is a part that gave no answer."""
+    parts = {
+        "agents": _rows(found.agents),
+        "pipelines": None if found.pipelines is None else [plain(row) for row in found.pipelines],
+        "receivers": _rows(found.receivers),
+        "lag": _rows(found.lag),
+        "batches": _rows(found.batches),
+        "scaling": _scalings(found),
+        "decisions": _rows(found.decisions),
+        "unreachable": _rows(found.unreachable),
+    }
+    return {
+        "leader": None if found.leader is None else asdict(found.leader),
+        **{
+            part: None if rows is None else [{key: _plain(value) for key, value in row.items()} for row in rows]
+            for part, rows in parts.items()
+        },
+    }
+
+
+def _show(console: Console, found: SystemStatus) -> None:
+    if found.pipelines is not None:
+        rows = [{**asdict(row), "state": shown_state(row)} for row in found.pipelines]
+        console.print(_table("Pipelines", PIPELINE_COLUMNS, rows))
+    if found.receivers is not None:
+        console.print(_table("Receivers", RECEIVER_COLUMNS, _rows(found.receivers) or []))
+        # Not in the table: beside its columns there is no room in a terminal of 80.
+        for receiver in found.receivers:
+            if receiver.reason:
+                console.print(f"{receiver.stream}/{receiver.ordinal}: {receiver.reason}", markup=False, soft_wrap=True)
+    if found.lag is not None:
+        console.print(_table("Lag: what no batch has yet", LAG_COLUMNS, _rows(found.lag) or []))
+    if found.batches is not None:
+        for pipeline in sorted({row.pipeline for row in found.batches}) or ["none yet"]:
+            rows = [asdict(row) for row in found.batches if row.pipeline == pipeline]
+            console.print(_table(f"Batches of {pipeline}, newest first", BATCH_COLUMNS, rows))
+    for line in warnings(found.pipelines or []):
+        console.print(line, style=_ALARM, markup=False, soft_wrap=True)
+    _show_scaling(console, found)
+    _show_control_plane(console, found)
+    _show_unreachable(console, found)
+
+
+def _show_scaling(console: Console, found: SystemStatus) -> None:
+    decided = found.decisions or []
+    for decision in decided:
+        console.print(f"{decision.pipeline}: {decision.reason}.", markup=False, soft_wrap=True)
+    for row in _scalings(found) or []:
+        if row["executors"] > 0 and row["pipeline"] not in {decision.pipeline for decision in decided}:
             console.print(
                 f"Batches of {row['pipeline']} take {row['ratio']:.0%} of their interval (mean of {row['batches']}): "
                 f"lengthen the interval, or give Spark more: {row['executors']} executors, by Spark Streaming's rule."
             )
+
+
+def _show_control_plane(console: Console, found: SystemStatus) -> None:
+    leader = found.leader
+    if leader is not None:
+        who = "nobody holds the leadership" if leader.holder is None else f"{leader.holder} (term {leader.term})"
+        if leader.moves:
+            console.print(f"Leader: {who}.", markup=False, soft_wrap=True)
+        else:
+            silent = "" if leader.holder is None else f" has been silent for {leader.watched:g} s"
+            console.print(
+                f"No tracker leads: {who}{silent}. Receivers that run go on; none is placed, replaced or cleaned up "
+                "after, until an agent with the role tracker runs.",
+                style=_ALARM,
+                markup=False,
+                soft_wrap=True,
+            )
+    for agent in found.agents or []:
+        if not agent.moves:
+            console.print(
+                f"Agent {agent.name} on {agent.host} has been silent for {agent.watched:g} s.",
+                style=_ALARM,
+                markup=False,
+                soft_wrap=True,
+            )
+
+
+def _show_unreachable(console: Console, found: SystemStatus) -> None:
+    for missing in found.unreachable:
+        console.print(f"{missing.part} can't be reached: {missing.reason}", style=_ALARM, markup=False, soft_wrap=True)
+    if any(missing.part == DRIVER_LOG for missing in found.unreachable):
+        console.print(
+            "The state can't be shown without the driver log: check FOREBAY_DATABASE_URL and the server. Receivers "
+            "keep what they hold, stop reading from their sources, and go on by themselves when it is back.",
+            soft_wrap=True,
+        )

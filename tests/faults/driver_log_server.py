@@ -72,6 +72,24 @@ class DriverLogServer(PostgresProcess):
         assert [left for left in psutil.wait_procs(family, timeout=20)[1] if left.is_running()] == []
         self.wait()
 
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """`kill -STOP` of the whole server: the kernel goes on taking connections for it, and nothing is answered."""
+        postmaster = self.server.running_pid()
+        assert postmaster is not None
+        # The postmaster first: it starts no others then.
+        os.kill(postmaster, signal.SIGSTOP)
+        family = [postmaster, *(child.pid for child in psutil.Process(postmaster).children(recursive=True))]
+        try:
+            for pid in family[1:]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in family:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
     def new_database(self) -> str:
         """The URL of a new, migrated database."""
         name = f"away_{next(self._numbers)}"

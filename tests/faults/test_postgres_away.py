@@ -74,7 +74,12 @@ def status(host: ReceivingHost) -> tuple[int, str]:
     """`forebay status` as an operator runs it: exit code, and all that it says."""
     environment = {**os.environ, "FOREBAY_DATABASE_URL": host.database_url, "COLUMNS": "200"}
     done = subprocess.run(
-        [sys.executable, "-m", "forebay.cli", "status"], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "forebay.cli", "status"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
@@ -104,6 +109,16 @@ def test_the_server_is_away_and_comes_back(
 
     host.until("every receiver has said that it waited", waited)
     host.until("the reason is another", lambda: all("driver log" not in reason for reason in host.reasons()))
+
+
+def test_the_server_is_stopped_and_goes_on(server: DriverLogServer, host: ReceivingHost) -> None:
+    with server.stopped():
+        code, said = status(host)
+        assert code == 1
+        assert "driver log can't be reached" in said
+        host.stay_away(3.0)
+    host.resume()
+    host.check_every_number_is_there_once()
 
 
 def test_every_connection_is_taken(server: DriverLogServer, host: ReceivingHost) -> None:
@@ -228,6 +243,9 @@ def test_the_disk_of_the_server_is_full(home: Path) -> None:
         else:
             went_down = False
         assert went_down
+        code, said = status(host)
+        assert code == 1
+        assert "driver log can't be reached" in said
         host.stay_away(3.0)
         ballast.unlink()
         server.ensure_running()

@@ -88,10 +88,10 @@ def test_what_there_is_of_each_pipeline(log: Log) -> None:
     table = forebay("pipelines")
     assert table.exit_code == 0
     assert "words" in table.output
-    status = forebay("status")
+    status = forebay("status", "--within", "60")
     assert "STOPPING" in status.output
     assert (
-        json.loads(forebay("status", "--json").stdout)["pipelines"]
+        json.loads(forebay("status", "--within", "60", "--json").stdout)["pipelines"]
         == json.loads(forebay("pipelines", "--json").stdout)["pipelines"]
     )
 
@@ -106,7 +106,7 @@ def test_one_that_completes_nothing_while_blocks_wait_is_told(log: Log) -> None:
     row = shown()
     assert row["is_stale"]
     assert row["holds_back_for"] == pytest.approx(360, abs=30)
-    for command in (("pipelines",), ("status",)):
+    for command in (("pipelines",), ("status", "--within", "60")):
         assert re.search(r"words \(RUNNING\) has completed nothing for 3[6-8]\d", said(forebay(*command)))
         assert "forebay pipelines remove words" in said(forebay(*command))
     # A slow interval is given ten of them.
@@ -120,7 +120,7 @@ def test_w10_one_that_is_halted_is_told_with_its_ways_out(log: Log) -> None:
     assert shown()["halted_by"] is None
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET halted_by = :t"), {"t": NOON})
     assert datetime.fromisoformat(shown()["halted_by"]) == NOON
-    for command in (("pipelines",), ("status",), ("batches",)):
+    for command in (("pipelines",), ("status", "--within", "60"), ("batches",)):
         told = said(forebay(*command))
         assert f'words is halted (on_failure="halt"): batch {NOON.isoformat()} is quarantined' in told
         for way_out in ("batches replay words", "batches discard words", "start --pipeline words"):

@@ -1,52 +1,248 @@
-"""`forebay status` when the driver log can't be reached: why, what goes on meanwhile, and the way out."""
+"""`forebay status` when something can't be reached: it answers in time, with what it has, why, and the way out."""
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import threading
+from contextlib import ExitStack, closing, contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+
+from orchestration.system_status import system_status
+from tests.cutting_proxy import CuttingProxy
+from tests.driver_log import make_log
+from tests.hanging_mount import HangingMountRefusedError, hanging_mount
+from tracker_store.block_stores import attach_block_store
+from tracker_store.engine import connect
+from tracker_store.leadership import read_leadership, take_leadership
+from tracker_store.processes import register_process
+from tracker_store.schema import ProcessKind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from orchestration.system_status import SystemStatus
 
-def status(home: Path, *arguments: str, database_url: str | None = None) -> tuple[int, str, str]:
+# The deadline of a look here, and what a loaded machine may need for it.
+SECONDS = 1.0
+BOUND = 20.0
+# For what is to answer: a loaded machine has time.
+PATIENT = 30.0
+
+
+def status(
+    home: Path, *arguments: str, database_url: str | None = None, block_store: Path | None = None
+) -> tuple[int, str, str]:
     """Exit code, standard output, and all that it says on one line."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
     # No line so long that a word is cut.
     environment |= {"FOREBAY_HOME": str(home), "COLUMNS": "1000"}
     if database_url is not None:
         environment["FOREBAY_DATABASE_URL"] = database_url
+    if block_store is not None:
+        environment["FOREBAY_BLOCK_STORE"] = str(block_store)
     done = subprocess.run(
         [sys.executable, "-m", "forebay.cli", "status", *arguments],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
+        timeout=60,
     )
     return done.returncode, done.stdout, " ".join((done.stdout + done.stderr).split())
 
 
-def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
+def look(url: str, root: Path | None = None, *, seconds: float = PATIENT) -> SystemStatus:
+    """Ask as the command does; the deadline is the caller's."""
+    roots = [] if root is None else [str(root)]
+    return system_status(lambda: url, seconds=seconds, batches=10, host="here", roots=roots)
+
+
+def reasons(found: SystemStatus) -> dict[str, str]:
+    return {missing.part: missing.reason for missing in found.unreachable}
+
+
+def test_a_server_that_refuses(tmp_path: Path) -> None:
     code, output, said = status(tmp_path, "--json", database_url="postgresql://nobody@127.0.0.1:1/none")
     assert code == 1
-    assert "the driver log can't be reached" in said
-    assert "Connection refused" in said
+    report: dict[str, Any] = json.loads(output)
+    [missing] = report.pop("unreachable")
+    assert missing["part"] == "driver log"
+    assert "Connection refused" in missing["reason"]
+    assert set(report.values()) == {None}, "a reader of the JSON takes no part for empty"
+
+    code, _, said = status(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none")
+    assert code == 1
+    assert "driver log can't be reached: connection to server" in said
     assert "go on by themselves" in said
     assert "check FOREBAY_DATABASE_URL" in said
-    assert output == "", "a reader of the JSON gets nothing that is none"
+
+
+def test_a_server_that_takes_connections_and_answers_nothing() -> None:
+    """So does one whose process was stopped: the kernel takes the connection for it."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        began = monotonic()
+        found = look(f"postgresql://nobody@127.0.0.1:{listener.getsockname()[1]}/none", seconds=SECONDS)
+        assert monotonic() - began < BOUND
+    assert reasons(found) == {"driver log": "no answer within 1.0 s"}
+
+
+def test_the_command_ends_though_its_threads_hang(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        url = f"postgresql://nobody@127.0.0.1:{listener.getsockname()[1]}/none"
+        code, _, said = status(tmp_path, "--within", "1", database_url=url)
+    assert code == 1
+    assert "driver log can't be reached: no answer within 1.0 s" in said
+
+
+def test_a_server_that_falls_silent_in_one_statement(database_url: str) -> None:
+    silent = threading.Event()
+
+    def decide(request: bytes) -> None:
+        if b"receiver_status" in request:
+            silent.wait(BOUND)
+
+    with CuttingProxy(database_url, decide) as proxy:
+        began = monotonic()
+        found = look(proxy.url, seconds=SECONDS * 4)
+        assert monotonic() - began < BOUND
+        silent.set()
+    assert found.receivers is None
+    assert reasons(found)["receivers"] == "no answer within 4.0 s"
+
+
+@contextmanager
+def locked(database_url: str, table: str) -> Iterator[None]:
+    """Another session holds the table, as a migration does."""
+    url = sa.make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with closing(psycopg2.connect(url)) as person, person.cursor() as cursor:
+        cursor.execute(sa.text(f"LOCK TABLE forebay.{table} IN ACCESS EXCLUSIVE MODE").text)
+        yield
+
+
+def test_a_locked_table_is_named_and_the_rest_is_shown(engine: sa.Engine, database_url: str) -> None:
+    with connect(engine) as connection:
+        make_log(connection)
+    with locked(database_url, "scaling_decisions"):
+        found = look(database_url, seconds=PATIENT / 3)
+    assert reasons(found) == {"scaling decisions": "canceling statement due to lock timeout"}
+    assert found.decisions is None
+    assert found.pipelines is not None
+    assert [row.pipeline for row in found.pipelines] == ["words"]
+
+
+def test_without_any_of_its_tables_it_answers_too(engine: sa.Engine, database_url: str) -> None:
+    with connect(engine) as connection:
+        make_log(connection)
+    with ExitStack() as stack:
+        for table in ("receivers", "blocks", "pipelines", "processes", "leadership", "block_stores"):
+            stack.enter_context(locked(database_url, table))
+        began = monotonic()
+        found = look(database_url, seconds=SECONDS * 2)
+        assert monotonic() - began < BOUND
+    assert found.pipelines is None
+    assert {"pipelines", "receivers", "leader", "agents"} <= set(reasons(found))
+    assert "driver log" not in reasons(found), "it is there, and only that is said that is so"
+
+
+def test_a_driver_log_without_a_schema_says_so(postgres_server: Any) -> None:  # noqa: ANN401  tests.postgres loads a driver
+    with postgres_server.database(migrated=False) as url:
+        found = look(url)
+    assert found.receivers is None
+    assert 'relation "forebay.receiver_status" does not exist' in reasons(found)["receivers"]
 
 
 def test_an_embedded_server_that_does_not_run(tmp_path: Path) -> None:
     (tmp_path / "postgres").mkdir()
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "postgres.log"
+    log.write_text('LOG:  starting\nFATAL:  could not write lock file "postmaster.pid": No space left on device\n')
     code, _, said = status(tmp_path)
     assert code == 1
     assert "the Postgres of this home does not run; `forebay up` starts it" in said
-    assert "postgres.log" in said
+    assert "No space left on device" in said
 
 
 def test_a_home_that_never_had_one(tmp_path: Path) -> None:
     code, _, said = status(tmp_path)
     assert code == 1
     assert "No driver log: run `forebay up`" in said
+
+
+def test_a_block_store_whose_mount_hangs(engine: sa.Engine, database_url: str, home: Path) -> None:
+    with ExitStack() as stack:
+        try:
+            root = stack.enter_context(hanging_mount(home / "blocks"))
+        except HangingMountRefusedError as error:
+            pytest.skip(str(error))
+        with connect(engine) as connection:
+            make_log(connection)
+        code, output, _ = status(home, "--within", "6", "--json", database_url=database_url, block_store=root)
+    assert code == 1
+    report = json.loads(output)
+    assert [missing["part"] for missing in report["unreachable"]] == [f"block store {root}"]
+    assert "no answer within" in report["unreachable"][0]["reason"]
+    assert [row["pipeline"] for row in report["pipelines"]] == ["words"]
+
+
+def test_a_block_store_that_is_not_the_one_that_this_host_attached(
+    engine: sa.Engine, database_url: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "blocks"
+    root.mkdir()
+    assert reasons(look(database_url, root)) == {}, "a host without receivers has attached none"
+    with connect(engine) as connection:
+        attach_block_store(connection, host="here", roots={"directory-1": str(root)})
+    assert reasons(look(database_url, root)) == {
+        f"block store {root}": "it has no identity, and this host attached directory-1 there: not mounted?"
+    }
+    (root / "_store").write_text("directory-1\n")
+    assert reasons(look(database_url, root)) == {}
+
+
+def test_a_control_plane_that_is_dead_shows(engine: sa.Engine, database_url: str, tmp_path: Path) -> None:
+    with connect(engine) as connection:
+        nobody = look(database_url).leader
+        assert nobody is not None
+        assert (nobody.holder, nobody.moves) == (None, False)
+        take_leadership(connection, seen=read_leadership(connection), holder="tracker on here")
+        agent = register_process(connection, kind=ProcessKind.AGENT, name="a", host="here", pid=1)
+    code, output, _ = status(tmp_path, "--json", database_url=database_url)
+    report = json.loads(output)
+    assert code == 0, "all was answered"
+    assert report["leader"]["holder"] == "tracker on here"
+    assert not report["leader"]["moves"]
+    assert [(row["name"], row["moves"]) for row in report["agents"]] == [("a", False)]
+    _, _, said = status(tmp_path, database_url=database_url)
+    assert "No tracker leads: tracker on here (term 1) has been silent for" in said
+    assert "Agent a on here has been silent for" in said
+
+    done = threading.Event()
+
+    def live() -> None:
+        while not done.wait(0.05):
+            with connect(engine) as connection:
+                connection.execute(sa.text("UPDATE forebay.leadership SET counter = counter + 1"))
+                connection.execute(
+                    sa.text("UPDATE forebay.processes SET heartbeat = heartbeat + 1 WHERE id = :id"), {"id": agent}
+                )
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        found = look(database_url)
+    finally:
+        done.set()
+        thread.join()
+    assert found.leader is not None
+    assert found.leader.moves
+    assert [row.moves for row in found.agents or []] == [True]

@@ -65,8 +65,8 @@ def test_o04_status_recommends_executors_by_how_long_batches_take(
 ) -> None:
     run_batches(engine, parts)
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
-    report = json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)
+    report = json.loads(CliRunner().invoke(app, ["status", "--within", "60", "--json"]).stdout)
     expected = {"pipeline": "words", "ratio": ratio, "batches": 2, "executors": executors}
     assert report["scaling"] == [expected]
-    shown = CliRunner().invoke(app, ["status"]).output
+    shown = CliRunner().invoke(app, ["status", "--within", "60"]).output
     assert ("by Spark Streaming's rule" in " ".join(shown.split())) == said

@@ -1,0 +1,100 @@
+"""Looks at several things that may hang, with one deadline for all.
+
+Owns the deadline and the list of what did not answer. It never waits longer, and never ends a look that hangs: a
+stopped server or a dead mount keeps its thread, a daemon that ends with the process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy.exc import DBAPIError
+
+from tracker_store.errors import DriverLogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """A part that gave no answer, and why."""
+
+    part: str
+    reason: str
+
+
+class BoundedLooks:
+    """Starts looks in threads of their own, then collects what has answered by the deadline. One thread uses it."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`seconds` from now is the deadline; `clock` is monotonic, in seconds."""
+        self._seconds = seconds
+        self._clock = clock
+        self._deadline = clock() + seconds
+        self._looks: list[tuple[str, Future[Any], Future[Any] | None]] = []
+
+    def left(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self._deadline - self._clock())
+
+    def start(self, part: str, look: Callable[[], Found], *, needs: Future[Any] | None = None) -> Future[Found]:
+        """Run `look` in a thread; `part` names it for people.
+
+        needs: a look without whose answer this one has none, which is then not named a second time.
+        """
+        future: Future[Found] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(look())
+            except Exception as error:  # noqa: BLE001  whatever it is, the other looks go on
+                future.set_exception(error)
+
+        self._looks.append((part, future, needs))
+        threading.Thread(target=run, name=f"look at {part}", daemon=True).start()
+        return future
+
+    def unreachable(self) -> list[Unreachable]:
+        """Wait until every look has answered, at most until the deadline; return those that did not."""
+        wait([future for _, future, _ in self._looks], timeout=self.left())
+        return [
+            Unreachable(part, self._reason(future))
+            for part, future, needs in self._looks
+            if not _has_answer(future) and (needs is None or _has_answer(needs))
+        ]
+
+    def _reason(self, future: Future[Any]) -> str:
+        if not future.done():
+            return f"no answer within {self._seconds:.1f} s"
+        error = future.exception()
+        assert error is not None
+        return _said(error)
+
+
+def answer(future: Future[Found]) -> Found | None:
+    """What a look has found; None where it has not answered."""
+    return future.result() if _has_answer(future) else None
+
+
+def _has_answer(future: Future[Any]) -> bool:
+    return future.done() and future.exception() is None
+
+
+def _said(error: BaseException) -> str:
+    """The error as people read it, on one line: without a statement's text and without advice for its writers."""
+    if isinstance(error, DBAPIError):
+        said = str(error.orig)
+    elif isinstance(error, DriverLogError):
+        said = error.detail or str(error)
+    else:
+        said = str(error)
+    # Where in a statement it went wrong says nothing to who did not write it.
+    line = " ".join(said.partition("\nLINE ")[0].split())
+    return line if isinstance(error, DriverLogError | DBAPIError | OSError) else f"{type(error).__name__}: {line}"

@@ -1,0 +1,66 @@
+"""Looks with one deadline: what answers is had, and what hangs or fails is named."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+
+import psycopg2
+from sqlalchemy.exc import DBAPIError
+
+from orchestration.bounded_looks import BoundedLooks, Unreachable, answer
+from tests.polling import eventually
+from tracker_store.errors import DriverLogUnavailableError
+
+
+def raising(error: Exception) -> None:
+    raise error
+
+
+def test_one_that_hangs_takes_nothing_from_the_others() -> None:
+    never = threading.Event()
+    began = monotonic()
+    looks = BoundedLooks(1.0)
+    hangs = looks.start("mount", never.wait)
+    has = looks.start("leader", lambda: "one")
+    assert looks.unreachable() == [Unreachable("mount", "no answer within 1.0 s")]
+    assert monotonic() - began < 20, "the deadline is one second"
+    assert (answer(hangs), answer(has)) == (None, "one")
+    never.set()
+
+
+def test_what_fails_is_named_with_its_reason_on_one_line() -> None:
+    looks = BoundedLooks(60.0)
+    statement = DBAPIError(
+        "SELECT secrets", None, psycopg2.OperationalError("canceled\ndue to lock timeout\nLINE 1: ...\n")
+    )
+    for part, error in {
+        "driver log": DriverLogUnavailableError("connection refused"),
+        "receivers": statement,
+        "store": FileNotFoundError(2, "No such file or directory", "/blocks"),
+        "bug": KeyError("states"),
+    }.items():
+        looks.start(part, lambda error=error: raising(error))  # type: ignore[misc]
+    assert {missing.part: missing.reason for missing in looks.unreachable()} == {
+        "driver log": "connection refused",
+        "receivers": "canceled due to lock timeout",
+        "store": "[Errno 2] No such file or directory: '/blocks'",
+        "bug": "KeyError: 'states'",
+    }
+
+
+def test_what_needs_another_is_named_by_that_one_alone() -> None:
+    looks = BoundedLooks(60.0)
+    log = looks.start("driver log", lambda: raising(DriverLogUnavailableError("away")))
+    looks.start("receivers", log.result, needs=log)
+    assert [missing.part for missing in looks.unreachable()] == ["driver log"]
+
+
+def test_an_answer_after_the_deadline_is_none_of_this_report() -> None:
+    late = threading.Event()
+    looks = BoundedLooks(0.0)
+    found = looks.start("mount", lambda: late.wait(60))
+    assert looks.left() == 0
+    assert [missing.part for missing in looks.unreachable()] == ["mount"]
+    late.set()
+    eventually(found.done, "the look has ended")
