@@ -1,8 +1,10 @@
-"""How long nothing is registered after a `kill -9`: of a receiver, of a whole host, of the leading tracker.
+"""How long a system needs to recover after a `kill -9` of each of its processes.
 
-Run as ``python -m benchmarks.failover [--json] [--quick] [--rounds N]``; docs/reference/benchmarks.md says what each
-figure means. Everything is real: two hosts' agents as their users run them, two trackers, receiver processes, sockets,
-synced segments in a directory that both share, and the embedded durable server. All of it shares this machine.
+Run as ``python -m benchmarks.failover [--json] [--quick] [--rounds N] [--only FIGURE,FIGURE]``;
+docs/reference/benchmarks.md says what each figure means. Everything is real. Receiver, host and leader are killed among
+two hosts' agents and two trackers, with sockets, synced segments in a directory that both share, and the embedded
+durable server; driver, daemon, code server, agent and tracker in a `forebay up` (failover_system). All of it shares
+this machine.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Self
 
 import psutil
 
+from benchmarks.failover_system import system_failover
 from benchmarks.report import Report, machine, time_figure
 from benchmarks.server import Server, running_server
 from receiver_runtime.sources.socket_text import SocketText
@@ -30,11 +33,11 @@ from tracker_store.engine import connect
 from tracker_store.pipelines import apply_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-_ROUNDS = 20
-_QUICK_ROUNDS = 3
+_ROUNDS = 5
+_QUICK_ROUNDS = 1
 _LINES_PER_SECOND = 1000
 _BLOCK_INTERVAL = "200ms"
 _HOSTS = ("one", "two")
@@ -44,20 +47,47 @@ _DEADLINE_SECONDS = 90.0
 _POLL_SECONDS = 0.005
 
 _LEASE_SECONDS = 10.0
-_RECEIVER_AIM = 1.0
-_HOST_AIM = _LEASE_SECONDS + 2.0
-_TRACKER_AIM = 5.0
+# A process that is killed this long after its last heartbeat has its lease expire within about a second of that.
+_STOPPED_SECONDS = _LEASE_SECONDS - 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A figure: its name in the report, and the seconds that its median should not exceed."""
+
+    name: str
+    aim: float
+
+
+# Among two hosts, and in a whole `forebay up`.
+_HOST_FIGURES = {
+    "receiver": _Measured("receiver killed, to the next block", 1.0),
+    "expiring": _Measured("receiver killed as its lease expires, to the next block", 1.0),
+    "host": _Measured("host killed, to the next block elsewhere", _LEASE_SECONDS + 2.0),
+    "leader": _Measured("leading tracker killed, to the next decision", 5.0),
+}
+_SYSTEM_FIGURES = {
+    "driver": _Measured("batch driver killed, to the next batch", 15.0),
+    "daemon": _Measured("Dagster's daemon killed, to the next batch", 15.0),
+    "code-server": _Measured("Dagster's code server killed, to the next batch", 15.0),
+    "agent": _Measured("agent killed, to the next batch", 20.0),
+    "tracker": _Measured("tracker killed, to the next batch", 5.0),
+}
+FIGURES = {**_HOST_FIGURES, **_SYSTEM_FIGURES}
 
 
 @dataclass(slots=True)
 class Times:
-    """Seconds from each kill to what it is about, by round."""
+    """Seconds from each kill to what it is about, by figure and round."""
 
-    receiver: list[float] = field(default_factory=list)
-    host: list[float] = field(default_factory=list)
-    tracker: list[float] = field(default_factory=list)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
     # Between two blocks of a receiver that nobody touched, at most, while there was no leader.
     gap: list[float] = field(default_factory=list)
+
+    def add(self, report: Report, figure: str, seconds: float, detail: str = "") -> None:
+        """Take one round's time in, and show it."""
+        self.seconds.setdefault(figure, []).append(seconds)
+        report.console.print(f"  {figure}: {seconds:.2f} s{detail}")
 
 
 class _Processes:
@@ -139,13 +169,20 @@ class _Failover:
         """Give the connection back."""
         self._connection.close()
 
-    def kill_receiver(self) -> float:
-        """Of the process that receives; until its successor has registered what it received itself."""
+    def kill_receiver(self, *, expiring: bool = False) -> float:
+        """Of the process that receives; until its successor has registered what it received itself.
+
+        `expiring`: the process stood still before, so that its lease is over soon after the kill.
+        """
         epoch = self._epoch()
         [(pid,)] = self._rows(
             "SELECT p.pid FROM forebay.receivers r JOIN forebay.processes p ON p.id = r.process_id WHERE r.id = %s",
             self._steady,
         )
+        if expiring:
+            self._until("a heartbeat", self._heartbeat_moves(int(str(pid))))
+            os.kill(int(str(pid)), signal.SIGSTOP)
+            time.sleep(_STOPPED_SECONDS)
         at = time.perf_counter()
         os.kill(int(str(pid)), signal.SIGKILL)
         return self._until("a block of a new process", lambda: self._received_since(epoch)) - at
@@ -213,6 +250,15 @@ class _Failover:
         )
         return int(str(rows[0][0])) if rows else 0
 
+    def _heartbeat_moves(self, pid: int) -> Callable[[], bool]:
+        """Return a look that is true once the counter of the live process with this pid has moved."""
+
+        def counter() -> object:
+            return self._rows("SELECT heartbeat FROM forebay.processes WHERE pid = %s AND ended_at IS NULL", pid)
+
+        seen = counter()
+        return lambda: counter() != seen
+
     def _received_since(self, epoch: int) -> object:
         """A block that a process of a newer epoch received; what it salvaged does not count."""
         return self._rows(
@@ -261,9 +307,10 @@ def _environment(server: Server, home: Path) -> dict[str, str]:
     }
 
 
-def run(report: Report, server: Server, home: Path, rounds: int) -> Times:
-    """One of each kind a round, on a system that has come to rest before each."""
-    times = Times()
+def run_among_hosts(
+    report: Report, times: Times, server: Server, home: Path, *, rounds: int, figures: Sequence[str]
+) -> None:
+    """One of each of the figures a round, among two hosts, on a system that has come to rest before each."""
     with SteadySource(lines_per_second=_LINES_PER_SECOND) as source, SteadySource(lines_per_second=10) as other:
         _declare(server, source, other)
         source.send()
@@ -274,59 +321,94 @@ def run(report: Report, server: Server, home: Path, rounds: int) -> Times:
             processes.start_tracker()
             processes.start_tracker()
             with contextlib.closing(_Failover(server, processes)) as failover:
-                for number in range(rounds):
-                    failover.until_steady()
-                    times.receiver.append(failover.kill_receiver())
-                    failover.until_steady()
-                    times.host.append(failover.kill_host())
-                    failover.until_steady()
-                    decided, gap = failover.kill_leader()
-                    times.tracker.append(decided)
-                    times.gap.append(gap)
-                    report.console.print(
-                        f"  round {number + 1} of {rounds}: receiver {times.receiver[-1]:.2f} s, "
-                        f"host {times.host[-1]:.2f} s, tracker {decided:.2f} s, pause meanwhile {gap:.2f} s"
-                    )
+                for _ in range(rounds):
+                    for figure in figures:
+                        failover.until_steady()
+                        if figure == "leader":
+                            decided, gap = failover.kill_leader()
+                            times.gap.append(gap)
+                            times.add(report, figure, decided, f", the longest pause between two blocks {gap:.2f} s")
+                        elif figure == "host":
+                            times.add(report, figure, failover.kill_host())
+                        else:
+                            times.add(report, figure, failover.kill_receiver(expiring=figure == "expiring"))
                 failover.until_steady()
-    return times
 
 
-def measure(report: Report, server: Server, home: Path, rounds: int) -> None:
-    """All rounds, then the figures."""
-    report.section(f"{rounds} rounds: kill -9 of a receiver, of a host, of the leading tracker")
-    times = run(report, server, home, rounds)
-    for name, seconds, aim in (
-        ("receiver killed, to the next block", times.receiver, _RECEIVER_AIM),
-        ("host killed, to the next block elsewhere", times.host, _HOST_AIM),
-        ("leading tracker killed, to the next decision", times.tracker, _TRACKER_AIM),
-    ):
+def run_in_system(report: Report, times: Times, home: Path, *, rounds: int, figures: Sequence[str]) -> None:
+    """One of each of the figures a round, in one `forebay up` that has come to rest before each."""
+    with system_failover(home) as failover:
+        for _ in range(rounds):
+            for figure in figures:
+                latency = failover.steady_latency()
+                times.add(report, figure, failover.kill(figure), f" (undisturbed: {latency:.2f} s after its boundary)")
+
+
+def tell(report: Report, times: Times, figures: Sequence[str]) -> None:
+    """The figures of all rounds."""
+    for figure in figures:
+        measured, seconds = FIGURES[figure], times.seconds[figure]
         report.add(
-            time_figure(f"{name}, median", statistics.median(seconds), aim, peer_name="aim", unit="s", aim=1.0),
-            time_figure(f"{name}, longest", max(seconds), None, peer_name="", unit="s"),
+            time_figure(
+                f"{measured.name}, median",
+                statistics.median(seconds),
+                measured.aim,
+                peer_name="aim",
+                unit="s",
+                aim=1.0,
+            ),
+            time_figure(f"{measured.name}, longest", max(seconds), None, peer_name="", unit="s"),
         )
-    report.add(
-        time_figure("longest pause between blocks without a leader", max(times.gap), None, peer_name="", unit="s")
-    )
+    if times.gap:
+        report.add(
+            time_figure("longest pause between blocks without a leader", max(times.gap), None, peer_name="", unit="s")
+        )
     report.note(f"blocks are cut every {_BLOCK_INTERVAL}; a process is dead after {_LEASE_SECONDS:.0f} s of silence")
+    report.note("load average at the end: " + ", ".join(f"{load:.1f}" for load in psutil.getloadavg()))
+
+
+def _figures(value: str) -> list[str]:
+    wanted = [name.strip() for name in value.split(",")]
+    if unknown := [name for name in wanted if name not in FIGURES]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: give some of {', '.join(FIGURES)}")
+    return [name for name in FIGURES if name in wanted]
 
 
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.failover", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--quick", action="store_true", help=f"{_QUICK_ROUNDS} rounds: to see that it works")
+    parser.add_argument("--quick", action="store_true", help=f"{_QUICK_ROUNDS} of each: to see that it works")
     parser.add_argument("--rounds", type=int, default=None, help=f"how many of each kind (default {_ROUNDS})")
+    parser.add_argument(
+        "--only", type=_figures, default=list(FIGURES), help=f"some of the figures: {','.join(FIGURES)}"
+    )
     parser.add_argument("--directory", type=Path, help="where blocks and server go (default: the temporary folder)")
     arguments = parser.parse_args()
     rounds = arguments.rounds or (_QUICK_ROUNDS if arguments.quick else _ROUNDS)
-    with tempfile.TemporaryDirectory(prefix="forebay-benchmark-", dir=arguments.directory) as name:
-        home = Path(name)
-        # An embedded server that runs under an account of its own passes through here.
-        home.chmod(0o711)
-        with running_server(home) as server:
-            report = Report("failover", machine(postgres=server.version()))
-            measure(report, server, home, rounds)
+    among_hosts = [figure for figure in arguments.only if figure in _HOST_FIGURES]
+    in_system = [figure for figure in arguments.only if figure in _SYSTEM_FIGURES]
+    report = Report("failover", machine())
+    times = Times()
+    if among_hosts:
+        report.section(f"{rounds} rounds among two hosts: {', '.join(among_hosts)}")
+        with _directory(arguments.directory) as home, running_server(home) as server:
+            run_among_hosts(report, times, server, home, rounds=rounds, figures=among_hosts)
+    if in_system:
+        report.section(f"{rounds} rounds in a `forebay up`: {', '.join(in_system)}")
+        with _directory(arguments.directory) as home:
+            run_in_system(report, times, home, rounds=rounds, figures=in_system)
+    tell(report, times, arguments.only)
     report.print(as_json=arguments.json)
+
+
+@contextlib.contextmanager
+def _directory(parent: Path | None) -> Iterator[Path]:
+    """A new directory that an embedded server's own account can pass through."""
+    with tempfile.TemporaryDirectory(prefix="forebay-benchmark-", dir=parent, ignore_cleanup_errors=True) as name:
+        home = Path(name)
+        home.chmod(0o711)
+        yield home
 
 
 if __name__ == "__main__":

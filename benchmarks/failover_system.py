@@ -1,0 +1,140 @@
+"""How long a whole `forebay up` makes no batch after a `kill -9` of one of its processes.
+
+Each round waits until batches come regularly, kills one process, and measures the time until a batch is committed that
+has records received after the kill. It runs the system as users do: `forebay up` with a 2 s interval, an embedded
+server, and a source that sends 1,000 numbered lines/s. It must never help the system along after a kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import sqlalchemy as sa
+
+from tests.faults.numbered_source import NumberedSource
+from tests.faults.running_system import running_system
+from tracker_store.engine import connect
+from tracker_store.outage import SURVIVED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.faults.running_system import RunningSystem
+
+INTERVAL_SECONDS = 2.0
+DEADLINE_SECONDS = 240.0
+_POLL_SECONDS = 0.02
+# The system is at rest when this many batches in a row were committed within this time of their boundary.
+_STEADY_BATCHES = 4
+_STEADY_SECONDS = 4.0
+# How long at most to wait for that: a machine with other load may never be quick enough.
+_REST_SECONDS = 120.0
+# As long as the agent needs to have its spare processes again.
+_SETTLE_SECONDS = 8.0
+
+# The words of each command line by which its process is found.
+PROCESSES = {
+    "driver": ("forebay.cli batch-driver",),
+    "daemon": ("dagster._daemon",),
+    "code-server": ("dagster", "api", "grpc"),
+    "agent": ("forebay.cli agent",),
+    "tracker": ("forebay.cli tracker",),
+}
+# These are killed while a batch runs in the driver, which costs its attempt: the worst moment.
+_KILLED_IN_A_BATCH = frozenset({"driver", "agent"})
+
+_COMMITTED = sa.text(
+    "SELECT c.batch_time, extract(epoch FROM c.committed_at)::float8 AS at FROM forebay.output_commits c "
+    "JOIN forebay.batch_allocations a ON a.pipeline_id = c.pipeline_id AND a.batch_time = c.batch_time "
+    "JOIN forebay.blocks b ON b.receiver_id = a.receiver_id AND b.sequence <@ a.sequences "
+    # What a successor salvaged was received before.
+    "JOIN forebay.log_segments g ON g.id = b.segment_id AND g.epoch = b.epoch "
+    "WHERE c.batch_time > to_timestamp(:killed_at) AND b.added_at > to_timestamp(:killed_at) "
+    "ORDER BY c.committed_at LIMIT 1"
+)
+_LATEST = sa.text(
+    "SELECT extract(epoch FROM c.committed_at - c.batch_time)::float8 FROM forebay.output_commits c "
+    "WHERE c.batch_time > clock_timestamp() - interval '30 s' ORDER BY c.batch_time DESC LIMIT :batches"
+)
+
+
+class SystemFailover:
+    """Rounds on one running system, which heals after each."""
+
+    def __init__(self, system: RunningSystem) -> None:
+        self._system = system
+        self._random = random.Random(0)  # noqa: S311  spreads the kills over an interval
+        system.source.send()
+
+    def steady_latency(self) -> float:
+        """Wait until batches come regularly; return the mean seconds from boundary to commit."""
+        deadline = time.monotonic() + _REST_SECONDS
+        latencies: list[float] = []
+        while time.monotonic() < deadline:
+            with contextlib.suppress(*SURVIVED), connect(self._system.engine) as connection:
+                latencies = list(connection.execute(_LATEST, {"batches": _STEADY_BATCHES}).scalars())
+            if len(latencies) == _STEADY_BATCHES and max(latencies) <= _STEADY_SECONDS and self._is_complete():
+                break
+            time.sleep(INTERVAL_SECONDS / 4)
+        else:
+            self._system.until("every process runs and batches are committed", lambda: self._is_complete() or None)
+        time.sleep(_SETTLE_SECONDS + self._random.random() * INTERVAL_SECONDS)
+        return sum(latencies) / max(1, len(latencies))
+
+    def kill(self, name: str) -> float:
+        """Kill the process of this name; return the seconds until a batch has records received since."""
+        process = self._system.until(f"{name} runs", lambda: self._system.process(*PROCESSES[name]))
+        if name in _KILLED_IN_A_BATCH:
+            self._wait_for_batch()
+        killed_at, began = time.time(), time.monotonic()
+        process.send_signal(signal.SIGKILL)
+        self._system.until("the killed process is gone", lambda: not _lives(process), 30.0)
+        while time.monotonic() - began < DEADLINE_SECONDS:
+            with contextlib.suppress(*SURVIVED), connect(self._system.engine) as connection:
+                row = connection.execute(_COMMITTED, {"killed_at": killed_at}).one_or_none()
+                if row is not None:
+                    return float(row.at) - killed_at
+            time.sleep(_POLL_SECONDS)
+        raise TimeoutError(f"{name} was killed, and no batch came within {DEADLINE_SECONDS:.0f} s")
+
+    def _is_complete(self) -> bool:
+        with contextlib.suppress(*SURVIVED), connect(self._system.engine) as connection:
+            is_ready = connection.execute(
+                sa.text(
+                    "SELECT EXISTS (SELECT FROM forebay.batch_drivers d JOIN forebay.processes p "
+                    "ON p.id = d.process_id WHERE d.state = 'READY' AND p.ended_at IS NULL)"
+                )
+            ).scalar_one()
+            return bool(is_ready) and all(self._system.process(*words) for words in PROCESSES.values())
+        return False
+
+    def _wait_for_batch(self) -> None:
+        """Return just after a batch has begun to run."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        with connect(self._system.engine) as connection:
+            while not connection.execute(
+                sa.text("SELECT EXISTS (SELECT FROM forebay.batches WHERE state = 'RUNNING')")
+            ).scalar_one():
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"no batch ran within {DEADLINE_SECONDS:.0f} s")
+                time.sleep(_POLL_SECONDS / 4)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def system_failover(home: Path) -> Iterator[SystemFailover]:
+    """Start the system in `home`, with its source; stop it at the end."""
+    with NumberedSource() as source, running_system(home, source, FOREBAY_TRACKER_HTTP="127.0.0.1:0") as system:
+        yield SystemFailover(system)
