@@ -34,6 +34,7 @@ from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, Message, Run, Stop, encode, socket_pair
 from receiver_runtime.spare_process import encode_begin
 from tracker_store.engine import connect
+from tracker_store.leadership import end_leadership_of, holder_name
 from tracker_store.outage import SURVIVED, Outage
 from tracker_store.process_output import open_child_log
 from tracker_store.processes import (
@@ -44,7 +45,6 @@ from tracker_store.processes import (
     register_process,
 )
 from tracker_store.receivers import (
-    Placement,
     placements_on_agent,
     release_receivers_of_agent,
     report_event,
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from receiver_runtime.batch_drivers import BatchDrivers
+    from receiver_runtime.left_processes import LeftProcesses
 
 TICK_SECONDS = 0.5
 # So often between two ticks it looks whether a process has ended: that is not left for half a second.
@@ -161,6 +162,7 @@ class Agent:
         receivers_per_process: int = 1,
         spare_command: Sequence[str] | None = None,
         batch_drivers: BatchDrivers | None = None,
+        left_processes: LeftProcesses | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare an agent.
@@ -176,6 +178,8 @@ class Agent:
             receivers_per_process: how many may share a process; with 1 each is isolated from all others.
             spare_command: a process that waits for receivers (``spare_process``); None: there is none.
             batch_drivers: this host's; None: it has none.
+            left_processes: what an earlier agent in the same home has left, and where this one notes its own; None:
+                an agent that is killed is missed when its heartbeat is.
             clock: monotonic, in seconds.
         """
         self._engine = engine
@@ -188,8 +192,9 @@ class Agent:
         self._receivers_per_process = receivers_per_process
         self._spare_command = spare_command
         self._batch_drivers = batch_drivers
-        # Batch drivers' processes whose end the driver log does not know yet.
-        self._ended_pids: list[int] = []
+        self._left_processes = left_processes
+        # Processes that have ended, which the driver log does not know yet.
+        self._ended_pids: deque[int] = deque(maxlen=_MAX_REPORTS)
         self._least_batch_drivers = 0 if batch_drivers is None else batch_drivers.wanted
         # This host's share of the drivers that are wanted, and since when it is that.
         self._share, self._share_since = 1, clock()
@@ -213,6 +218,7 @@ class Agent:
             while not stop.is_set():
                 self._supervise_roles()
                 self._tend_batch_drivers()
+                self._look_at_left_processes()
                 try:
                     with connect(self._engine) as connection:
                         self._tick(connection)
@@ -235,6 +241,8 @@ class Agent:
                 return
 
     def _tick(self, connection: sa.Connection) -> None:
+        # What an earlier agent here had is given up before this one asks for work.
+        self._report_ended_pids(connection)
         if self._process_id is None:
             self._process_id = register_process(
                 connection,
@@ -252,7 +260,7 @@ class Agent:
             expired, self._process_id = self._process_id, None
             log.warning("the tracker declared this agent dead; registering anew", process_id=expired)
             return
-        self._reconcile(connection, placements_on_agent(connection, self._process_id))
+        self._reconcile(connection, self._process_id)
         if self._batch_drivers is not None and self._least_batch_drivers:
             # As many as it was started for, and more where batches take too long for those (O04); 0 stays 0.
             share = wanted_batch_drivers(connection, self._host)
@@ -261,9 +269,23 @@ class Agent:
             elif self._clock() - self._share_since >= STEADY_SECONDS:
                 self._batch_drivers.wanted = max(self._least_batch_drivers, share)
 
-    def _reconcile(self, connection: sa.Connection, placed: Sequence[Placement]) -> None:
+    def _reconcile(self, connection: sa.Connection, agent_id: int) -> None:
+        self._take_ended()
+        # Before anything is started in their place: from here on the leader can't find these processes silent, and take
+        # the receivers away from a successor that has not claimed them yet. Placements are read after it.
+        self._report_ended_pids(connection)
+        placed = placements_on_agent(connection, agent_id)
         wanted = {placement.receiver_id: placement.assignment for placement in placed}
         self._alone = {placement.receiver_id for placement in placed if placement.own_process}
+        for process in self._processes:
+            self._stop_unwanted(process, wanted)
+        self._start_wanted(wanted)
+        while self._reports:
+            self._reports[0](connection)
+            self._reports.popleft()
+
+    def _take_ended(self) -> None:
+        """Hear what each receiver process has said, and let go of those that have ended."""
         for process in list(self._processes):
             # In this order: what it said before its end is all heard after it.
             code = process.child.process.poll()
@@ -272,14 +294,8 @@ class Agent:
             if code is not None:
                 process.line.close()
                 self._processes.remove(process)
+                self._ended_pids.append(process.child.process.pid)
                 self._process_ended(process, code)
-            else:
-                self._stop_unwanted(process, wanted)
-        self._start_wanted(wanted)
-        self._report_ended_pids(connection)
-        while self._reports:
-            self._reports[0](connection)
-            self._reports.popleft()
 
     # -- the ends of receivers ---------------------------------------------------------------------------------------
 
@@ -541,27 +557,40 @@ class Agent:
                     history.backoff.reset()
                 delay = history.backoff.next_delay()
                 history.not_before = self._clock() + delay
+                self._ended_pids.append(child.process.pid)
                 del self._roles[role]
                 log.error("role ended", role=role, exit=_exit(code), restart_in=delay, last_lines=_tail(child.log_file))
             if self._clock() >= self._history(role).not_before:
                 self._roles[role] = self._start(role, command)
 
     def _tend_batch_drivers(self) -> None:
-        """What a driver was at that ended is said to be lost at once: its batch need not wait for the tracker."""
+        """What a driver was at that ended is said to be lost at once: its batch need not wait for the limit."""
         if self._batch_drivers is None:
             return
         self._ended_pids += self._batch_drivers.tick()
 
+    def _look_at_left_processes(self) -> None:
+        """Say at once what an earlier agent here could not: that it and its processes have ended."""
+        if self._left_processes is None:
+            return
+        if gone := self._left_processes.take_gone():
+            log.warning("processes of an agent that was killed are gone", pids=gone)
+            self._ended_pids += gone
+        children = [*(process.child for process in self._processes), *self._roles.values()]
+        drivers = [] if self._batch_drivers is None else self._batch_drivers.pids()
+        self._left_processes.note([*(child.process.pid for child in children), *drivers])
+
     def _report_ended_pids(self, connection: sa.Connection) -> None:
+        """End the rows of processes that are known to have ended: seen by their parent, or looked for and not found."""
+        machine = socket.gethostname()
         while self._ended_pids:
-            end_processes_of_pid(
-                # A batch run that it was in has its row too, under the host's own name.
-                connection,
-                hosts=[self._host, socket.gethostname()],
-                pid=self._ended_pids[0],
-                why=CRASHED,
-            )
-            del self._ended_pids[0]
+            pid = self._ended_pids[0]
+            # A batch run that it was in has its row too, under the machine's own name.
+            end_processes_of_pid(connection, hosts=[self._host, machine], pid=pid, why=CRASHED)
+            # A tracker has no row there. The next one then leads at once. Agents without one may lack the right to ask.
+            if self._role_commands and end_leadership_of(connection, holder_name(machine, pid)):
+                log.info("the leading tracker has ended", pid=pid)
+            self._ended_pids.popleft()
 
     def _start(self, name: str, command: Sequence[str], *, stdin: int = subprocess.PIPE) -> _Child:
         log_file = self._log_directory / f"{name}.log"
@@ -616,6 +645,8 @@ class Agent:
         try:
             with connect(self._engine) as connection:
                 self._report_ended_pids(connection)
+                if self._left_processes is not None:
+                    self._left_processes.forget()
                 release_receivers_of_agent(connection, agent_id=self._process_id, why="its agent was stopped")
                 deregister_process(connection, self._process_id)
         except SURVIVED as error:

@@ -111,6 +111,10 @@ class BatchDrivers:
                 driver.process.kill()
         return ended
 
+    def pids(self) -> list[int]:
+        """The pids of all that have not been found to have ended."""
+        return [driver.process.pid for driver in self._drivers]
+
     def drain(self) -> None:
         """Tell all to end; for an agent that has others to stop meanwhile."""
         for driver in self._drivers:

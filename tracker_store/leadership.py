@@ -67,6 +67,26 @@ def raise_counter(connection: sa.Connection, *, term: int) -> bool:
     return result is not None
 
 
+def holder_name(host: str, pid: int) -> str:
+    """Return the holder's name of a tracker in the process `pid` of `host`, the machine's own name."""
+    return f"{host}:{pid}"
+
+
+def end_leadership_of(connection: sa.Connection, holder: str) -> bool:
+    """Give up the term of a tracker whose process has ended, for its parent, which has seen it end.
+
+    Returns whether it led. Locks: the row.
+    """
+    with named_failures():
+        return (
+            connection.execute(
+                sa.text("UPDATE forebay.leadership SET holder = NULL, counter = counter + 1 WHERE holder = :holder"),
+                {"holder": holder},
+            ).rowcount
+            > 0
+        )
+
+
 def resign(connection: sa.Connection, *, term: int) -> None:
     """Give the term up at a clean stop, so that the next leader need not wait. Locks: the row."""
     with named_failures():

@@ -84,6 +84,7 @@ def agent(
     from receiver_runtime.agent import Agent  # noqa: PLC0415  other commands need none of it
     from receiver_runtime.batch_drivers import BatchDrivers  # noqa: PLC0415
     from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415
+    from receiver_runtime.left_processes import LeftProcesses  # noqa: PLC0415
     from receiver_runtime.store_attachment import attach  # noqa: PLC0415
 
     settings = Settings()
@@ -126,6 +127,7 @@ def agent(
         )
         if "batch-driver" in wanted
         else None,
+        left_processes=LeftProcesses(Path(settings.home) / "run" / "agent.processes", host=here),
     ).run(stop)
     engine.dispose()
 

@@ -129,6 +129,8 @@ class Child:
         None: ready as soon as it runs.
     ready_within: seconds; a process that is not ready by then is ended, and counts as failed.
     stop_signal, stop_grace: what ends it in order, and the seconds after which it is killed.
+    left_grace: seconds in which its own children may end after a process of the child's has ended unasked, before they
+        are killed and the next process is started. None: stop_grace.
     log_file: None: FOREBAY_HOME/logs/NAME.log.
     user, group: ids to run the command as; for guarded children only.
     """
@@ -144,6 +146,7 @@ class Child:
     restart: RestartPolicy = RestartPolicy()
     stop_signal: signal.Signals = signal.SIGTERM
     stop_grace: float = 10.0
+    left_grace: float | None = None
     log_file: Path | None = None
     user: int | None = None
     group: int | None = None
@@ -409,15 +412,19 @@ class _Runner(threading.Thread):
                 run_file.remove()
             return f"can't be started: {error}"
         detail = ""
+        ended_unasked = False
         try:
             self._move(ChildState.STARTING)
             self._emit(ChildEventKind.STARTED)
             detail = self._watch(process)
+            ended_unasked = not detail
         finally:
             self._end(process)
             code = process.wait()
             if process.stdin is not None:
                 process.stdin.close()
+            if ended_unasked and self.child.left_grace is not None:
+                run_file = replace(run_file, grace=self.child.left_grace)
             if left := run_file.end(self._at_once.is_set):
                 _log.info("ended what a child left behind", child=self.child.name, pids=left)
         code = code if code >= 0 else guard.SIGNAL_BASE - code

@@ -52,6 +52,8 @@ POSTGRES_READY_SECONDS = 600.0
 # Dagster compiles and imports for a while on a cold machine.
 DAGSTER_READY_SECONDS = 180.0
 AGENT_STOP_SECONDS = 45.0
+# Receivers that their agent has left need less to drain; a batch that takes longer is run again by the next attempt.
+AGENT_LEFT_SECONDS = 5.0
 # How often it looks whether `forebay stop` has stopped everything, and how long that is so before it ends.
 STOP_POLL_SECONDS = 1.0
 ENDS_AFTER_SECONDS = 2.0
@@ -201,6 +203,7 @@ class Services:
                     environment,
                     guarded=False,
                     stop_grace=AGENT_STOP_SECONDS,
+                    left_grace=AGENT_LEFT_SECONDS,
                 ),
                 Child(
                     "dagster-code-server",

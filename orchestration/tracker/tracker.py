@@ -20,7 +20,14 @@ from orchestration.tracker.rate_controller import RateController
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from tracker_store import batches
 from tracker_store.engine import connect
-from tracker_store.leadership import DeposedError, raise_counter, read_leadership, resign, take_leadership
+from tracker_store.leadership import (
+    DeposedError,
+    holder_name,
+    raise_counter,
+    read_leadership,
+    resign,
+    take_leadership,
+)
 from tracker_store.outage import SURVIVED, Outage
 from tracker_store.pipeline_states import advance_stops
 from tracker_store.pipelines import list_pipelines
@@ -68,7 +75,7 @@ class Tracker:
         self._cleaner = cleaner
         self._engine = engine
         self._clock = clock
-        self._name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self._name = name or holder_name(socket.gethostname(), os.getpid())
         self._heartbeat_limit = heartbeat_limit_seconds
         self._term: int | None = None
         self._leader_watch: CounterWatch[int] = CounterWatch(LEADERSHIP_LIMIT_SECONDS, clock)

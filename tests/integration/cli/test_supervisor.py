@@ -215,6 +215,31 @@ def test_a_stubborn_child_is_killed_after_its_grace(home: Path, mark: str, sleep
     assert marked(mark) == []
 
 
+def test_what_a_killed_child_left_does_not_hold_up_the_next_for_the_whole_grace(
+    home: Path, mark: str, sleeper: Callable[..., Child]
+) -> None:
+    stubborn_child = (
+        "import pathlib, signal, subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {STUBBORN!r}], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print('up', flush=True)\n"
+        "time.sleep(300)\n"
+    )
+    seen = Recorder()
+    with Supervisor(home, seen) as supervisor:
+        # No test waits for ten minutes: with the whole grace this one fails.
+        supervisor.start([sleeper("child", stubborn_child, guarded=False, stop_grace=600.0, left_grace=0.2)])
+        left = [process for process in marked(mark) if process.pid != supervisor.pid("child")]
+        pid = supervisor.pid("child")
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: seen.kinds("child").count(ChildEventKind.READY) == 2, "the next one")
+        assert not set(left) & set(marked(mark))
+        # Nor does a stop wait for it.
+        supervisor.stop(at_once=True)
+    assert marked(mark) == []
+
+
 def test_stop_at_once_from_another_thread_hurries(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
     with Supervisor(home) as supervisor:
         supervisor.start([sleeper(f"stubborn_{n}", STUBBORN, stop_grace=60, guarded=n > 0) for n in range(2)])

@@ -11,6 +11,7 @@ from orchestration.tracker.tracker import LEADERSHIP_LIMIT_SECONDS, Tracker
 from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tracker_store import batches
 from tracker_store.engine import connect
+from tracker_store.leadership import end_leadership_of, holder_name
 from tracker_store.processes import heartbeat, register_process
 from tracker_store.receivers import placements
 from tracker_store.schema import BatchState, ProcessKind, ReceiverState
@@ -83,6 +84,18 @@ def test_a_second_tracker_leads_only_when_the_first_stands_still(engine: sa.Engi
     # The first was only paused: its next tick tells it.
     first.tick(log.connection)
     assert first.term is None
+
+
+def test_a_leader_whose_process_was_seen_to_end_is_followed_at_once(engine: sa.Engine, log: Log, clock: Clock) -> None:
+    first, second = tracker(engine, clock, "here:1"), tracker(engine, clock, "here:2")
+    first.tick(log.connection)
+    second.tick(log.connection)
+    assert not end_leadership_of(log.connection, holder_name("here", 2)), "that one does not lead"
+    second.tick(log.connection)
+    assert second.term is None
+    assert end_leadership_of(log.connection, holder_name("here", 1))
+    second.tick(log.connection)
+    assert second.term == 2
 
 
 def test_a_silent_agents_receivers_move_and_a_beating_ones_stay(engine: sa.Engine, log: Log, clock: Clock) -> None:

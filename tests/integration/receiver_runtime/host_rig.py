@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from receiver_runtime.left_processes import LeftProcesses
+
 # As `forebay receiver`, but for one source: who starts to read from that takes the whole process down.
 _RUN = """
 import os
@@ -58,7 +60,14 @@ class HostRig:
     """Receivers of one stream each, by name; what they registered; and the processes that run them."""
 
     def __init__(
-        self, database_url: str, root: Path, *, receivers_per_process: int, poison_port: int = 0, spare: bool = False
+        self,
+        database_url: str,
+        root: Path,
+        *,
+        receivers_per_process: int,
+        poison_port: int = 0,
+        spare: bool = False,
+        left_processes: LeftProcesses | None = None,
     ) -> None:
         self._database_url = database_url
         self._poison_port = poison_port
@@ -75,6 +84,7 @@ class HostRig:
             log_directory=root / "logs",
             receivers_per_process=receivers_per_process,
             spare_command=self._program("--spare") if spare else None,
+            left_processes=left_processes,
         )
         self._thread = threading.Thread(target=self._agent.run, args=(self._stop,), name="agent")
 

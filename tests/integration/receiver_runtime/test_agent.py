@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -11,6 +14,7 @@ import sqlalchemy as sa
 from receiver_runtime import agent as agent_module
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.segment import IntactFrame
+from receiver_runtime.left_processes import LeftProcesses
 from receiver_runtime.sources.socket_text import SocketText
 from tests.integration.receiver_runtime.host_rig import HostRig, host_rig
 from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, NumberedSource
@@ -18,6 +22,12 @@ from tests.receiver_processes import eventually
 from tests.unread_bytes import unread_bytes
 from tracker_store.checks import check_data
 from tracker_store.engine import connect, create_engine
+from tracker_store.leadership import read_leadership, take_leadership
+from tracker_store.processes import end_processes_of_pid, expire_process, register_process
+from tracker_store.schema import ProcessKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def test_k04_an_exit_is_reported_with_the_last_lines_of_its_log_and_restarts_wait_ever_longer(
@@ -77,6 +87,92 @@ def test_the_spare_process_takes_over_from_one_that_was_killed(
     assert not any(process.is_running() for process in everybody)
     numbers = rig.numbers(receiver_id)
     assert numbers == sorted(set(numbers))
+
+
+def test_the_end_of_a_receiver_process_is_said_before_its_successor_starts(database_url: str, tmp_path: Path) -> None:
+    """So the leader can't expire it afterwards, and take the receiver from a successor that has not claimed it yet."""
+    with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1) as (rig, [receiver_id]):
+        rig.place(receiver_id)
+        rig.flow([receiver_id])
+        [killed] = rig.processes()
+        [before] = rig.execute("SELECT * FROM forebay.processes WHERE pid = :pid", pid=killed.pid)
+        killed.kill()
+        eventually(lambda: rig.epochs() == {receiver_id: 2}, "the second claim")
+        [ended] = rig.execute("SELECT * FROM forebay.processes WHERE id = :id", id=before.id)
+        [successor] = rig.execute("SELECT * FROM forebay.processes WHERE kind = 'receiver' AND id > :id", id=before.id)
+        assert ended.end_reason == "its process ended"
+        assert ended.ended_at <= successor.started_at
+
+        # As a leader does that has found it silent.
+        with connect(rig.engine) as connection:
+            term = take_leadership(connection, seen=read_leadership(connection), holder="the test")
+            assert term is not None
+            assert (
+                expire_process(connection, term=term, process_id=before.id, heartbeat=ended.heartbeat, why="silent")
+                == "moved"
+            )
+        rig.flow([receiver_id])
+        assert rig.epochs() == {receiver_id: 2}
+        assert rig.execute("SELECT assignment FROM forebay.receivers") == [(1,)]
+
+
+def test_a_successor_starts_under_the_assignment_that_the_leader_made_of_the_end(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader was faster: a successor under the assignment of before could only be refused, and was in the way."""
+
+    def after_the_leader(connection: sa.Connection, *, hosts: Sequence[str], pid: int, why: str) -> int:
+        # What the leader does, in the moment between the agent's look at the process and its word.
+        connection.execute(
+            sa.text("UPDATE forebay.receivers SET assignment = assignment + 1, state = 'SCHEDULED', process_id = NULL")
+        )
+        return end_processes_of_pid(connection, hosts=hosts, pid=pid, why=why)
+
+    with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1) as (rig, [receiver_id]):
+        rig.place(receiver_id)
+        rig.flow([receiver_id])
+        [killed] = rig.processes()
+        monkeypatch.setattr("receiver_runtime.agent.end_processes_of_pid", after_the_leader)
+        killed.kill()
+        eventually(lambda: rig.epochs() == {receiver_id: 2}, "the second claim")
+        monkeypatch.undo()
+        rig.flow([receiver_id])
+        assert "not ours to run" not in (tmp_path / "logs" / f"receiver-{receiver_id}.log").read_text()
+        assert rig.execute("SELECT assignment FROM forebay.receivers") == [(2,)]
+
+
+def test_an_agent_says_that_what_a_killed_one_left_is_gone_once_it_is(database_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "agent.processes"
+    sleeping = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
+    gone, living = sleeping
+    with ExitStack() as stack:
+        for process in sleeping:
+            assert process.stdin is not None
+            stack.callback(process.stdin.close)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        LeftProcesses(file, host="here").note([process.pid for process in sleeping])
+        rig = HostRig(database_url, tmp_path, receivers_per_process=1, left_processes=LeftProcesses(file, host="here"))
+        stack.callback(rig.engine.dispose)
+        with connect(rig.engine) as connection:
+            agent, receiver, elsewhere = (
+                register_process(connection, kind=kind, name="left", host=host, pid=pid)
+                for kind, host, pid in (
+                    (ProcessKind.AGENT, "here", gone.pid),
+                    (ProcessKind.RECEIVER, "here", living.pid),
+                    (ProcessKind.AGENT, "elsewhere", gone.pid),
+                )
+            )
+        gone.kill()
+        gone.wait()
+        rig.start()
+        stack.callback(rig.stop)
+        ended = "SELECT id FROM forebay.processes WHERE name = 'left' AND ended_at IS NOT NULL ORDER BY id"
+        eventually(lambda: rig.execute(ended) == [(agent,)], "the end of the one that is gone")
+        living.kill()
+        living.wait()
+        eventually(lambda: rig.execute(ended) == [(agent,), (receiver,)], "the end of the other one")
+        assert rig.execute("SELECT ended_at FROM forebay.processes WHERE id = :id", id=elsewhere) == [(None,)]
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="asks Linux what the receiver has read")
