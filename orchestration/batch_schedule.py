@@ -274,6 +274,18 @@ def _queue(rules: BatchRules, times: BatchTimes) -> Wait:
     )
 
 
+def wants_first_launch(batch: BatchRow) -> bool:
+    """Return whether the batch's next attempt may start now, and nobody has asked for its run yet.
+
+    Then Dagster has no run of that attempt, and nobody needs to look for one.
+    """
+    if batch.launch_attempt == batch.attempt + 1:
+        return False
+    return batch.state is BatchState.ALLOCATED or (
+        batch.state in (BatchState.FAILED, BatchState.BLOCKED) and batch.retry_due
+    )
+
+
 def _step(
     connection: sa.Connection, rules: BatchRules, batch: BatchRow, launcher: str, runs: Runs | None, term: int | None
 ) -> Launch | Wait | None:
@@ -282,7 +294,7 @@ def _step(
     if batch.state in (BatchState.FAILED, BatchState.BLOCKED) and not batch.retry_due:
         return _pause(rules, batch, runs)
     if runs is None:
-        if batch.state is not BatchState.ALLOCATED or batch.launch_attempt is not None:
+        if not wants_first_launch(batch):
             return Wait(f"batch {time} is {batch.state.value} and is looked after by the batch sensor")
         return _take(connection, rules, batch.batch_time, Launch(time, batch.attempt + 1), launcher, term)
     running = batch.state is BatchState.RUNNING

@@ -1,12 +1,13 @@
 """Pushes batches: the leading tracker launches the next run itself, without waiting for a sensor's tick.
 
-Dagster's sensors tick every 5 s. So batches of intervals below 10 s are pushed at their boundary, and any batch whose
-boundary had passed when the batch before it finished. It decides nothing of its own: what is due is
-``batch_schedule``'s to say, and a launch is taken in the driver log before Dagster is asked. The run has the key and
-the tags of one that the batch sensor launches, so that the sensor, which stays the catch-up, never makes a second.
+Dagster's sensors tick every 5 s. So batches of intervals below 10 s are pushed at their boundary, any batch whose
+boundary had passed when the batch before it finished, and a batch's next attempt when it is due. It decides nothing:
+what is due is ``batch_schedule``'s to say, and a launch is taken in the driver log before Dagster is asked. The run has
+the key and the tags of one that the batch sensor launches, so that the sensor, which stays the catch-up, never makes a
+second.
 
 In an instance that Forebay did not set up there is no pusher. It must never launch for a sensor that a person has
-stopped, nor for code whose declaration is not the one that is applied, nor try anything twice: what failed, what has no
+stopped, nor for code whose declaration is not the one that is applied, nor ask for an attempt's run twice: what has no
 answer, and what needs a look at Dagster's runs is the sensor's.
 """
 
@@ -27,6 +28,7 @@ from orchestration.batch_schedule import (
     next_steps,
     sensor_name,
     stands_still,
+    wants_first_launch,
 )
 from orchestration.tracker.dagster_client import DagsterError, DagsterUnansweredError
 from tracker_store.batches import unfinished_batches
@@ -36,7 +38,6 @@ from tracker_store.leadership import DeposedError
 from tracker_store.outage import SURVIVED, Outage
 from tracker_store.pipelines import list_pipelines, list_streams
 from tracker_store.received_block_tracker import batch_times
-from tracker_store.schema import BatchState
 
 if TYPE_CHECKING:
     import threading
@@ -58,7 +59,8 @@ SENSOR_FIRST = timedelta(seconds=1)
 SENSORS_SECONDS = 2.0
 SENSORS_LIMIT_SECONDS = 6.0
 FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 30.0
+# A request that is refused costs milliseconds; while Dagster's code server starts again, a longer pause is all delay.
+LONGEST_PAUSE_SECONDS = 5.0
 # So long after it was taken a launch is still asked for: with the request's own bound its lease is not over by then.
 ASK_WITHIN_SECONDS = 5.0
 # At one boundary many pipelines may have a batch.
@@ -93,9 +95,9 @@ class _Push:
 
 
 def _is_unlaunched(connection: sa.Connection, rules: BatchRules) -> bool:
-    """Whether a batch was allocated, and whoever did that has not launched it (it was killed, or deposed)."""
+    """Return whether a batch waits whose run nobody has asked for: its attempt failed, or its launcher was killed."""
     return any(
-        batch.state is BatchState.ALLOCATED and batch.launch_attempt is None
+        wants_first_launch(batch)
         for batch in unfinished_batches(connection, rules.pipeline_id, limit=rules.concurrent_batches)
     )
 

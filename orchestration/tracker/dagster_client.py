@@ -39,6 +39,15 @@ query RunStatus($runId: ID!) {
   runOrError(runId: $runId) { __typename ... on Run { status } ... on Error { message } }
 }
 """
+_RUNS = """
+query RunsWithTags($tags: [ExecutionTag!]!) {
+  runsOrError(filter: {tags: $tags}, limit: 1) {
+    __typename
+    ... on Runs { results { runId } }
+    ... on Error { message }
+  }
+}
+"""
 _LAUNCH = """
 mutation LaunchBatch($params: ExecutionParams!) {
   launchRun(executionParams: $params) {
@@ -60,6 +69,10 @@ class DagsterUnreachableError(DagsterError):
 
 class DagsterUnansweredError(DagsterError):
     """There was no answer that says what happened: there may be a run, or not."""
+
+
+class LaunchFailedError(DagsterUnansweredError):
+    """The launch ended with an error in Dagster, which may have made a run before."""
 
 
 class LaunchRefusedError(DagsterError):
@@ -122,7 +135,24 @@ class DagsterClient:
             _RUN_KEY_TAG: launch.run_key,
             _SENSOR_NAME_TAG: sensor_name(pipeline),
         }
-        return self.launch_job(sensor, job_name(pipeline), launch.run_config(pipeline), tags)
+        try:
+            return self.launch_job(sensor, job_name(pipeline), launch.run_config(pipeline), tags)
+        except LaunchFailedError as error:
+            # Its answer was its last act: a run that is not there now does not come.
+            if self._has_run(tags):
+                raise
+            raise LaunchRefusedError(f"{error}; there is no run") from error
+
+    def _has_run(self, tags: Mapping[str, str]) -> bool:
+        """Return whether there is a run with all of these tags. Raises DagsterUnansweredError."""
+        wanted = [{"key": key, "value": value} for key, value in tags.items()]
+        try:
+            answer = self._ask(_RUNS, {"tags": wanted})["runsOrError"]
+        except DagsterUnreachableError as error:
+            raise DagsterUnansweredError(str(error)) from error
+        if "results" not in answer:
+            raise DagsterUnansweredError(f"{answer['__typename']}: {answer.get('message', '')}")
+        return bool(answer["results"])
 
     def run_status(self, run_id: str) -> str:
         """A run's status, as Dagster has it, such as STARTED or SUCCESS. Raises DagsterError."""
@@ -150,7 +180,7 @@ class DagsterClient:
         said = f"{answer['__typename']}: {answer.get('message', '')}"
         if answer["__typename"] == "PythonError":
             # It may have come between the making of the run and its start.
-            raise DagsterUnansweredError(said)
+            raise LaunchFailedError(said)
         raise LaunchRefusedError(said)
 
     def _ask(self, query: str, variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from tracker_store.leadership import DeposedError, read_leadership, take_leaders
 from tracker_store.pipelines import get_pipeline
 from tracker_store.received_block_tracker import batch_times
 from tracker_store.receivers import placements
-from tracker_store.schema import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,7 +244,9 @@ def test_nothing_is_pushed_for_a_sensor_that_does_not_run_the_applied_code(
     assert batches.oldest_unfinished_batch(connection, row.pipeline_id) is None
 
 
-def test_a_batch_that_failed_is_left_to_the_sensor(engine: sa.Engine, connection: sa.Connection) -> None:
+def test_the_next_attempt_at_a_batch_is_pushed_once_when_it_is_due(
+    engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
     pipeline = declare()
     [time] = behind(connection, pipeline)
     dagster = FakeDagster(pipeline)
@@ -260,13 +261,40 @@ def test_a_batch_that_failed_is_left_to_the_sensor(engine: sa.Engine, connection
         run_id="the-run",
         error="x",
         max_attempts=3,
-        retry_after=timedelta(0),
+        retry_after=timedelta(minutes=4),
     )
     pushing.turn(connection, term)
-    assert len(dagster.launched) == 1
-    batch = batches.get_batch(connection, row.pipeline_id, time)
-    assert batch is not None
-    assert batch.state is BatchState.FAILED
+    assert dagster.launched == [f"{time.isoformat()}:1"], "it is not due"
+    connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))
+    pushing.turn(connection, term)
+    pushing.turn(connection, term)
+    assert dagster.launched == [f"{time.isoformat()}:1", f"{time.isoformat()}:2"]
+    assert "is asked for by tracker a" in tick(connection, pipeline, instance).reason
+
+
+def test_an_attempt_that_the_sensor_has_asked_for_is_not_pushed(
+    engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    pipeline = declare()
+    [time] = behind(connection, pipeline)
+    assert tick(connection, pipeline, instance).launches
+    row = get_pipeline(connection, pipeline.name)
+    batches.fail_attempt(
+        connection,
+        pipeline_id=row.pipeline_id,
+        batch_time=time,
+        attempt=1,
+        run_id="the-run",
+        error="x",
+        max_attempts=3,
+        retry_after=timedelta(0),
+    )
+    assert [launch.attempt for launch in tick(connection, pipeline, instance).launches] == [2]
+    # Whatever became of it: to look for it in Dagster is the sensor's.
+    connection.execute(sa.text("UPDATE forebay.batches SET launched_at = launched_at - interval '1 hour'"))
+    dagster = FakeDagster(pipeline)
+    pusher(engine, dagster).turn(connection, lead(connection))
+    assert dagster.launched == []
 
 
 def test_a_short_interval_is_pushed_at_its_boundary(engine: sa.Engine, connection: sa.Connection) -> None:
@@ -364,4 +392,4 @@ def test_a_dagster_that_refuses_is_asked_ever_less_often(
     while now < 60:
         pushing.turn(connection, term)
         now += 0.5
-    assert len(refused) < 8
+    assert len(refused) < 16

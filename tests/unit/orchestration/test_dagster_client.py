@@ -43,7 +43,11 @@ class Answering(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.asked.append({"path": self.path, **json.loads(self.rfile.read(int(self.headers["Content-Length"])))})
-        body = self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
+        answer = self.answer
+        if isinstance(answer, tuple):
+            # One after the other.
+            answer = answer[len(self.asked) - 1]
+        body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -71,7 +75,7 @@ def webserver(answer: object) -> Iterator[tuple[DagsterClient, list[dict[str, An
 def test_what_is_asked_is_in_dagsters_schema() -> None:
     """Dagster is pinned: a release that changes it fails here."""
     schema = create_schema().graphql_schema
-    for query in (dagster_client._SENSORS, dagster_client._LAUNCH, dagster_client._STATUS):
+    for query in (dagster_client._SENSORS, dagster_client._LAUNCH, dagster_client._STATUS, dagster_client._RUNS):
         assert validate(schema, parse(query)) == []
 
 
@@ -169,12 +173,33 @@ def test_no_answer_in_time_is_unknown() -> None:
             client.launch(SENSOR, "words", LAUNCH)
 
 
+LOST = {"data": {"launchRun": {"__typename": "PythonError", "message": "lost"}}}
+
+
+@pytest.mark.parametrize(
+    ("runs", "error"),
+    [
+        ({"data": {"runsOrError": {"__typename": "Runs", "results": []}}}, LaunchRefusedError),
+        ({"data": {"runsOrError": {"__typename": "Runs", "results": [{"runId": "r1"}]}}}, DagsterUnansweredError),
+        ({"data": {"runsOrError": {"__typename": "PythonError", "message": "too"}}}, DagsterUnansweredError),
+        (b"<html>502</html>", DagsterUnansweredError),
+    ],
+)
+def test_a_launch_that_failed_is_looked_for(runs: object, error: type[Exception]) -> None:
+    """Dagster's code server is away, say: without a run of it the launch need not wait until its lease is over."""
+    with webserver((LOST, runs)) as (client, asked), pytest.raises(error) as raised:
+        client.launch(SENSOR, "words", LAUNCH)
+    assert isinstance(raised.value, DagsterUnansweredError) == (error is DagsterUnansweredError)
+    tags = {tag["key"]: tag["value"] for tag in asked[1]["variables"]["tags"]}
+    assert tags["dagster/run_key"] == LAUNCH.run_key
+    assert tags["forebay/pipeline"] == "words"
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
         ({"data": {"launchRun": {"__typename": "PipelineNotFoundError", "message": "no job"}}}, LaunchRefusedError),
         ({"data": {"launchRun": {"__typename": "RunConfigValidationInvalid"}}}, LaunchRefusedError),
-        ({"data": {"launchRun": {"__typename": "PythonError", "message": "lost"}}}, DagsterUnansweredError),
         ({"errors": [{"message": "no such field"}]}, DagsterUnansweredError),
         ({"data": None, "errors": []}, DagsterUnansweredError),
         (b"<html>502</html>", DagsterUnansweredError),
