@@ -312,7 +312,7 @@ class Agent:
             case Ended(receiver_id, _, code, reason):
                 process.strays.discard(receiver_id)
                 member = process.members.pop(receiver_id, None)
-                if code is ExitCode.FAILED:
+                if code in (ExitCode.FAILED, ExitCode.STUCK):
                     # Nobody can say what its code still does there.
                     process.strays.add(receiver_id)
                 if member is not None:
@@ -329,6 +329,10 @@ class Agent:
             history.refused_assignment = member.assignment
             log.warning("receiver was fenced", receiver_id=receiver_id, assignment=member.assignment, reason=reason)
         else:
+            if code is ExitCode.STUCK:
+                # Its process ends for it: not again together with receivers that have done nothing.
+                history.suspicion = self._suspicion(history) + 1
+                history.last_crash = self._clock()
             # It failed in good order: it has told the driver log why, and took nobody with it. Where that is for good,
             # its row is FAILED and it is not placed here any more.
             delay = self._count_crash(history, member)

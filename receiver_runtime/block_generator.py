@@ -50,7 +50,8 @@ _SMALL_CHUNK_BYTES = 256 * 1024
 _PORTION_RECORDS = 1024
 _PORTION_BYTES = 1024 * 1024
 _PUSH_FIRST_DELAY = 0.1
-_PUSH_LONGEST_DELAY = 30.0
+# Everything is acknowledged within a minute of the disk's return, however long it was full.
+_PUSH_LONGEST_DELAY = 10.0
 _IDLE_SECONDS = 1.0
 # A timer that is shared cuts and encodes no more than this itself: that takes some microseconds.
 _CUT_ON_TIMER_BYTES = 32 * 1024
@@ -235,6 +236,11 @@ class BlockGenerator:
         """Blocks on the queue."""
         with self._changed:
             return len(self._queue)
+
+    @property
+    def holds_data(self) -> bool:
+        """Whether something is on its way to being pushed, or is being pushed. Takes no lock, and may be late."""
+        return bool(self._buffer.records or self._cutting or self._held or self._queue or self._current)
 
     def start(self) -> None:
         """Begin to tick and to push (B01). Raises GeneratorStateError unless Initialized."""

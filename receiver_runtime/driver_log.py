@@ -14,6 +14,7 @@ import structlog
 
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.clock import Clock, SystemClock
+from receiver_runtime.progress import Progress
 from tracker_store.blocks import known_keys, open_partition
 from tracker_store.dead_letters import add_dead_letters
 from tracker_store.engine import connect
@@ -65,8 +66,18 @@ class DriverLog:
     Only statements that may be repeated belong here: each of them changes nothing when it was already done.
     """
 
-    def __init__(self, engine: sa.Engine, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        clock: Clock | None = None,
+        progress: Progress | None = None,
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`progress`: told of each call that failed. `on_answer`: called for each one that was answered."""
         self._engine = engine
+        self._progress = progress or Progress()
+        self._on_answer = on_answer
         self._clock = clock or SystemClock()
         self._wakened = threading.Condition()
         self._gave_up = False
@@ -105,6 +116,7 @@ class DriverLog:
             try:
                 answer = self.once(statement)
             except TRANSIENT as error:
+                self._progress.failed(f"the driver log does not {what}: {error}")
                 delay = backoff.next_delay()
                 if backoff.failures == 1:
                     _log.warning("the driver log is away, trying again", call=what, error=str(error))
@@ -112,6 +124,7 @@ class DriverLog:
                     told = True
                     listener.on_driver_log_away(what, error)
             else:
+                self._on_answer()
                 if backoff.failures:
                     _log.info("the driver log is back", call=what, attempts=backoff.failures + 1)
                 if listener is not None and told:

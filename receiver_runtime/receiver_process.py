@@ -37,8 +37,9 @@ from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.driver_log import DriverLog, GivenUpError, ReceiverDriverLog
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, Message, Run, Stop, encode
+from receiver_runtime.progress import Progress, ProgressWatchdog
 from receiver_runtime.receiver_start import prepare_receiver
-from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor
+from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor, progress_limit
 from receiver_runtime.receivers.reading_loop import ReadingLoop
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
 from receiver_runtime.replica_reports import ReplicaReports
@@ -48,7 +49,7 @@ from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.status_reporter import ReceiverReporter, StatusReporter
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tracker_store.blocks import Claim, claim, newest_epoch
-from tracker_store.engine import create_engine
+from tracker_store.engine import connect_once, create_engine
 from tracker_store.errors import (
     ClaimBusyError,
     ClaimLostError,
@@ -60,6 +61,7 @@ from tracker_store.processes import ProcessExpiredError, deregister_process, hea
 from tracker_store.receivers import (
     NoSuchReceiverError,
     get_receiver,
+    give_up_receiver,
     report_event,
     set_receiver_state,
 )
@@ -70,6 +72,8 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from receiver_runtime.progress import Watched
+
 _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
@@ -78,9 +82,17 @@ _CLAIM_ATTEMPTS = 5
 _PARENT_GONE_SECONDS = 10.0
 # So many receivers start at a time: each asks the driver log a handful of questions, on few connections.
 _STARTING_AT_ONCE = 4
+# So long the other receivers of a process that is to be replaced have to drain, and the driver log to be told.
+_LAST_SECONDS = 10.0
+_LAST_LINE_SECONDS = 1.0
 # With hundreds of threads, each that waits for its turn wakes this often to ask for it: at Python's 5 ms that alone
 # took the whole machine. What they do between two waits is short, so that nobody holds a turn for as long.
 _SWITCH_SECONDS = 0.05
+
+
+#: An event, and a line in the log.
+STUCK_MESSAGE = "the receiver is stuck, its process ends and is replaced"
+_REPLACED = "another process takes over and salvages what this one has stored"
 
 
 class _NotOursError(Exception):
@@ -149,8 +161,15 @@ class _ReceiverProcess:
     """The receivers that run here, by id. A receiver is in ``_lives`` from its acceptance to its end."""
 
     def __init__(
-        self, engine: sa.Engine, *, block_store: str, host: str, tell_agent: Callable[[Message], None]
+        self,
+        engine: sa.Engine,
+        *,
+        block_store: str,
+        host: str,
+        tell_agent: Callable[[Message], None],
+        exit_process: Callable[[int], object] = os._exit,
     ) -> None:
+        self._exit_process = exit_process
         self._engine = engine
         self._block_store = block_store
         self._host = host
@@ -160,6 +179,7 @@ class _ReceiverProcess:
         # Everything below is under this lock.
         self._changed = threading.Condition()
         self._shared: _Shared | None = None
+        self._watchdog = ProgressWatchdog(self._watched, self._on_stuck)
         self._lives: dict[int, _ReceiverLife] = {}
         self._ended: list[Ending] = []
         # Endings that the agent is being told of.
@@ -229,6 +249,66 @@ class _ReceiverProcess:
             lives = list(self._lives.values())
         return {life.receiver_id: queued for life in lives if (queued := life.queued()) is not None}
 
+    # -- the watchdog's thread: takes no lock and writes no line, for what hangs may hold it -------------------------
+
+    def _watched(self) -> Sequence[_ReceiverLife]:
+        return list(self._lives.values())
+
+    def _on_stuck(self, stuck: Sequence[Watched]) -> None:
+        """Have those that are stuck reported and the others drained, for a limited time; then end, whatever hangs."""
+        self._closing = True
+        lives = [life for life in self._watched() if life in stuck]
+        done = threading.Semaphore(0)
+
+        def aside(action: Callable[[], None], name: str) -> None:
+            def act() -> None:
+                try:
+                    action()
+                except Exception as error:  # noqa: BLE001  the process ends all the same
+                    _log.warning("a process that is stuck could not do all at its end", what=name, error=str(error))
+                finally:
+                    done.release()
+
+            # Where there is no thread to be had, there is none to wait for.
+            with contextlib.suppress(RuntimeError, MemoryError):
+                threading.Thread(target=act, name=name, daemon=True).start()
+
+        deadline = self._clock.monotonic() + _LAST_SECONDS
+        aside(lambda: self._give_up(lives), "giving up")
+        aside(lambda: self._drain_others(lives, deadline), "draining")
+        for _ in range(2):
+            done.acquire(timeout=max(0.0, deadline - self._clock.monotonic()))
+        # Told last: from here on the agent starts another process for them, whether or not this one can end.
+        aside(lambda: self._tell_stuck(lives), "last line")
+        done.acquire(timeout=_LAST_LINE_SECONDS)
+        self._exit_process(ExitCode.STUCK)
+
+    def _give_up(self, lives: Sequence[_ReceiverLife]) -> None:
+        # A connection of its own: those of the pool may all be in hands that hang.
+        url = self._engine.url.render_as_string(hide_password=False)
+        process_id = None if self._shared is None else self._shared.process_id
+        try:
+            with connect_once(url, application_name="forebay receiver that is stuck") as connection:
+                for life in lives:
+                    if process_id is not None:
+                        life.give_up(connection, process_id)
+        finally:
+            for life in lives:
+                _log.error(STUCK_MESSAGE, receiver_id=life.receiver_id, reason=life.stuck_reason)
+
+    def _drain_others(self, lives: Sequence[_ReceiverLife], deadline: float) -> None:
+        others = [life for life in self._watched() if life not in lives]
+        for life in others:
+            reason = f"receiver {lives[0].receiver_id}, which shares this process, is stuck"
+            life.end(Ending(ExitCode.FAILED, reason, drained=True, again=True))
+        pause = threading.Event()
+        while any(life in others for life in self._watched()) and self._clock.monotonic() < deadline:
+            pause.wait(0.05)
+
+    def _tell_stuck(self, lives: Sequence[_ReceiverLife]) -> None:
+        for life in lives:
+            self._tell_agent(Ended(life.receiver_id, life.assignment, ExitCode.STUCK, life.stuck_reason))
+
     # -- the main thread ---------------------------------------------------------------------------------------------
 
     def run(self, receivers: Sequence[tuple[int, int]]) -> ExitCode:
@@ -276,9 +356,11 @@ class _ReceiverProcess:
         shared.reporter.start()
         shared.registrar.start()
         shared.reading_loop.start()
+        self._watchdog.start()
         return shared
 
     def _close(self, shared: _Shared) -> None:
+        self._watchdog.stop()
         shared.reading_loop.close()
         shared.block_threads.close()
         shared.reporter.stop()
@@ -333,12 +415,77 @@ class _ReceiverLife:
         self.receiver_id = receiver_id
         self.assignment = assignment
         self._on_ended = on_ended
+        #: For the watchdog.
+        self.progress = Progress()
         # Its own: to give up on one receiver's questions must not end another's.
-        self._driver_log = DriverLog(engine)
+        self._driver_log = DriverLog(engine, progress=self.progress, on_answer=self._on_answer)
+        # From its turn to start to the supervisor's: what an earlier process has stored is salvaged meanwhile.
+        self._starting = False
+        self._limit = ReceiverSettings().progress_timeout
         self._lock = threading.Lock()
         self._supervisor: ReceiverSupervisor | None = None
         self._reporter: ReceiverReporter | None = None
         self._wanted_end: Ending | None = None
+
+    # -- the watchdog's side (Watched) -------------------------------------------------------------------------------
+
+    @property
+    def progress_limit(self) -> float:
+        """Seconds without progress, while it holds data, that are too many."""
+        supervisor = self._supervisor
+        return self._limit if supervisor is None else supervisor.progress_limit
+
+    @property
+    def holds_data(self) -> bool:
+        """Whether something is to be salvaged, stored or registered. Takes no lock."""
+        supervisor = self._supervisor
+        return self._starting if supervisor is None else supervisor.holds_data
+
+    @property
+    def stuck_reason(self) -> str:
+        """For people."""
+        what = "starts" if self._supervisor is None else "holds data"
+        return f"stuck: it {what}, and nothing was done or even failed for {self.progress_limit:g} s; {_REPLACED}"
+
+    def on_hindered(self, seconds: float, why: str) -> None:
+        """Say so."""
+        supervisor = self._supervisor
+        if supervisor is not None:
+            supervisor.on_hindered(seconds, why)
+        else:
+            # Only the driver log keeps a receiver from its start, and that can't be told so now.
+            _log.warning("the receiver can't start", receiver_id=self.receiver_id, seconds=seconds, error=why)
+
+    def on_moving(self) -> None:
+        """Say so."""
+        supervisor = self._supervisor
+        if supervisor is not None:
+            supervisor.on_moving()
+
+    def give_up(self, connection: sa.Connection, process_id: int) -> None:
+        """In the driver log this process does not hold it any more."""
+        reason = self.stuck_reason
+        if give_up_receiver(
+            connection,
+            receiver_id=self.receiver_id,
+            assignment=self.assignment,
+            process_id=process_id,
+            reason=reason,
+        ):
+            report_event(
+                connection,
+                receiver_id=self.receiver_id,
+                epoch=0,
+                kind=ReceiverEventKind.ERROR,
+                message=STUCK_MESSAGE,
+                detail=reason,
+            )
+
+    def _on_answer(self) -> None:
+        if self._supervisor is None:
+            self.progress.made()
+
+    # ----------------------------------------------------------------------------------------------------------------
 
     def start(self, shared: _Shared) -> None:
         """Begin to live; returns at once."""
@@ -382,6 +529,7 @@ class _ReceiverLife:
     def _live(self, shared: _Shared) -> Ending:
         try:
             with shared.starting:
+                self._starting = True
                 supervisor = self._start(shared)
         except GivenUpError as error:
             return self._wanted_end or Ending(ExitCode.STOPPED, str(error), drained=True)
@@ -410,6 +558,7 @@ class _ReceiverLife:
             )
         source = parse_source(spec.source)
         settings = ReceiverSettings.of_row(spec.settings)
+        self._limit = progress_limit(settings)
         receiver = prepare_receiver(source, receiver_id=self.receiver_id, ask=self._ask)
         source_rule = receiver.source_rule or source.source_rule
         claimed = self._claim()
@@ -442,7 +591,9 @@ class _ReceiverLife:
             listener=ReplicaReports(self._reporter, receiver_id=self.receiver_id),
         )
         location = store_location(shared.host, store)
-        claimed = salvage(self._driver_log, store, claimed=claimed, location=location, clock=shared.clock)
+        claimed = salvage(
+            self._driver_log, store, claimed=claimed, location=location, clock=shared.clock, progress=self.progress
+        )
         rows = ReceiverDriverLog(
             self._driver_log,
             receiver_id=self.receiver_id,
@@ -461,6 +612,7 @@ class _ReceiverLife:
             max_failures=settings.write_ahead_log_max_failures,
             durable=settings.durability == "durable",
             clock=shared.clock,
+            progress=self.progress,
         )
         handler = BlockHandler(
             log,
@@ -490,6 +642,7 @@ class _ReceiverLife:
             threads=shared.block_threads,
             reading_loop=shared.reading_loop,
             clock=shared.clock,
+            progress=self.progress,
         )
         rows.tell(supervisor)
         with self._lock:

@@ -20,6 +20,7 @@ a receiver still does.
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,12 +36,14 @@ from receiver_runtime.block_generator import Block, BlockGenerator
 from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.progress import Progress
 from receiver_runtime.rate_limiter import RateLimiter
 from receiver_runtime.receiver_calls import HandOvers, WatchedCall, wait_for_calls
 from receiver_runtime.records import conform, to_batch
 from receiver_runtime.write_ahead_log import WriteAheadLogError
 from tracker_store.dead_letters import StoredDeadLetter
 from tracker_store.errors import DriverLogError, DuplicateKeysError, OffsetConflictError, ReceiverFencedError
+from tracker_store.receivers import HINDERED
 from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -62,11 +65,14 @@ _log = structlog.get_logger(__name__)
 
 
 _STORE_FIRST_DELAY = 0.1
-_STORE_LONGEST_DELAY = 30.0
+# Everything is acknowledged within a minute of the disk's return, however long it was full.
+_STORE_LONGEST_DELAY = 10.0
 # Dead letters in one write and one statement.
 _LETTERS_AT_ONCE = 1000
 # The hindrance of a disk that takes no blocks.
 _STORE = "store blocks"
+# And that of whatever it is that has lasted for long.
+_PROGRESS = "make progress"
 
 
 class SupervisorState(StrEnum):
@@ -126,6 +132,7 @@ class ReceiverSupervisor:
         reporter: of this receiver and epoch.
         threads: for its block generator, where it shares them with other receivers.
         reading_loop: for its quiet connections, likewise.
+        progress: of this receiver, where others count in it too.
     """
 
     def __init__(
@@ -148,8 +155,10 @@ class ReceiverSupervisor:
         reading_loop: ReadingLoop | None = None,
         clock: Clock | None = None,
         stream_name: str = "",
+        progress: Progress | None = None,
     ) -> None:
         self._receiver = receiver
+        self.progress = Progress() if progress is None else progress
         self._stream_id = stream_id
         self._stream_name = stream_name
         self._claim = claim
@@ -171,6 +180,8 @@ class ReceiverSupervisor:
             clock=self._clock,
         )
         self._hand_overs = HandOvers(self._clock)
+        # Which threads are storing something, or wait for their turn to.
+        self._storing = HandOvers(self._clock)
         self._generator = BlockGenerator(
             self,
             self._schema,
@@ -224,6 +235,7 @@ class ReceiverSupervisor:
             limit=settings.block_queue_size,
             on_steering=self._on_steering,
             listener=self,
+            progress=self.progress,
         )
         receiver.attach_supervisor(self)
 
@@ -244,6 +256,27 @@ class ReceiverSupervisor:
     def limiter(self) -> RateLimiter:
         """The rate limiter, for figures."""
         return self._limiter
+
+    @property
+    def progress_limit(self) -> float:
+        """Seconds without progress, while it holds data, that are too many."""
+        return progress_limit(self._settings)
+
+    @property
+    def holds_data(self) -> bool:
+        """Whether something is to be stored or registered. Takes no lock."""
+        return self._generator.holds_data or self._registration.has_unsettled or self._storing.any_since(math.inf)
+
+    def on_hindered(self, seconds: float, why: str) -> None:
+        """Operators see that it gets nothing done, and why; it goes on by itself (the watchdog, its own thread)."""
+        self._hinder(_PROGRESS, f"{HINDERED}: nothing stored or registered for {seconds:g} s: {why}")
+        self._reporter.event(
+            ReceiverEventKind.ERROR, "data is held and nothing of it could be stored or registered, trying on", why
+        )
+
+    def on_moving(self) -> None:
+        """It gets on again."""
+        self._clear(_PROGRESS)
 
     def start(self) -> None:
         """As ``run``, on a thread of its own; returns at once."""
@@ -411,6 +444,7 @@ class ReceiverSupervisor:
         """
         with self._push_lock:
             self._next_sequence = self._registration.go_on() + 1
+        self.progress.made()
 
     def wait_for_rate(self, records: int, nbytes: int) -> None:
         """Return when so many records may pass; for ``push_keyed``, which may have to push what has passed again."""
@@ -469,7 +503,9 @@ class ReceiverSupervisor:
         backoff = Backoff(_STORE_FIRST_DELAY, _STORE_LONGEST_DELAY)
         while True:
             try:
-                handles = self._store_dead_letters(letters)
+                with self._storing:
+                    handles = self._store_dead_letters(letters)
+                self.progress.made()
             except WriteAheadLogError as error:
                 # Not the receiver's to handle: it would drop the good lines that it read with this one.
                 self.report_error("a dead letter could not be stored, reading waits for it", error)
@@ -552,6 +588,7 @@ class ReceiverSupervisor:
         with self._changed:
             if self._refused is not None:
                 return
+        self.progress.failed(f"a block could not be stored: {_describe(error)}")
         self._hinder(_STORE, f"a block could not be stored, reading stops when the queue is full: {_describe(error)}")
         self.report_error("a block could not be stored, it is tried again", error)
         with suppress(Exception):
@@ -565,14 +602,15 @@ class ReceiverSupervisor:
     def _push(
         self, encoded: EncodedBlock, links: tuple[OffsetLink, ...] = (), keys: tuple[str, ...] | None = None
     ) -> Future[NewBlock]:
-        while True:
-            try:
-                return self._push_once(encoded, links, keys)
-            except DuplicateKeysError:
-                if keys is not None:
-                    raise
-            # Not its own fault: who has handed over the keys goes on at once.
-            self._registration.wait_until_it_goes_on()
+        with self._storing:
+            while True:
+                try:
+                    return self._push_once(encoded, links, keys)
+                except DuplicateKeysError:
+                    if keys is not None:
+                        raise
+                # Not its own fault: who has handed over the keys goes on at once.
+                self._registration.wait_until_it_goes_on()
 
     def _push_once(
         self, encoded: EncodedBlock, links: tuple[OffsetLink, ...], keys: tuple[str, ...] | None
@@ -594,6 +632,7 @@ class ReceiverSupervisor:
             except BaseException:
                 self._registration.release()
                 raise
+            self.progress.made()
             self._next_sequence += 1
             if links or keys:
                 block = replace(block, links=links, keys=keys or ())
@@ -888,6 +927,13 @@ class ReceiverSupervisor:
         if to not in TRANSITIONS[self._state]:
             raise SupervisorStateError(f"{self._state} -> {to}: {SupervisorStateError.__doc__}")
         self._state = to
+
+
+def progress_limit(settings: ReceiverSettings) -> float:
+    """Seconds without progress, while a receiver holds data, that are too many."""
+    # One write may take the block store's time-out, and so may the end of the segment before it; what has arrived may
+    # wait for its block to be cut.
+    return max(settings.progress_timeout, 2 * settings.block_store_timeout, 3 * settings.block_interval)
 
 
 class _UnfailingReporter:

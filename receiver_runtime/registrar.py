@@ -32,6 +32,7 @@ import structlog
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.driver_log import FIRST_DELAY, LONGEST_DELAY, TELL_AFTER, TRANSIENT
+from receiver_runtime.progress import Progress
 from tracker_store.blocks import AddOutcome, AddResult, NewBlock, Steering, add_blocks, raise_for_outcome
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogError, DuplicateKeysError, OffsetConflictError
@@ -139,6 +140,7 @@ class _Lane:
     on_steering: Callable[[Steering], None]
     listener: OutageListener | None
     registered_through: int
+    progress: Progress
     waiting: deque[_Waiting] = field(default_factory=deque)
     sent: list[_Waiting] = field(default_factory=list)
     reserved: int = 0
@@ -172,6 +174,11 @@ class Registration:
     def registered_through(self) -> int:
         """The newest sequence that is known to be registered."""
         return self._lane.registered_through
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether blocks wait for an answer. Takes no lock."""
+        return self._lane.unsettled > 0
 
     def reserve(self) -> None:
         """Wait for room for one more block, and keep it for the next `submit`.
@@ -291,6 +298,7 @@ class Registrar:
         limit: int,
         on_steering: Callable[[Steering], None] = lambda _: None,
         listener: OutageListener | None = None,
+        progress: Progress | None = None,
     ) -> Registration:
         """Take a receiver in, after its claim.
 
@@ -299,10 +307,11 @@ class Registrar:
             limit: blocks that may be here and not registered.
             on_steering: told what the receiver is to do, with an answer or heartbeat that says something new.
             listener: told when its blocks wait long, and then when they are answered.
+            progress: told of each call for its blocks, whether it was answered or failed.
         """
         if limit < 1:
             raise ValueError(f"a limit of {limit} blocks: give 1 or more")
-        lane = _Lane(receiver_id, limit, on_steering, listener, registered_through)
+        lane = _Lane(receiver_id, limit, on_steering, listener, registered_through, progress or Progress())
         lane.moved = threading.Condition(self._lock)
         with self._changed:
             if receiver_id in self._lanes:
@@ -441,10 +450,12 @@ class Registrar:
             lane.errors_alone = 0
             self._wait_no_more(lane)
             if result.outcome in _SETTLED:
+                lane.progress.made()
                 self._settle(lane)
             elif result.outcome is AddOutcome.AGAIN:
                 again = True
             else:
+                lane.progress.made()
                 try:
                     raise_for_outcome(result)
                 except DriverLogError as error:
@@ -457,6 +468,7 @@ class Registrar:
             self._not_before = self._clock.monotonic() + FIRST_DELAY / 10
 
     def _wait(self, lane: _Lane, began: float, error: Exception) -> None:
+        lane.progress.failed(f"the driver log does not {_REGISTER}: {error}")
         if lane.waits_since is None:
             lane.waits_since = began
         if (
@@ -527,6 +539,7 @@ class Registrar:
             self._one_by_one = deque(lane.receiver_id for lane in lanes)
             return
         lane = lanes[0]
+        lane.progress.failed(f"the driver log does not {_REGISTER}: {error}")
         lane.errors_alone += 1
         if lane.errors_alone < _ERRORS_ALONE:
             if self._one_by_one:

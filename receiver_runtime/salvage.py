@@ -58,6 +58,7 @@ from receiver_runtime.block_store.identity import identity_of
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
 from receiver_runtime.block_store.stores import replicas_of
 from receiver_runtime.clock import Clock, SystemClock
+from receiver_runtime.progress import Progress
 from tracker_store.blocks import AddOutcome, BlockHandle, Claim, NewBlock
 from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.errors import BlockConflictError, ReceiverFencedError, SequenceGapError
@@ -143,6 +144,7 @@ def salvage(
     claimed: Claim,
     location: str,
     clock: Clock | None = None,
+    progress: Progress | None = None,
 ) -> Claim:
     """Bring every unsealed segment of the receiver's earlier epochs to its end; returns the claim as it stands then.
 
@@ -151,12 +153,13 @@ def salvage(
         store: of the segments.
         claimed: answered, and nothing is added under it yet.
         location: of the store, as ``store_location`` gives it.
+        progress: told of each segment that was read, or could not be.
 
     Raises:
         ReceiverFencedError: the receiver was taken over meanwhile.
         GivenUpError: the process is ending. What was done stays done, and the next salvage goes on.
     """
-    work = _Salvage(driver_log, store, claimed, location, clock or SystemClock())
+    work = _Salvage(driver_log, store, claimed, location, clock or SystemClock(), progress or Progress())
     segments = driver_log.until_answered(
         "look for segments to salvage",
         lambda c: open_segments_before(c, receiver_id=claimed.receiver_id, epoch=claimed.epoch),
@@ -188,7 +191,9 @@ class _Salvage:
         claimed: Claim,
         location: str,
         clock: Clock,
+        progress: Progress,
     ) -> None:
+        self._progress = progress
         self._driver_log = driver_log
         self._store = store
         self._receiver_id = claimed.receiver_id
@@ -238,10 +243,12 @@ class _Salvage:
             except FileNotFoundError:
                 raise
             except (OSError, BlockStoreError) as error:
+                self._progress.failed(f"{segment.path} can't be read: {error}")
                 if attempt == _READ_ATTEMPTS:
                     raise _OutOfReachError(f"{segment.path} can't be read: {error}") from error
                 self._wait(_READ_DELAY * attempt)
             else:
+                self._progress.made()
                 for item in items:
                     _take(segment, item, found)
                 return

@@ -22,6 +22,7 @@ import structlog
 
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.clock import Clock, SystemClock
+from receiver_runtime.progress import Progress
 from tracker_store.blocks import BlockHandle
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class WriteAheadLog:
         max_segment_bytes: or before it would grow past this; a larger frame has a segment to itself.
         max_failures: attempts at one write, each in a new segment.
         durable: sync before a write returns.
+        progress: told of each attempt that failed.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class WriteAheadLog:
         max_failures: int = 3,
         durable: bool = True,
         clock: Clock | None = None,
+        progress: Progress | None = None,
     ) -> None:
+        self._progress = progress or Progress()
         self._store = store
         self._rows = rows
         self._directory = f"receiver-{receiver_id}"
@@ -152,6 +156,7 @@ class WriteAheadLog:
                         segment.skip_sync()
                 except (OSError, BlockStoreError) as error:
                     failures.append(str(error))
+                    self._progress.failed(f"a block could not be stored: {error}")
                     self._end_segment()
                     self._seal_waiting()
                     _log.warning("a write to the block store failed, using a new segment", error=str(error))

@@ -29,6 +29,10 @@ class ReceiverStoppedError(DriverLogError):
     """It is stopped, and would not start: let it run first, `forebay receivers start STREAM/N`."""
 
 
+#: How the reason begins of a receiver that holds data and has got nothing done for long, by a cause that is known.
+HINDERED = "hindered"
+
+
 @dataclass(frozen=True, slots=True)
 class ReceiverSpec:
     """What a receiver process needs to know. `source` and `settings` are the stream's declaration."""
@@ -234,6 +238,33 @@ def set_receiver_state(
                 "reason": reason,
                 "process": process_id,
                 "sources": [*sources, state.value],
+            },
+        ).scalar()
+    return row is not None
+
+
+def give_up_receiver(
+    connection: sa.Connection, *, receiver_id: int, assignment: int, process_id: int, reason: str
+) -> bool:
+    """Take a receiver from the process that holds it and is stuck; its agent starts another under the same assignment.
+
+    Locks: the receiver's row. False when that process does not hold it any more: another has it, or nobody should.
+    """
+    sources = [source.value for source, targets in RECEIVER_TRANSITIONS.items() if ReceiverState.SCHEDULED in targets]
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "UPDATE forebay.receivers SET state = 'SCHEDULED', reason = :reason, since = clock_timestamp(), "
+                "process_id = NULL "
+                "WHERE id = :id AND assignment = :assignment AND process_id = :process "
+                "AND state = ANY (CAST(:sources AS text[])) RETURNING id"
+            ),
+            {
+                "id": receiver_id,
+                "assignment": assignment,
+                "process": process_id,
+                "reason": reason,
+                "sources": sources,
             },
         ).scalar()
     return row is not None

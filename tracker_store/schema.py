@@ -62,8 +62,13 @@ class ReceiverState(StrEnum):
 RECEIVER_TRANSITIONS: Mapping[ReceiverState, frozenset[ReceiverState]] = {
     ReceiverState.INACTIVE: frozenset({ReceiverState.SCHEDULED}),
     ReceiverState.SCHEDULED: frozenset({ReceiverState.ACTIVE, ReceiverState.FAILED, ReceiverState.INACTIVE}),
-    ReceiverState.ACTIVE: frozenset({ReceiverState.PAUSED, ReceiverState.FAILED, ReceiverState.INACTIVE}),
-    ReceiverState.PAUSED: frozenset({ReceiverState.ACTIVE, ReceiverState.FAILED, ReceiverState.INACTIVE}),
+    # To SCHEDULED: its process is stuck, and the agent replaces it.
+    ReceiverState.ACTIVE: frozenset(
+        {ReceiverState.PAUSED, ReceiverState.FAILED, ReceiverState.INACTIVE, ReceiverState.SCHEDULED}
+    ),
+    ReceiverState.PAUSED: frozenset(
+        {ReceiverState.ACTIVE, ReceiverState.FAILED, ReceiverState.INACTIVE, ReceiverState.SCHEDULED}
+    ),
     ReceiverState.FAILED: frozenset({ReceiverState.INACTIVE}),
 }
 

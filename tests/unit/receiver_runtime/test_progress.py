@@ -1,0 +1,251 @@
+"""Who holds data and gets nothing done is hindered where a thread says why, and stuck where none does."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.process_control import Ended
+from receiver_runtime.progress import Progress, ProgressWatch, ProgressWatchdog, Verdict
+from receiver_runtime.receiver_process import _ReceiverLife, _ReceiverProcess
+from receiver_runtime.receiver_supervisor import progress_limit
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
+from tests.unit.receiver_runtime.rig import HandReceiver, batch, in_thread, rig
+from tests.unit.receiver_runtime.support import eventually
+from tracker_store.engine import create_engine
+from tracker_store.schema import ReceiverEventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pytest
+
+    from receiver_runtime.process_control import Message
+    from receiver_runtime.progress import Watched
+
+LIMIT = 60.0
+
+
+def verdicts(watch: ProgressWatch, looks: int, *, holds_data: bool = True) -> list[Verdict]:
+    return [watch.look(holds_data=holds_data, limit=LIMIT, seconds=1.0) for _ in range(looks)]
+
+
+def test_one_that_holds_nothing_may_do_nothing_for_ever() -> None:
+    watch = ProgressWatch(Progress())
+    assert set(verdicts(watch, 1000, holds_data=False)) == {Verdict.MOVING}
+
+
+def test_one_that_holds_data_and_gets_it_done_is_moving_however_long() -> None:
+    progress = Progress()
+    watch = ProgressWatch(progress)
+    for _ in range(20):
+        assert set(verdicts(watch, 59)) == {Verdict.MOVING}
+        progress.made()
+
+
+def test_one_that_does_nothing_and_does_not_even_fail_is_stuck_at_its_limit() -> None:
+    watch = ProgressWatch(Progress())
+    assert verdicts(watch, 60) == [Verdict.MOVING] * 59 + [Verdict.STUCK]
+
+
+def test_one_that_fails_by_a_named_error_is_hindered_for_as_long_as_it_does() -> None:
+    progress = Progress()
+    watch = ProgressWatch(progress)
+    found = []
+    for _ in range(20):
+        found += verdicts(watch, 10)
+        progress.failed("No space left on device")
+    assert found == [Verdict.MOVING] * 59 + [Verdict.HINDERED] * 141
+    # The thread that tried is gone.
+    assert verdicts(watch, 61)[-2:] == [Verdict.HINDERED, Verdict.STUCK]
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """A process that was stopped, or a machine that slept, has done nothing meanwhile, and is well."""
+    progress = Progress()
+    watch = ProgressWatch(progress)
+    verdicts(watch, 59)
+    # An hour later.
+    progress.made()
+    assert verdicts(watch, 1) == [Verdict.MOVING]
+
+
+def test_the_limit_leaves_a_write_and_an_interval_their_time() -> None:
+    assert progress_limit(ReceiverSettings()) == 60.0
+    assert progress_limit(ReceiverSettings.model_validate({"block_store_timeout": "2m"})) == 240.0
+    assert progress_limit(ReceiverSettings.model_validate({"block_interval": "1h"})) == 3 * 3600.0
+    assert progress_limit(ReceiverSettings.model_validate({"progress_timeout": "5m"})) == 300.0
+
+
+class Held:
+    """A receiver that holds data."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self.progress_limit = 3.0
+        self.holds_data = True
+        self.said: list[str] = []
+        self.may_say = threading.Event()
+        self.may_say.set()
+
+    def on_hindered(self, seconds: float, why: str) -> None:
+        self.may_say.wait(60)
+        self.said.append(f"{seconds:g} s: {why}")
+
+    def on_moving(self) -> None:
+        self.said.append("moving")
+
+
+def test_the_watchdog_has_it_said_once_and_then_that_it_is_over() -> None:
+    held = Held()
+    watchdog = ProgressWatchdog(lambda: [held], lambda _: None)
+    for _ in range(10):
+        held.progress.failed("the disk is full")
+        assert watchdog.look() == []
+    eventually(lambda: held.said == ["3 s: the disk is full"])
+    held.progress.made()
+
+    def look_again() -> bool:
+        held.progress.failed("the disk is full")
+        held.progress.made()
+        watchdog.look()
+        return held.said == ["3 s: the disk is full", "moving"]
+
+    eventually(look_again)
+
+
+def test_one_that_can_say_nothing_holds_up_no_look() -> None:
+    silent, stuck = Held(), Held()
+    silent.may_say.clear()
+    watchdog = ProgressWatchdog(lambda: [silent, stuck], lambda _: None)
+    found: Sequence[Watched] = []
+    for _ in range(3):
+        silent.progress.failed("the log hangs")
+        found = watchdog.look()
+    assert found == [stuck]
+    silent.may_say.set()
+
+
+def test_the_watchdogs_thread_hands_over_those_that_are_stuck_once() -> None:
+    held = Held()
+    handed: list[Sequence[Watched]] = []
+    watchdog = ProgressWatchdog(lambda: [held], handed.append, look_seconds=0.01)
+    held.progress_limit = 0.05
+    watchdog.start()
+    eventually(lambda: handed)
+    assert handed == [[held]]
+    watchdog.stop()
+
+
+def test_a_look_that_fails_is_made_again() -> None:
+    held = Held()
+    handed: list[Sequence[Watched]] = []
+    failures = [MemoryError(), RuntimeError()]
+
+    def watched() -> Sequence[Watched]:
+        if failures:
+            raise failures.pop()
+        return [held]
+
+    watchdog = ProgressWatchdog(watched, handed.append, look_seconds=0.01)
+    held.progress_limit = 0.05
+    watchdog.start()
+    eventually(lambda: handed == [[held]])
+    watchdog.stop()
+
+
+# --- what a receiver counts ---
+
+
+def test_a_receiver_holds_data_from_its_buffer_to_the_driver_logs_answer(tmp_path: Path) -> None:
+    with rig(tmp_path, HandReceiver()) as made:
+        supervisor = made.supervisor
+        assert not supervisor.holds_data
+        made.log.away = True
+        failures = supervisor.progress.failures
+        supervisor.push_single("x", None)
+        assert supervisor.holds_data
+        eventually(lambda: supervisor.progress.failures > failures + 2)
+        assert "does not register blocks: the server is away" in supervisor.progress.why
+        assert supervisor.holds_data
+        made.log.away = False
+        eventually(lambda: not supervisor.holds_data, "nothing held")
+        # Stored, and registered.
+        assert supervisor.progress.done >= 2
+
+
+def test_a_full_disk_is_a_named_failure_on_every_way_to_store(tmp_path: Path) -> None:
+    with rig(tmp_path, HandReceiver()) as made:
+        supervisor = made.supervisor
+        made.files.create_faults = 1_000_000
+        supervisor.push_single("x", None)
+        eventually(lambda: supervisor.progress.failures > 3)
+        assert "No space left on device" in supervisor.progress.why
+        thread, errors = in_thread(lambda: supervisor.push_keyed(batch("y"), ["k"]).result(60))
+        eventually(lambda: supervisor.progress.failures > 7)
+        supervisor.on_hindered(60.0, supervisor.progress.why)
+        assert made.reporter.reasons[-1].startswith("hindered: nothing stored or registered for 60 s: ")
+        assert (
+            ReceiverEventKind.ERROR,
+            "data is held and nothing of it could be stored or registered, trying on",
+            supervisor.progress.why,
+        ) in made.reporter.events
+        made.files.create_faults = 0
+        eventually(lambda: not supervisor.holds_data, "nothing held")
+        thread.join(60)
+        assert errors == []
+        supervisor.on_moving()
+        assert made.reporter.reasons[-1] == "receiving"
+        assert sorted(made.values()) == ["x", "y"]
+
+
+def test_a_write_that_hangs_is_no_failure_and_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, hanging = threading.Event(), threading.Event()
+    with rig(tmp_path, HandReceiver()) as made:
+        sync = made.files.sync
+
+        def hang(fd: int) -> None:
+            hanging.set()
+            gate.wait(60)
+            sync(fd)
+
+        monkeypatch.setattr(made.files, "sync", hang)
+        watch = ProgressWatch(made.supervisor.progress)
+        made.supervisor.push_single("x", None)
+        assert hanging.wait(60)
+        found = [
+            watch.look(holds_data=made.supervisor.holds_data, limit=made.supervisor.progress_limit) for _ in range(61)
+        ]
+        assert found[-1] is Verdict.STUCK
+        gate.set()
+
+
+# --- the end of a process ---
+
+
+def test_a_process_that_is_stuck_ends_though_the_driver_log_can_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that could be asked hangs or fails; the agent is told, and the process ends by its own code."""
+    told: list[Message] = []
+    codes: list[int] = []
+    engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
+    process = _ReceiverProcess(
+        engine, block_store="/nowhere", host="here", tell_agent=told.append, exit_process=codes.append
+    )
+    monkeypatch.setattr("receiver_runtime.receiver_process._LAST_SECONDS", 0.5)
+    stuck = _ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
+    other = _ReceiverLife(engine, 8, 1, on_ended=lambda *_: None)
+    process._lives = {7: stuck, 8: other}
+    # Whoever hangs may hold it.
+    with process._changed:
+        process._on_stuck([stuck])
+    [ended] = told
+    assert isinstance(ended, Ended)
+    assert (ended.receiver_id, ended.assignment, ended.code) == (7, 3, ExitCode.STUCK)
+    assert "nothing was done or even failed for 60 s" in ended.reason
+    assert codes == [ExitCode.STUCK]
+    # The other one was asked to drain.
+    assert other._wanted_end is not None
+    assert other._wanted_end.drained
+    engine.dispose()
