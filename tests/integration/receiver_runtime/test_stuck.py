@@ -1,0 +1,98 @@
+"""A receiver process that hangs in its disk is replaced, and what it had stored is salvaged."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from receiver_runtime.exit_codes import ExitCode
+from receiver_runtime.receiver_process import STUCK_MESSAGE
+from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
+from tests.receiver_processes import eventually
+from tracker_store.engine import connect
+from tracker_store.receivers import give_up_receiver, receiver_events
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# While the file is there a sync hangs, as on a network file system whose server is stopped.
+_HANGING = """
+import pathlib, time
+from receiver_runtime.block_store.files import Files
+hangs, sync = pathlib.Path({path!r}), Files.sync
+
+def sync_later(files, fd):
+    while hangs.exists():
+        time.sleep(0.01)
+    sync(files, fd)
+
+Files.sync = sync_later
+"""
+
+
+@pytest.fixture
+def source() -> Iterator[NumberedSource]:
+    made = NumberedSource()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rig(database_url: str, tmp_path: Path, source: NumberedSource) -> Iterator[ReceiverRig]:
+    made = ReceiverRig.on_socket(
+        database_url, tmp_path / "receiver", source.port, progress_timeout="5s", block_store_timeout="1s"
+    )
+    yield made
+    made.close()
+
+
+def test_a_process_that_hangs_in_its_disk_is_not_active_any_more_and_is_replaced(
+    rig: ReceiverRig, source: NumberedSource, tmp_path: Path
+) -> None:
+    hangs = tmp_path / "hangs"
+    process = rig.start(first=_HANGING.format(path=str(hangs)))
+    eventually(lambda: rig.records() > 50, "records")
+    registered = rig.values()
+    hangs.touch()
+    assert exit_code(process) == ExitCode.STUCK
+    state, reason = rig.state()
+    assert state == "SCHEDULED"
+    assert reason.startswith("stuck: it holds data, and nothing was done or even failed for 5 s")
+    with connect(rig.engine) as connection:
+        assert STUCK_MESSAGE in [message for _, message, _ in receiver_events(connection, rig.receiver_id)]
+
+    # Under the same assignment, as its agent does; patient, for what this test waits for is no speed.
+    rig.execute(
+        "UPDATE forebay.streams SET declaration = jsonb_set(declaration, '{settings,progress_timeout}', '\"10m\"')"
+    )
+    hangs.unlink()
+    before = rig.records()
+    process = rig.start()
+    eventually(lambda: rig.records() > before + 50, "more records")
+    assert rig.state()[0] == "ACTIVE"
+    source.pause()
+    process.send_signal(signal.SIGTERM)
+    assert exit_code(process) == ExitCode.STOPPED
+    values = rig.values()
+    assert values[: len(registered)] == registered
+    numbers = [int(value) for value in values]
+    assert numbers == sorted(set(numbers)), "a line came twice, or out of order"
+
+
+def test_a_receiver_that_another_process_holds_by_now_is_not_given_up(rig: ReceiverRig) -> None:
+    rig.start()
+    eventually(lambda: rig.records() > 0, "records")
+    [(process_id,)] = rig.execute("SELECT process_id FROM forebay.receivers WHERE id = :r", r=rig.receiver_id)
+    with connect(rig.engine) as connection:
+        for assignment, process in ((1, process_id + 1), (2, process_id)):
+            assert not give_up_receiver(
+                connection, receiver_id=rig.receiver_id, assignment=assignment, process_id=process, reason="stuck"
+            )
+        assert rig.state()[0] == "ACTIVE"
+        assert give_up_receiver(
+            connection, receiver_id=rig.receiver_id, assignment=1, process_id=process_id, reason="stuck"
+        )
+    assert rig.state() == ("SCHEDULED", "stuck")
