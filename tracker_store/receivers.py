@@ -33,6 +33,11 @@ class ReceiverStoppedError(DriverLogError):
 HINDERED = "hindered"
 
 
+def is_hindered(reason: str) -> bool:
+    """Return whether a receiver's reason says that it is."""
+    return reason.startswith(f"{HINDERED}:")
+
+
 @dataclass(frozen=True, slots=True)
 class ReceiverSpec:
     """What a receiver process needs to know. `source` and `settings` are the stream's declaration."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from tracker_store.engine import named_failures
+from tracker_store.receivers import is_hindered
 from tracker_store.schema import BatchState, ReceiverState
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class OutputCommit:
 class ReceiverCounters:
     """A receiver's running totals; `kept_bytes` are those of its blocks that are not cleaned up.
 
-    `queued` blocks are in its process's queue, not stored yet; null where no process holds it.
+    `queued` blocks are in its process's queue, not stored yet; null where no process holds it. `hindered`: it holds
+    data and has got nothing done for long, by a cause that its reason names.
     """
 
     receiver_id: int
@@ -94,6 +96,7 @@ class ReceiverCounters:
     bytes: int
     kept_bytes: int
     queued: int | None
+    hindered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +305,7 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
                 "SELECT r.id, s.name, r.ordinal, r.state, r.process_id, r.rate_limit, "
                 "  coalesce(newest.total_records, 0) AS records, coalesce(newest.total_bytes, 0) AS bytes, "
                 "  coalesce(newest.total_bytes - oldest.total_bytes + oldest.bytes, 0) AS kept_bytes, "
-                "  (holder.queued ->> r.id::text)::integer AS queued "
+                "  (holder.queued ->> r.id::text)::integer AS queued, r.reason "
                 "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id "
                 "LEFT JOIN forebay.processes holder ON holder.id = r.process_id AND holder.ended_at IS NULL "
                 "LEFT JOIN LATERAL (SELECT b.total_records, b.total_bytes FROM forebay.blocks b "
@@ -325,6 +328,7 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
             row.bytes,
             row.kept_bytes,
             row.queued,
+            is_hindered(row.reason),
         )
         for row in rows
     ]

@@ -17,6 +17,7 @@ from orchestration.settings import Settings
 from tracker_store import checks
 from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
+from tracker_store.receivers import is_hindered
 from tracker_store.schema import DesiredState, ReceiverState
 from tracker_store.status import receiver_status
 
@@ -114,7 +115,11 @@ def check_receivers(connection: sa.Connection, streams: Sequence[Stream]) -> Ite
     everything = receiver_status(connection)
     for stream in streams:
         rows = [row for row in everything if row.stream == stream.name]
-        amiss = [row for row in rows if row.state not in _AS_WANTED[DesiredState(row.desired_state)]]
+        amiss = [
+            row
+            for row in rows
+            if row.state not in _AS_WANTED[DesiredState(row.desired_state)] or is_hindered(row.reason)
+        ]
         yield dg.AssetCheckResult(
             # A stream with a receiver per host may have none yet, and receives nothing.
             passed=bool(rows) and not amiss,
@@ -137,7 +142,7 @@ def stream_checks(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.AssetChec
             dg.AssetCheckSpec(
                 RECEIVERS_ACTIVE,
                 asset=stream_key(stream),
-                description="Each of its receivers is ACTIVE, or PAUSED or stopped where that is wanted.",
+                description="Each of its receivers is ACTIVE and not hindered, or PAUSED or stopped where wanted.",
             )
             for stream in streams
         ],

@@ -79,6 +79,11 @@ FOREBAY: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "forebay_receiver_records_per_second": ("gauge", _RECEIVER, "Since the look before this one; none at the first"),
     "forebay_receiver_bytes_per_second": ("gauge", _RECEIVER, "The same in bytes as stored"),
     "forebay_receiver_state": ("gauge", (*_RECEIVER, "state"), "1 for the state that it is in, 0 for the others"),
+    "forebay_receiver_hindered": (
+        "gauge",
+        _RECEIVER,
+        "1 while it holds data and could store or register none of it for progress_timeout; its reason says why",
+    ),
     "forebay_receiver_rate_limit": ("gauge", _RECEIVER, "Records per second it may take in; none where unlimited"),
     "forebay_receiver_lease_age_seconds": (
         "gauge",
@@ -200,6 +205,7 @@ class _Found:
         put("forebay_receiver_bytes_per_second", receiver.bytes_per_second, *labels)
         for state in ReceiverState:
             put("forebay_receiver_state", float(row.state is state), *labels, state.value)
+        put("forebay_receiver_hindered", float(row.hindered), *labels)
         put("forebay_receiver_rate_limit", row.rate_limit, *labels)
         age = None if row.process_id is None else self._lease_ages.get(row.process_id)
         put("forebay_receiver_lease_age_seconds", age, *labels)

@@ -214,6 +214,15 @@ def test_a_receiver_that_is_not_as_it_is_wanted_is_a_warning_on_its_stream(
     assert "so it is" in str(result.metadata)
 
 
+def test_a_receiver_that_is_hindered_is_a_warning_on_its_stream(
+    connection: sa.Connection, pipeline: Pipeline, log: Log
+) -> None:
+    connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE', reason = 'hindered: the disk is full'"))
+    [result] = check_receivers(connection, pipeline.streams)
+    assert (result.passed, result.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "the disk is full" in str(result.metadata)
+
+
 def test_the_job_of_checks_runs_them_and_the_batch_job_does_not(
     pipeline: Pipeline, log: Log, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -532,6 +532,16 @@ def test_lag_state_and_rate_limit(url: str, log: Log) -> None:
     assert ("forebay_receiver_rate_limit", "2", "lines") not in samples
 
 
+def test_a_receiver_that_gets_nothing_done(url: str, log: Log) -> None:
+    log.connection.execute(
+        sa.text("UPDATE forebay.receivers SET state = 'ACTIVE', reason = 'hindered: the disk is full' WHERE id = :id"),
+        {"id": log.receiver_ids[0]},
+    )
+    samples = ask(url, "/metrics").samples
+    assert samples["forebay_receiver_hindered", "1", "lines"] == 1
+    assert samples["forebay_receiver_hindered", "2", "lines"] == 0
+
+
 def test_how_full_a_receivers_queue_is(url: str, log: Log) -> None:
     one, two = log.receiver_ids
     process_id = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
