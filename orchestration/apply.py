@@ -104,16 +104,15 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
         for stream in declared_streams(pipelines)
     }
     for pipeline in pipelines:
-        pipeline_id = store.apply_pipeline(
+        store.apply_pipeline(
             connection,
             name=pipeline.name,
             declaration=pipeline.declaration(),
             stream_ids=[stream_ids[stream.name] for stream in pipeline.streams],
             interval=pipeline.interval,
             retention=pipeline.kept_for,
+            at_latest=pipeline.start == "latest",
         )
-        if pipeline.name not in before and pipeline.start == "latest":
-            store.start_at_latest(connection, pipeline_id)
     return changes
 
 

@@ -127,10 +127,11 @@ def apply_stream(
 ) -> int:
     """Write a stream and its receivers; returns the stream's id. Locks: the stream's row, then its receivers'.
 
-    A changed declaration takes each of its receivers from where it runs (a new assignment), so that the tracker
-    starts it again by the new one; what the old process has stored is registered before it stops. Receivers beyond
-    the new number are removed in the same way: their blocks are allocated like any others. Without a number there is
-    one per host, which the tracker adds as agents come; a number again takes any host, but from those who listen.
+    A changed declaration takes each of its receivers from where it runs (a new assignment). The process that has it is
+    still named in its row: it stops reading, registers what it holds and signs off, and then the tracker starts the
+    receiver by the new declaration. Receivers beyond the new number are removed in the same way: their blocks are
+    allocated like any others. Without a number there is one per host, which the tracker adds as agents come; a number
+    again takes any host, but from those who listen.
     """
     with named_failures():
         row = connection.execute(
@@ -190,29 +191,19 @@ def apply_pipeline(
     stream_ids: Sequence[int],
     interval: timedelta,
     retention: timedelta = timedelta(0),
+    at_latest: bool = False,
 ) -> int:
     """Write a pipeline; returns its id. Locks: its row, then its streams' receivers FOR SHARE, by id.
 
     So a clean-up that did not see it has ended before a batch of it is given any block. A new one's first batch time is
-    the first multiple of its interval after now, by the database's clock.
+    the first multiple of its interval after now, by the database's clock; `at_latest` lets a new one begin after what
+    is there, in the same transaction.
     """
     with named_failures():
         pipeline_id: int = connection.execute(
             sa.text(
-                "WITH applied AS (INSERT INTO forebay.pipelines AS p "
-                "(name, declaration, stream_ids, batch_interval, retention, last_batch_time) VALUES "
-                "(:name, CAST(:declaration AS jsonb), CAST(:streams AS bigint[]), :interval, :retention, "
-                " date_bin(:interval, clock_timestamp(), timestamptz 'epoch')) "
-                "ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE SET "
-                "  version = p.version + CASE WHEN p.declaration IS DISTINCT FROM excluded.declaration "
-                "                             THEN 1 ELSE 0 END, "
-                "  declaration = excluded.declaration, stream_ids = excluded.stream_ids, "
-                "  batch_interval = excluded.batch_interval, retention = excluded.retention, "
-                "  applied_at = clock_timestamp() "
-                "RETURNING id), "
-                "shared AS (SELECT r.id FROM applied a JOIN forebay.receivers r "
-                "  ON r.stream_id = ANY (CAST(:streams AS bigint[])) ORDER BY r.id FOR SHARE OF r) "
-                "SELECT a.id FROM applied a WHERE (SELECT count(*) FROM shared) >= 0"
+                "SELECT forebay.apply_pipeline(:name, CAST(:declaration AS jsonb), CAST(:streams AS bigint[]), "
+                ":interval, :retention, :at_latest)"
             ),
             {
                 "name": name,
@@ -220,6 +211,7 @@ def apply_pipeline(
                 "streams": list(stream_ids),
                 "interval": interval,
                 "retention": retention,
+                "at_latest": at_latest,
             },
         ).scalar_one()
     return pipeline_id
@@ -242,18 +234,6 @@ def remove_pipeline(connection: sa.Connection, name: str) -> RemovedPipeline:
     if row.outcome != "removed":
         raise PipelineRunsError(f"pipeline {name!r}")
     return RemovedPipeline(row.waiting_records, row.unfinished_batches, row.kept_batches)
-
-
-def start_at_latest(connection: sa.Connection, pipeline_id: int) -> int:
-    """Let a new pipeline begin after what is there; returns how many cursors were placed.
-
-    Locks: the receivers of its streams FOR SHARE.
-    """
-    with named_failures():
-        placed: int = connection.execute(
-            sa.text("SELECT forebay.start_at_latest(:pipeline)"), {"pipeline": pipeline_id}
-        ).scalar_one()
-    return placed
 
 
 def waiting_records(connection: sa.Connection, pipeline_id: int, stream_id: int) -> int:

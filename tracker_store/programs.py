@@ -20,6 +20,7 @@ FUNCTIONS = (
     "add_one_block",
     "advance_stops",
     "allocate_blocks_to_batch",
+    "apply_pipeline",
     "attach_block_store",
     "attach_reader",
     "claim",

@@ -76,6 +76,7 @@ ROLES: Mapping[str, Role] = {
             "add_host_receiver",
             "advance_stops",
             "allocate_blocks_to_batch",
+            "apply_pipeline",
             "attach_reader",
             "claim_attempt",
             "claim_replay",

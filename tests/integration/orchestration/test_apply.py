@@ -14,8 +14,8 @@ from orchestration.apply import apply, difference, is_applied
 from receiver_runtime.sources.secret import Secret
 from tests.driver_log import NOON, Log
 from tracker_store.engine import connect
-from tracker_store.errors import SharedPlaceError, StrandingChangeError
-from tracker_store.pipelines import get_pipeline, list_streams, waiting_records
+from tracker_store.errors import DriverLogUnavailableError, SharedPlaceError, StrandingChangeError
+from tracker_store.pipelines import get_pipeline, list_pipelines, list_streams, waiting_records
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.receivers import placements
 from tracker_store.schema import ReceiverState
@@ -214,6 +214,44 @@ def test_a_new_pipeline_begins_with_the_earliest_block_or_after_the_latest(
     apply(connection, [other])
     row = get_pipeline(connection, "other")
     assert waiting_records(connection, row.pipeline_id, row.stream_ids[0]) == records
+
+
+def test_a_pipeline_that_is_to_begin_at_the_latest_is_never_seen_without_its_place(connection: sa.Connection) -> None:
+    """A process that dies, or is refused, on the way leaves nothing from which it would begin at the earliest."""
+    apply(connection, [declare()])
+    receive(connection, NOON)
+    lines = declare().streams[0]
+    other = Pipeline("other", interval="10s", start="latest")
+    other.output(inputs=[lines], sink=ParquetSink("/out2"), name="counts")(lambda frame: frame)
+    connection.exec_driver_sql(
+        "CREATE FUNCTION forebay.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END$$"
+    )
+    connection.exec_driver_sql(
+        "CREATE TRIGGER refuse BEFORE INSERT ON forebay.cursors EXECUTE FUNCTION forebay.refuse()"
+    )
+    with pytest.raises(DriverLogUnavailableError, match="no room"):
+        apply(connection, [other])
+    assert [row.name for row in list_pipelines(connection)] == ["words"]
+    connection.exec_driver_sql("DROP FUNCTION forebay.refuse() CASCADE")
+    for _ in range(2):
+        apply(connection, [other])
+        row = get_pipeline(connection, "other")
+        assert waiting_records(connection, row.pipeline_id, row.stream_ids[0]) == 0
+
+
+def test_a_pipeline_that_is_there_keeps_its_place_when_it_is_applied_again(connection: sa.Connection) -> None:
+    def other(start: Literal["earliest", "latest"], interval: str) -> Pipeline:
+        made = Pipeline("other", interval=interval, start=start)
+        made.output(inputs=[declare().streams[0]], sink=ParquetSink("/out2"), name="counts")(lambda frame: frame)
+        return made
+
+    apply(connection, [declare(), other("earliest", "10s")])
+    receive(connection, NOON)
+    apply(connection, [other("latest", "20s")])
+    row = get_pipeline(connection, "other")
+    assert (row.version, row.interval) == (2, timedelta(seconds=20))
+    assert waiting_records(connection, row.pipeline_id, row.stream_ids[0]) == 10
 
 
 def test_retention_counts_the_longest_window(connection: sa.Connection) -> None:

@@ -35,7 +35,7 @@ from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.engine import connect, create_engine
 from tracker_store.leadership import Leadership, raise_counter, read_leadership, resign, take_leadership
 from tracker_store.outputs import commit_output, commits_of_batch
-from tracker_store.pipelines import apply_pipeline, apply_stream, get_pipeline, list_streams, start_at_latest
+from tracker_store.pipelines import apply_pipeline, apply_stream, get_pipeline, list_streams
 from tracker_store.processes import deregister_process, expire_process, heartbeat, live_processes, register_process
 from tracker_store.programs import FUNCTIONS
 from tracker_store.rates import StreamRate, expire_stream_rates, record_stream_rate, set_rate_limits
@@ -172,10 +172,14 @@ def test_tracker_sensors_runs_cleaner_and_apply_do_their_job(engine: sa.Engine, 
         # forebay apply
         stream = apply_stream(connection, name="other", declaration={"source": {}, "settings": {}}, receivers=2)
         apply_stream(connection, name="other", declaration={"source": {"port": 1}, "settings": {}}, receivers=1)
-        pipeline = apply_pipeline(
-            connection, name="late", declaration={}, stream_ids=[stream, log.stream_id], interval=INTERVAL
+        apply_pipeline(
+            connection,
+            name="late",
+            declaration={},
+            stream_ids=[stream, log.stream_id],
+            interval=INTERVAL,
+            at_latest=True,
         )
-        assert start_at_latest(connection, pipeline) == 3
         # the tracker
         agent = register_process(connection, kind=ProcessKind.AGENT, name="here", host="here", pid=1, slots=4)
         term = take_leadership(connection, seen=read_leadership(connection), holder="a test")
@@ -290,6 +294,7 @@ FORBIDDEN = {
         "SELECT forebay.schedule_receiver(1, 1, 1, '')",
         "SELECT forebay.expire_process(1, 1, 1, '')",
         "SELECT forebay.start_at_latest(1)",
+        "SELECT forebay.apply_pipeline('', '{}', '{}', '1 s', '0', true)",
     ],
     DRIVER: [
         BLOCK,

@@ -1,0 +1,36 @@
+-- apply_pipeline: writes a pipeline as it is declared, and where a new one begins; returns its id.
+--
+-- A new one's first batch time is the first multiple of its interval after now, by the database's clock. With
+-- at_latest a new one begins after what is there: its cursors are placed in this transaction, so that it is never seen
+-- without them. One that is there keeps its place.
+-- Locks: the pipeline's row, then the rows of its streams' receivers FOR SHARE, in the order of their ids: a clean-up
+-- that did not see the pipeline has ended before a batch of it is given any block.
+CREATE FUNCTION forebay.apply_pipeline(
+    pipeline_name text, declared jsonb, streams bigint[], pace interval, kept interval, at_latest boolean
+)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    pipeline bigint;
+    is_new boolean;
+BEGIN
+    INSERT INTO pipelines AS p (name, declaration, stream_ids, batch_interval, retention, last_batch_time)
+    VALUES (pipeline_name, declared, streams, pace, kept,
+            date_bin(pace, clock_timestamp(), timestamptz 'epoch'))
+    ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE SET
+        version = p.version + CASE WHEN p.declaration IS DISTINCT FROM excluded.declaration THEN 1 ELSE 0 END,
+        declaration = excluded.declaration, stream_ids = excluded.stream_ids,
+        batch_interval = excluded.batch_interval, retention = excluded.retention, applied_at = clock_timestamp()
+    -- A row that this statement has inserted, nobody has locked or updated.
+    RETURNING p.id, p.xmax = 0 INTO pipeline, is_new;
+    IF is_new AND at_latest THEN
+        PERFORM start_at_latest(pipeline);
+    ELSE
+        PERFORM 1 FROM receivers r WHERE r.stream_id = ANY (streams) ORDER BY r.id FOR SHARE OF r;
+    END IF;
+    RETURN pipeline;
+END
+$$;
