@@ -146,7 +146,7 @@ def apply_stream(
                 "  RETURNING id, version), "
                 "freed AS ("
                 "  UPDATE forebay.receivers r SET state = 'INACTIVE', reason = 'declaration changed', "
-                "    since = clock_timestamp(), assignment = r.assignment + 1, agent_id = NULL, process_id = NULL "
+                "    since = clock_timestamp(), assignment = r.assignment + 1, agent_id = NULL "
                 "  FROM written w WHERE r.stream_id = w.id AND w.version > 1 AND r.removed_at IS NULL) "
                 "SELECT id FROM written"
             ),
@@ -174,7 +174,7 @@ def apply_stream(
             sa.text(
                 "UPDATE forebay.receivers SET removed_at = clock_timestamp(), state = 'INACTIVE', "
                 "reason = 'removed from the declaration', since = clock_timestamp(), assignment = assignment + 1, "
-                "agent_id = NULL, process_id = NULL "
+                "agent_id = NULL "
                 "WHERE stream_id = :stream AND removed_at IS NULL "
                 "AND CASE WHEN :per_host THEN host IS NULL ELSE ordinal > :receivers END"
             ),

@@ -206,6 +206,28 @@ def test_a_receiver_that_is_taken_away_is_placed_when_its_process_has_drained(fl
     assert fleet.where() == ["b"]
 
 
+@pytest.mark.parametrize("change", ["declared anew", "removed and back"])
+def test_a_receiver_of_a_changed_stream_is_placed_when_its_process_has_drained(fleet: Fleet, change: str) -> None:
+    fleet.agent("a")
+    fleet.stream("lines", 2)
+    fleet.tick()
+    processes = fleet.start_all()
+    second = fleet.all()[1].receiver_id
+    if change == "declared anew":
+        apply_stream(fleet.connection, name="lines", declaration={"source": {}, "settings": {"x": 1}}, receivers=2)
+    else:
+        # Its own declaration is another each time, so both are taken away.
+        fleet.stream("lines", 1)
+        fleet.stream("lines", 2)
+    for _ in range(3):
+        fleet.tick()
+        assert {waiting.reason for waiting in fleet.all()} <= {"declaration changed", "removed from the declaration"}
+        assert fleet.where() == [None, None]
+    deregister_process(fleet.connection, processes[second])
+    fleet.tick()
+    assert fleet.where() == [None, "a"]
+
+
 def test_a_process_that_does_not_sign_off_is_waited_for_only_so_long(fleet: Fleet) -> None:
     fleet.agent("a")
     fleet.stream("lines", 1)
