@@ -19,7 +19,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from tracker_store.engine import connect, named_failures
-from tracker_store.migrate import current_revision, newest_revision
+from tracker_store.migrate import current_revision, newest_revision, way_out
 from tracker_store.programs import FUNCTIONS, function_source, installed_fingerprint, programs_fingerprint
 from tracker_store.schema import SCHEMA, metadata
 
@@ -391,7 +391,7 @@ def revision_is_the_newest(connection: sa.Connection, pipeline_id: int | None = 
     found, expected = current_revision(connection), newest_revision()
     offenders: tuple[str, ...] = ()
     if found != expected:
-        offenders = (f"revision {found or 'none'}, expected {expected}: forebay db upgrade",)
+        offenders = (f"revision {found or 'none'}, expected {expected}: {way_out(found)}",)
     elif installed_fingerprint(connection) != programs_fingerprint():
         offenders = ("functions, views and rights are another version's: forebay db upgrade",)
     return CheckResult(

@@ -12,9 +12,17 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from tracker_store.engine import psycopg2_url
+from tracker_store.errors import DriverLogError
 
 # One migration at a time: two processes that start together would both find the schema missing.
 _MIGRATION_LOCK = 0x666F7265626179
+
+
+class NewerSchemaError(DriverLogError):
+    """A newer version of Forebay has upgraded this driver log. Nothing was changed: install that version here too.
+
+    Receivers, agents and trackers of the version before go on meanwhile; only `forebay up` and `forebay db` need it.
+    """
 
 
 def _scripts() -> Path:
@@ -31,9 +39,13 @@ def _config() -> Config:
 
 def _run(url: str, revision: str, *, down: bool) -> None:
     engine = sa.create_engine(psycopg2_url(url), poolclass=sa.NullPool)
+    # A connection that is closed lets go of the advisory lock, whatever was raised.
     with engine.connect() as connection:
         connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _MIGRATION_LOCK})
         connection.commit()
+        found = current_revision(connection)
+        if is_newer(found):
+            raise NewerSchemaError(f"it is at revision {found}, and this installation knows {newest_revision()}")
         config = _config()
         config.attributes["connection"] = connection
         config.attributes["down"] = down
@@ -44,7 +56,10 @@ def _run(url: str, revision: str, *, down: bool) -> None:
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Migrate the driver log at `url` up to `revision`. Idempotent; safe from several processes at once."""
+    """Migrate the driver log at `url` up to `revision`. Idempotent; safe from several processes at once.
+
+    Raises NewerSchemaError: it is past what this installation knows.
+    """
     _run(url, revision, down=False)
 
 
@@ -66,3 +81,14 @@ def current_revision(connection: sa.Connection) -> str | None:
     """The revision of the database behind `connection`; None when it has no driver log."""
     context = MigrationContext.configure(connection, opts={"version_table_schema": "forebay"})
     return context.get_current_revision()
+
+
+def is_newer(revision: str | None) -> bool:
+    """Whether a database's revision is one that only a newer installation knows."""
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    return revision is not None and revision not in known
+
+
+def way_out(revision: str | None) -> str:
+    """What to do about a database whose revision is not this installation's."""
+    return "install the newer Forebay here" if is_newer(revision) else "forebay db upgrade"

@@ -51,7 +51,7 @@ def current() -> None:
         found = migrate.current_revision(connection)
     expected = migrate.newest_revision()
     if found != expected:
-        console.print(f"revision {found or 'none'}, expected {expected}: run `forebay db upgrade`", style="bold red")
+        console.print(f"revision {found or 'none'}, expected {expected}: {migrate.way_out(found)}", style="bold red")
         raise typer.Exit(1)
     console.print(f"revision {found}, the newest")
 
@@ -117,6 +117,6 @@ def check(
             table.add_row("ok" if result.passed else "BROKEN", result.promise, escape("\n".join(found)), style=style)
         console.print(table)
         if not complete:
-            console.print("The data was not looked at: run `forebay db upgrade` first.", style="bold red")
+            console.print("The data was not looked at: the schema must fit first.", style="bold red")
     if not intact:
         raise typer.Exit(1)

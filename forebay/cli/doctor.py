@@ -187,9 +187,12 @@ def _server(url: str, way_out: str) -> Iterator[Finding]:
         yield Finding("driver log", Health.OK, f"at revision {revision}")
     else:
         found = "there is none yet" if revision is None else f"at revision {revision}, this code expects {newest}"
-        yield Finding(
-            "driver log", Health.WARNING, found, "`forebay up` migrates it, and so does `forebay db upgrade`."
+        way_out = (
+            "Install the newer Forebay here."
+            if migrate.is_newer(revision)
+            else "`forebay up` migrates it, and so does `forebay db upgrade`."
         )
+        yield Finding("driver log", Health.WARNING, found, way_out)
 
 
 def _block_store(settings: Settings) -> Iterator[Finding]:

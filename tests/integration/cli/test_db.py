@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from forebay.cli.db import app
 from tests.driver_log import NOON, make_log
 from tracker_store import migrate
+from tracker_store.checks import functions_are_the_files
 from tracker_store.engine import connect
 
 if TYPE_CHECKING:
@@ -82,13 +83,28 @@ def test_an_older_schema_is_not_taken_for_data(url: str) -> None:
     migrate.downgrade(url, "base")
     checked = forebay_db("check")
     assert checked.exit_code == 1
-    assert "The data was not looked at: run `forebay db upgrade` first." in checked.stdout
+    assert "The data was not looked at" in checked.stdout
+    assert "forebay db upgrade" in checked.stdout
     assert json.loads(forebay_db("check", "--json").stdout)["data_checked"] is False
     assert forebay_db("current").exit_code == 1
     upgraded = forebay_db("upgrade")
     assert upgraded.exit_code == 0
     assert "administrator" not in upgraded.stdout
     assert forebay_db("current").exit_code == 0
+
+
+def test_a_newer_schema_is_left_as_it_is_and_says_what_to_install(url: str, engine: sa.Engine) -> None:
+    with connect(engine) as connection:
+        connection.exec_driver_sql("UPDATE forebay.alembic_version SET version_num = '9999'")
+    for command in ("upgrade", "current", "check"):
+        done = forebay_db(command)
+        assert done.exit_code == 1, command
+        assert "9999" in done.stdout
+        assert "install" in done.stdout
+        assert "forebay db upgrade" not in done.stdout, "it would not help"
+    with connect(engine) as connection:
+        # What runs meanwhile goes on: its functions were not taken away.
+        assert functions_are_the_files(connection).passed
 
 
 def test_roles_may_be_made_again_and_given_to_psql(url: str, engine: sa.Engine) -> None:
