@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from receiver_runtime.write_ahead_log import WriteAheadLog
 
 
+# A frame has a payload; a note needs none.
+_NOTE_PAYLOAD = b"\0"
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A record that can't be stored as what it should be: its raw bytes, why, and which part (from 0)."""
@@ -63,6 +67,12 @@ class BlockHandler:
         self._epoch = epoch
         self._source_rule = source_rule
         self._compression = compression
+        # The newest block, and the newest of those that are sent again until they are acknowledged.
+        self._newest = 0
+        self._newest_sent_again = 0
+        # The newest sequence that a frame says is registered, and the newest block at the last idle moment.
+        self._said_through = 0
+        self._newest_when_idle = 0
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
         """Compress a block ahead of its turn, while its predecessor is written. Holds no lock."""
@@ -84,10 +94,11 @@ class BlockHandler:
         Raises: as ``WriteAheadLog.write``, and InvalidFrameError for a block without records.
         """
         encoded = block if isinstance(block, EncodedBlock) else self.encode(block)
+        rule = self._source_rule if source_rule is None else source_rule
         frame = encode_frame(
             encoded.payload,
             kind=FrameKind.BLOCK,
-            source_rule=self._source_rule if source_rule is None else source_rule,
+            source_rule=rule,
             receiver_id=self._receiver_id,
             epoch=self._epoch,
             sequence=sequence,
@@ -95,6 +106,10 @@ class BlockHandler:
             records=encoded.records,
         )
         handle = self._log.write([frame], sequence=sequence, registered_through=registered_through)[0]
+        self._newest = sequence
+        self._said_through = max(self._said_through, registered_through)
+        if rule is SourceRule.SENT_AGAIN:
+            self._newest_sent_again = sequence
         return NewBlock(self._receiver_id, self._epoch, sequence, encoded.records, handle.length, handle)
 
     def store_dead_letters(
@@ -129,10 +144,38 @@ class BlockHandler:
         """Say that these have their rows: until then their segment is not sealed."""
         self._log.recorded(handles)
 
-    def roll_if_due(self, registered_through: int = 0) -> None:
-        """See ``WriteAheadLog.roll_if_due``."""
+    def keep_house(self, registered_through: int = 0) -> None:
+        """For a moment in which nothing is stored: close a segment that has reached its age.
+
+        Where no block was stored since the last such moment, the file first gets a note of what is registered.
+        """
+        newest, self._newest_when_idle = self._newest_when_idle, self._newest
+        if newest == self._newest:
+            self._note(registered_through)
         self._log.roll_if_due(registered_through)
 
     def close(self, registered_through: int = 0) -> None:
-        """Close the log; seal its last segment, if everything in it is registered."""
+        """Close the log, with a note of what is registered; seal its last segment, if everything in it is."""
+        self._note(registered_through)
         self._log.close(registered_through)
+
+    def _note(self, registered_through: int) -> None:
+        """Write down what was acknowledged, if no frame says so and its senders will not bring it again.
+
+        A driver log that lost its last commits does not know it any more; the frame's own file then tells a block that
+        was acknowledged from one that its sender brings again. What can't be written is not needed yet.
+        """
+        if min(self._newest_sent_again, registered_through) <= self._said_through:
+            return
+        frame = encode_frame(
+            _NOTE_PAYLOAD,
+            kind=FrameKind.NOTE,
+            source_rule=self._source_rule,
+            receiver_id=self._receiver_id,
+            epoch=self._epoch,
+            sequence=self._newest,
+            registered_through=registered_through,
+            records=1,
+        )
+        if self._log.note(frame):
+            self._said_through = registered_through

@@ -216,9 +216,17 @@ class ReceiverDriverLog:
             listener=self._listener,
         )
 
-    def seal_segment(self, segment_id: int, length: int) -> None:
-        """Record the segment's final length; tried once: an unsealed segment is only asked for again."""
-        self._driver_log.once(lambda connection: seal_segment(connection, segment_id=segment_id, length=length))
+    def seal_segment(self, segment_id: int, length: int, sequence: int) -> None:
+        """Record the segment's final length; tried once: an unsealed segment is only asked for again.
+
+        A driver log that lost its newest block, `sequence`, leaves it open for salvage.
+        """
+        owner = (self._receiver_id, self._epoch)
+        self._driver_log.once(
+            lambda connection: seal_segment(
+                connection, segment_id=segment_id, length=length, through=sequence, owner=owner
+            )
+        )
 
     def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
         """Where to read a partition from."""

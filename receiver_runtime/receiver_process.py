@@ -66,6 +66,7 @@ from tracker_store.receivers import (
     set_receiver_state,
 )
 from tracker_store.schema import ProcessKind, ReceiverEventKind, ReceiverState
+from tracker_store.segments import end_of_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -546,7 +547,27 @@ class _ReceiverLife:
             _log.error("the receiver could not start", receiver_id=self.receiver_id, error=str(error))
             self._tell(ReceiverEventKind.FAILED, "the receiver could not start", str(error))
             return Ending(ExitCode.FAILED, str(error), drained=True)
-        return supervisor.run()
+        ending = supervisor.run()
+        if ending.exit_code is ExitCode.FENCED:
+            self._tell_lost_commits(supervisor)
+        return ending
+
+    def _tell_lost_commits(self, supervisor: ReceiverSupervisor) -> None:
+        """Another epoch goes on from where ours ended: say so where that was before our last acknowledgement."""
+        try:
+            end = self._driver_log.once(lambda c: end_of_epoch(c, receiver_id=self.receiver_id, epoch=supervisor.epoch))
+        except DriverLogError as error:
+            _log.warning("could not compare with the driver log", receiver_id=self.receiver_id, error=str(error))
+            return
+        lost = supervisor.acknowledged.describe_after(end.sequence)
+        if lost is not None:
+            self._tell(
+                ReceiverEventKind.ERROR,
+                "the driver log lacks blocks that it had acknowledged, and another process has gone on without them",
+                f"epoch {supervisor.epoch}: {lost}; its SALVAGED event says which of them are registered again, their "
+                "files stay for an hour at least, and `forebay db check --against-store` lists what no row knows; "
+                "see docs/runbooks/postgres-failover.md",
+            )
 
     # -- the start, step by step -------------------------------------------------------------------------------------
 

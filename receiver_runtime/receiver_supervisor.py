@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import structlog
 
+from receiver_runtime.acknowledged_blocks import AcknowledgedBlocks
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.block_generator import Block, BlockGenerator
 from receiver_runtime.block_store.frame import SourceRule
@@ -42,7 +43,13 @@ from receiver_runtime.receiver_calls import HandOvers, WatchedCall, wait_for_cal
 from receiver_runtime.records import conform, to_batch
 from receiver_runtime.write_ahead_log import WriteAheadLogError
 from tracker_store.dead_letters import StoredDeadLetter
-from tracker_store.errors import DriverLogError, DuplicateKeysError, OffsetConflictError, ReceiverFencedError
+from tracker_store.errors import (
+    DriverLogError,
+    DuplicateKeysError,
+    OffsetConflictError,
+    ReceiverFencedError,
+    SequenceGapError,
+)
 from tracker_store.receivers import HINDERED
 from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
 
@@ -199,6 +206,9 @@ class ReceiverSupervisor:
             max(settings.receiver_restart_delay, settings.receiver_max_restart_delay),
         )
 
+        # For people, where the driver log turns out to lack some.
+        self.acknowledged = AcknowledgedBlocks()
+
         # Sequences are given out, stored and handed to the registrar one by one.
         self._push_lock = threading.Lock()
         self._next_sequence = claim.sequence + 1
@@ -236,6 +246,7 @@ class ReceiverSupervisor:
             on_steering=self._on_steering,
             listener=self,
             progress=self.progress,
+            on_lost=self._on_refused,
         )
         receiver.attach_supervisor(self)
 
@@ -246,6 +257,11 @@ class ReceiverSupervisor:
         """Where in its life it is."""
         with self._changed:
             return self._state
+
+    @property
+    def epoch(self) -> int:
+        """Of the claim."""
+        return self._claim.epoch
 
     @property
     def generator(self) -> BlockGenerator:
@@ -580,8 +596,8 @@ class ReceiverSupervisor:
         self._clear(_STORE)
 
     def on_idle(self) -> None:
-        """Close a segment that has reached its age."""
-        self._handler.roll_if_due(self._registration.registered_through)
+        """Close a segment that has reached its age; note in its file what is acknowledged."""
+        self._handler.keep_house(self._registration.registered_through)
 
     def on_error(self, message: str, error: Exception) -> None:
         """A push failed; it is tried again, and when the queue is full, reading stops (W05)."""
@@ -666,10 +682,17 @@ class ReceiverSupervisor:
         ):
             # The receiver drops what it has read, and reads on from where the driver log is; or leaves out what the
             # driver log has.
+            if error is None:
+                self.acknowledged.add(block)
             return
         with self._changed:
             self._refused_blocks += 1
             self._refused_records += block.records
+        self._on_refused(error)
+
+    def _on_refused(self, error: BaseException) -> None:
+        """Nothing more of this epoch is accepted."""
+        with self._changed:
             if self._refused is not None:
                 return
             self._refused = error
@@ -880,8 +903,12 @@ class ReceiverSupervisor:
                     ReceiverEventKind.FENCED, "another process holds the receiver", f"{ending.reason}{self._held()}"
                 )
             case ExitCode.FAILED if ending.again:
-                # A gap after a restore, say: a new process claims anew and goes on, so this is no state to stay in.
-                self._reporter.event(ReceiverEventKind.ERROR, "this process ends, another claims anew", ending.reason)
+                # A new process claims anew and goes on, so this is no state to stay in.
+                what, detail = "this process ends, another claims anew", ending.reason
+                if isinstance(self._refused, SequenceGapError):
+                    what = f"the driver log lacks blocks that it had acknowledged: {what}"
+                    detail += f" It was acknowledged up to sequence {self._registration.registered_through}."
+                self._reporter.event(ReceiverEventKind.ERROR, what, detail)
             case ExitCode.FAILED:
                 self._reporter.state(ReceiverState.FAILED, ending.reason)
                 self._reporter.event(ReceiverEventKind.FAILED, "the receiver failed", ending.reason)

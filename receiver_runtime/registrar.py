@@ -7,6 +7,9 @@ must not make this process look dead. What the driver log decides and what may b
 - ADDED and ALREADY_ADDED hold for ever: the block's future has its result.
 - FENCED, CONFLICT and GAP are final for this epoch: every block of that receiver that is not registered fails with the
   named error, and so does every later one. The other receivers notice nothing.
+- A driver log that lost its last commits, for a standby was promoted without them, is found by a GAP, by the newest
+  sequence in a heartbeat's answer, and on every new connection by the segments of what is to be added. That is final
+  too: the process's knowledge goes into its files' notes, and its successor salvages them.
 - OFFSET_CONFLICT says that another receiver read a source's partition on, DUPLICATE_KEYS that the log has some of the
   records: they fail the same blocks, and later ones only until the receiver has seen to it (``Registration.go_on``).
 - AGAIN, an unknown outcome, and a driver log that is away say nothing. The only way on is to send the *identical*
@@ -35,8 +38,9 @@ from receiver_runtime.driver_log import FIRST_DELAY, LONGEST_DELAY, TELL_AFTER, 
 from receiver_runtime.progress import Progress
 from tracker_store.blocks import AddOutcome, AddResult, NewBlock, Steering, add_blocks, raise_for_outcome
 from tracker_store.engine import connect
-from tracker_store.errors import DriverLogError, DuplicateKeysError, OffsetConflictError
+from tracker_store.errors import DriverLogError, DuplicateKeysError, LostCommitsError, OffsetConflictError
 from tracker_store.processes import ProcessExpiredError, heartbeat
+from tracker_store.segments import receivers_of_lost_segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +83,10 @@ class BlockLog(Protocol):
     """The driver log, as the registrar's two threads call it: each has a method of its own."""
 
     def add_blocks(self, blocks: Sequence[NewBlock]) -> list[AddResult]:
-        """One call for the blocks of any number of receivers."""
+        """One call for the blocks of any number of receivers.
+
+        Raises LostCommitsError, and adds nothing, where segments of some receivers are not known any more.
+        """
         ...
 
     def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
@@ -88,7 +95,11 @@ class BlockLog(Protocol):
 
 
 class PostgresBlockLog:
-    """The real one: additions have a connection of their own, made anew after any failure."""
+    """The real one: additions have a connection of their own, made anew after any failure.
+
+    A new connection may lead to another server, so the first blocks' segments are looked for on it: no constraint of
+    the driver log does, and without a row, or with another's under the same id, nobody could read the blocks.
+    """
 
     def __init__(self, engine: sa.Engine, *, process_id: int, queued: Callable[[], Mapping[int, int]] = dict) -> None:
         """`queued`: asked at each heartbeat for the blocks in the receivers' queues, by id; must not wait."""
@@ -99,6 +110,8 @@ class PostgresBlockLog:
 
     def add_blocks(self, blocks: Sequence[NewBlock]) -> list[AddResult]:
         """See ``tracker_store.blocks.add_blocks``."""
+        if self._held is None:
+            self._call(lambda connection: _look_for_segments(connection, blocks))
         return self._call(lambda connection: add_blocks(connection, blocks))
 
     def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
@@ -123,6 +136,14 @@ class PostgresBlockLog:
             self._held[0].invalidate()
             self.close()
             raise
+
+
+def _look_for_segments(connection: sa.Connection, blocks: Sequence[NewBlock]) -> None:
+    lost = receivers_of_lost_segments(
+        connection, {(block.handle.segment_id, block.receiver_id, block.epoch) for block in blocks}
+    )
+    if lost:
+        raise LostCommitsError("the driver log has no row of a segment that it had given one", lost)
 
 
 @dataclass(slots=True)
@@ -151,6 +172,9 @@ class _Lane:
     steered: Steering | None = None
     steering: threading.Lock = field(default_factory=threading.Lock)
     refused: Exception | None = None
+    # Found by a heartbeat, for the registrar's thread to refuse it with.
+    lost: LostCommitsError | None = None
+    on_lost: Callable[[LostCommitsError], None] = lambda _: None
     leaving: bool = False
     # Of the registrar's lock: there is room, or all is settled, or the receiver is let go. A condition for each
     # receiver, or each block that is registered would wake whoever waits for another.
@@ -299,6 +323,7 @@ class Registrar:
         on_steering: Callable[[Steering], None] = lambda _: None,
         listener: OutageListener | None = None,
         progress: Progress | None = None,
+        on_lost: Callable[[LostCommitsError], None] = lambda _: None,
     ) -> Registration:
         """Take a receiver in, after its claim.
 
@@ -308,10 +333,13 @@ class Registrar:
             on_steering: told what the receiver is to do, with an answer or heartbeat that says something new.
             listener: told when its blocks wait long, and then when they are answered.
             progress: told of each call for its blocks, whether it was answered or failed.
+            on_lost: told when a heartbeat found that the driver log lost blocks of it that were registered.
         """
         if limit < 1:
             raise ValueError(f"a limit of {limit} blocks: give 1 or more")
-        lane = _Lane(receiver_id, limit, on_steering, listener, registered_through, progress or Progress())
+        lane = _Lane(
+            receiver_id, limit, on_steering, listener, registered_through, progress or Progress(), on_lost=on_lost
+        )
         lane.moved = threading.Condition(self._lock)
         with self._changed:
             if receiver_id in self._lanes:
@@ -372,7 +400,9 @@ class Registrar:
     def _run(self) -> None:
         try:
             while (lanes := self._next_work()) is not None:
-                self._send(lanes)
+                self._refuse_lost()
+                if with_blocks := [lane for lane in lanes if lane.sent]:
+                    self._send(with_blocks)
         except BaseException as error:  # noqa: BLE001  handed to every receiver
             # A thread that dies silently would leave every receiver waiting for ever.
             failed = error if isinstance(error, Exception) else RegistrarFailedError(f"{type(error).__name__}: {error}")
@@ -389,6 +419,8 @@ class Registrar:
         with self._changed:
             while not self._stopping:
                 self._let_go()
+                if any(lane.lost is not None for lane in self._lanes.values()):
+                    return []
                 now = self._clock.monotonic()
                 left = self._not_before - now
                 if left <= 0 and self._gathers_until > now and not self._one_by_one:
@@ -439,10 +471,18 @@ class Registrar:
             for lane in lanes:
                 self._wait(lane, began, error)
             return
+        except LostCommitsError as error:
+            for lane in lanes:
+                if lane.receiver_id in error.receiver_ids:
+                    self._refuse(lane, error)
+            return
         except Exception as error:  # noqa: BLE001  handed to the receiver that it is about
             self._isolate(lanes, error)
             return
         self._answered()
+        self._take_answers(lanes, results)
+
+    def _take_answers(self, lanes: Sequence[_Lane], results: Sequence[AddResult]) -> None:
         by_receiver = {lane.receiver_id: lane for lane in lanes}
         again = False
         for result in results:
@@ -532,6 +572,20 @@ class Registrar:
             lane.waiting.clear()
             lane.moved.notify_all()
 
+    def _refuse_lost(self) -> None:
+        with self._changed:
+            found = [(lane, lane.lost) for lane in self._lanes.values() if lane.lost is not None]
+            for lane, _ in found:
+                lane.lost = None
+        for lane, error in found:
+            if error is None or isinstance(lane.refused, LostCommitsError):
+                continue
+            self._refuse(lane, error)
+            try:
+                lane.on_lost(error)
+            except Exception:  # noqa: BLE001  one receiver's fault must not reach the others
+                _log.exception("a receiver could not be told of lost commits", receiver_id=lane.receiver_id)
+
     def _isolate(self, lanes: Sequence[_Lane], error: Exception) -> None:
         """The database refused a call as a whole, by an error: find the receiver that it is about."""
         if len(lanes) > 1:
@@ -582,6 +636,9 @@ class Registrar:
             return None
 
     def _beat(self, receiver_ids: Sequence[int]) -> None:
+        with self._changed:
+            # Before it is asked: what is registered meanwhile is no loss.
+            known = {receiver_id: lane.registered_through for receiver_id, lane in self._lanes.items()}
         try:
             steerings = self._log.heartbeat(receiver_ids)
         except ProcessExpiredError as error:
@@ -598,3 +655,17 @@ class Registrar:
             for steering in steerings:
                 if (lane := self._lanes.get(steering.receiver_id)) is not None:
                     self._steer(lane, steering)
+                    self._compare(lane, steering.newest_sequence, known.get(steering.receiver_id, 0))
+
+    def _compare(self, lane: _Lane, newest: int | None, registered: int) -> None:
+        if newest is None or newest >= registered:
+            return
+        with self._changed:
+            if lane.refused is not None and not isinstance(lane.refused, _PASSING):
+                return
+            lane.lost = LostCommitsError(
+                f"the newest of receiver {lane.receiver_id} is sequence {newest}, and {registered} was registered",
+                (lane.receiver_id,),
+            )
+            self._changed.notify_all()
+            self._interrupt.notify_all()

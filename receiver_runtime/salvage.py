@@ -11,7 +11,8 @@ Who decides, and what may be trusted:
   marker, whether their rows are still there or clean-up has taken them. So the frame's own number answers, for ever,
   and one probe of the index per epoch is all that is asked. Salvage begins after the claim was *answered*, not before.
 - **Which unsealed segments there are** is decided by their rows, which come before the files. A segment that its own
-  process has sealed holds nothing that is not registered (``write_ahead_log``).
+  process has sealed holds nothing that is not registered (``write_ahead_log``). A file of the receiver's that no row
+  names is one whose row the driver log has lost (below).
 - **Which frame is the block**: of several with one number the last one that is intact. Those before it are writes that
   failed and were made again; nobody was told that they are stored.
 - **Whether the sender sends it again** is written into each frame. What it does not send again is registered. What
@@ -24,6 +25,13 @@ Who decides, and what may be trusted:
   transaction that adds the blocks (``functions/salvage_blocks.sql``). Nothing depends on rows that clean-up may take.
 - **A segment's end**: all of an epoch's segments are sealed by one statement, after the last block and the event that
   tells of it. Until then everything is done again, and comes out the same. A file is never cut, and never appended to.
+
+**A driver log that lost its last commits** (a standby was promoted without them, or a backup was restored) is one whose
+epoch ends before a number that a frame says was registered. Those blocks are registered again, but for those of
+source positions, which went with them and are read again. Rows of segments may be lost too: files below the receiver's
+own directory that no row names get one, if the driver log knows the receiver since before them, and has cleaned away
+no block from behind their epoch's end (a file that clean-up could not delete in some replica must not come back). Both
+are told by an ERROR; docs/runbooks/postgres-failover.md has what else is lost then.
 
 A process that is not dead but paused may wake up and append to a file that was scanned. It is fenced: it registers
 nothing, acknowledges nothing, and says in its FENCED event how much it held. What it appends behind the sealed length
@@ -45,6 +53,7 @@ thread's, so that a long salvage loses no lease.
 
 from __future__ import annotations
 
+import re
 import threading
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -68,10 +77,13 @@ from tracker_store.segments import (
     OpenSegment,
     count_blocks_of_segment,
     end_of_epoch,
+    oldest_known,
+    open_segment,
     open_segments_before,
     salvage_blocks,
     seal_salvaged,
 )
+from tracker_store.stored_blocks import segment_paths_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -89,6 +101,10 @@ GROUP = 500
 _READ_ATTEMPTS = 3
 _READ_DELAY = 0.2
 _RUNBOOK = "docs/runbooks/receiver-killed.md"
+_FAILOVER_RUNBOOK = "docs/runbooks/postgres-failover.md"
+# receiver-ID/EPOCH-NUMBER.segment
+_SEGMENT_NAME = re.compile(r"receiver-(?P<receiver>\d+)/(?P<epoch>\d+)-(?P<number>\d+)\.segment")
+_PATHS_SHOWN = 5
 
 
 class _OutOfReachError(Exception):
@@ -110,6 +126,8 @@ class _Found:
     epoch: int
     #: The epoch registered its numbers up to here.
     registered: int
+    #: Its claim is in the driver log; where that was lost, so is where its numbers began.
+    known: bool = True
     lengths: dict[int, int] = field(default_factory=dict)
     #: By sequence, in the order of the files: intact, not registered, not salvaged before.
     blocks: dict[int, _StoredBlock] = field(default_factory=dict)
@@ -129,6 +147,17 @@ class _Found:
     #: Registered blocks and records whose ephemeral file is gone.
     gone_blocks: int = 0
     gone_records: int = 0
+
+    @property
+    def first(self) -> int:
+        """The first number that the epoch may have stored and not registered."""
+        if self.known:
+            return self.registered + 1
+        return min(self.intact | self.damaged.keys(), default=self.newest + 1)
+
+    def was_acknowledged(self, block: _StoredBlock) -> bool:
+        """Did the driver log have this block that it does not have?"""
+        return block.sequence <= self.acknowledged
 
     def comes_again(self, rule: SourceRule, sequence: int) -> bool:
         """Will the source deliver this unregistered block's records again?"""
@@ -157,9 +186,11 @@ def salvage(
 
     Raises:
         ReceiverFencedError: the receiver was taken over meanwhile.
+        SequenceGapError: the driver log lost commits of ours meanwhile; a new claim salvages what they were about.
         GivenUpError: the process is ending. What was done stays done, and the next salvage goes on.
     """
     work = _Salvage(driver_log, store, claimed, location, clock or SystemClock(), progress or Progress())
+    work.give_rows_to_lost_segments()
     segments = driver_log.until_answered(
         "look for segments to salvage",
         lambda c: open_segments_before(c, receiver_id=claimed.receiver_id, epoch=claimed.epoch),
@@ -202,6 +233,82 @@ class _Salvage:
         self._clock = clock
         self.newest_sequence = claimed.sequence
 
+    # -- segments without rows ---------------------------------------------------------------------------------------
+
+    def give_rows_to_lost_segments(self) -> None:
+        """Give each file of the receiver's that no row names a row, as a segment that a killed process left open."""
+        try:
+            files = self._own_files()
+        except (OSError, BlockStoreError) as error:
+            _log.warning("could not look for lost segments", receiver_id=self._receiver_id, error=str(error))
+            return
+        unknown = [found for page in _groups(sorted(files)) for found in self._without_row(page)]
+        if not unknown:
+            return
+        oldest = self._driver_log.until_answered(
+            "read since when the receiver is known", lambda c: oldest_known(c, receiver_id=self._receiver_id)
+        )
+        given, left = [], []
+        for epoch, _, path in unknown:
+            end = self._driver_log.until_answered(
+                "read where an epoch ended",
+                lambda c, epoch=epoch: end_of_epoch(c, receiver_id=self._receiver_id, epoch=epoch),  # type: ignore[misc]
+            )
+            if oldest.epoch <= epoch < self._claim.epoch and oldest.low_mark <= end.sequence:
+                self._give_row(epoch, path)
+                given.append(path)
+            else:
+                left.append(path)
+        said = []
+        if given:
+            said.append(f"{len(given)} are salvaged now: {_some(given)}")
+        if left:
+            said.append(f"{len(left)} stay as they are, for they may be another driver log's: {_some(left)}")
+        self._tell(
+            ReceiverEventKind.ERROR,
+            "the driver log has no rows of segments that this receiver made",
+            f"it lost its last commits, or was restored: {'; '.join(said)}; see {_FAILOVER_RUNBOOK}",
+        )
+
+    def _own_files(self) -> set[tuple[int, int, str]]:
+        """The receiver's files as (epoch, number, path)."""
+        found = set()
+        for replica in replicas_of(self._store):
+            for path in replica.segment_paths(f"receiver-{self._receiver_id}"):
+                name = _SEGMENT_NAME.fullmatch(path)
+                if name is not None and int(name["receiver"]) == self._receiver_id:
+                    found.add((int(name["epoch"]), int(name["number"]), path))
+        return found
+
+    def _without_row(self, page: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+        paths = [path for _, _, path in page]
+        known = self._driver_log.until_answered("look for rows of segments", lambda c: segment_paths_known(c, paths))
+        return [found for found in page if found[2] not in known]
+
+    def _give_row(self, epoch: int, path: str) -> None:
+        rule = SourceRule.NOT_SENT_AGAIN
+        try:
+            for item in self._store.scan(path):
+                if not isinstance(item, TornTail) and item.header is not None:
+                    rule = item.header.source_rule
+                    break
+        except (OSError, BlockStoreError) as error:
+            # Salvage looks for itself, and each frame has its own.
+            _log.warning("could not read a lost segment yet", path=path, error=str(error))
+        self._driver_log.until_answered(
+            "give a segment its row",
+            lambda c: open_segment(
+                c,
+                receiver_id=self._receiver_id,
+                epoch=epoch,
+                path=path,
+                source_rule=rule.name.lower(),
+                store=self._location,
+            ),
+        )
+
+    # -- one epoch ---------------------------------------------------------------------------------------------------
+
     def do(self, epoch: int, segments: Sequence[OpenSegment]) -> None:
         """All of one epoch: look at everything, register, tell, seal."""
         try:
@@ -216,19 +323,23 @@ class _Salvage:
         first = self.newest_sequence + 1
         left = [b for b in found.blocks.values() if found.comes_again(b.source_rule, b.sequence)]
         taken = [b for b in found.blocks.values() if not found.comes_again(b.source_rule, b.sequence)]
+        self._tell_lost_commits(found, taken, left)
         self._register(taken)
         recorded = self._record(epoch, found.letters)
         self._tell_salvaged(found, taken, left, recorded, first)
         self._tell_lost(found, segments)
-        self._driver_log.until_answered("seal salvaged segments", lambda c: seal_salvaged(c, found.lengths))
+        self._driver_log.until_answered(
+            "seal salvaged segments",
+            lambda c: seal_salvaged(c, found.lengths, claimed=self._claim, through=self.newest_sequence),
+        )
 
     # -- look --------------------------------------------------------------------------------------------------------
 
     def _look(self, epoch: int, segments: Sequence[OpenSegment]) -> _Found:
-        registered = self._driver_log.until_answered(
+        end = self._driver_log.until_answered(
             "read where an epoch ended", lambda c: end_of_epoch(c, receiver_id=self._receiver_id, epoch=epoch)
         )
-        found = _Found(epoch, registered, newest=registered)
+        found = _Found(epoch, end.sequence, known=end.known, newest=end.sequence)
         for segment in segments:
             try:
                 self._patiently(segment, found)
@@ -337,6 +448,25 @@ class _Salvage:
 
     # -- tell --------------------------------------------------------------------------------------------------------
 
+    def _tell_lost_commits(self, found: _Found, taken: Sequence[_StoredBlock], left: Sequence[_StoredBlock]) -> None:
+        """Before they are registered: a process that dies in the midst of it leaves its successor less to tell of."""
+        again = [block for block in taken if found.was_acknowledged(block)]
+        read = [block for block in left if found.was_acknowledged(block)]
+        if found.acknowledged <= found.registered:
+            return
+        said = []
+        if again:
+            said.append(f"{_counted(again)} ({_numbers(again)}) are registered again")
+        if read:
+            said.append(f"{_counted(read)} ({_numbers(read)}) are read again from the positions that it has")
+        self._tell(
+            ReceiverEventKind.ERROR,
+            "the driver log lacks blocks that it had acknowledged",
+            f"epoch {found.epoch} is registered up to sequence {found.registered}, and was up to {found.acknowledged}: "
+            f"it lost its last commits, or was restored; {'; '.join(said) or 'nothing of them is stored'}; "
+            f"see {_FAILOVER_RUNBOOK}",
+        )
+
     def _tell_salvaged(
         self, found: _Found, taken: Sequence[_StoredBlock], left: Sequence[_StoredBlock], recorded: int, first: int
     ) -> None:
@@ -361,7 +491,7 @@ class _Salvage:
         rule = SourceRule[segments[0].source_rule.upper()]
         lost = [
             sequence
-            for sequence in range(found.registered + 1, found.newest + 1)
+            for sequence in range(found.first, found.newest + 1)
             if sequence not in found.intact
             # A header that can be read knows better than its segment: blocks of either rule may lie in one.
             and not found.comes_again(found.damaged.get(sequence, (0, rule))[1], sequence)
@@ -406,6 +536,8 @@ def _take(segment: OpenSegment, item: IntactFrame | DamagedFrame, found: _Found)
         found.unreadable_bytes += item.length
         return
     found.acknowledged = max(found.acknowledged, header.registered_through)
+    if header.kind is FrameKind.NOTE:
+        return
     if header.kind is FrameKind.DEAD_LETTER:
         if isinstance(item, DamagedFrame):
             found.damaged_letters += 1
@@ -436,6 +568,14 @@ def _unreadable(frame: IntactFrame) -> DamagedFrame:
 
 def _counted(blocks: Sequence[_StoredBlock]) -> str:
     return f"{len(blocks)} blocks, {sum(block.records for block in blocks)} records"
+
+
+def _numbers(blocks: Sequence[_StoredBlock]) -> str:
+    return f"sequences {blocks[0].sequence}..{blocks[-1].sequence}"
+
+
+def _some(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:_PATHS_SHOWN]) + (" …" if len(paths) > _PATHS_SHOWN else "")
 
 
 def _groups(items: Iterable[Item]) -> Iterator[list[Item]]:

@@ -49,8 +49,8 @@ class SegmentRows(Protocol):
         """Insert the row of the segment at ``path``; returns its id."""
         ...
 
-    def seal_segment(self, segment_id: int, length: int) -> None:
-        """Record the final length."""
+    def seal_segment(self, segment_id: int, length: int, sequence: int) -> None:
+        """Record the final length, if the newest block in it, 0 for none, is registered."""
         ...
 
 
@@ -171,6 +171,24 @@ class WriteAheadLog:
                     ]
             raise WriteAheadLogError(f"{'; '.join(failures)}. {WriteAheadLogError.__doc__}")
 
+    def note(self, frame: EncodedFrame) -> bool:
+        """Append a frame that nothing waits for to the open segment; False where there is none, or it takes none."""
+        with self._lock:
+            segment = self._segment
+            if segment is None:
+                return False
+            try:
+                segment.append(frame)
+                if self._durable:
+                    segment.sync()
+                else:
+                    segment.skip_sync()
+            except (OSError, BlockStoreError) as error:
+                _log.warning("a note could not be written, the next block goes to a new segment", error=str(error))
+                self._end_segment()
+                return False
+            return True
+
     def recorded(self, handles: Sequence[BlockHandle]) -> None:
         """Dead letters that were written have their rows."""
         with self._lock:
@@ -238,7 +256,7 @@ class WriteAheadLog:
             segment_id, length, sequence = self._to_seal[0]
             if sequence > self._registered_through or segment_id in self._unrecorded:
                 return
-            if not _quietly("seal a segment", partial(self._rows.seal_segment, segment_id, length)):
+            if not _quietly("seal a segment", partial(self._rows.seal_segment, segment_id, length, sequence)):
                 return
             del self._to_seal[0]
 

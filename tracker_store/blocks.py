@@ -84,12 +84,16 @@ class NewBlock:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What a receiver is told with every answer: `rate_limit` in records/s (None: unlimited)."""
+    """What a receiver is told with every answer: `rate_limit` in records/s (None: unlimited).
+
+    A heartbeat's answer has the receiver's newest sequence too.
+    """
 
     receiver_id: int
     rate_limit: float | None
     desired_state: DesiredState
     assignment: int
+    newest_sequence: int | None = field(default=None, compare=False)
 
 
 class AddOutcome(StrEnum):

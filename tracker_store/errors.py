@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 
 class DriverLogError(Exception):
     """The driver log refused a statement."""
@@ -35,6 +40,17 @@ class SequenceGapError(DriverLogError):
 
 class NotAssignedError(DriverLogError):
     """This process may not claim the receiver: exit, and let the agent start one for the present assignment."""
+
+
+class LostCommitsError(SequenceGapError):
+    """The driver log lost its last commits (was a standby promoted without them?): claim again and salvage.
+
+    `receiver_ids` are those that it concerns.
+    """
+
+    def __init__(self, problem: str, receiver_ids: Collection[int]) -> None:
+        super().__init__(problem)
+        self.receiver_ids = frozenset(receiver_ids)
 
 
 class ClaimLostError(DriverLogError):

@@ -68,7 +68,7 @@ def heartbeat(
     with named_failures():
         rows = connection.execute(
             sa.text(
-                "SELECT alive, receiver_id, rate_limit, desired_state, assignment "
+                "SELECT alive, receiver_id, rate_limit, desired_state, assignment, newest_sequence "
                 "FROM forebay.heartbeat(:process, CAST(:receivers AS bigint[]), CAST(:queued AS integer[]))"
             ),
             {
@@ -80,7 +80,14 @@ def heartbeat(
     if not rows[0].alive:
         raise ProcessExpiredError(f"process {process_id}")
     return [
-        Steering(row.receiver_id, row.rate_limit, DesiredState(row.desired_state), row.assignment) for row in rows[1:]
+        Steering(
+            row.receiver_id,
+            row.rate_limit,
+            DesiredState(row.desired_state),
+            row.assignment,
+            newest_sequence=row.newest_sequence,
+        )
+        for row in rows[1:]
     ]
 
 

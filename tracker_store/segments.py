@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from tracker_store.blocks import AddOutcome
+from tracker_store.blocks import AddOutcome, newest_epoch
 from tracker_store.engine import named_failures
-from tracker_store.errors import ReceiverFencedError
+from tracker_store.errors import LostCommitsError, ReceiverFencedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from tracker_store.blocks import NewBlock
+    from tracker_store.blocks import Claim, NewBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,22 @@ class OpenSegment:
     durability: str = "durable"
     store: str | None = None
     salvaged_to: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """Where an epoch ended. `known`: the driver log has the epoch; it lost the claim's commit where not."""
+
+    sequence: int
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OldestKnown:
+    """A receiver's first epoch in the driver log (0: none), and up to where its blocks are cleaned away."""
+
+    epoch: int
+    low_mark: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +107,47 @@ def open_segment(
     return segment_id
 
 
-def seal_segment(connection: sa.Connection, *, segment_id: int, length: int) -> None:
-    """Record that a segment is `length` bytes long for good. Locks: its row. Repeating it changes nothing."""
+# Whether an epoch's blocks are there up to a sequence. Markers are never cleaned, so the newest row up to there is of
+# that epoch also where clean-up has taken the block.
+_HAS_THROUGH = (
+    "(SELECT b.sequence FROM forebay.blocks b WHERE b.receiver_id = {receiver} ORDER BY b.sequence DESC LIMIT 1) "
+    "  >= :through "
+    "AND (SELECT b.epoch FROM forebay.blocks b WHERE b.receiver_id = {receiver} AND b.sequence <= :through "
+    "     ORDER BY b.sequence DESC LIMIT 1) = {epoch}"
+)
+
+
+def seal_segment(
+    connection: sa.Connection,
+    *,
+    segment_id: int,
+    length: int,
+    through: int = 0,
+    owner: tuple[int, int] | None = None,
+) -> None:
+    """Record that a segment is `length` bytes long for good. Locks: its row. Repeating it changes nothing.
+
+    Where the driver log lacks its newest block, `through` (0: it has none), it stays open for salvage; the process that
+    asks had an answer that the driver log has lost since. So it is where the id is not of a segment of the `owner`, its
+    (receiver, epoch), any more.
+    """
+    has_through = _HAS_THROUGH.format(receiver="g.receiver_id", epoch="g.epoch")
     with named_failures():
         connection.execute(
             sa.text(
-                "UPDATE forebay.log_segments SET state = 'SEALED', length = :length, sealed_at = clock_timestamp() "
-                "WHERE id = :id AND state = 'OPEN'"
+                "UPDATE forebay.log_segments g "  # noqa: S608  constants
+                "SET state = 'SEALED', length = :length, sealed_at = clock_timestamp() "
+                "WHERE g.id = :id AND g.state = 'OPEN' "
+                "AND g.receiver_id = coalesce(:receiver, g.receiver_id) AND g.epoch = coalesce(:epoch, g.epoch) "
+                f"AND (:through = 0 OR {has_through})"
             ),
-            {"id": segment_id, "length": length},
+            {
+                "id": segment_id,
+                "length": length,
+                "through": through,
+                "receiver": None if owner is None else owner[0],
+                "epoch": None if owner is None else owner[1],
+            },
         )
 
 
@@ -145,25 +193,65 @@ def left_segments(connection: sa.Connection) -> Sequence[LeftSegments]:
     return [LeftSegments(*row) for row in rows]
 
 
-def end_of_epoch(connection: sa.Connection, *, receiver_id: int, epoch: int) -> int:
+def end_of_epoch(connection: sa.Connection, *, receiver_id: int, epoch: int) -> EpochEnd:
     """The newest sequence that an epoch which has a successor added, or its marker's. No locks.
 
     The sequence has no gaps and markers are never cleaned: an epoch has all numbers up to its successor's marker,
     also those whose rows clean-up has taken. Once the successor's claim is answered this never changes.
     """
     with named_failures():
-        end: int = connection.execute(
+        row = connection.execute(
             sa.text(
-                "SELECT (SELECT b.sequence FROM forebay.blocks b "
-                "        WHERE b.receiver_id = :receiver AND b.sequence > coalesce(last.sequence, 0) "
-                "        ORDER BY b.sequence LIMIT 1) - 1 "
-                "FROM (SELECT (SELECT b.sequence FROM forebay.blocks b "
-                "              WHERE b.receiver_id = :receiver AND b.epoch <= :epoch "
-                "              ORDER BY b.sequence DESC LIMIT 1) AS sequence) AS last"
+                "SELECT coalesce((SELECT b.sequence FROM forebay.blocks b "
+                "                 WHERE b.receiver_id = :receiver AND b.sequence > coalesce(last.sequence, 0) "
+                "                 ORDER BY b.sequence LIMIT 1) - 1, last.sequence, 0) AS sequence, "
+                "       coalesce(last.epoch = :epoch, false) AS known "
+                "FROM (SELECT 1) AS one LEFT JOIN LATERAL ("
+                "  SELECT b.sequence, b.epoch FROM forebay.blocks b "
+                "  WHERE b.receiver_id = :receiver AND b.epoch <= :epoch ORDER BY b.sequence DESC LIMIT 1) AS last "
+                "  ON true"
             ),
             {"receiver": receiver_id, "epoch": epoch},
-        ).scalar_one()
-    return end
+        ).one()
+    return EpochEnd(row.sequence, row.known)
+
+
+def oldest_known(connection: sa.Connection, *, receiver_id: int) -> OldestKnown:
+    """Since when the driver log knows a receiver, and up to where its blocks are cleaned away. No locks."""
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT coalesce((SELECT b.epoch FROM forebay.blocks b WHERE b.receiver_id = :receiver "
+                "                 ORDER BY b.sequence LIMIT 1), 0) AS epoch, "
+                "       coalesce((SELECT r.low_mark FROM forebay.receivers r WHERE r.id = :receiver), 0) AS low_mark"
+            ),
+            {"receiver": receiver_id},
+        ).one()
+    return OldestKnown(row.epoch, row.low_mark)
+
+
+def receivers_of_lost_segments(connection: sa.Connection, segments: Iterable[tuple[int, int, int]]) -> set[int]:
+    """The receivers of those (segment id, receiver, epoch) of which the driver log has no such segment. No locks.
+
+    It had them when their ids were given out: it has lost commits since, and may give the same ids out again.
+    """
+    asked = sorted(set(segments))
+    with named_failures():
+        return set(
+            connection.execute(
+                sa.text(
+                    "SELECT DISTINCT a.receiver FROM unnest(CAST(:ids AS bigint[]), CAST(:receivers AS bigint[]), "
+                    "                                       CAST(:epochs AS bigint[])) AS a(id, receiver, epoch) "
+                    "LEFT JOIN forebay.log_segments g "
+                    "  ON g.id = a.id AND g.receiver_id = a.receiver AND g.epoch = a.epoch WHERE g.id IS NULL"
+                ),
+                {
+                    "ids": [segment_id for segment_id, _, _ in asked],
+                    "receivers": [receiver_id for _, receiver_id, _ in asked],
+                    "epochs": [epoch for _, _, epoch in asked],
+                },
+            ).scalars()
+        )
 
 
 def count_blocks_of_segment(connection: sa.Connection, *, receiver_id: int, segment_id: int) -> tuple[int, int]:
@@ -210,13 +298,24 @@ def salvage_blocks(
     return AddOutcome(row.outcome), row.detail
 
 
-def seal_salvaged(connection: sa.Connection, lengths: Mapping[int, int]) -> None:
+def seal_salvaged(connection: sa.Connection, lengths: Mapping[int, int], *, claimed: Claim, through: int) -> None:
     """Seal an epoch's segments at the lengths that salvage found, all at once. Locks: their rows, by id.
 
-    Those that their own process has sealed meanwhile stay as they are. Repeating it changes nothing.
+    Those that their own process has sealed meanwhile stay as they are. Repeating it changes nothing. Raises
+    LostCommitsError where the salvage's blocks, `through` the newest, are not in the driver log any more, and
+    ReceiverFencedError where another epoch is in their place.
     """
     ordered = sorted(lengths)
+    has_through = _HAS_THROUGH.format(receiver=":receiver", epoch=":epoch")
     with named_failures():
+        has = connection.execute(
+            sa.text(f"SELECT {has_through}"),
+            {"receiver": claimed.receiver_id, "epoch": claimed.epoch, "through": through},
+        ).scalar()
+        if not has:
+            if newest_epoch(connection, claimed.receiver_id) > claimed.epoch:
+                raise ReceiverFencedError(f"another epoch holds receiver {claimed.receiver_id}")
+            raise LostCommitsError(f"sequence {through} was salvaged and is not there", (claimed.receiver_id,))
         connection.execute(
             sa.text(
                 "WITH locked AS ("

@@ -9,14 +9,14 @@ offset size field                 meaning
 ====== ==== ===================== ==========================================================================
 0      4    magic                 ``FBAY``
 4      1    header version        1
-5      1    kind                  1 block, 2 dead letter
+5      1    kind                  1 block, 2 dead letter, 3 note
 6      1    source rule           may the sender send these records again? (salvage asks)
 7      1    reason                0, or why a dead letter is one
 8      4    part                  0, or which part of a record that was too large to hold
-12     4    records               records in the block; 1 for a dead letter
+12     4    records               records in the block; 1 for a dead letter or a note
 16     8    receiver id
 24     8    epoch                 of the process that wrote it
-32     8    sequence              the block's; for a dead letter that of the newest block before it
+32     8    sequence              the block's; for a dead letter or a note that of the newest block before it
 40     8    registered_through    the newest sequence known to be registered when this was written
 48     8    payload_length        never 0
 56     4    header checksum       crc32c of bytes 0 to 55: the length can be trusted before the payload is read
@@ -26,7 +26,8 @@ offset size field                 meaning
 A header of zeros never validates: it has no magic, no version and no length. The header's own checksum is what tells
 an incomplete last frame (its length is true and points past the end) from a damaged one.
 
-The payload of a block is one self-contained Arrow IPC stream, that of a dead letter the record's raw bytes.
+The payload of a block is one self-contained Arrow IPC stream, that of a dead letter the record's raw bytes. A note says
+nothing but its ``registered_through``, for a process that stores no block after its last acknowledgement.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class FrameKind(IntEnum):
 
     BLOCK = 1
     DEAD_LETTER = 2
+    NOTE = 3
 
 
 class SourceRule(IntEnum):

@@ -93,8 +93,8 @@ class BlockStore(Protocol):
 class Replica(BlockStore, Protocol):
     """A store in one place, which can be compared with others and repaired from them."""
 
-    def segment_paths(self) -> Iterator[str]:
-        """The path of everything in the store but what was set aside, in no order."""
+    def segment_paths(self, under: str = "") -> Iterator[str]:
+        """The path of everything in the store, or in its directory `under`, but what was set aside; in no order."""
         ...
 
     def set_aside(self, path: str) -> str:

@@ -131,10 +131,14 @@ class LocalBlockStore:
         if target.parent.is_dir():
             self._files.sync_directory(target.parent)
 
-    def segment_paths(self) -> Iterator[str]:
-        """The path of every file in the store but those set aside and its identity, from the root, in no order."""
-        if self.root.is_dir():
-            for path in self.root.rglob("*"):
+    def segment_paths(self, under: str = "") -> Iterator[str]:
+        """The path of every file in the store, or in one directory of it, but those set aside and its identity.
+
+        From the root, in no order.
+        """
+        directory = self._resolve(under) if under else self.root
+        if directory.is_dir():
+            for path in directory.rglob("*"):
                 relative = path.relative_to(self.root)
                 if relative.parts[0] != ASIDE and not _is_identity(relative) and path.is_file():
                     yield relative.as_posix()

@@ -128,9 +128,12 @@ class ObjectBlockStore:
                 yield _moved(item, begin, may_be_torn=last)
             end = begin + size
 
-    def segment_paths(self) -> Iterator[str]:
-        """The path of every segment (and of any other object) but those set aside, in no order."""
-        keys = [PurePosixPath(key) for key, _ in self._call("list", lambda: self._objects.sizes(""))]
+    def segment_paths(self, under: str = "") -> Iterator[str]:
+        """The path of every segment (and of any other object) in the store, or below a prefix, but those set aside.
+
+        In no order.
+        """
+        keys = [PurePosixPath(key) for key, _ in self._call("list", lambda: self._objects.sizes(under))]
         if not keys:
             self._require_bucket()
         yield from {

@@ -32,9 +32,10 @@ from tracker_store.blocks import (
     open_partition,
 )
 from tracker_store.engine import connect, create_engine
-from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.errors import DriverLogUnavailableError, LostCommitsError, OutcomeUnknownError
 from tracker_store.processes import register_process
 from tracker_store.schema import ProcessKind
+from tracker_store.segments import open_segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -162,6 +163,16 @@ def test_w02_the_registrar_resolves_lost_answers_by_itself(log: Log, database_ur
     scissors = Scissors(12, share=0.6)
     process_id = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
     claims = [claim_anew(log.connection, receiver_id) for receiver_id in log.receiver_ids]
+    segments = {
+        c.receiver_id: open_segment(
+            log.connection,
+            receiver_id=c.receiver_id,
+            epoch=c.epoch,
+            path=f"{c.receiver_id}/{c.epoch}",
+            source_rule="not_sent_again",
+        )
+        for c in claims
+    }
     futures: dict[int, list[Future[NewBlock]]] = {claimed.receiver_id: [] for claimed in claims}
     with CuttingProxy(database_url, scissors) as proxy:
         engine = create_engine(proxy.url, application_name="registrar")
@@ -174,7 +185,8 @@ def test_w02_the_registrar_resolves_lost_answers_by_itself(log: Log, database_ur
             sequence += 1
             for claimed, lane in zip(claims, lanes, strict=True):
                 lane.reserve()
-                futures[claimed.receiver_id].append(lane.submit(block(claimed, sequence)))
+                new = block(claimed, sequence, segment_id=segments[claimed.receiver_id])
+                futures[claimed.receiver_id].append(lane.submit(new))
         for lane in lanes:
             lane.wait_until_settled()
         registrar.stop()
@@ -325,3 +337,23 @@ def test_w21_a_client_that_is_stopped_anywhere_is_refused_when_it_goes_on(
         finally:
             zombie.kill()
         assert_chain_of_two(log, zombie, successor, added)
+
+
+def test_blocks_whose_segment_was_lost_are_not_added_on_a_new_connection(
+    log: Log, engine: sa.Engine, database_url: str
+) -> None:
+    """The server that answers now never had the segment's row, or gave its id to another: nobody could read them."""
+    process_id = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
+    lost, other = (claim_anew(log.connection, receiver_id) for receiver_id in log.receiver_ids[:2])
+    segment = open_segment(
+        log.connection, receiver_id=other.receiver_id, epoch=other.epoch, path="a/b", source_rule="not_sent_again"
+    )
+    block_log = PostgresBlockLog(engine, process_id=process_id)
+    with pytest.raises(LostCommitsError) as raised:
+        block_log.add_blocks([block(lost, 2, segment_id=segment), block(other, 2, segment_id=segment)])
+    assert raised.value.receiver_ids == {lost.receiver_id}
+    [result] = block_log.add_blocks([block(other, 2, segment_id=segment)])
+    assert result.outcome is AddOutcome.ADDED
+    newest = {item.receiver_id: item.newest_sequence for item in block_log.heartbeat(log.receiver_ids)}
+    assert (newest[lost.receiver_id], newest[other.receiver_id]) == (1, 2)
+    block_log.close()

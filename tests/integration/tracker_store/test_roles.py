@@ -52,6 +52,7 @@ from tracker_store.receivers import (
 )
 from tracker_store.schema import ProcessKind, ReceiverEventKind, ReceiverState
 from tracker_store.segments import (
+    EpochEnd,
     count_blocks_of_segment,
     end_of_epoch,
     open_segment,
@@ -149,14 +150,15 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
         seal_segment(connection, segment_id=segment, length=2000)
         successor = claim_anew(connection, receiver, placed.assignment)
         [found] = open_segments_before(connection, receiver_id=receiver, epoch=successor.epoch)
-        assert (found.segment_id, end_of_epoch(connection, receiver_id=receiver, epoch=claimed.epoch)) == (left, 2)
+        assert found.segment_id == left
+        assert end_of_epoch(connection, receiver_id=receiver, epoch=claimed.epoch) == EpochEnd(2, known=True)
         salvaged = block(successor, successor.sequence + 1, segment_id=left)
         assert salvage_blocks(connection, [salvaged], salvaged_to=500) == (AddOutcome.ADDED, None)
         assert salvage_blocks(connection, [salvaged], salvaged_to=500) == (AddOutcome.ALREADY_ADDED, None)
         assert count_blocks_of_segment(connection, receiver_id=receiver, segment_id=left) == (1, 10)
         letter = StoredDeadLetter("not UTF-8", 0, 3, block(claimed, 9, segment_id=left).handle)
         assert [add_dead_letters(connection, [letter], receiver_id=receiver, epoch=1) for _ in range(2)] == [1, 0]
-        seal_salvaged(connection, {left: 1000})
+        seal_salvaged(connection, {left: 1000}, claimed=successor, through=successor.sequence + 1)
         attach_block_store(connection, host="here", roots={"directory-1": "/blocks"})
         deregister_process(connection, process)
         release_receivers_of_agent(connection, agent_id=agent, why="stopped")

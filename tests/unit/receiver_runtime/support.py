@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.block_store.files import Files
@@ -161,7 +162,8 @@ class MemorySegments:
         self.rules[segment_id] = source_rule
         return segment_id
 
-    def seal_segment(self, segment_id: int, length: int) -> None:
+    def seal_segment(self, segment_id: int, length: int, sequence: int) -> None:
+        del sequence
         if self.fail_seals:
             raise ConnectionError("away")
         self.lengths[segment_id] = length
@@ -176,7 +178,8 @@ class MemoryBlockLog:
 
     Attributes a test sets: `lose_answers` (commit, then say nothing), `away` (do nothing, say nothing), `say_again`,
     `fence` (receiver ids that another process has claimed), `refuse_call` (raise for a call with these receivers),
-    `offset_conflicts` (so many groups with links are refused).
+    `offset_conflicts` (so many groups with links are refused), `tells_newest` (a heartbeat's answer has the newest
+    sequence, as the real one's).
     """
 
     def __init__(self) -> None:
@@ -191,6 +194,7 @@ class MemoryBlockLog:
         self.offset_conflicts = 0
         self.refuse_call: Callable[[Sequence[NewBlock]], Exception | None] = lambda _: None
         self.heartbeat_error: Exception | None = None
+        self.tells_newest = False
         self.desired: dict[int, DesiredState] = {}
         self.rates: dict[int, float] = {}
         self.assignments: dict[int, int] = {}
@@ -255,6 +259,14 @@ class MemoryBlockLog:
             if self.away:
                 raise OutcomeUnknownError("the server is away")
             steerings = [self.steering(receiver_id) for receiver_id in receiver_ids]
+            if self.tells_newest:
+                steerings = [
+                    replace(
+                        item,
+                        newest_sequence=max((b.sequence for b in self.chains.get(item.receiver_id, [])), default=0),
+                    )
+                    for item in steerings
+                ]
             # Last: a test that has seen it count may steer otherwise.
             self.heartbeats += 1
             return steerings

@@ -21,6 +21,7 @@ from tracker_store.blocks import AddResult, NewBlock, OffsetLink, Steering
 from tracker_store.errors import (
     BlockConflictError,
     DriverLogUnavailableError,
+    LostCommitsError,
     OffsetConflictError,
     OutcomeUnknownError,
     ReceiverFencedError,
@@ -464,3 +465,48 @@ def test_who_was_fenced_after_an_offset_conflict_does_not_go_on(registrar: Regis
         submit(lane, linked(1)).result(20)
     with pytest.raises(ReceiverFencedError):
         lane.go_on()
+
+
+def test_a_heartbeat_finds_that_the_driver_log_lost_what_it_had_acknowledged(
+    log: MemoryBlockLog, registrar: Registrar, clock: ManualClock
+) -> None:
+    """The receiver is idle: nothing that it adds would find a gap."""
+    told: list[LostCommitsError] = []
+    lost = registrar.attach(1, registered_through=0, limit=100, on_lost=told.append)
+    other = attach(registrar, 2)
+    for sequence in (1, 2):
+        submit(lost, block(sequence)).result(20)
+        submit(other, block(sequence, receiver_id=2)).result(20)
+    log.tells_newest = True
+    heartbeats = log.heartbeats
+    advance_until(clock, lambda: log.heartbeats > heartbeats + 1)
+    assert told == []
+    log.chains[1] = [block(1)]
+    advance_until(clock, lambda: told)
+    assert "the newest of receiver 1 is sequence 1, and 2 was registered" in str(told[0])
+    with pytest.raises(LostCommitsError):
+        lost.reserve()
+    # Told once, and the other receiver notices nothing.
+    heartbeats = log.heartbeats
+    advance_until(clock, lambda: log.heartbeats > heartbeats + 1)
+    assert len(told) == 1
+    assert submit(other, block(3, receiver_id=2)).result(20).sequence == 3
+
+
+def test_lost_segments_are_their_receivers_alone(registrar: Registrar, log: MemoryBlockLog, clock: ManualClock) -> None:
+    lost, other = attach(registrar, 1), attach(registrar, 2)
+    log.away = True
+    failing = submit(lost, block(1))
+    going = submit(other, block(1, receiver_id=2))
+    eventually(lambda: log.calls)
+
+    def refuse(blocks: Sequence[NewBlock]) -> Exception | None:
+        concerned = {item.receiver_id for item in blocks} & {1}
+        return LostCommitsError("no row of a segment", concerned) if concerned else None
+
+    log.refuse_call = refuse
+    log.away = False
+    advance_until(clock, going.done)
+    assert going.result() == block(1, receiver_id=2)
+    with pytest.raises(LostCommitsError):
+        failing.result(20)

@@ -42,8 +42,8 @@ class Rows:
         del path, source_rule
         return 1
 
-    def seal_segment(self, segment_id: int, length: int) -> None:
-        del segment_id, length
+    def seal_segment(self, segment_id: int, length: int, sequence: int) -> None:
+        del segment_id, length, sequence
 
 
 def test_every_compression_gives_the_same_batches_back() -> None:

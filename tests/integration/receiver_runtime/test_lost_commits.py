@@ -1,0 +1,203 @@
+"""A driver log without its last commits (a standby was promoted, a backup was restored), seen by the next process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from receiver_runtime.block_store.frame import FrameKind
+from receiver_runtime.driver_log import DriverLog
+from receiver_runtime.sources.base import SourceRule
+from tests.integration.receiver_runtime.salvage_rig import SalvagedReceiver
+from tracker_store.errors import LostCommitsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import sqlalchemy as sa
+
+    from receiver_runtime.driver_log import OutageListener
+
+T = TypeVar("T")
+
+LACKS = "is registered up to sequence"
+
+
+@pytest.fixture
+def receiver(engine: sa.Engine, tmp_path: Path) -> SalvagedReceiver:
+    return SalvagedReceiver.make(engine, tmp_path / "blocks")
+
+
+def lose(receiver: SalvagedReceiver, *, after: int, segments_too: bool = True) -> None:
+    """As on a standby that was promoted when it had the receiver's blocks up to a sequence."""
+    receiver.execute("DELETE FROM forebay.blocks WHERE receiver_id = :r AND sequence > :after", after=after)
+    # A seal comes after the last block of its segment.
+    receiver.execute(
+        "UPDATE forebay.log_segments SET state = 'OPEN', length = NULL, sealed_at = NULL, salvaged_to = NULL, "
+        "salvaged_sequence = NULL WHERE receiver_id = :r"
+    )
+    if segments_too:
+        receiver.execute(
+            "DELETE FROM forebay.log_segments g WHERE g.receiver_id = :r "
+            "AND NOT EXISTS (SELECT FROM forebay.blocks b WHERE b.segment_id = g.id)"
+        )
+
+
+def lacks(receiver: SalvagedReceiver) -> list[str]:
+    return [detail for detail in receiver.events("ERROR") if LACKS in detail]
+
+
+@pytest.mark.parametrize("end", ["idle", "stopped"])
+def test_the_newest_acknowledged_block_is_registered_again_though_no_later_block_says_so(
+    receiver: SalvagedReceiver, end: str
+) -> None:
+    """The sender has its acknowledgement and will not bring it again."""
+    life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
+    for text in ("a", "b"):
+        life.keep(text)
+        life.register()
+    if end == "stopped":
+        life.close()
+    else:
+        life.handler.keep_house(life.registered_through)
+        life.handler.keep_house(life.registered_through)
+    lose(receiver, after=2)
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["b"]]
+    assert ["was up to 3" in detail and "1 blocks, 1 records (sequences 3..3)" in detail for detail in lacks(receiver)]
+    receiver.check()
+
+
+def test_what_was_not_acknowledged_is_left_to_the_sender_all_the_same(receiver: SalvagedReceiver) -> None:
+    life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
+    for text in ("a", "b"):
+        life.keep(text)
+        life.register()
+    life.keep("c")
+    life.close()
+    lose(receiver, after=2)
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["b"]]
+    assert "1 blocks, 1 records left to the sender" in receiver.events("SALVAGED")[-1]
+
+
+def test_a_note_is_written_once_and_only_where_senders_bring_again_what_is_not_acknowledged(
+    receiver: SalvagedReceiver,
+) -> None:
+    notes = []
+    for rule in SourceRule:
+        life = receiver.live(receiver.claim(), rule=rule)
+        life.keep("a")
+        life.handler.keep_house(life.registered_through)
+        life.register()
+        for _ in range(5):
+            life.handler.keep_house(life.registered_through)
+        life.close()
+        notes.append(sum(frame.header.kind is FrameKind.NOTE for frame in receiver.frames(receiver.paths()[-1])))
+        assert receiver.segments()[-1][0] == "SEALED"
+    assert dict(zip(SourceRule, notes, strict=True)) == {
+        rule: int(rule is SourceRule.SENT_AGAIN) for rule in SourceRule
+    }
+
+
+def test_records_with_positions_are_read_again_from_the_position_that_the_log_has(receiver: SalvagedReceiver) -> None:
+    """The position is in the same transaction as the block: both are lost, or none."""
+    life = receiver.live(receiver.claim(), rule=SourceRule.OFFSETS)
+    for text in ("a", "b", "c"):
+        life.keep(text)
+        life.register()
+    lose(receiver, after=2)
+    receiver.live()
+    assert receiver.blocks() == [["a"]]
+    [said] = lacks(receiver)
+    assert "1 blocks, 1 records (sequences 3..3) are read again from the positions" in said
+
+
+def test_claims_and_segments_that_were_lost_too_come_back_in_their_order(receiver: SalvagedReceiver) -> None:
+    first = receiver.live(max_segment_bytes=1)  # a segment for each block
+    for text in ("a", "b", "c"):
+        first.keep(text)
+        first.register()
+    first.close()
+    second = receiver.live(max_segment_bytes=1)
+    second.keep("d")
+    second.register()
+    second.keep("e")
+    lose(receiver, after=2)
+    assert len(receiver.paths()) == 1
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["b"], ["c"], ["d"], ["e"]]
+    errors = receiver.events("ERROR")
+    assert "4 are salvaged now" in errors[0]
+    # Nothing is said to be damaged: of an epoch that is not known nobody knows where its numbers began.
+    assert not [detail for detail in errors if "damaged" in detail or "lost and" in detail]
+    receiver.check()
+    # Once.
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["b"], ["c"], ["d"], ["e"]]
+
+
+def test_files_of_another_driver_log_are_not_taken_for_ours(receiver: SalvagedReceiver, engine: sa.Engine) -> None:
+    """The database was made anew, and the directory with blocks of the old one stayed."""
+    old = receiver.live()
+    old.keep("a")
+    old.register()
+    receiver.execute("DELETE FROM forebay.blocks WHERE receiver_id = :r")
+    receiver.execute("DELETE FROM forebay.log_segments WHERE receiver_id = :r")
+    receiver.live()
+    assert receiver.blocks() == []
+    assert "1 stay as they are" in receiver.events("ERROR")[-1]
+
+
+def test_a_file_that_clean_up_left_behind_does_not_come_back(receiver: SalvagedReceiver) -> None:
+    """It was salvaged, read and cleaned away; a replica that was away then still has the file."""
+    killed = receiver.live()
+    killed.keep("a")
+    path = receiver.paths()[-1]
+    salvaged = receiver.live()
+    salvaged.keep("b")
+    salvaged.register()
+    salvaged.keep("c")
+    salvaged.register()
+    receiver.execute("DELETE FROM forebay.blocks WHERE receiver_id = :r AND sequence <= 4 AND segment_id IS NOT NULL")
+    receiver.execute("UPDATE forebay.receivers SET low_mark = 4 WHERE id = :r")
+    receiver.execute("DELETE FROM forebay.log_segments WHERE path = :path", path=path)
+    receiver.live()
+    assert receiver.blocks() == [["c"]]
+    assert f"1 stay as they are, for they may be another driver log's: {path}" in receiver.events("ERROR")[-1]
+
+
+def test_a_segment_whose_newest_block_was_lost_is_not_sealed_by_a_process_that_knew_better(
+    receiver: SalvagedReceiver,
+) -> None:
+    life = receiver.live(max_segment_bytes=1)
+    for text in ("a", "b"):
+        life.keep(text)
+        life.register()
+    lose(receiver, after=2, segments_too=False)
+    life.close()
+    assert receiver.segments()[-1] == ("OPEN", None)
+    receiver.live()
+    assert receiver.blocks() == [["a"], ["b"]]
+
+
+def test_what_was_salvaged_and_lost_before_its_segment_was_sealed_is_salvaged_again(receiver: SalvagedReceiver) -> None:
+    receiver.live().keep("a")
+
+    class FailsOver(DriverLog):
+        """The standby that answers has not what was salvaged."""
+
+        def until_answered(
+            self, what: str, statement: Callable[[sa.Connection], T], *, listener: OutageListener | None = None
+        ) -> T:
+            if what == "seal salvaged segments":
+                lose(receiver, after=2, segments_too=False)
+            return super().until_answered(what, statement, listener=listener)
+
+    with pytest.raises(LostCommitsError):
+        receiver.salvage(receiver.claim(), driver_log=FailsOver(receiver.engine))
+    assert receiver.blocks() == []
+    receiver.live()
+    assert receiver.blocks() == [["a"]]

@@ -1,0 +1,97 @@
+"""Real receiver processes whose driver log loses the last blocks that it had acknowledged, as by a failover."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from receiver_runtime.exit_codes import ExitCode
+from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
+from tests.receiver_processes import eventually
+from tracker_store.checks import check_data
+from tracker_store.engine import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def source() -> Iterator[NumberedSource]:
+    made = NumberedSource()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rig(database_url: str, tmp_path: Path, source: NumberedSource) -> Iterator[ReceiverRig]:
+    made = ReceiverRig.on_socket(database_url, tmp_path / "receiver", source.port)
+    yield made
+    made.close()
+
+
+def until_idle(rig: ReceiverRig, source: NumberedSource) -> int:
+    """Let it receive, then nothing more; returns how many lines are registered, all that were sent."""
+    eventually(lambda: rig.records() > 50, "50 records")
+    source.pause()
+    eventually(lambda: rig.records() == source.sent, "all that was sent is registered")
+    return source.sent
+
+
+def lose_last_blocks(rig: ReceiverRig) -> None:
+    """As a standby has it that was promoted without them."""
+    rig.execute(
+        "DELETE FROM forebay.blocks WHERE receiver_id = :r AND sequence > "
+        "  (SELECT max(sequence) - 2 FROM forebay.blocks WHERE receiver_id = :r)",
+        r=rig.receiver_id,
+    )
+
+
+def errors(rig: ReceiverRig, what: str) -> list[str]:
+    return [
+        row.detail
+        for row in rig.execute(
+            "SELECT detail FROM forebay.receiver_events WHERE kind = 'ERROR' AND message LIKE :what ORDER BY id",
+            what=f"%{what}%",
+        )
+    ]
+
+
+def check_each_number_once(rig: ReceiverRig, source: NumberedSource) -> None:
+    assert [int(value) for value in rig.values()] == list(range(source.sent))
+    with connect(rig.engine) as connection:
+        assert [result for result in check_data(connection) if not result.passed] == []
+
+
+def test_an_idle_receiver_finds_it_and_its_successor_registers_them_again(
+    rig: ReceiverRig, source: NumberedSource
+) -> None:
+    process = rig.start()
+    sent = until_idle(rig, source)
+    lose_last_blocks(rig)
+    assert exit_code(process) == ExitCode.FAILED
+    [said] = errors(rig, "lacks blocks that it had acknowledged: this process ends, another claims anew")
+    assert "It was acknowledged up to sequence" in said
+    assert rig.state()[0] == "ACTIVE"
+    rig.start()
+    eventually(lambda: rig.records() == sent, "what was lost is registered again")
+    # A line that is under way when it ends is the source's to lose: there is none.
+    check_each_number_once(rig, source)
+
+
+def test_a_fenced_process_says_what_its_successor_went_on_without(rig: ReceiverRig, source: NumberedSource) -> None:
+    paused = rig.start()
+    sent = until_idle(rig, source)
+    paused.send_signal(signal.SIGSTOP)
+    lose_last_blocks(rig)
+    rig.assign(2)
+    rig.start(assignment=2)
+    eventually(lambda: rig.records() == sent, "what was lost is registered again")
+    eventually(lambda: rig.state()[0] == "ACTIVE", "the successor receives")
+    paused.send_signal(signal.SIGCONT)
+    assert exit_code(paused) == ExitCode.FENCED
+    [said] = errors(rig, "another process has gone on without them")
+    assert "2 blocks, " in said
+    check_each_number_once(rig, source)
