@@ -57,6 +57,58 @@ def segments(connection: sa.Connection) -> Iterator[SegmentRow]:
         after = rows[-1].id
 
 
+@dataclass(frozen=True, slots=True)
+class FoundSegment:
+    """A segment by its path. `salvaged_to` and `salvaged_sequence` are 0 where nothing was salvaged from it."""
+
+    segment_id: int
+    receiver_id: int
+    state: SegmentState
+    salvaged_to: int
+    salvaged_sequence: int
+
+
+def find_segment(connection: sa.Connection, path: str) -> FoundSegment | None:
+    """The row of a segment. No locks."""
+    with named_failures():
+        row = connection.execute(
+            sa.text(
+                "SELECT id, receiver_id, state, coalesce(salvaged_to, 0) AS salvaged_to, "
+                "coalesce(salvaged_sequence, 0) AS salvaged_sequence FROM forebay.log_segments WHERE path = :path"
+            ),
+            {"path": path},
+        ).one_or_none()
+    if row is None:
+        return None
+    return FoundSegment(row.id, row.receiver_id, SegmentState(row.state), row.salvaged_to, row.salvaged_sequence)
+
+
+def offsets_of_rows(
+    connection: sa.Connection, segment: FoundSegment, *, first_sequence: int, last_sequence: int
+) -> set[int]:
+    """The offsets in a segment at which blocks lie that rows name. No locks.
+
+    Those numbers are its own blocks'; what was salvaged from it has later ones, which no index leads to.
+    """
+    with named_failures():
+        return set(
+            connection.execute(
+                sa.text(
+                    'SELECT b."offset" FROM forebay.blocks b WHERE b.receiver_id = :receiver AND b.segment_id = :id '
+                    "AND b.sequence BETWEEN :first AND greatest(:last, :salvaged) "
+                    'UNION SELECT k."offset" FROM forebay.kept_blocks k WHERE k.segment_id = :id'
+                ),
+                {
+                    "receiver": segment.receiver_id,
+                    "id": segment.segment_id,
+                    "first": first_sequence,
+                    "last": last_sequence,
+                    "salvaged": segment.salvaged_sequence,
+                },
+            ).scalars()
+        )
+
+
 def segment_paths_known(connection: sa.Connection, paths: list[str]) -> set[str]:
     """Those of `paths` that a row names. No locks."""
     with named_failures():

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from forebay.cli.database import database_url, driver_log
 from forebay.cli.failures import clear_errors
 from orchestration.settings import Settings
+from orchestration.unknown_frames import Fate, StoreComparison
+from receiver_runtime.block_store.stores import open_block_store
 from tracker_store import checks, migrate, roles, schema_reference
 from tracker_store.pipelines import get_pipeline
 from tracker_store.programs import FUNCTIONS
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 APPLICATION = "forebay db"
+# Of a list, in a terminal.
+_SHOWN = 20
+AgainstStore = Annotated[
+    bool,
+    typer.Option("--against-store", help="Also read every file of the block store, and list what no row knows."),
+]
 
 app = typer.Typer(
     help="The driver log in Postgres: schema, roles, and the proof that it is intact.", no_args_is_help=True
@@ -88,12 +100,14 @@ def describe() -> None:
 @app.command()
 def check(
     pipeline: Annotated[str | None, typer.Option(help="This pipeline and the streams that it reads.")] = None,
+    against_store: AgainstStore = False,  # noqa: FBT002
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """Prove on the live data that the driver log is intact: chains, totals, fence, positions, ranges, commits, schema.
 
     Changes and locks nothing, and may run beside everything else; on millions of blocks it takes minutes of reading.
-    Exits with 1 where a promise is broken, and names the first few rows that break it.
+    Exits with 1 where a promise is broken, and names the first few rows that break it. With --against-store also where
+    the store has blocks that no row knows and nothing will register: after a failover, or a restore.
     """
     console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
@@ -102,10 +116,27 @@ def check(
         if complete:
             pipeline_id = None if pipeline is None else get_pipeline(connection, pipeline).pipeline_id
             results += checks.check_data(connection, pipeline_id)
-    intact = complete and all(result.passed for result in results)
+        intact = complete and all(result.passed for result in results)
+        comparison, paths = None, list[str]()
+        if against_store and complete:
+            with clear_errors(console):
+                comparison = StoreComparison(connection, open_block_store(Settings().block_store_roots))
+                paths = comparison.paths()
+        _show_checks(console, results, complete=complete, as_json=as_json)
+        if comparison is not None:
+            _show_unknown_frames(console, comparison, paths, as_json=as_json)
+            intact = intact and comparison.intact
+    if as_json:
+        # Last, for what lies before it is written as it is found.
+        typer.echo(f', "intact": {json.dumps(intact)}}}')
+    if not intact:
+        raise typer.Exit(1)
+
+
+def _show_checks(console: Console, results: Sequence[checks.CheckResult], *, complete: bool, as_json: bool) -> None:
     if as_json:
         report = [{**asdict(result), "passed": result.passed} for result in results]
-        typer.echo(json.dumps({"intact": intact, "data_checked": complete, "checks": report}))
+        typer.echo(f'{{"data_checked": {json.dumps(complete)}, "checks": {json.dumps(report)}', nl=False)
     else:
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column("", no_wrap=True)
@@ -118,5 +149,42 @@ def check(
         console.print(table)
         if not complete:
             console.print("The data was not looked at: the schema must fit first.", style="bold red")
-    if not intact:
-        raise typer.Exit(1)
+
+
+def _show_unknown_frames(console: Console, comparison: StoreComparison, paths: Sequence[str], *, as_json: bool) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = 0
+    if as_json:
+        typer.echo(', "unknown_frames": [', nl=False)
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("Reading files", total=len(paths))
+        for frame in comparison.frames(paths, on_file=lambda: progress.advance(task)):
+            if as_json:
+                typer.echo((", " if shown else "") + json.dumps(asdict(frame)), nl=False)
+            elif shown < _SHOWN:
+                progress.console.print(
+                    f"  {frame.path} at {frame.offset}: {frame.records:,} records, receiver {frame.receiver_id}, "
+                    f"epoch {frame.epoch}, sequence {frame.sequence}{', acknowledged' if frame.acknowledged else ''}: "
+                    f"{frame.why}",
+                    markup=False,
+                )
+            shown += 1
+    found = {
+        fate.value: {"blocks": comparison.frames_by_fate[fate], "records": comparison.records_by_fate[fate]}
+        for fate in Fate
+    }
+    if as_json:
+        store = {"files": comparison.files, "blocks": comparison.blocks, "unreadable": comparison.unreadable, **found}
+        typer.echo(f'], "store": {json.dumps(store)}', nl=False)
+        return
+    if shown > _SHOWN:
+        console.print(f"  … and {shown - _SHOWN:,} more (--json shows all)")
+    for path, why in comparison.unreadable[:_SHOWN]:
+        console.print(f"can't be read: {path}: {why}", style="bold red", markup=False)
+    if len(comparison.unreadable) > _SHOWN:
+        console.print(f"  … and {len(comparison.unreadable) - _SHOWN:,} more files that can't be read")
+    said = ", ".join(f"{counts['blocks']:,} ({counts['records']:,} records) {fate}" for fate, counts in found.items())
+    console.print(
+        f"{comparison.files:,} files with {comparison.blocks:,} blocks were read; of blocks that no row knows: {said}.",
+        style="green" if comparison.intact else "bold red",
+    )
