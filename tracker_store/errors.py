@@ -43,12 +43,10 @@ class NotAssignedError(DriverLogError):
 
 
 class LostCommitsError(SequenceGapError):
-    """The driver log lost its last commits (was a standby promoted without them?): claim again and salvage.
-
-    `receiver_ids` are those that it concerns.
-    """
+    """The driver log lost its last commits (was a standby promoted without them?): claim again and salvage."""
 
     def __init__(self, problem: str, receiver_ids: Collection[int]) -> None:
+        """`receiver_ids` are those that it concerns."""
         super().__init__(problem)
         self.receiver_ids = frozenset(receiver_ids)
 

@@ -161,7 +161,7 @@ def _show_unknown_frames(console: Console, comparison: StoreComparison, paths: S
         for frame in comparison.frames(paths, on_file=lambda: progress.advance(task)):
             if as_json:
                 typer.echo((", " if shown else "") + json.dumps(asdict(frame)), nl=False)
-            elif shown < _SHOWN:
+            elif comparison.frames_by_fate[frame.fate] <= _SHOWN:
                 progress.console.print(
                     f"  {frame.path} at {frame.offset}: {frame.records:,} records, receiver {frame.receiver_id}, "
                     f"epoch {frame.epoch}, sequence {frame.sequence}{', acknowledged' if frame.acknowledged else ''}: "
@@ -177,8 +177,8 @@ def _show_unknown_frames(console: Console, comparison: StoreComparison, paths: S
         store = {"files": comparison.files, "blocks": comparison.blocks, "unreadable": comparison.unreadable, **found}
         typer.echo(f'], "store": {json.dumps(store)}', nl=False)
         return
-    if shown > _SHOWN:
-        console.print(f"  … and {shown - _SHOWN:,} more (--json shows all)")
+    if left := sum(max(0, count - _SHOWN) for count in comparison.frames_by_fate.values()):
+        console.print(f"  … and {left:,} more (--json shows all)")
     for path, why in comparison.unreadable[:_SHOWN]:
         console.print(f"can't be read: {path}: {why}", style="bold red", markup=False)
     if len(comparison.unreadable) > _SHOWN:

@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 import tracker_store.migrate
+from tests.polling import eventually
 from tests.postgres import PostgresProcess
 from tracker_store.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError, StopMode
 
@@ -109,8 +110,11 @@ class DriverLogServer(PostgresProcess):
         finally:
             connection.close()
 
-    def make_standby(self, data_directory: Path) -> DriverLogServer:
-        """A copy that follows this server; from its first answer on, nothing commits here before it is there."""
+    def make_standby(self, data_directory: Path, *, synchronous: bool = True) -> DriverLogServer:
+        """A copy that follows this server.
+
+        Where it is synchronous, from its first answer on nothing commits here before it is there.
+        """
         url = sa.make_url(self.server.url())
         source = f"host=127.0.0.1 port={url.port} user={url.username} password={url.password}"
         user = self.server.user()
@@ -131,6 +135,8 @@ class DriverLogServer(PostgresProcess):
             extra_groups=None if user is None else [],
         )
         standby = DriverLogServer(data_directory).__enter__()
+        if not synchronous:
+            return standby
         with self.connection() as connection, connection.cursor() as cursor:
             cursor.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
             cursor.execute("SELECT pg_reload_conf()")
@@ -143,6 +149,18 @@ class DriverLogServer(PostgresProcess):
                     standby.stop()
                     pytest.fail("the standby does not follow")
                 time.sleep(0.05)
+
+    def stop_following(self) -> None:
+        """Cut a standby off: on return it has what it has received, and receives nothing more."""
+        with self.connection() as connection, connection.cursor() as cursor:
+            cursor.execute("ALTER SYSTEM SET primary_conninfo = ''")
+            cursor.execute("SELECT pg_reload_conf()")
+
+            def alone() -> bool:
+                cursor.execute("SELECT count(*) FROM pg_stat_wal_receiver")
+                return bool(cursor.fetchone() == (0,))
+
+            eventually(alone, "the standby to be cut off", seconds=60)
 
     def promote(self) -> None:
         """Make a standby the primary; returns when it takes writes."""

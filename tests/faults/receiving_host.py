@@ -90,6 +90,10 @@ class ReceivingHost:
         """Why each receiver is in its state."""
         return [row.reason for row in self.execute("SELECT reason FROM forebay.receiver_status ORDER BY receiver_id")]
 
+    def states(self) -> list[str]:
+        """What each receiver is."""
+        return [row.state for row in self.execute("SELECT state FROM forebay.receiver_status ORDER BY receiver_id")]
+
     def says(self, what: str) -> bool:
         """Whether every receiver's reason holds this."""
         return all(what in reason for reason in self.reasons())
@@ -179,6 +183,12 @@ class ReceivingHost:
         sent = [source.pause() for source in self.sources]
         self.until("everything sent is registered", lambda: self.registered() == sent)
         assert [source.connections for source in self.sources] == [1] * len(sent), "a receiver connected anew"
+        self.check_numbers(sent)
+        assert self.events("LEASE_EXPIRED", "FENCED", "FAILED", "EXITED", "RESTARTED") == []
+        self.check_nobody_ended()
+
+    def check_numbers(self, sent: Sequence[int]) -> None:
+        """Of each source every number up to the one that it sent last is there once, in order."""
         store = open_block_store(str(self.home / "blocks"))
         for ordinal, last in enumerate(sent):
             numbers: list[int] = []
@@ -192,8 +202,6 @@ class ReceivingHost:
                 for batch in store.read_batches(path, offset, length, crc32c):
                     numbers.extend(int(value.partition(" ")[0]) for value in batch["value"].to_pylist())
             assert numbers == list(range(1, last + 1))
-        assert self.events("LEASE_EXPIRED", "FENCED", "FAILED", "EXITED", "RESTARTED") == []
-        self.check_nobody_ended()
 
     def report(self) -> str:
         """The state of things, for a failure."""

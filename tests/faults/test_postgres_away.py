@@ -8,6 +8,7 @@ is registered once. `POSTGRES_AWAY_SECONDS` is the length of an outage: 15 unles
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -213,6 +214,43 @@ def test_a_failover_to_a_standby_that_has_everything(home: Path) -> None:
         host.resume()
         host.check_every_number_is_there_once()
         host.until_said("read-only")
+
+
+def test_a_failover_to_a_standby_that_lacks_the_last_commits(home: Path) -> None:
+    """It lacks blocks of two receivers, and of one also the claim and its segment: all come back from the files.
+
+    The sources are quiet meanwhile: a socket's lines in flight are lost with their connection.
+    """
+    with ExitStack() as stack:
+        primary = stack.enter_context(DriverLogServer(home / "primary" / "postgres"))
+        url = primary.new_database()
+        standby = primary.make_standby(home / "standby" / "postgres", synchronous=False)
+        stack.callback(standby.stop)
+        address = stack.enter_context(Address(primary.server.port))
+        host = stack.enter_context(receiving_host(address.of(url), home / "host"))
+        standby.stop_following()
+        host.receive(1000)
+        sent = [source.pause() for source in host.sources]
+        host.until("everything sent is registered", lambda: host.registered() == sent, seconds=60)
+        [(killed,)] = host.execute(
+            "SELECT min(pid) FROM forebay.processes WHERE kind = 'receiver' AND ended_at IS NULL"
+        )
+        os.kill(killed, signal.SIGKILL)
+        host.until("its successor has claimed", lambda: len(host.events("STARTED")) == 3, seconds=60)
+        host.receive(1000, seconds=60)
+        sent = [source.pause() for source in host.sources]
+        host.until("everything sent is registered", lambda: host.registered() == sent, seconds=60)
+        primary.kill()
+        standby.promote()
+        address.target = standby.server.port
+        host.until("everything that was lost is registered again", lambda: host.registered() == sent, seconds=120)
+        host.until("both receive", lambda: host.states() == ["ACTIVE", "ACTIVE"], seconds=60)
+        host.receive(1000, seconds=60)
+        sent = [source.pause() for source in host.sources]
+        host.until("everything sent is registered", lambda: host.registered() == sent, seconds=60)
+        host.check_numbers(sent)
+        lost = [detail for message, detail in host.events("ERROR") if message.startswith("the driver log lacks blocks")]
+        assert [detail for detail in lost if "are registered again" in detail]
 
 
 def test_the_disk_of_the_server_is_full(home: Path) -> None:
