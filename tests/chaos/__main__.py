@@ -1,0 +1,139 @@
+"""Faults by seed on a whole system: ``python -m tests.chaos --minutes 10 --seed 1 --layout one``, or ``make chaos``.
+
+It starts the system as its users do, sends numbered records, injects faults, lets it calm down, and checks that every
+acknowledged record came out exactly once and that nothing is left waiting. Exits with 1 on a violation; what the
+system left is then kept, and the last line says where and how to run the same again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.chaos.chaos_run import ChaosRun, Report
+from tests.chaos.schedule import KINDS, Layout, chosen, schedule
+from tests.chaos.system import OneHost, System, TwoHosts
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_SYSTEMS: dict[Layout, type[System]] = {Layout.ONE: OneHost, Layout.TWO: TwoHosts}
+
+
+def main() -> int:
+    """Run it; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="of faults; start and calms come on top")
+    parser.add_argument("--seed", type=int, default=1, help="decides which faults come when")
+    parser.add_argument("--layout", type=Layout, default=Layout.ONE, choices=list(Layout), help="one host or two")
+    parser.add_argument("--replicas", type=int, choices=(1, 2), help="of the block store; unless given: by the seed")
+    parser.add_argument("--faults", default="", help="names or their beginnings; !NAME leaves one out; default: all")
+    parser.add_argument("--rate", type=float, default=200.0, help="records per second, of all sources")
+    parser.add_argument("--calm-seconds", type=float, default=180.0, help="how long settling may take after a round")
+    parser.add_argument("--status-seconds", type=float, default=5.0, help="how long an answer of status may take")
+    parser.add_argument("--json", type=Path, help="write the report there")
+    parser.add_argument("--keep", action="store_true", help="keep what the system left also without a violation")
+    parser.add_argument("--plan", action="store_true", help="print the schedule and do nothing")
+    arguments = parser.parse_args()
+    console = Console(width=160, highlight=False, soft_wrap=True)
+    try:
+        kinds = chosen(arguments.faults)
+    except ValueError as error:
+        parser.error(str(error))
+    replicas = arguments.replicas or (2 if arguments.seed % 2 else 1)
+    if arguments.plan:
+        for planned in schedule(arguments.seed, arguments.minutes * 60, kinds):
+            console.print(f"round {planned.round + 1}, {planned.at:6.1f} s: {planned.kind} for {planned.seconds:g} s")
+        return 0
+    _enter_namespace()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    root = Path(tempfile.mkdtemp(prefix="forebay-chaos-")).resolve()
+    root.chmod(0o711)
+    report = Report(arguments.seed, str(arguments.layout), replicas, arguments.minutes)
+    failed = True
+    try:
+        system = _SYSTEMS[arguments.layout](root, replicas=replicas, rate=arguments.rate)
+        with system:
+            lacking = {kind: lacks for kind in kinds if (lacks := system.lacks(kind))}
+            for kind, lacks in lacking.items():
+                console.print(f"left out: {kind}: needs {lacks}", markup=False)
+            system.keep = True
+            ChaosRun(
+                system,
+                report,
+                [kind for kind in kinds if kind not in lacking],
+                calm_seconds=arguments.calm_seconds,
+                status_seconds=arguments.status_seconds,
+                say=lambda line: console.print(line, markup=False),
+            ).run()
+            failed = bool(report.violations)
+            system.keep = failed or arguments.keep
+    finally:
+        _print(console, report)
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(report.json(), indent=1), encoding="utf-8")
+        if failed or arguments.keep:
+            console.print(f"kept: {root}")
+        else:
+            shutil.rmtree(root, ignore_errors=True)
+    if failed:
+        options = f" --faults '{arguments.faults}'" if arguments.faults else ""
+        console.print(
+            f"again: python -m tests.chaos --minutes {arguments.minutes:g} --seed {arguments.seed} --layout "
+            f"{arguments.layout} --replicas {replicas}{options}",
+            markup=False,
+        )
+    return int(failed)
+
+
+def _enter_namespace() -> None:
+    """Become a process with mounts of its own, where that is possible: no one else sees them, and they end with it."""
+    if os.geteuid() != 0 or os.environ.get("CHAOS_NAMESPACE") or shutil.which("unshare") is None:
+        return
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", "tests.chaos", *sys.argv[1:]]
+    os.execvpe(command[0], command, {**os.environ, "CHAOS_NAMESPACE": "1"})
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _print(console: Console, report: Report) -> None:
+    table = Table("fault", title=f"chaos: seed {report.seed}, layout {report.layout}, {report.replicas} replicas")
+    for column in ("injected", "left out", "named"):
+        table.add_column(column, justify="right")
+    for kind, counts in report.by_kind().items():
+        table.add_row(kind, *(str(counts[name] or "") for name in ("injected", "skipped", "named")))
+    console.print(table)
+    sources = Table("source")
+    for column in ("sent", "acknowledged", "seen", "delivered"):
+        sources.add_column(column, justify="right")
+    for source, numbers in report.records.items():
+        cells = (numbers.get(name) for name in ("sent", "acknowledged", "seen", "delivered"))
+        sources.add_row(source, *("" if cell is None else f"{cell:,}" for cell in cells))
+    console.print(sources)
+    calms = ", ".join(f"{seconds:.0f}" for seconds in report.calms)
+    console.print(f"{report.batches} batches completed; everything committed after a round: {calms or 'never'} s")
+    console.print(f"status: {report.status}", markup=False)
+    for text in report.restarts:
+        console.print(f"restarted: {text}", markup=False)
+    for number, violation in report.violations:
+        console.print(f"VIOLATION in round {number}: {violation.kind}: {violation.text}", markup=False)
+    console.print(f"{len(report.violations)} violations, {len(KINDS)} kinds of fault known")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

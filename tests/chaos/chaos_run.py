@@ -1,0 +1,343 @@
+"""One run: faults by the schedule, a calm after each round, and the oracle's judgement of it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import statistics
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg2
+
+from tests.chaos import faults, ledger, oracle
+from tests.chaos.oracle import DriverLog, ParquetReader, Violation
+from tests.chaos.proxies import Mode
+from tests.chaos.schedule import rounds, schedule
+from tests.chaos.status_polls import StatusPolls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tests.chaos.faults import Injected
+    from tests.chaos.schedule import Planned
+    from tests.chaos.status_polls import Poll
+    from tests.chaos.system import System
+
+_TICK = 0.1
+_POLL_SECONDS = 2.0
+_FLOW_SECONDS = 120.0
+# What `status` or an event must say of a fault that lasts, by words of its kind.
+_NAMES: Mapping[str, str] = {
+    "store-unmounted": r"not mounted",
+    "store-full": r"No space left",
+    "store-read-only": r"[Rr]ead-only",
+    "block-": r"damaged|checksum|corrupt|lags|missing|replica",
+    "postgres-away": r"driver log|Postgres",
+}
+# A person must learn of these; of the others only if anything was read or written in that time.
+_MUST_BE_NAMED = ("store-unmounted",)
+
+
+@dataclass(slots=True)
+class Done:
+    """A fault that was injected, or why it was not."""
+
+    planned: Planned
+    hit: str
+    begun: float
+    ended: float = 0.0
+    skipped: bool = False
+    named: bool | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run was and found."""
+
+    seed: int
+    layout: str
+    replicas: int
+    minutes: float
+    done: list[Done] = field(default_factory=list)
+    violations: list[tuple[int, Violation]] = field(default_factory=list)
+    calms: list[float] = field(default_factory=list)
+    records: dict[str, dict[str, int]] = field(default_factory=dict)
+    batches: int = 0
+    status: dict[str, float] = field(default_factory=dict)
+    restarts: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def by_kind(self) -> dict[str, Counter[str]]:
+        """Count faults by kind: injected, skipped, named."""
+        found: dict[str, Counter[str]] = {}
+        for done in self.done:
+            counts = found.setdefault(done.planned.kind, Counter())
+            counts["skipped" if done.skipped else "injected"] += 1
+            counts["named"] += done.named is True
+        return dict(sorted(found.items()))
+
+    def json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            **{name: getattr(self, name) for name in ("seed", "layout", "replicas", "minutes", "batches", "status")},
+            "seconds": round(self.seconds, 1),
+            "calm_seconds": [round(seconds, 1) for seconds in self.calms],
+            "faults": {kind: dict(counts) for kind, counts in self.by_kind().items()},
+            "timeline": [
+                {**asdict(done.planned), "hit": done.hit, "skipped": done.skipped, "named": done.named}
+                for done in self.done
+            ],
+            "records": self.records,
+            "restarts": self.restarts,
+            "violations": [{"round": number, **asdict(violation)} for number, violation in self.violations],
+        }
+
+
+class ChaosRun:
+    """A run on a system that has started. `say` shows a line to whoever watches."""
+
+    def __init__(
+        self,
+        system: System,
+        report: Report,
+        kinds: Sequence[str],
+        *,
+        calm_seconds: float,
+        status_seconds: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._system = system
+        self._report = report
+        self._kinds = kinds
+        self._calm_seconds = calm_seconds
+        self._status_seconds = status_seconds
+        self._say = say
+        self._begun = time.monotonic()
+        self._active: dict[int, tuple[float, Injected, Done]] = {}
+        self._seen = ParquetReader(system.output / "seen")
+        self._windows = ParquetReader(system.output / "window")
+        self._known: set[Violation] = set()
+        self._round = 0
+
+    def run(self) -> None:
+        """Run it all; what is wrong is in the report afterwards."""
+        planned = schedule(self._report.seed, self._report.minutes * 60, self._kinds)
+        lengths = rounds(self._report.minutes * 60)
+        with StatusPolls(self._system.status_environment()) as polls:
+            try:
+                self._flow()
+                for number, length in enumerate(lengths):
+                    self._round = number
+                    self._faults([each for each in planned if each.round == number], length)
+                    self._calm()
+                    self._judge_round()
+            finally:
+                self._heal_all()
+                self._judge_status(polls.polls)
+                self._name_faults(polls.polls)
+                self._count()
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def _flow(self) -> None:
+        """Send, and wait until records of each source are committed: Spark is warm, and faults hit something."""
+        for sender in self._system.senders:
+            sender.send()
+        deadline = time.monotonic() + _FLOW_SECONDS
+        while {source for source, _ in oracle.records(self._seen.rows())} < set(oracle.OUTPUTS["seen"]):
+            if time.monotonic() > deadline:
+                self._violated(Violation("liveness", f"no record of each source within {_FLOW_SECONDS:g} s of start"))
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _faults(self, planned: Sequence[Planned], length: float) -> None:
+        for sender in self._system.senders:
+            sender.send()
+        begun = time.monotonic()
+        coming = sorted(planned, key=lambda each: each.at)
+        while coming or self._active or time.monotonic() < begun + length:
+            now = time.monotonic()
+            for key in [key for key, (until, _, _) in self._active.items() if until <= now]:
+                self._heal(key)
+            if coming and begun + coming[0].at <= now:
+                self._inject(coming.pop(0))
+            time.sleep(_TICK)
+
+    def _inject(self, planned: Planned) -> None:
+        now = time.monotonic()
+        done = Done(planned, "", now)
+        self._report.done.append(done)
+        try:
+            injected = faults.inject(self._system, planned)
+        except faults.UnavailableError as error:
+            done.hit, done.skipped = str(error), True
+            self._say(f"{self._clock()} {planned.kind}: left out: {error}")
+            return
+        done.hit = injected.hit
+        self._say(f"{self._clock()} {planned.kind} for {planned.seconds:g} s: {injected.hit}")
+        self._active[len(self._report.done)] = (now + planned.seconds, injected, done)
+
+    def _heal(self, key: int) -> None:
+        _, injected, done = self._active.pop(key)
+        injected.heal()
+        done.ended = time.monotonic()
+
+    def _heal_all(self) -> None:
+        for key in list(self._active):
+            with contextlib.suppress(Exception):
+                self._heal(key)
+
+    # -- calm and judgement ------------------------------------------------------------------------------------------
+
+    def _calm(self) -> None:
+        """Let everything settle, or say what does not."""
+        self._heal_all()
+        for proxy in self._system.proxies.values():
+            proxy.set(Mode.PASS)
+        for sender in self._system.senders:
+            sender.pause()
+        begun = time.monotonic()
+        while True:
+            left = self._left()
+            seconds = time.monotonic() - begun
+            if not left:
+                self._report.calms.append(seconds)
+                self._say(f"{self._clock()} round {self._round + 1}: all committed after {seconds:.0f} s of calm")
+                return
+            if seconds > self._calm_seconds:
+                for violation in left:
+                    self._violated(violation)
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _left(self) -> list[Violation]:
+        """Return what has not settled yet."""
+        unsettled = [
+            Violation("liveness", f"{sender.unsettled()} records of {sender.source} are not acknowledged")
+            for sender in self._system.senders
+            if sender.unsettled()
+        ]
+        try:
+            waiting = DriverLog(self._system.log_dsn()).not_at_rest()
+        except (OSError, psycopg2.Error) as error:
+            waiting = [f"the driver log does not answer: {error}"]
+        found = unsettled + [Violation("liveness", text) for text in waiting]
+        return found or self._missing()
+
+    def _missing(self) -> list[Violation]:
+        told = ledger.read(self._system.ledgers)
+        try:
+            table = oracle.table_records(self._system.target.dsn("target"))
+        except psycopg2.Error as error:
+            return [Violation("liveness", f"the outputs' server does not answer: {error}")]
+        return [
+            *oracle.missing("seen", told, oracle.records(self._seen.rows())),
+            *oracle.missing("delivered", told, table),
+        ]
+
+    def _judge_round(self) -> None:
+        told = ledger.read(self._system.ledgers)
+        seen = self._seen.rows()
+        found = [
+            *oracle.too_many("seen", told, oracle.records(seen)),
+            *oracle.wrong_windows(seen, self._windows.rows()),
+        ]
+        with contextlib.suppress(psycopg2.Error):
+            found += oracle.too_many("delivered", told, oracle.table_records(self._system.target.dsn("target")))
+        with contextlib.suppress(OSError, psycopg2.Error):
+            found += [Violation("given up", text) for text in DriverLog(self._system.log_dsn()).given_up()]
+        for sender in self._system.senders:
+            found += [Violation("refused", f"{sender.source}: {text}") for text in sender.refusals]
+        for violation in found:
+            self._violated(violation)
+
+    def _judge_status(self, polls: Sequence[Poll]) -> None:
+        if not polls:
+            return
+        times = [poll.seconds for poll in polls]
+        # Where others keep every core busy, a process takes that much longer to start and to answer.
+        slow = [poll for poll in polls if poll.code is None or poll.seconds > self._status_seconds * max(1, poll.load)]
+        unclear = [poll for poll in polls if poll.code is not None and not poll.is_clear]
+        self._report.status = {
+            "polls": len(polls),
+            "median_seconds": round(statistics.median(times), 2),
+            "longest_seconds": round(max(times), 2),
+            "slower_than_limit": len(slow),
+            "limit_seconds": self._status_seconds,
+            "load_per_core": round(max(poll.load for poll in polls), 2),
+        }
+        if slow:
+            longest = max(slow, key=lambda poll: poll.seconds)
+            self._violated(
+                Violation(
+                    "status",
+                    f"{len(slow)} of {len(polls)} answers took longer than {self._status_seconds:g} s times load per "
+                    f"core, the longest {longest.seconds:.1f} s (load {longest.load}, fault {self._at(longest.at)})",
+                )
+            )
+        if unclear:
+            self._violated(Violation("status", f"{len(unclear)} answers say nothing clear: {unclear[0].said[-500:]}"))
+
+    def _at(self, moment: float) -> str:
+        """Return the fault that was there at a moment, for people."""
+        there = [
+            done.planned.kind
+            for done in self._report.done
+            if not done.skipped and done.begun - 1 <= moment <= (done.ended or done.begun) + 15
+        ]
+        return ", ".join(there) or "none"
+
+    def _name_faults(self, polls: Sequence[Poll]) -> None:
+        """Look whether anything that a person reads named each fault."""
+        try:
+            said = DriverLog(self._system.log_dsn()).said()
+        except (OSError, psycopg2.Error):
+            said = []
+        unnamed: Counter[str] = Counter()
+        for done in self._report.done:
+            words = next((words for kind, words in _NAMES.items() if done.planned.kind.startswith(kind)), None)
+            if words is None or done.skipped:
+                continue
+            meanwhile = [poll.said for poll in polls if done.begun <= poll.at <= (done.ended or done.begun) + 30]
+            done.named = any(re.search(words, text) for text in [*meanwhile, *said])
+            if not done.named:
+                unnamed[done.planned.kind] += 1
+        for kind, count in unnamed.items():
+            if kind in _MUST_BE_NAMED:
+                self._violated(
+                    Violation("unnamed", f"{kind}: {count} times neither status nor an event says {_NAMES[kind]!r}")
+                )
+
+    def _count(self) -> None:
+        told = ledger.read(self._system.ledgers)
+        out = {"seen": oracle.records(self._seen.rows())}
+        with contextlib.suppress(psycopg2.Error):
+            out["delivered"] = oracle.table_records(self._system.target.dsn("target"))
+        for source, each in told.items():
+            self._report.records[source] = {
+                "sent": len(each.sent),
+                "acknowledged": len(each.acknowledged),
+                **{
+                    output: sum(1 for name, _ in records if name == source)
+                    for output, records in out.items()
+                    if source in oracle.OUTPUTS[output]
+                },
+            }
+        with contextlib.suppress(OSError, psycopg2.Error):
+            self._report.batches = DriverLog(self._system.log_dsn()).batches()
+        self._report.restarts = [text for service in self._system.services for text in service.restarts]
+        self._report.seconds = time.monotonic() - self._begun
+
+    def _violated(self, violation: Violation) -> None:
+        if violation in self._known:
+            return
+        self._known.add(violation)
+        self._report.violations.append((self._round + 1, violation))
+        self._say(f"{self._clock()} VIOLATION {violation.kind}: {violation.text}")
+
+    def _clock(self) -> str:
+        minutes, seconds = divmod(int(time.monotonic() - self._begun), 60)
+        return f"{minutes:02}:{seconds:02}"

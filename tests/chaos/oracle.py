@@ -1,0 +1,207 @@
+"""Judge a run: what came out against what was acknowledged. Shares no code with the product.
+
+It reads Parquet by pyarrow, the table by SQL, and the driver log by SQL on the views that are made for people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg2
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from tests.chaos.ledger import Told
+
+WINDOW = timedelta(seconds=15)
+WINDOWED = ("http", "kafka")
+#: Each output with the sources that it must have.
+OUTPUTS: Mapping[str, tuple[str, ...]] = {"seen": ("http", "kafka", "files", "socket"), "delivered": ("http", "kafka")}
+_SHOWN = 10
+_BATCH_TIME = re.compile(r"batch_time=(\d{8}T\d{6})(?:\.(\d+))?Z?$")
+
+Record = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing that must not be. `kind` is a word for tables."""
+
+    kind: str
+    text: str
+
+
+class ParquetReader:
+    """Reads one published output, each file once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+
+    def rows(self) -> dict[datetime, list[dict[str, Any]]]:
+        """Return the rows by batch time."""
+        found: dict[datetime, list[dict[str, Any]]] = {}
+        for folder in sorted(self._path.glob("date=*/hour=*/batch_time=*")):
+            rows = found.setdefault(batch_time(folder.name), [])
+            for file in sorted(folder.glob("*.parquet")):
+                status = file.stat()
+                key = (str(file), status.st_ino, status.st_mtime_ns)
+                if key not in self._known:
+                    # Not by its path: the folders' names would become columns.
+                    with file.open("rb") as data:
+                        self._known[key] = pq.read_table(data).to_pylist()
+                rows += self._known[key]
+        return found
+
+
+def batch_time(folder: str) -> datetime:
+    """Return the time that a folder's name stands for."""
+    match = _BATCH_TIME.match(folder)
+    if match is None:
+        raise ValueError(f"{folder} is no batch's folder")
+    at = datetime.strptime(match[1], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+    return at + timedelta(microseconds=int((match[2] or "0").ljust(6, "0")[:6]))
+
+
+def records(batches: Mapping[datetime, Iterable[Mapping[str, Any]]]) -> Counter[Record]:
+    """Count how often each record came out."""
+    return Counter((row["source"], row["number"]) for rows in batches.values() for row in rows)
+
+
+def table_records(dsn: str) -> Counter[Record]:
+    """Count the same in the table; one that is not there has none."""
+    with contextlib.closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT to_regclass('delivered')")
+        if cursor.fetchone() == (None,):
+            return Counter()
+        cursor.execute("SELECT source, number, count(*) FROM delivered GROUP BY source, number")
+        return Counter({(source, number): count for source, number, count in cursor})
+
+
+def missing(output: str, told: Mapping[str, Told], out: Mapping[Record, int]) -> list[Violation]:
+    """Return, per source, what was acknowledged and did not come out."""
+    found = []
+    for source in OUTPUTS[output]:
+        lost = sorted(number for number in told[source].acknowledged if not out.get((source, number)))
+        if lost:
+            found.append(
+                Violation("missing", f"{output}: {len(lost)} acknowledged records of {source}: {_first(lost)}")
+            )
+    return found
+
+
+def too_many(output: str, told: Mapping[str, Told], out: Mapping[Record, int]) -> list[Violation]:
+    """Return what came out twice, and what nobody sent."""
+    twice: dict[str, list[int]] = {}
+    unknown: dict[str, list[int]] = {}
+    for (source, number), count in out.items():
+        if count > 1:
+            twice.setdefault(source, []).append(number)
+        if source not in OUTPUTS[output] or number not in told[source].sent:
+            unknown.setdefault(source, []).append(number)
+    return [
+        *(
+            Violation("duplicate", f"{output}: {len(numbers)} records of {source} came out twice: {_first(numbers)}")
+            for source, numbers in twice.items()
+        ),
+        *(
+            Violation("unknown", f"{output}: {len(numbers)} records of {source} that nobody sent: {_first(numbers)}")
+            for source, numbers in unknown.items()
+        ),
+    ]
+
+
+def wrong_windows(
+    seen: Mapping[datetime, Sequence[Mapping[str, Any]]], windows: Mapping[datetime, Sequence[Mapping[str, Any]]]
+) -> list[Violation]:
+    """Return each window that is not the count and sum of its batches' records, by definition."""
+    of_batch = {at: Counter[Record](_sums(rows)) for at, rows in seen.items()}
+    wrong = []
+    for at, rows in sorted(windows.items()):
+        expected: Counter[Record] = Counter()
+        for time, sums in of_batch.items():
+            if at - WINDOW < time <= at:
+                expected += sums
+        given = Counter[Record]()
+        for row in rows:
+            given[row["source"], 0] += row["records"]
+            given[row["source"], 1] += row["total"]
+        if given != expected:
+            wrong.append(f"{at:%H:%M:%S} has {dict(given)}, and its batches {dict(expected)}")
+    return [Violation("window", f"{len(wrong)} windows: {'; '.join(wrong[:3])}")] if wrong else []
+
+
+def _sums(rows: Iterable[Mapping[str, Any]]) -> dict[Record, int]:
+    sums: Counter[Record] = Counter()
+    for row in rows:
+        if row["source"] in WINDOWED:
+            sums[row["source"], 0] += 1
+            sums[row["source"], 1] += row["number"]
+    return dict(sums)
+
+
+def _first(numbers: Sequence[int]) -> str:
+    shown = ", ".join(str(number) for number in sorted(numbers)[:_SHOWN])
+    return shown if len(numbers) <= _SHOWN else f"{shown}, … {max(numbers)}"
+
+
+class DriverLog:
+    """What the views of the driver log say, by SQL alone. `dsn` changes with a failover."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+
+    def not_at_rest(self) -> list[str]:
+        """Return what still waits or does not run; empty where all is at rest. Raises psycopg2.Error."""
+        found = [
+            f"pipeline {name}: {records} records wait, {unfinished} batches are unfinished"
+            for name, records, unfinished in self._rows(
+                "SELECT pipeline, waiting_records, unfinished_batches FROM forebay.pipeline_status "
+                "WHERE waiting_records > 0 OR unfinished_batches > 0"
+            )
+        ]
+        found += [
+            f"receiver {stream}/{ordinal} is {state}: {reason}"
+            for stream, ordinal, state, reason in self._rows(
+                "SELECT stream, ordinal, state, reason FROM forebay.receiver_status WHERE state <> 'ACTIVE'"
+            )
+        ]
+        return found
+
+    def given_up(self) -> list[str]:
+        """Return each batch that is left to a person."""
+        return [
+            f"batch {at:%H:%M:%S} of {name} is {state} after {attempt} attempts: {reason}"
+            for name, at, state, attempt, reason in self._rows(
+                "SELECT pipeline, batch_time, state, attempt, reason FROM forebay.batch_stats "
+                "WHERE state NOT IN ('COMPLETED', 'ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') ORDER BY batch_time"
+            )
+        ]
+
+    def batches(self) -> int:
+        """Return how many were completed."""
+        [(count,)] = self._rows("SELECT count(*) FROM forebay.batch_stats WHERE state = 'COMPLETED'")
+        return int(count)
+
+    def said(self) -> list[str]:
+        """Return all that events and reasons say."""
+        events = self._rows(
+            "SELECT DISTINCT event || ' ' || coalesce(detail, '') FROM forebay.driver_log "
+            "WHERE source = 'receiver_events'"
+        )
+        errors = self._rows("SELECT DISTINCT error FROM forebay.batch_history WHERE error <> ''")
+        return [text for (text,) in [*events, *errors]]
+
+    def _rows(self, statement: str) -> list[tuple[Any, ...]]:
+        with contextlib.closing(psycopg2.connect(self._dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute("SET statement_timeout = '20s'")
+            cursor.execute(statement)
+            return list(cursor.fetchall())

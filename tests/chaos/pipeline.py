@@ -1,0 +1,71 @@
+"""The pipelines under test: numbered records from four kinds of source into Parquet, a window, and a Postgres table.
+
+A record is ``SOURCE NUMBER.``: the full stop shows a record that a broken connection has cut.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from forebay import EnvVar, ParquetSink, Pipeline, PostgresSink, Stream
+from forebay.sources import FollowedFiles, Http, Kafka, SocketText
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from receiver_runtime.sources.base import Source
+
+_REPLICAS = int(os.environ["CHAOS_REPLICAS"])
+_WINDOW = "15s"
+_RECORD = r"^([a-z]+) ([0-9]+)\.$"
+
+
+def _stream(name: str, source: Source) -> Stream:
+    # New segments come often, so that a disk that is gone or read-only is met by one.
+    return Stream(name, source, min_replicas=_REPLICAS, segment_interval="10s")
+
+
+http = _stream("http", Http(listen=f"127.0.0.1:{os.environ['CHAOS_HTTP_PORT']}"))
+kafka = _stream("kafka", Kafka(bootstrap_servers=os.environ["CHAOS_KAFKA"], topics=("numbers",), group="chaos"))
+files = _stream("files", FollowedFiles(path=os.environ["CHAOS_FILES"] + "/numbers.log*", shared=True))
+socket = _stream("socket", SocketText(host="127.0.0.1", port=int(os.environ["CHAOS_SOCKET_PORT"])))
+
+# "merge": on a loaded machine what an outage left must not queue up run by run.
+numbered = Pipeline("numbered", interval="3s", catch_up="merge")
+# Its target is taken away too: that is no fault of the batch.
+delivered = Pipeline("delivered", interval="6s", catch_up="merge", max_attempts=20)
+
+
+def _records(frame: DataFrame, column: str) -> DataFrame:
+    text = f"CAST({column} AS STRING)"
+    return frame.where(f"{text} RLIKE '{_RECORD}'").selectExpr(
+        f"regexp_extract({text}, '{_RECORD}', 1) AS source",
+        f"CAST(regexp_extract({text}, '{_RECORD}', 2) AS BIGINT) AS number",
+    )
+
+
+def _union(*frames: DataFrame) -> DataFrame:
+    return reduce(lambda one, other: one.unionByName(other), frames)
+
+
+@numbered.output(inputs=[http, kafka, files, socket], sink=ParquetSink(os.environ["CHAOS_OUTPUT"] + "/seen"))
+def seen(http: DataFrame, kafka: DataFrame, files: DataFrame, socket: DataFrame) -> DataFrame:
+    """Each record that came in."""
+    return _union(_records(http, "body"), *(_records(frame, "value") for frame in (kafka, files, socket)))
+
+
+@numbered.output(
+    inputs=[http.window(_WINDOW), kafka.window(_WINDOW)], sink=ParquetSink(os.environ["CHAOS_OUTPUT"] + "/window")
+)
+def window(http: DataFrame, kafka: DataFrame) -> DataFrame:
+    """How many records the last 15 s of batches had, and their sum, by source."""
+    records = _union(_records(http, "body"), _records(kafka, "value"))
+    return records.groupBy("source").agg({"number": "sum", "*": "count"}).toDF("source", "total", "records")
+
+
+@delivered.output(inputs=[http, kafka], sink=PostgresSink(EnvVar("CHAOS_TARGET"), "delivered"))
+def table(http: DataFrame, kafka: DataFrame) -> DataFrame:
+    """Records in a table of another Postgres."""
+    return _union(_records(http, "body"), _records(kafka, "value"))

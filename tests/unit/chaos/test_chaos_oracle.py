@@ -1,0 +1,131 @@
+"""The oracle of `make chaos` finds what it is there for: each planted fault is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.chaos import ledger, oracle
+from tests.chaos.ledger import Ledger, Told
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+TOLD = {
+    "http": Told(set(range(1, 11)), set(range(1, 9))),
+    "kafka": Told({1, 2, 3}, {1, 2, 3}),
+    "files": Told({1, 2}, {1, 2}),
+    "socket": Told({1, 2, 3}, set()),
+}
+
+
+def everything() -> Counter[oracle.Record]:
+    return Counter(
+        (source, number)
+        for source, told in TOLD.items()
+        for number in (told.sent if source == "socket" else told.acknowledged)
+    )
+
+
+def test_what_was_acknowledged_and_came_out_once_is_right() -> None:
+    assert oracle.missing("seen", TOLD, everything()) == []
+    assert oracle.too_many("seen", TOLD, everything()) == []
+
+
+def test_what_was_sent_and_not_acknowledged_may_come_out_or_not() -> None:
+    out = everything()
+    out["http", 10] += 1
+    del out["socket", 3]
+    assert oracle.missing("seen", TOLD, out) == []
+    assert oracle.too_many("seen", TOLD, out) == []
+
+
+def test_a_missing_record_is_named() -> None:
+    out = everything()
+    del out["http", 4]
+    del out["files", 2]
+    found = oracle.missing("seen", TOLD, out)
+    assert [violation.text for violation in found] == [
+        "seen: 1 acknowledged records of http: 4",
+        "seen: 1 acknowledged records of files: 2",
+    ]
+
+
+def test_a_record_that_came_out_twice_is_named_though_nobody_acknowledged_it() -> None:
+    out = everything()
+    out["socket", 3] += 1
+    [violation] = oracle.too_many("seen", TOLD, out)
+    assert violation == oracle.Violation("duplicate", "seen: 1 records of socket came out twice: 3")
+
+
+def test_a_record_that_nobody_sent_is_named() -> None:
+    out = everything()
+    out["kafka", 99] += 1
+    [violation] = oracle.too_many("seen", TOLD, out)
+    assert violation.kind == "unknown"
+    assert "99" in violation.text
+
+
+def test_the_table_has_only_its_own_sources() -> None:
+    assert oracle.missing("delivered", TOLD, everything()) == []
+    assert {violation.kind for violation in oracle.too_many("delivered", TOLD, everything())} == {"unknown"}
+
+
+def batch(*numbers: int, source: str = "http") -> list[dict[str, object]]:
+    return [{"source": source, "number": number} for number in numbers]
+
+
+def window(records: int, total: int) -> list[dict[str, object]]:
+    return [{"source": "http", "records": records, "total": total}]
+
+
+def test_a_window_is_the_batches_of_its_length_up_to_its_own() -> None:
+    step = timedelta(seconds=5)
+    seen = {NOON + step * number: batch(number) for number in range(5)}
+    right = {NOON: window(1, 0), NOON + 2 * step: window(3, 3), NOON + 4 * step: window(3, 9)}
+    assert oracle.wrong_windows(seen, right) == []
+    for wrong in (window(3, 8), window(4, 9), []):
+        [violation] = oracle.wrong_windows(seen, right | {NOON + 4 * step: wrong})
+        assert "12:00:20" in violation.text
+
+
+def test_a_window_has_its_own_sources_alone() -> None:
+    assert oracle.wrong_windows({NOON: batch(1) + batch(5, source="socket")}, {NOON: window(1, 1)}) == []
+
+
+def test_parquet_is_read_by_batch_and_what_is_hidden_is_not(tmp_path: Path) -> None:
+    for folder in (
+        "date=2026-01-01/hour=12/batch_time=20260101T120000Z",
+        "_attempts/x",
+        "date=2026-01-01/hour=12/.old",
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+        pq.write_table(pa.table({"source": ["http"], "number": [1]}), tmp_path / folder / "part.parquet")
+    rows = oracle.ParquetReader(tmp_path).rows()
+    assert rows == {NOON: batch(1)}
+    assert oracle.records(rows) == {("http", 1): 1}
+
+
+@pytest.mark.parametrize(
+    ("folder", "at"),
+    [("batch_time=20260101T120000Z", NOON), ("batch_time=20260101T120000.250Z", NOON + timedelta(seconds=0.25))],
+)
+def test_a_folder_has_its_batch_time(folder: str, at: datetime) -> None:
+    assert oracle.batch_time(folder) == at
+
+
+def test_a_ledger_is_read_back(tmp_path: Path) -> None:
+    written = Ledger(tmp_path, "http")
+    written.sent(1, 8)
+    written.acknowledged(1, 4)
+    # Another sender may be told first.
+    written.sent(9, 9)
+    written.acknowledged(9, 9)
+    written.close()
+    assert ledger.read(tmp_path) == {"http": Told(set(range(1, 10)), {1, 2, 3, 4, 9})}
