@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-postgres outage cluster systems s3 kafka brokers namespaces stress soak check wheel-demo clean
+.PHONY: help setup demo up test test-postgres outage cluster systems s3 kafka brokers namespaces stress chaos soak endurance check wheel-demo clean
 
 # A Python of your choice: make PYTHON=/path/to/python3. Arguments for a target's command: make demo ARGS=--help.
 PYTHON ?=
@@ -83,6 +83,14 @@ soak: $(STAMP) ## a system at a 2 s interval, for MINUTES=60: does a batch cost 
 
 stress: $(STAMP) ## two owners per receiver, kills, racing allocations, clean-up, then an independent checker; MINUTES=3
 	$(BIN)/python -m tests.stress.driver_log --minutes $(MINUTES)
+
+SEED ?= 1
+LAYOUT ?= one
+chaos: $(STAMP) ## faults by seed on a whole system, then an independent oracle: MINUTES=10 SEED=1 LAYOUT=one, or two
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --seed $(SEED) --layout $(LAYOUT) $(ARGS)
+
+endurance: $(STAMP) ## 16 receivers of four kinds at 80 % of the measured ceiling for MINUTES=60, then ten times the rate
+	$(BIN)/python -m benchmarks.endurance --minutes $(MINUTES) $(ARGS)
 
 check: $(STAMP) ## ruff, mypy, import-linter, and Dagster's own validation of the code location
 	$(BIN)/ruff check

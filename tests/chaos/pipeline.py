@@ -62,7 +62,11 @@ def seen(http: DataFrame, kafka: DataFrame, files: DataFrame, socket: DataFrame)
 def window(http: DataFrame, kafka: DataFrame) -> DataFrame:
     """How many records the last 15 s of batches had, and their sum, by source."""
     records = _union(_records(http, "body"), _records(kafka, "value"))
-    return records.groupBy("source").agg({"number": "sum", "*": "count"}).toDF("source", "total", "records")
+    return (
+        records.groupBy("source")
+        .agg({"number": "sum", "*": "count"})
+        .selectExpr("source", "`sum(number)` AS total", "`count(1)` AS records")
+    )
 
 
 @delivered.output(inputs=[http, kafka], sink=PostgresSink(EnvVar("CHAOS_TARGET"), "delivered"))

@@ -33,9 +33,8 @@ class Poll:
     @property
     def is_clear(self) -> bool:
         """Whether it is an answer for people: a report, or a sentence that says what is wrong."""
-        return (
-            self.code is not None and bool(self.said.strip()) and "Traceback (most recent call last)" not in self.said
-        )
+        # A report may well hold the traceback of a batch that failed.
+        return self.code == 0 or (self.code is not None and bool(self.said) and "Traceback (most" not in self.said)
 
 
 class StatusPolls:
