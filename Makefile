@@ -76,21 +76,19 @@ brokers: $(STAMP) ## the other sources on their brokers: mosquitto, RabbitMQ, na
 namespaces: $(STAMP) ## three hosts as network namespaces, one of them cut off for 30 s and healed; needs root and Go
 	$(BIN)/python -m pytest -m namespaces tests/namespaces $(ARGS)
 
-MINUTES ?= 3
-MINUTES ?= 60
 soak: $(STAMP) ## a system at a 2 s interval, for MINUTES=60: does a batch cost at the end what it cost at the beginning?
-	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
+	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60) $(ARGS)
 
 stress: $(STAMP) ## two owners per receiver, kills, racing allocations, clean-up, then an independent checker; MINUTES=3
-	$(BIN)/python -m tests.stress.driver_log --minutes $(MINUTES)
+	$(BIN)/python -m tests.stress.driver_log --minutes $(or $(MINUTES),3)
 
 SEED ?= 1
 LAYOUT ?= one
 chaos: $(STAMP) ## faults by seed on a whole system, then an independent oracle: MINUTES=10 SEED=1 LAYOUT=one, or two
-	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --seed $(SEED) --layout $(LAYOUT) $(ARGS)
+	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),10) --seed $(SEED) --layout $(LAYOUT) $(ARGS)
 
 endurance: $(STAMP) ## 16 receivers of four kinds at 80 % of the measured ceiling for MINUTES=60, then ten times the rate
-	$(BIN)/python -m benchmarks.endurance --minutes $(MINUTES) $(ARGS)
+	$(BIN)/python -m benchmarks.endurance --minutes $(or $(MINUTES),60) $(ARGS)
 
 check: $(STAMP) ## ruff, mypy, import-linter, and Dagster's own validation of the code location
 	$(BIN)/ruff check

@@ -256,6 +256,7 @@ class ChaosRun:
             found += oracle.too_many("delivered", told, oracle.table_records(self._system.target.dsn("target")))
         with contextlib.suppress(OSError, psycopg2.Error):
             found += [Violation("given up", text) for text in DriverLog(self._system.log_dsn()).given_up()]
+        found += [Violation("wrong disk", text) for text in self._system.wrong_disk]
         for sender in self._system.senders:
             found += [Violation("refused", f"{sender.source}: {text}") for text in sender.refusals]
         for violation in found:

@@ -289,7 +289,14 @@ def _store_unmounted(system: System, pick: float) -> Injected:
     disks.unmount(point)
 
     def heal() -> None:
-        # What was written below the mount point meanwhile is hidden from now on.
+        # What was written below the mount point meanwhile is on the wrong disk: the mount would only hide it.
+        left = sorted(point.rglob("*"))
+        if left:
+            system.wrong_disk.append(f"{len(left)} files and folders below {point.name}, as {left[-1].name}")
+            aside = system.root / f"wrong-disk-{len(system.wrong_disk)}"
+            aside.mkdir()
+            for entry in list(point.iterdir()):
+                entry.rename(aside / entry.name)
         system.stores[number].mount(point, "data")
 
     return Injected(f"{host}: {point.name}", heal)

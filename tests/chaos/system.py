@@ -143,6 +143,8 @@ class System:
         self.keep = False
         self.replicas = replicas
         self.rate = rate
+        #: What was written below a mount point while nothing was mounted there.
+        self.wrong_disk: list[str] = []
         self.has_mounts = disks.is_possible()
         self.proxies: dict[str, Proxy] = {}
         self.services: list[Service] = []
