@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 import psutil
 import psycopg2
 
-from tests.chaos import disks, shim
+from tests.chaos import disks, reaper, shim
 from tests.chaos.disks import Disk
 from tests.chaos.proxies import Proxy
 from tests.chaos.schedule import KINDS, Layout, Need
@@ -92,6 +92,12 @@ class Service:
             if time.monotonic() > deadline or self.restarts:
                 raise StartError(f"{self.name} did not start:\n{said[-4000:]}")
             time.sleep(_POLL_SECONDS)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._wanted = False
+        self._thread.join()
+        self._process.kill()
 
     def end(self) -> None:
         """End it in order, or else at once."""
@@ -218,6 +224,8 @@ class System:
         try:
             self._start()
         except BaseException:
+            for service in self.services:
+                service.kill()
             self._stack.close()
             raise
         return self
@@ -225,13 +233,17 @@ class System:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            # Broken off: who waits for it may wait for seconds only.
+            for service in self.services:
+                service.kill()
         self._stack.close()
 
     def _start(self) -> None:
         self.output.mkdir()
         self._start_disks()
         self._stack.callback(self._preserve)
-        self._stack.callback(self._kill_the_rest)
+        self._start_reaper()
         if shim.is_possible():
             self._library = shim.compiled(self.root)
             self.shim = shim.Shim(self._library, self.root / "shim-hosts")
@@ -299,7 +311,7 @@ class System:
             "FOREBAY_BLOCK_STORE": ",".join(map(str, points)),
             "FOREBAY_TRACKER_HTTP": "127.0.0.1:0",
             "FOREBAY_SPARK_MASTER": "local[2]",
-            "CHAOS_RUN": self._token,
+            reaper.VARIABLE: self._token,
             "CHAOS_REPLICAS": str(self.replicas),
             "CHAOS_HTTP_PORT": str(self.http_port),
             "CHAOS_SOCKET_PORT": str(self.socket_port),
@@ -337,30 +349,23 @@ class System:
         return found
 
     def _wake(self) -> None:
-        for process in self._ours():
+        for process in reaper.processes(str(self.root), self._token):
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGCONT)
 
-    def _ours(self) -> list[psutil.Process]:
-        """Return every process of this run, whoever is its parent now: by its environment or its command line."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                ours = str(self.root) in " ".join(process.cmdline()) or (
-                    process.environ().get("CHAOS_RUN") == self._token
-                )
-            except psutil.Error:
-                continue
-            if ours and process.pid != os.getpid():
-                found.append(process)
-        return found
+    def _start_reaper(self) -> None:
+        """Whatever ends this process, also a kill: nothing of the run outlives it."""
+        waiting = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.reaper", str(self.root), self._token],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
 
-    def _kill_the_rest(self) -> None:
-        left = self._ours()
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=10)
+        def end() -> None:
+            waiting.communicate()
+
+        self._stack.callback(end)
 
 
 class OneHost(System):
