@@ -101,7 +101,7 @@ KINDS = {kind.name: kind for kind in _kinds()}
 def chosen(pattern: str) -> list[str]:
     """Return the kinds that a list of names or beginnings of names, with commas between them, stands for.
 
-    A name after `-` is left out again: ``kill,stop,-kill-jvm``. Raises ValueError for what matches nothing.
+    A word after `!` leaves kinds out: ``kill,stop,!kill-jvm``. Raises ValueError for what matches nothing.
     """
     words = [word.strip() for word in pattern.split(",") if word.strip()]
     found = {name for name in KINDS if all(word.startswith("!") for word in words)}

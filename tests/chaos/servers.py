@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 USER = "forebay"
 _CONF = "chaos.conf"
-_START_SECONDS = 60.0
-_STOP_SECONDS = 20.0
+_START_SECONDS = 180.0
+_STOP_SECONDS = 30.0
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
