@@ -335,9 +335,11 @@ def run_among_hosts(
                 failover.until_steady()
 
 
-def run_in_system(report: Report, times: Times, home: Path, *, rounds: int, figures: Sequence[str]) -> None:
+def run_in_system(
+    report: Report, times: Times, home: Path, *, rounds: int, figures: Sequence[str], drivers: int
+) -> None:
     """One of each of the figures a round, in one `forebay up` that has come to rest before each."""
-    with system_failover(home) as failover:
+    with system_failover(home, drivers) as failover:
         for _ in range(rounds):
             for figure in figures:
                 latency = failover.steady_latency()
@@ -383,12 +385,13 @@ def main() -> None:
     parser.add_argument(
         "--only", type=_figures, default=list(FIGURES), help=f"some of the figures: {','.join(FIGURES)}"
     )
+    parser.add_argument("--drivers", type=int, default=1, help="batch drivers of the `forebay up` (default 1)")
     parser.add_argument("--directory", type=Path, help="where blocks and server go (default: the temporary folder)")
     arguments = parser.parse_args()
     rounds = arguments.rounds or (_QUICK_ROUNDS if arguments.quick else _ROUNDS)
     among_hosts = [figure for figure in arguments.only if figure in _HOST_FIGURES]
     in_system = [figure for figure in arguments.only if figure in _SYSTEM_FIGURES]
-    report = Report("failover", machine())
+    report = Report("failover", machine(drivers=arguments.drivers))
     times = Times()
     if among_hosts:
         report.section(f"{rounds} rounds among two hosts: {', '.join(among_hosts)}")
@@ -397,7 +400,7 @@ def main() -> None:
     if in_system:
         report.section(f"{rounds} rounds in a `forebay up`: {', '.join(in_system)}")
         with _directory(arguments.directory) as home:
-            run_in_system(report, times, home, rounds=rounds, figures=in_system)
+            run_in_system(report, times, home, rounds=rounds, figures=in_system, drivers=arguments.drivers)
     tell(report, times, arguments.only)
     report.print(as_json=arguments.json)
 

@@ -8,8 +8,11 @@ server, and a source that sends 1,000 numbered lines/s. It must never help the s
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -58,6 +61,10 @@ _COMMITTED = sa.text(
     "WHERE c.batch_time > to_timestamp(:killed_at) AND b.added_at > to_timestamp(:killed_at) "
     "ORDER BY c.committed_at LIMIT 1"
 )
+_RUNNING = sa.text(
+    "SELECT p.pid FROM forebay.batch_attempts a JOIN forebay.processes p ON p.id = a.process_id "
+    "WHERE a.state = 'RUNNING' AND p.ended_at IS NULL LIMIT 1"
+)
 _LATEST = sa.text(
     "SELECT extract(epoch FROM c.committed_at - c.batch_time)::float8 FROM forebay.output_commits c "
     "WHERE c.batch_time > clock_timestamp() - interval '30 s' ORDER BY c.batch_time DESC LIMIT :batches"
@@ -67,8 +74,9 @@ _LATEST = sa.text(
 class SystemFailover:
     """Rounds on one running system, which heals after each."""
 
-    def __init__(self, system: RunningSystem) -> None:
+    def __init__(self, system: RunningSystem, drivers: int) -> None:
         self._system = system
+        self._drivers = drivers
         self._random = random.Random(0)  # noqa: S311  spreads the kills over an interval
         system.source.send()
 
@@ -91,7 +99,8 @@ class SystemFailover:
         """Kill the process of this name; return the seconds until a batch has records received since."""
         process = self._system.until(f"{name} runs", lambda: self._system.process(*PROCESSES[name]))
         if name in _KILLED_IN_A_BATCH:
-            self._wait_for_batch()
+            running = self._running_batch()
+            process = running if name == "driver" else process
         killed_at, began = time.time(), time.monotonic()
         process.send_signal(signal.SIGKILL)
         self._system.until("the killed process is gone", lambda: not _lives(process), 30.0)
@@ -107,23 +116,24 @@ class SystemFailover:
         with contextlib.suppress(*SURVIVED), connect(self._system.engine) as connection:
             is_ready = connection.execute(
                 sa.text(
-                    "SELECT EXISTS (SELECT FROM forebay.batch_drivers d JOIN forebay.processes p "
-                    "ON p.id = d.process_id WHERE d.state = 'READY' AND p.ended_at IS NULL)"
-                )
+                    "SELECT count(*) = :drivers FROM forebay.batch_drivers d JOIN forebay.processes p "
+                    "ON p.id = d.process_id WHERE d.state = 'READY' AND p.ended_at IS NULL"
+                ),
+                {"drivers": self._drivers},
             ).scalar_one()
             return bool(is_ready) and all(self._system.process(*words) for words in PROCESSES.values())
         return False
 
-    def _wait_for_batch(self) -> None:
-        """Return just after a batch has begun to run."""
+    def _running_batch(self) -> psutil.Process:
+        """Return just after a batch has begun to run: the driver that it runs in."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         with connect(self._system.engine) as connection:
-            while not connection.execute(
-                sa.text("SELECT EXISTS (SELECT FROM forebay.batches WHERE state = 'RUNNING')")
-            ).scalar_one():
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"no batch ran within {DEADLINE_SECONDS:.0f} s")
+            while time.monotonic() < deadline:
+                pid = connection.execute(_RUNNING).scalar()
+                if pid is not None:
+                    return psutil.Process(pid)
                 time.sleep(_POLL_SECONDS / 4)
+        raise TimeoutError(f"no batch ran within {DEADLINE_SECONDS:.0f} s")
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -134,7 +144,18 @@ def _lives(process: psutil.Process) -> bool:
 
 
 @contextlib.contextmanager
-def system_failover(home: Path) -> Iterator[SystemFailover]:
-    """Start the system in `home`, with its source; stop it at the end."""
-    with NumberedSource() as source, running_system(home, source, FOREBAY_TRACKER_HTTP="127.0.0.1:0") as system:
-        yield SystemFailover(system)
+def system_failover(home: Path, drivers: int = 1) -> Iterator[SystemFailover]:
+    """Start the system in `home`, with its source and so many batch drivers; stop it at the end."""
+    # What each system has a few minutes after its first start. Another process: this one must not hold a JVM.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FOREBAY_")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "orchestration.spark.class_archive"],
+        env={**environment, "FOREBAY_HOME": str(home)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as archive:
+        archive.wait()
+    more = {"FOREBAY_TRACKER_HTTP": "127.0.0.1:0", "FOREBAY_BATCH_DRIVERS": str(drivers)}
+    with NumberedSource() as source, running_system(home, source, **more) as system:
+        yield SystemFailover(system, drivers)

@@ -32,6 +32,8 @@ HEALTHY_AFTER_SECONDS = 60.0
 DRAIN_SECONDS = 15.0
 # One that is replaced, or too many, ends its run first: neither is a reason to use an attempt up. But not for ever.
 REPLACED_SECONDS = 3_600.0
+# What makes later starts quicker is done once the drivers have been ready for this long: not beside a start.
+PREPARE_AFTER_SECONDS = 300.0
 LOG_TAIL_LINES = 20
 READY = b"ready"
 RECYCLE = b"recycle"
@@ -66,6 +68,7 @@ class BatchDrivers:
         log_directory: Path,
         *,
         wanted: int = 1,
+        preparation: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing starts before the first `tick`.
@@ -74,6 +77,8 @@ class BatchDrivers:
             command: runs one driver.
             log_directory: each driver's output goes to a file here.
             wanted: how many; may be set to another number at any time.
+            preparation: a command that makes later starts of a driver quicker, run once; it ends with its standard
+                input. None: there is none.
             clock: monotonic, in seconds.
         """
         self.wanted = wanted
@@ -83,6 +88,9 @@ class BatchDrivers:
         self._drivers: list[_Driver] = []
         self._backoff = Backoff(FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS)
         self._not_before = 0.0
+        self._preparation = preparation
+        self._preparing: subprocess.Popen[bytes] | None = None
+        self._ready_since: float | None = None
 
     def tick(self) -> list[int]:
         """Look at each, start what is missing, drain what is too many; returns the pids of those that ended."""
@@ -109,6 +117,7 @@ class BatchDrivers:
             elif driver.end_by is not None and self._clock() > driver.end_by:
                 log.warning("batch driver did not drain in time, killed", child=driver.name, pid=driver.process.pid)
                 driver.process.kill()
+        self._prepare(is_ready=ready >= self.wanted > 0)
         return ended
 
     def pids(self) -> list[int]:
@@ -117,6 +126,9 @@ class BatchDrivers:
 
     def drain(self) -> None:
         """Tell all to end; for an agent that has others to stop meanwhile."""
+        self._preparation = None
+        if self._preparing is not None:
+            self._end_preparation(self._preparing)
         for driver in self._drivers:
             if driver.end_by is None:
                 self._drain(driver, "the agent stops", DRAIN_SECONDS)
@@ -139,6 +151,31 @@ class BatchDrivers:
             pids.append(driver.process.pid)
         self._drivers.clear()
         return pids
+
+    def _prepare(self, *, is_ready: bool) -> None:
+        """Run the preparation once, when all drivers have been ready for long enough."""
+        if self._preparing is not None and (code := self._preparing.poll()) is not None:
+            log.info("the preparation of later starts has ended", exit=code)
+            self._end_preparation(self._preparing)
+        if not is_ready:
+            self._ready_since = None
+            return
+        self._ready_since = self._clock() if self._ready_since is None else self._ready_since
+        if self._preparation is None or self._clock() - self._ready_since < PREPARE_AFTER_SECONDS:
+            return
+        command, self._preparation = self._preparation, None
+        with (self._log_directory / "batch-driver-preparation.log").open("ab") as output:
+            self._preparing = subprocess.Popen(  # noqa: S603  our own command
+                command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def _end_preparation(self, process: subprocess.Popen[bytes]) -> None:
+        """It holds nothing that would be lost."""
+        process.kill()
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+        self._preparing = None
 
     def _start(self) -> _Driver:
         taken = {driver.name for driver in self._drivers}

@@ -123,7 +123,10 @@ def agent(
         receivers_per_process=receivers_per_process,
         spare_command=[*command, "receiver", "--host", here, "--spare"] if spare and "receivers" in wanted else None,
         batch_drivers=BatchDrivers(
-            [*command, "batch-driver", "--agent-line", "--host", here], log_directory, wanted=batch_drivers
+            [*command, "batch-driver", "--agent-line", "--host", here],
+            log_directory,
+            wanted=batch_drivers,
+            preparation=[sys.executable, "-m", "orchestration.spark.class_archive"] if settings.class_archive else None,
         )
         if "batch-driver" in wanted
         else None,

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 # A batch is small and short: a cold JVM gains more from a fast start than from its optimising compiler.
-_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.net.preferIPv4Stack=true"
+JAVA_OPTIONS_KEY = "spark.driver.extraJavaOptions"
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.net.preferIPv4Stack=true"
 
 _CONFIGURATION = {
     "spark.ui.enabled": "false",
@@ -36,7 +37,7 @@ _CONFIGURATION = {
     "spark.sql.shuffle.partitions": "4",
     # Between the JVM and its Python workers: a fifth of the time of reading blocks went to TCP.
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
+    JAVA_OPTIONS_KEY: JAVA_OPTIONS,
 }
 # Workers on other machines connect to the driver; those of a local master are its own threads.
 _LOCAL_CONFIGURATION = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -63,6 +64,7 @@ def spark_session(
     from pyspark.sql import SparkSession  # noqa: PLC0415  the light parts of this package load no Spark
 
     from orchestration.java import find_java_home  # noqa: PLC0415
+    from orchestration.spark.class_archive import archive_file, options_to_use  # noqa: PLC0415
     from orchestration.spark.data_source import ForebayDataSource  # noqa: PLC0415
     from orchestration.spark.shipping import code_archive  # noqa: PLC0415
 
@@ -74,7 +76,11 @@ def spark_session(
         return active
     wanted = session_configuration(settings, configuration)
     if active is None and _REMOTE not in wanted:
-        os.environ["JAVA_HOME"] = str(find_java_home(settings.home.absolute() / "java"))
+        java_home = find_java_home(settings.home.absolute() / "java")
+        os.environ["JAVA_HOME"] = str(java_home)
+        if settings.class_archive and wanted[JAVA_OPTIONS_KEY] == JAVA_OPTIONS:
+            archive = archive_file(settings.home.absolute() / "spark", java_home)
+            wanted[JAVA_OPTIONS_KEY] = f"{JAVA_OPTIONS} {options_to_use(archive)}".rstrip()
         # Python workers import the format by name, also where Forebay runs from a checkout and is not installed.
         root = str(Path(__file__).resolve().parents[2])
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)

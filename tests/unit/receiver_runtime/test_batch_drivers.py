@@ -38,7 +38,9 @@ BUSY_DRIVER = DRIVER.replace('sys.exit(0 if data in (b"", b"drain\\n") else 7)',
 
 
 class Rig:
-    def __init__(self, directory: Path, script: str = DRIVER, wanted: int = 1) -> None:
+    def __init__(
+        self, directory: Path, script: str = DRIVER, wanted: int = 1, preparation: list[str] | None = None
+    ) -> None:
         self.flag = directory / "flag"
         self.ended: list[int] = []
         self.ahead = 0.0
@@ -46,6 +48,7 @@ class Rig:
             [sys.executable, "-c", script, str(self.flag)],
             directory,
             wanted=wanted,
+            preparation=preparation,
             clock=lambda: time.monotonic() + self.ahead,
         )
 
@@ -145,3 +148,49 @@ def test_a_driver_that_is_replaced_ends_its_run_however_long_it_takes(tmp_path: 
     rig.ahead += batch_drivers.DRAIN_SECONDS + 1
     assert set(rig.drivers.stop()) >= {old}
     assert not psutil.pid_exists(old)
+
+
+PREPARATION = "import pathlib, sys; pathlib.Path(sys.argv[1]).open('a').write('once '); input()"
+
+
+def test_the_preparation_runs_once_when_the_drivers_have_been_ready_for_a_while(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    rig = Rig(tmp_path, preparation=[sys.executable, "-c", PREPARATION, str(said)])
+    try:
+        rig.until("it is ready", rig.ready)
+        rig.tick()
+        assert rig.drivers._preparing is None, "it runs beside a start"
+        rig.ahead += batch_drivers.PREPARE_AFTER_SECONDS
+        rig.until("the preparation", said.exists)
+        preparing = rig.drivers._preparing
+        assert preparing is not None
+        preparing.kill()
+        rig.until("its end is seen", lambda: rig.drivers._preparing is None)
+        rig.ahead += batch_drivers.PREPARE_AFTER_SECONDS
+        rig.tick()
+        assert rig.drivers._preparing is None
+    finally:
+        rig.drivers.stop()
+
+
+def test_the_preparation_ends_with_the_drivers(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    rig = Rig(tmp_path, preparation=[sys.executable, "-c", PREPARATION, str(said)])
+    try:
+        rig.until("it is ready", rig.ready)
+        rig.ahead += batch_drivers.PREPARE_AFTER_SECONDS
+        rig.until("the preparation", said.exists)
+        preparing = rig.drivers._preparing
+        assert preparing is not None
+    finally:
+        rig.drivers.stop()
+    assert preparing.returncode is not None
+
+
+def test_without_a_driver_nothing_is_prepared(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, wanted=0, preparation=[sys.executable, "-c", PREPARATION, str(tmp_path / "said")])
+    rig.tick()
+    rig.ahead += 2 * batch_drivers.PREPARE_AFTER_SECONDS
+    rig.tick()
+    assert rig.drivers._preparing is None
+    rig.drivers.stop()
