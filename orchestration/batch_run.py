@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from orchestration.attempt_failure import failure_of
 from orchestration.batch import Batch
 from orchestration.lost_blocks import LostBlocks, find_lost_blocks, report_lost_blocks
 from orchestration.output_run import run_output
@@ -26,14 +27,13 @@ from orchestration.patience import patiently
 from orchestration.pipeline import Window
 from orchestration.publishing import publish, publish_what_is_left
 from orchestration.spark.sinks.sink import OutputAttempt
-from orchestration.store_away import pause_after, store_away
 from tracker_store import batches, outputs
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import BatchHeldError, DriverLogError
 from tracker_store.pipelines import get_pipeline, list_streams
 from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.retry import retry_delay
+from tracker_store.retry import FIRST
 from tracker_store.schema import ProcessKind
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ def _carry_out(
     session: Callable[[], SparkSession],
 ) -> list[OutputResult]:
     engine = create_engine(settings.require_database_url(), application_name=f"forebay batch {pipeline.name}")
+    spark = _Spark(session)
     try:
         with _heartbeats(engine, name=f"{pipeline.name} {batch_time.isoformat()}") as process_id:
             with connect(engine) as connection:
@@ -164,27 +165,56 @@ def _carry_out(
                 replay=attempt.is_replay,
             )
             try:
-                return _run_outputs(engine, pipeline, attempt, settings=settings, session=session)
-            except Exception as error:
-                _record_failure(engine, pipeline, attempt, error)
+                return _run_outputs(engine, pipeline, attempt, settings=settings, session=spark.session)
+            # An interrupt comes from outside, and ends this process or its run: the tracker sees that, and says LOST.
+            except (Exception, SystemExit) as error:
+                _record_failure(engine, pipeline, attempt, error, spark)
                 raise
     finally:
         engine.dispose()
 
 
-def _record_failure(engine: sa.Engine, pipeline: Pipeline, attempt: _Attempt, error: Exception) -> None:
-    """Where this can't be said, the tracker says it: this process's heartbeat ends with it."""
-    away = store_away(error)
+class _Spark:
+    """The session that an attempt uses, once it has asked for it."""
+
+    def __init__(self, make: Callable[[], SparkSession]) -> None:
+        self._make = make
+        self._made: SparkSession | None = None
+
+    def session(self) -> SparkSession:
+        self._made = self._make()
+        return self._made
+
+    def how_ended(self) -> str | None:
+        """How it has ended, if it has; None where it lives, was never asked for, or is a Connect server's."""
+        from orchestration.spark.session import how_ended  # noqa: PLC0415  loads pyspark
+
+        made = self._made
+        if made is None or type(made).__module__.startswith("pyspark.sql.connect"):
+            return None
+        try:
+            return how_ended(made)
+        except Exception as error:  # noqa: BLE001  whatever it is: Spark gives no answer
+            return f"Spark gives no answer ({type(error).__name__})"
+
+
+def _record_failure(
+    engine: sa.Engine, pipeline: Pipeline, attempt: _Attempt, error: BaseException, spark: _Spark
+) -> None:
+    """Where this can't be said, the tracker says that it was lost: this process's heartbeat ends with it."""
+    failure = failure_of(error, spark.how_ended)
     fail = partial(
         batches.fail_attempt,
         pipeline_id=attempt.pipeline_id,
         batch_time=attempt.batch_time,
         attempt=attempt.number,
         run_id=attempt.run_id,
-        error=(away or f"{type(error).__name__}: {error}")[:2000],
+        error=failure.message,
+        failure=failure.kind,
         max_attempts=pipeline.max_attempts,
-        retry_after=pause_after(attempt.number) if away else retry_delay(attempt.number),
-        blocked=away is not None,
+        max_lost_attempts=pipeline.settings.max_lost_attempts,
+        # This run has some events to write yet: who launches the next attempt ends it in Dagster, if it has not ended.
+        least_pause=FIRST,
     )
     with _logged("could not record that the attempt failed"):
         # Not twice as long as a commit waits that failed for the same reason.

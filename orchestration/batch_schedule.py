@@ -19,8 +19,8 @@ from orchestration.run_launcher.lost_runs import why_lost
 from tracker_store import batches
 from tracker_store.launches import LaunchOutcome, take_launch
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
-from tracker_store.retry import retry_delay
-from tracker_store.schema import BatchState, PipelineState
+from tracker_store.retry import MAX_LOST_ATTEMPTS
+from tracker_store.schema import AttemptFailure, AttemptState, BatchState, PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -155,6 +155,7 @@ class BatchRules:
     max_bytes: int | None = None
     run_empty: bool = False
     concurrent_batches: int = 1
+    max_lost_attempts: int = MAX_LOST_ATTEMPTS
 
     @classmethod
     def of_row(cls, row: PipelineRow) -> Self:
@@ -171,6 +172,7 @@ class BatchRules:
             max_bytes=declared.get("max_bytes_per_batch"),
             run_empty=declared.get("runs_empty_batches", False),
             concurrent_batches=settings.concurrent_batches,
+            max_lost_attempts=settings.max_lost_attempts,
         )
 
 
@@ -191,6 +193,9 @@ class Runs(Protocol):
 
     def of_attempt(self, launch: Launch) -> Run | None:
         """A run that was launched for an attempt: of several one that has not ended, if there is one."""
+
+    def why_failed(self, run_id: str) -> str:
+        """What Dagster knows of why a run failed, in a line; empty where it knows nothing."""
 
     def begun(self) -> list[tuple[Run, datetime, int]]:
         """The runs of attempts that have begun and not ended, each with its batch time and its attempt."""
@@ -292,14 +297,14 @@ def _step(
     """What an unfinished batch needs; None: it has changed, look again."""
     time = batch.batch_time.isoformat()
     if batch.state in (BatchState.FAILED, BatchState.BLOCKED) and not batch.retry_due:
-        return _pause(rules, batch, runs)
+        return _pause(batch, runs)
     if runs is None:
         if not wants_first_launch(batch):
             return Wait(f"batch {time} is {batch.state.value} and is looked after by the batch sensor")
         return _take(connection, rules, batch.batch_time, Launch(time, batch.attempt + 1), launcher, term)
     running = batch.state is BatchState.RUNNING
     if not running and batch.run_id:
-        runs.end_lost(batch.run_id, batch.reason)
+        runs.end_lost(batch.run_id, batch.attempt_error)
     launch = Launch(time, batch.attempt if running else batch.attempt + 1)
     run = runs.by_id(batch.run_id) if running and batch.run_id else runs.of_attempt(launch)
     if run is None and not running:
@@ -313,12 +318,6 @@ def _step(
             return Wait(f"batch {time}: attempt {launch.attempt} is {doing} in run {run.run_id}")
         runs.end_lost(run.run_id, lost)
     # The run ended, or is gone, without a word in the driver log.
-    if run is None:
-        ending = "is gone"
-    elif run.status == CANCELED:
-        ending = "was cancelled in Dagster"
-    else:
-        ending = f"ended as {run.status}" if lost is None else f"was lost ({lost})"
     run_id = (batch.run_id or "") if run is None else run.run_id
     batches.fail_attempt(
         connection,
@@ -326,22 +325,40 @@ def _step(
         batch_time=batch.batch_time,
         attempt=launch.attempt,
         run_id=run_id,
-        error=f"run {run_id} {ending} before the batch was complete",
+        error=f"run {run_id} {_ending(run, lost, runs)} before the batch was complete",
+        failure=AttemptFailure.LOST,
         max_attempts=rules.max_attempts,
-        retry_after=retry_delay(launch.attempt),
+        max_lost_attempts=rules.max_lost_attempts,
     )
     return None
 
 
-def _pause(rules: BatchRules, batch: BatchRow, runs: Runs | None) -> Wait:
+def _ending(run: Run | None, lost: str | None, runs: Runs) -> str:
+    """How a run ended that could not say so itself."""
+    if run is None:
+        return "is gone"
+    if lost is not None:
+        return f"was lost ({lost})"
+    if run.status == CANCELED:
+        return "was cancelled in Dagster"
+    # It may have died at its start: its module can't be loaded, say.
+    why = runs.why_failed(run.run_id)
+    return f"ended as {run.status}" + (f" ({why})" if why else "")
+
+
+def _pause(batch: BatchRow, runs: Runs | None) -> Wait:
     """Why the batch has no run, and until when."""
     run = runs.by_id(batch.run_id) if runs is not None and batch.run_id else None
-    how = "failed" if batch.state is BatchState.FAILED else "is blocked"
     if run is not None and run.status == CANCELED:
-        how = f"was cancelled in Dagster, which ends this one of at most {rules.max_attempts} attempts and no more"
+        how = "was cancelled in Dagster, which uses up none of max_attempts"
+    elif batch.attempt_state is AttemptState.LOST:
+        how = "was lost"
+    else:
+        how = "is blocked" if batch.state is BatchState.BLOCKED else "failed"
+    before = f"; an earlier one said more: {batch.reason}" if batch.reason != batch.attempt_error else ""
     return Wait(
-        f"batch {batch.batch_time.isoformat()}: attempt {batch.attempt} {how} ({batch.reason}); the next starts after "
-        f"{batch.retry_at}"
+        f"batch {batch.batch_time.isoformat()}: attempt {batch.attempt} {how} ({batch.attempt_error}); the next starts "
+        f"after {batch.retry_at}{before}"
     )
 
 

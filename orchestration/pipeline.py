@@ -292,7 +292,8 @@ class Pipeline:
             retention: how long after its batch time a batch's blocks are kept, to run it again.
             start: where a new pipeline begins: with the "earliest" block that is retained, or after the "latest".
             catch_up: behind schedule, make "each" missed batch, or "merge" them into one at the newest boundary.
-            max_attempts: how often a batch is tried before it is quarantined.
+            max_attempts: how often a batch may fail, by its data or code, before it is quarantined. What it runs on
+                may die under it besides, `max_lost_attempts` times (a setting).
             max_records_per_batch: a batch takes no more, but at least one block of each receiver that has any;
                 what is left waits for the next.
             max_bytes_per_batch: the same, in bytes as stored.

@@ -14,6 +14,7 @@ from orchestration.tracker.pid_rate_estimator import (
     DEFAULT_PROPORTIONAL,
 )
 from receiver_runtime.sources.units import parse_duration
+from tracker_store.retry import MAX_LOST_ATTEMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +56,9 @@ class PipelineSettings(BaseModel):
     #: What follows when a batch has used up its attempts: "continue" with the next, or "halt" until it is replayed or
     #: discarded, or `forebay start` lets the pipeline go on. (In the original the next batches go on.)
     on_failure: Literal["continue", "halt"] = "continue"
+    #: How often what a batch runs on may die under it (its process, its host, Spark) before it is quarantined. These
+    #: attempts count here and not in `max_attempts`.
+    max_lost_attempts: Annotated[int, Field(ge=1)] = MAX_LOST_ATTEMPTS
     #: Whether output assets are partitioned in Dagster by batch time, so that a backfill replays an hour's or a day's
     #: batches; None: they are not.
     partitions: Literal["hour", "day"] | None = None

@@ -6,17 +6,13 @@ A block that is missing, or damaged, in a store that can be reached is another t
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from receiver_runtime.block_store.errors import StoreUnavailableError
-from tracker_store.retry import retry_delay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# How soon a batch goes on after its store is back; each try costs a run.
-LONGEST_PAUSE = timedelta(minutes=1)
 # A Spark task's error comes as the text of its Python stack.
 _IN_TEXT = re.compile(rf"\b{StoreUnavailableError.__name__}: (?P<what>[^\n]+)")
 
@@ -29,11 +25,6 @@ def store_away(error: BaseException) -> str | None:
         if type(cause).__module__.partition(".")[0] in ("pyspark", "py4j") and (found := _IN_TEXT.search(str(cause))):
             return found["what"].strip()
     return None
-
-
-def pause_after(attempt: int) -> timedelta:
-    """How long a batch that is blocked waits for its next attempt."""
-    return min(retry_delay(attempt), LONGEST_PAUSE)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -16,7 +16,8 @@ from tracker_store.errors import (
     OutputNotCommittedError,
 )
 from tracker_store.leadership import LED
-from tracker_store.schema import AttemptKind, AttemptState, BatchState
+from tracker_store.retry import MAX_LOST_ATTEMPTS, NONE, PAUSES
+from tracker_store.schema import AttemptFailure, AttemptKind, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A batch as stored; `run_id` is its newest attempt's; `retry_due`: no backoff stands in the way.
+    """A batch as stored; `retry_due`: no backoff stands in the way.
 
-    `launch_attempt`: the attempt whose run Dagster was asked for last, if any.
+    `run_id`, `attempt_state` and `attempt_error` are its newest attempt's; `reason` may be an earlier one's, which says
+    more. `launch_attempt`: the attempt whose run Dagster was asked for last, if any.
     """
 
     batch_time: datetime
@@ -42,6 +44,8 @@ class BatchRow:
     run_id: str | None
     reason: str
     launch_attempt: int | None = None
+    attempt_state: AttemptState | None = None
+    attempt_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ _BATCH = (
     "b.launch_attempt, "
     # Further off than any backoff (retry.LONGEST): the clock was set back.
     "b.retry_at IS NULL OR b.retry_at NOT BETWEEN clock_timestamp() AND clock_timestamp() + interval '5 minutes' "
-    "  AS retry_due, a.run_id "
+    "  AS retry_due, a.run_id, a.state AS attempt_state, coalesce(a.error, '') AS attempt_error "
     "FROM forebay.batches b LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id "
     "AND a.batch_time = b.batch_time AND a.attempt = b.attempt "
 )
@@ -93,6 +97,8 @@ def _batch(row: sa.Row[Any]) -> BatchRow:
         run_id=row.run_id,
         reason=row.reason,
         launch_attempt=row.launch_attempt,
+        attempt_state=None if row.attempt_state is None else AttemptState(row.attempt_state),
+        attempt_error=row.attempt_error,
     )
 
 
@@ -188,22 +194,27 @@ def fail_attempt(
     run_id: str,
     error: str,
     max_attempts: int,
-    retry_after: timedelta,
+    failure: AttemptFailure = AttemptFailure.FAILED,
+    max_lost_attempts: int = MAX_LOST_ATTEMPTS,
+    retry_after: timedelta | None = None,
+    least_pause: timedelta = NONE,
     term: int | None = None,
-    blocked: bool = False,
 ) -> BatchState | None:
-    """End an attempt as failed; returns FAILED or QUARANTINED, or None where it was not the batch's attempt.
+    """End an attempt as `failure` says; returns the batch's state, or None where it was not the batch's attempt.
 
-    One that is `blocked` (its block store can't be reached) leaves the batch BLOCKED, and is not counted. A replay
-    leaves the batch as it is, and its state is returned. With `term` it is the leader's word, and counts in that term
-    only (None else). Locks: leadership FOR SHARE, the pipeline's row, the batch's row.
+    FAILED attempts count in `max_attempts`, LOST ones in `max_lost_attempts`: the last of them leaves the batch
+    QUARANTINED, one before it leaves it FAILED. A BLOCKED one (its block store can't be reached) leaves it BLOCKED, and
+    is not counted. A replay leaves the batch as it is. The next attempt waits for `retry_after`: unless given, as long
+    as ``retry.PAUSES`` has for the kind, and `least_pause` at least. With `term` it is the leader's word, and counts in
+    that term only (None else). Locks: leadership FOR SHARE, the pipeline's row, the batch's row.
     """
+    pauses = PAUSES[failure] if retry_after is None else [retry_after]
     with named_failures():
         outcome: str | None = connection.execute(
             sa.text(
                 LED  # noqa: S608  a constant
-                + "SELECT forebay.fail_attempt(:pipeline, :time, :attempt, :run, :error, :max_attempts, :retry_after, "
-                ":blocked) FROM led"
+                + "SELECT forebay.end_attempt(:pipeline, :time, :attempt, :run, :error, :failure, :max_attempts, "
+                ":max_lost_attempts, CAST(:pauses AS interval[])) FROM led"
             ),
             {
                 "term": term,
@@ -212,9 +223,10 @@ def fail_attempt(
                 "attempt": attempt,
                 "run": run_id,
                 "error": error,
+                "failure": failure.value,
                 "max_attempts": max_attempts,
-                "retry_after": retry_after,
-                "blocked": blocked,
+                "max_lost_attempts": max_lost_attempts,
+                "pauses": [max(pause, least_pause) for pause in pauses],
             },
         ).scalar_one_or_none()
     return None if outcome in (None, "not its attempt") else BatchState(outcome)

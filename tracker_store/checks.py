@@ -334,7 +334,8 @@ def attempts_agree_with_their_batch(connection: sa.Connection, pipeline_id: int 
         LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = t.pipeline_id AND a.batch_time = t.batch_time
              AND a.attempt = t.attempt
         WHERE $OF_PIPELINE
-          AND a.state IS DISTINCT FROM CASE t.state
+          -- A lost attempt leaves its batch as a failed one does.
+          AND CASE a.state WHEN 'LOST' THEN 'FAILED' ELSE a.state END IS DISTINCT FROM CASE t.state
               WHEN 'RUNNING' THEN 'RUNNING' WHEN 'FAILED' THEN 'FAILED' WHEN 'QUARANTINED' THEN 'FAILED'
               WHEN 'BLOCKED' THEN 'BLOCKED' WHEN 'DISCARDED' THEN 'FAILED'
               WHEN 'COMPLETED' THEN CASE WHEN t.attempt > 0 THEN 'SUCCEEDED' END END

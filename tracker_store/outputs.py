@@ -114,7 +114,7 @@ def commits_to_publish(
 def commits_to_follow(
     connection: sa.Connection, pipeline_id: int, outputs: Sequence[str], *, within: timedelta, limit: int
 ) -> list[tuple[str, datetime]]:
-    """Outputs of finished batches with a failed attempt newer than their row, as (output, batch time). No locks.
+    """Outputs of finished batches with a failed or lost attempt newer than their row: (output, batch time). No locks.
 
     Those of the newest attempt come first. Meant are attempts that ended at most `within` before now; one that runs
     finds out by itself.
@@ -126,7 +126,7 @@ def commits_to_follow(
                 "JOIN forebay.batches b ON b.pipeline_id = a.pipeline_id AND b.batch_time = a.batch_time "
                 "AND b.state IN ('COMPLETED', 'QUARANTINED', 'DISCARDED') "
                 "CROSS JOIN unnest(CAST(:outputs AS text[])) AS o(name) "
-                "WHERE a.pipeline_id = :pipeline AND a.state = 'FAILED' "
+                "WHERE a.pipeline_id = :pipeline AND a.state IN ('FAILED', 'LOST') "
                 "AND a.ended_at > clock_timestamp() - CAST(:within AS interval) "
                 "AND NOT EXISTS (SELECT FROM forebay.output_commits c WHERE c.pipeline_id = a.pipeline_id "
                 "AND c.output = o.name AND c.batch_time = a.batch_time AND c.attempt >= a.attempt) "

@@ -35,6 +35,7 @@ FUNCTIONS = (
     "complete_replay",
     "discard_batch",
     "driver_log_between",
+    "end_attempt",
     "expire_process",
     "expire_stream_rates",
     "fail_attempt",

@@ -89,6 +89,7 @@ ROLES: Mapping[str, Role] = {
             "complete_replay",
             "discard_batch",
             "driver_log_between",
+            "end_attempt",
             "expire_process",
             "expire_stream_rates",
             "fail_attempt",

@@ -89,7 +89,7 @@ PIPELINE_TRANSITIONS: Mapping[PipelineState, frozenset[PipelineState]] = {
 
 
 class BatchState(StrEnum):
-    """The life of a batch. FAILED is between two attempts; QUARANTINED waits for a person."""
+    """The life of a batch. FAILED is between two attempts (also after a LOST one); QUARANTINED waits for a person."""
 
     ALLOCATED = "ALLOCATED"
     RUNNING = "RUNNING"
@@ -128,8 +128,28 @@ class AttemptState(StrEnum):
 
     RUNNING = "RUNNING"
     SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    BLOCKED = "BLOCKED"  # the block store could not be reached; not counted in max_attempts
+    FAILED = "FAILED"  # by the batch's data or code; counted in max_attempts
+    BLOCKED = "BLOCKED"  # the block store could not be reached; not counted
+    LOST = "LOST"  # what it ran on died under it; counted in max_lost_attempts
+
+
+ATTEMPT_TRANSITIONS: Mapping[AttemptState, frozenset[AttemptState]] = {
+    AttemptState.RUNNING: frozenset(
+        {AttemptState.SUCCEEDED, AttemptState.FAILED, AttemptState.BLOCKED, AttemptState.LOST}
+    ),
+    AttemptState.SUCCEEDED: frozenset(),
+    AttemptState.FAILED: frozenset(),
+    AttemptState.BLOCKED: frozenset(),
+    AttemptState.LOST: frozenset(),
+}
+
+
+class AttemptFailure(StrEnum):
+    """Why an attempt failed; the state that it ends in has the same name."""
+
+    FAILED = AttemptState.FAILED.value
+    BLOCKED = AttemptState.BLOCKED.value
+    LOST = AttemptState.LOST.value
 
 
 class ProcessKind(StrEnum):
@@ -879,7 +899,13 @@ batches = Table(
         DateTime(timezone=True),
         comment="When the last of its outputs was committed; null unless COMPLETED",
     ),
-    Column("reason", Text, nullable=False, server_default="", comment="Why it failed, or why nothing ran; else empty"),
+    Column(
+        "reason",
+        Text,
+        nullable=False,
+        server_default="",
+        comment="Its most telling failure, which may be an earlier attempt's, or why nothing ran; else empty",
+    ),
     Column("launch_attempt", Integer, comment="The attempt whose run Dagster was asked for last; null: none was"),
     Column("launched_at", DateTime(timezone=True), comment="When that was, by the database's clock; null: it was not"),
     Column("launched_by", Text, comment="Who asked: the batch sensor, or a tracker that pushes; null: nobody has"),
@@ -928,14 +954,20 @@ batch_attempts = Table(
     Column("pipeline_id", BigInteger, nullable=False, comment="The batch's pipeline"),
     Column("batch_time", DateTime(timezone=True), nullable=False, comment="The batch"),
     Column("attempt", Integer, nullable=False, comment="Its number, from 1"),
-    Column("state", Text, nullable=False, server_default="RUNNING", comment="RUNNING, SUCCEEDED, FAILED or BLOCKED"),
+    Column(
+        "state",
+        Text,
+        nullable=False,
+        server_default="RUNNING",
+        comment="RUNNING, SUCCEEDED, FAILED, BLOCKED (no block store) or LOST (what it ran on died under it)",
+    ),
     Column("run_id", Text, nullable=False, comment="The Dagster run; empty when none is known"),
     Column(
         "process_id", BigInteger, comment="The process whose heartbeat is watched; null for a run that never claimed"
     ),
     _now("started_at", "When it claimed the batch"),
     Column("ended_at", DateTime(timezone=True), comment="When it ended; null while it runs"),
-    Column("error", Text, nullable=False, server_default="", comment="Why it failed; else empty"),
+    Column("error", Text, nullable=False, server_default="", comment="Why this attempt failed; else empty"),
     Column(
         "kind",
         Text,

@@ -353,7 +353,7 @@ LEFT JOIN forebay.batch_attempts attempt ON attempt.pipeline_id = b.pipeline_id
         "records": "Records allocated to it",
         "bytes": "The same in bytes as stored",
         "blocks": "Sequences allocated to it, epoch markers among them",
-        "reason": "Why it failed, or why nothing ran",
+        "reason": "Its most telling failure, which may be an earlier attempt's, or why nothing ran",
         "run_id": "The Dagster run of that attempt; null before the first",
         "processing_started_at": "When that attempt started",
         "completed_at": "When the last of its outputs was committed; null until then",
@@ -388,7 +388,8 @@ LEFT JOIN forebay.processes r ON r.id = a.process_id
         "records": "Records allocated to it",
         "attempt": "The attempt's number, replays counted too; null for a batch that nothing has run",
         "kind": "run, or replay: of a batch that was COMPLETED or QUARANTINED",
-        "attempt_state": "RUNNING, SUCCEEDED, FAILED or BLOCKED (its block store was away: not counted as a try)",
+        "attempt_state": "RUNNING, SUCCEEDED, FAILED (counted in max_attempts), BLOCKED (its block store was away: not "
+        "counted) or LOST (its process or Spark died: counted in max_lost_attempts)",
         "run_id": "The Dagster run, or who else ran it (`forebay batches replay …`); empty where none is known",
         "started_at": "When it claimed the batch",
         "ended_at": "When it ended; null while it runs",

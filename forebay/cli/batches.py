@@ -62,8 +62,8 @@ def batches(
 ) -> None:
     """List batches: state, attempts, records, and why one failed or waits.
 
-    BLOCKED waits for its block store, without using attempts up. QUARANTINED has used them up: its blocks are kept for
-    `forebay batches replay`. Times are UTC.
+    The reason is the most telling failure of all attempts. BLOCKED waits for its block store, and uses no attempts up.
+    QUARANTINED has used them up: its blocks are kept for `forebay batches replay`. Times are UTC.
     """
     if context.invoked_subcommand is not None:
         return

@@ -14,8 +14,10 @@ from orchestration.dagster_defs.batch_plots import MILLISECONDS, batches_key
 from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
 from tracker_store.batch_statistics import newest_completed_batch, pipeline_queue
+from tracker_store.batches import list_batches
 from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
+from tracker_store.schema import BatchState
 
 TOTAL_DELAY = "total_delay"
 QUEUE_DEPTH = "queue_depth"
@@ -51,6 +53,8 @@ def check_batches(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg.
         metadata={"total_delay_ms": delay * MILLISECONDS, "intervals": intervals},
     )
     queue = pipeline_queue(connection, pipeline_id)
+    # The newest one says why.
+    given_up = list_batches(connection, pipeline_id, states=[BatchState.QUARANTINED], limit=1)
     yield dg.AssetCheckResult(
         passed=queue.depth <= LATE,
         asset_key=key,
@@ -67,6 +71,7 @@ def check_batches(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg.
             None
             if queue.quarantined == 0
             else f"{queue.quarantined} batch(es) were given up; see: forebay batches --pipeline {pipeline.name}"
+            + "".join(f"; {row.batch_time.isoformat()}: {row.reason}" for row in given_up)
         ),
         metadata={"quarantined": queue.quarantined},
     )

@@ -32,6 +32,7 @@ from orchestration.batch_schedule import (
     sensor_name,
     stands_still,
 )
+from orchestration.dagster_defs.run_errors import why_failed
 from orchestration.settings import DatabaseUrlMissingError, Settings
 from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
@@ -74,6 +75,10 @@ class DagsterRuns:
         runs = self._instance.get_runs(filters=dg.RunsFilter(tags=launch.tags(self._pipeline)), limit=_MOST_OF_ATTEMPT)
         run = next((run for run in runs if not run.is_finished), runs[0] if runs else None)
         return None if run is None else _run(run)
+
+    def why_failed(self, run_id: str) -> str:
+        """The last error that Dagster's events of a run have; empty where there is none."""
+        return why_failed(self._instance, run_id)
 
     def begun(self) -> list[tuple[Run, datetime, int]]:
         """The runs of attempts that have begun and not ended, each with its batch time and its attempt."""

@@ -41,8 +41,8 @@ DEFAULT_DELEGATE = {"module": "dagster", "class": "DefaultRunLauncher", "config"
 
 WHAT_CANCELLING_DOES = (
     "Somebody cancels this run. That ends this attempt alone: the batch keeps its blocks, and is tried again under the "
-    "next attempt's number, after a pause. It counts as a failed attempt: after max_attempts of them the batch is "
-    "QUARANTINED, and can be replayed or discarded."
+    "next attempt's number, within seconds. It counts as a lost attempt, not as a failed one: after max_lost_attempts "
+    "of them the batch is QUARANTINED, and can be replayed or discarded."
 )
 
 log = structlog.get_logger(__name__)

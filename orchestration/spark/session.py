@@ -174,6 +174,21 @@ def hold_executors(session: SparkSession, executors: int) -> None:
     context.requestTotalExecutors(executors, 0, jvm.PythonUtils.toScalaMap({}))
 
 
+def how_ended(session: SparkSession) -> str | None:
+    """How a session that is no Connect server's has ended, if it has: its JVM, or what is in that; None: it lives.
+
+    In the main thread, while nothing computes. Raises what PySpark does where the JVM ends meanwhile.
+    """
+    context: Any = session.sparkContext
+    process = getattr(context._gateway, "proc", None)  # noqa: SLF001
+    code = None if process is None else process.poll()
+    if code is not None:
+        return f"its JVM has ended, with code {code}"
+    # By a run's own code, or by Spark itself, out of memory.
+    is_stopped = context._jsc is None or context._jsc.sc().isStopped()  # noqa: SLF001
+    return "its Spark session was stopped" if is_stopped else None
+
+
 class WarmSession:
     """The session of a process that runs one batch after another; what one of them sets, the next doesn't see.
 
@@ -231,16 +246,7 @@ class WarmSession:
 
         In the main thread, between two runs.
         """
-        if self._remote:
-            return None
-        context: Any = self.session.sparkContext
-        process = getattr(context._gateway, "proc", None)  # noqa: SLF001
-        code = None if process is None else process.poll()
-        if code is not None:
-            return f"its JVM has ended, with code {code}"
-        # By a run's own code, or by Spark itself, out of memory.
-        is_stopped = context._jsc is None or context._jsc.sc().isStopped()  # noqa: SLF001
-        return "its Spark session was stopped" if is_stopped else None
+        return None if self._remote else how_ended(self.session)
 
     def reset(self) -> None:
         """Put back what a run has changed. In the main thread, after the run; fails where the session is spoilt."""

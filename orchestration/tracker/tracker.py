@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from orchestration.pipeline_settings import PipelineSettings
 from orchestration.tracker.liveness import CounterWatch
 from orchestration.tracker.rate_controller import RateController
 from orchestration.tracker.receiver_placement import ReceiverPlacement
@@ -32,7 +33,7 @@ from tracker_store.outage import SURVIVED, Outage
 from tracker_store.pipeline_states import advance_stops
 from tracker_store.pipelines import list_pipelines
 from tracker_store.processes import expire_process, live_processes
-from tracker_store.retry import retry_delay
+from tracker_store.schema import AttemptFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,8 +192,10 @@ class Tracker:
         lost = batches.attempts_of_ended_processes(connection)
         if not lost:
             return
-        limits = {row.pipeline_id: row.declaration["max_attempts"] for row in list_pipelines(connection)}
+        declarations = {row.pipeline_id: row.declaration for row in list_pipelines(connection)}
         for attempt in lost:
+            # A pipeline that was removed has none, and gets no run any more.
+            declared = declarations.get(attempt.pipeline_id)
             batches.fail_attempt(
                 connection,
                 pipeline_id=attempt.pipeline_id,
@@ -200,8 +203,9 @@ class Tracker:
                 attempt=attempt.attempt,
                 run_id=attempt.run_id,
                 error=f"the process of run {attempt.run_id} ended before the batch was complete",
-                max_attempts=limits.get(attempt.pipeline_id, attempt.attempt),
-                retry_after=retry_delay(attempt.attempt),
+                failure=AttemptFailure.LOST,
+                max_attempts=1 if declared is None else declared["max_attempts"],
+                max_lost_attempts=1 if declared is None else PipelineSettings.of_row(declared).max_lost_attempts,
                 term=self._require_term(),
             )
             log.warning("attempt lost", run_id=attempt.run_id, attempt=attempt.attempt)

@@ -22,7 +22,7 @@ from tracker_store.batches import claim_attempt, fail_attempt
 from tracker_store.engine import connect
 from tracker_store.pipelines import get_pipeline
 from tracker_store.processes import register_process
-from tracker_store.schema import ProcessKind
+from tracker_store.schema import AttemptFailure, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,7 +121,7 @@ def test_the_failure_sensor_speaks_once_per_batch_when_it_is_given_up(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Three attempts count; one that was blocked has a number, and does not."""
+    """Three attempts count; one that was blocked, or lost, has a number, and does not."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     module = importlib.import_module("failures")
     pipeline = importlib.import_module("pipelines").pipeline
@@ -137,7 +137,7 @@ def test_the_failure_sensor_speaks_once_per_batch_when_it_is_given_up(
             {"p": row.pipeline_id, "t": batch_time},
         )
 
-        def fail(attempt: int, *, blocked: bool = False) -> None:
+        def fail(attempt: int, failure: AttemptFailure) -> None:
             process_id = register_process(
                 connection, kind=ProcessKind.BATCH_RUN, name=str(attempt), host="here", pid=attempt
             )
@@ -150,15 +150,16 @@ def test_the_failure_sensor_speaks_once_per_batch_when_it_is_given_up(
                 error="a division by zero",
                 max_attempts=pipeline.max_attempts,
                 retry_after=timedelta(0),
-                blocked=blocked,
+                failure=failure,
             )
 
         told = []
-        for attempt, blocked in ((1, False), (2, True), (3, False), (4, False)):
-            fail(attempt, blocked=blocked)
+        failed, blocked, lost = AttemptFailure
+        for attempt, failure in enumerate((failed, blocked, failed, lost, failed), start=1):
+            fail(attempt, failure)
             if failure_sensor(module, batch_time, attempt) is None:
                 told.append(attempt)
-        assert told == [4]
+        assert told == [5]
         assert capsys.readouterr().err.count("a division by zero") == 1
         assert isinstance(failure_sensor(module, batch_time, 3), dg.SkipReason), "asked late about an earlier attempt"
 

@@ -52,7 +52,7 @@ def counts(_: DataFrame) -> DataFrame:
 
 def declare(mode: Mode = "append") -> Pipeline:
     """The pipeline `words`, whose only output goes to the table `counts` at TARGET_URL."""
-    pipeline = Pipeline("words", interval="1h")
+    pipeline = Pipeline("words", interval="1h", max_attempts=2)
     sink = Killed(EnvVar("TARGET_URL"), "counts", mode=mode, key="word" if mode == "merge" else None)
     lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
     pipeline.output(inputs=[lines], sink=sink, name="counts")(counts)

@@ -18,11 +18,11 @@ from receiver_runtime.block_store.errors import StoreUnavailableError
 from tests.integration.orchestration.batch_rig import System, local_spark
 from tracker_store import batches
 from tracker_store.engine import connect
-from tracker_store.errors import AttemptSupersededError, BatchHeldError
+from tracker_store.errors import AttemptSupersededError, BatchHeldError, DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
 from tracker_store.receivers import placements, receiver_events
-from tracker_store.schema import BatchState, ReceiverEventKind
+from tracker_store.schema import AttemptState, BatchState, ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,6 +102,40 @@ def test_w10_a_failing_output_fails_its_attempt_and_the_next_does_it_all(system:
     system.run(pipeline, time, 2)
     assert system.state(time) == (BatchState.COMPLETED, 2)
     assert system.published() == ["a"]
+
+
+def test_a_driver_log_that_is_away_uses_up_no_attempt_and_hides_no_cause(system: System) -> None:
+    """Before and after the data's own failure."""
+    ends = [OutcomeUnknownError("cut off"), ValueError("no number: 'x'"), DriverLogUnavailableError("no server"), None]
+
+    def output(lines: DataFrame, batch: Batch) -> DataFrame:
+        end = ends[batch.attempt - 1]
+        if end is not None:
+            raise end
+        return lines
+
+    pipeline = system.declare(output, max_attempts=2)
+    system.receive(["a"])
+    time = system.allocate(1)
+    pipeline_id = get_pipeline(system.connection, "words").pipeline_id
+    reasons = []
+    for number, said in enumerate(("cut off", "no number", "no server"), start=1):
+        with pytest.raises(Exception, match=said):
+            system.run(pipeline, time, number)
+        row = batches.get_batch(system.connection, pipeline_id, time)
+        assert row is not None
+        assert row.state is BatchState.FAILED
+        reasons.append(row.reason)
+    assert reasons[0] == "the driver log was unavailable: OutcomeUnknownError: cut off"
+    assert reasons[1:] == ["ValueError: no number: 'x'"] * 2
+    system.run(pipeline, time, 4)
+    assert system.state(time) == (BatchState.COMPLETED, 4)
+    assert [row.state for row in batches.attempts_of_batch(system.connection, pipeline_id, time)] == [
+        AttemptState.LOST,
+        AttemptState.FAILED,
+        AttemptState.LOST,
+        AttemptState.SUCCEEDED,
+    ]
 
 
 def test_a_batch_that_was_made_at_another_interval_brings_out_its_outputs(system: System) -> None:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 import sqlalchemy as sa
+from dagster._core.events import EngineEventData, JobFailureData
+from dagster._core.execution.plan.objects import StepFailureData
+from dagster_shared.error import SerializableErrorInfo
 
 from forebay import ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
@@ -38,7 +41,7 @@ from tracker_store.processes import deregister_process, register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.receivers import placements
 from tracker_store.run_queue import claim_run, enqueue_run, register_batch_driver, run_worker, set_batch_driver_state
-from tracker_store.schema import BatchDriverState, BatchState, ProcessKind
+from tracker_store.schema import AttemptFailure, AttemptState, BatchDriverState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +56,8 @@ SECOND = timedelta(seconds=1)
 @pytest.fixture(autouse=True)
 def _long_pause_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that none is over between a tick's looks, or between two ticks: a test ends it."""
-    monkeypatch.setattr(retry, "FIRST", timedelta(minutes=1))
+    for failure, pauses in retry.PAUSES.items():
+        monkeypatch.setitem(retry.PAUSES, failure, [pause and timedelta(minutes=1) for pause in pauses])
 
 
 @pytest.fixture
@@ -117,6 +121,13 @@ def add_run(instance: dg.DagsterInstance, launch: Launch, status: dg.DagsterRunS
         tags={PIPELINE_TAG: "words", BATCH_TIME_TAG: launch.batch_time, ATTEMPT_TAG: str(launch.attempt)},
     )
     return instance.add_run(run)
+
+
+def newest_attempt(log: Log, time: datetime) -> tuple[AttemptState | None, str]:
+    """How the newest attempt at a batch ended, and what it said."""
+    row = batches.get_batch(log.connection, log.pipeline_id, time)
+    assert row is not None
+    return row.attempt_state, row.attempt_error
 
 
 def claim(log: Log, launch: Launch, time: datetime, run_id: str) -> None:
@@ -227,13 +238,99 @@ def test_a_run_that_ended_without_a_word_is_retried_under_a_new_key(
     if claimed:
         claim(log, launch, time, run.run_id)
     instance.report_run_failed(run)
+    again = next_step(connection, pipeline, instance)
+    assert again == Launch(time.isoformat(), 2), "at once"
+    assert again.run_key != launch.run_key
+    state, said = newest_attempt(log, time)
+    assert state is AttemptState.LOST
+    assert "ended as FAILURE" in said
+    # The second one in a row waits.
+    run = add_run(instance, again, dg.DagsterRunStatus.STARTED)
+    instance.report_run_failed(run)
     waiting = next_step(connection, pipeline, instance)
     assert isinstance(waiting, Wait)
-    assert "ended as FAILURE" in waiting.reason
-    connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))
-    again = next_step(connection, pipeline, instance)
-    assert again == Launch(time.isoformat(), 2)
-    assert again.run_key != launch.run_key
+    assert f"attempt 2 was lost (run {run.run_id} ended as FAILURE" in waiting.reason
+
+
+def failed_with(data: JobFailureData | EngineEventData, kind: dg.DagsterEventType) -> dg.DagsterEvent:
+    return dg.DagsterEvent(kind.value, "words_batch", message="it ended", event_specific_data=data)
+
+
+def raised(at: str) -> SerializableErrorInfo:
+    """As Dagster has an error: what it wraps is its cause."""
+    error = SerializableErrorInfo("ModuleNotFoundError: No module named 'lookup'\n", [], "ModuleNotFoundError")
+    return SerializableErrorInfo(f"DagsterUserCodeLoadError: {at}\n", [], "DagsterUserCodeLoadError", cause=error)
+
+
+def test_why_runs_die_at_their_start_is_the_reason_of_the_batch_that_is_given_up(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    """The user's module can't be loaded: each run ends before it claims, and Dagster alone was told why."""
+    pipeline = declare(max_lost_attempts=3)
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    for events in (
+        [failed_with(JobFailureData(raised("at its end")), dg.DagsterEventType.RUN_FAILURE)],
+        [
+            failed_with(EngineEventData(error=raised("before it")), dg.DagsterEventType.ENGINE_EVENT),
+            failed_with(JobFailureData(None), dg.DagsterEventType.RUN_FAILURE),
+        ],
+        [
+            failed_with(
+                JobFailureData(
+                    None,
+                    first_step_failure_event=dg.DagsterEvent(
+                        dg.DagsterEventType.STEP_FAILURE.value,
+                        "words_batch",
+                        event_specific_data=StepFailureData(raised("in the step"), None),  # type: ignore[no-untyped-call]
+                    ),
+                ),
+                dg.DagsterEventType.RUN_FAILURE,
+            )
+        ],
+    ):
+        launch = next_step(connection, pipeline, instance)
+        assert isinstance(launch, Launch)
+        run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
+        for event in events:
+            instance.report_dagster_event(event, run.run_id)
+        next_step(connection, pipeline, instance)
+        state, said = newest_attempt(log, time)
+        assert state is AttemptState.LOST
+        assert "(ModuleNotFoundError: No module named 'lookup')" in said
+        connection.execute(sa.text("UPDATE forebay.batches SET retry_at = NULL"))
+    batch = batches.get_batch(connection, log.pipeline_id, time)
+    assert batch is not None
+    assert batch.state is BatchState.QUARANTINED
+    assert batch.reason.startswith("3 attempts were lost (max_lost_attempts=3), the last one: run ")
+    assert "No module named 'lookup'" in batch.reason
+
+
+def test_a_tick_says_what_an_earlier_attempt_failed_of_where_the_newest_was_lost(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
+    pipeline = declare()
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    for attempt, failure in enumerate((AttemptFailure.FAILED, AttemptFailure.LOST, AttemptFailure.LOST), start=1):
+        if attempt == 1:
+            assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 1)
+        claim(log, Launch(time.isoformat(), attempt), time, f"run{attempt}")
+        error = f"{failure}: {attempt}"
+        batches.fail_attempt(
+            connection,
+            pipeline_id=log.pipeline_id,
+            batch_time=time,
+            attempt=attempt,
+            run_id=f"run{attempt}",
+            error=error,
+            failure=failure,
+            max_attempts=3,
+        )
+    waiting = next_step(connection, pipeline, instance)
+    assert isinstance(waiting, Wait)
+    assert "attempt 3 was lost (LOST: 3); the next starts after" in waiting.reason
+    assert waiting.reason.endswith("; an earlier one said more: FAILED: 1")
 
 
 def test_a_pipeline_that_is_made_anew_under_its_name_takes_no_run_of_the_old_one_for_its_own(
@@ -260,11 +357,10 @@ def test_a_pipeline_that_is_made_anew_under_its_name_takes_no_run_of_the_old_one
         sa.text("UPDATE forebay.pipelines SET last_batch_time = :at WHERE id = :id"),
         {"at": times[0], "id": row.pipeline_id},
     )
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert "ended as SUCCESS before the batch was complete" in waiting.reason
-    connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))
     assert next_step(connection, pipeline, instance) == Launch(times[1].isoformat(), 2)
+    found = batches.get_batch(connection, row.pipeline_id, times[1])
+    assert found is not None
+    assert "ended as SUCCESS before the batch was complete" in found.attempt_error
 
 
 def test_a_deleted_run_is_retried(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
@@ -276,9 +372,8 @@ def test_a_deleted_run_is_retried(connection: sa.Connection, instance: dg.Dagste
     run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
     claim(log, launch, time, run.run_id)
     instance.delete_run(run.run_id)
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert "is gone" in waiting.reason
+    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
+    assert "is gone" in newest_attempt(log, time)[1]
 
 
 def test_later_batches_wait_while_one_is_in_its_backoff(
@@ -289,7 +384,17 @@ def test_later_batches_wait_while_one_is_in_its_backoff(
     log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
     launch = next_step(connection, pipeline, instance)
     assert isinstance(launch, Launch)
-    instance.report_run_failed(add_run(instance, launch, dg.DagsterRunStatus.STARTED))
+    run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
+    claim(log, launch, times[0], run.run_id)
+    batches.fail_attempt(
+        connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=times[0],
+        attempt=1,
+        run_id=run.run_id,
+        error="no",
+        max_attempts=3,
+    )
     for _ in range(2):
         waiting = next_step(connection, pipeline, instance)
         assert isinstance(waiting, Wait)
@@ -299,7 +404,7 @@ def test_later_batches_wait_while_one_is_in_its_backoff(
 
 
 def test_a_quarantined_batch_lets_the_later_ones_go_on(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
-    pipeline = declare(max_attempts=1)
+    pipeline = declare(max_lost_attempts=1)
     log, times = behind(connection, pipeline, 2)
     log.add_at(log.receiver_ids[0], times[0] - SECOND, times[1] - SECOND)
     launch = next_step(connection, pipeline, instance)
@@ -392,18 +497,21 @@ def test_a_cancelled_run_ends_its_attempt_alone_and_the_tick_says_so(
             attempt=1,
             run_id=run.run_id,
             error="job cancelled",
-            max_attempts=3,
-            retry_after=timedelta(minutes=1),
+            failure=AttemptFailure.LOST,
+            max_attempts=1,
+            least_pause=timedelta(minutes=1),
         )
     instance.report_run_canceled(run)
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert "attempt 1 was cancelled in Dagster, which ends this one of at most 3 attempts and no more" in waiting.reason
+    step = next_step(connection, pipeline, instance)
     row = batches.get_batch(connection, log.pipeline_id, time)
     assert row is not None
-    assert (row.state, row.attempt) == (BatchState.FAILED, 1)
-    connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))
-    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
+    assert (row.state, row.attempt, row.attempt_state) == (BatchState.FAILED, 1, AttemptState.LOST)
+    if says_so == "the run":
+        assert isinstance(step, Wait)
+        assert "attempt 1 was cancelled in Dagster, which uses up none of max_attempts (job cancelled)" in step.reason
+        connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))
+        step = next_step(connection, pipeline, instance)
+    assert step == Launch(time.isoformat(), 2)
 
 
 @pytest.mark.parametrize("state", [BatchState.QUARANTINED, BatchState.COMPLETED])
@@ -482,7 +590,7 @@ def test_a_batch_that_halts_the_pipeline_holds_those_beside_it_and_none_is_lost(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
     """Of three at a time the first is given up, the second ends as it will, and the third has not begun."""
-    pipeline = declare(concurrent_batches=3, on_failure="halt", max_attempts=1)
+    pipeline = declare(concurrent_batches=3, on_failure="halt", max_lost_attempts=1)
     log, times = behind(connection, pipeline, 4)
     log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
     first, second, third = tick(connection, pipeline, instance).launches
@@ -724,14 +832,13 @@ def test_a_run_whose_driver_died_before_it_began_is_ended_by_the_sensor(
     assert isinstance(waiting, Wait)
     assert f"starting in run {run.run_id}" in waiting.reason
     deregister_process(connection, process_id, "killed by SIGKILL")
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert "killed by SIGKILL" in waiting.reason
+    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
+    state, said = newest_attempt(log, time)
+    assert state is AttemptState.LOST
+    assert "killed by SIGKILL" in said
     ended = instance.get_run_by_id(run.run_id)
     assert ended is not None
     assert ended.status is dg.DagsterRunStatus.FAILURE
-    connection.execute(sa.text("UPDATE forebay.batches SET retry_at = clock_timestamp()"))
-    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
 
 
 def test_a_run_that_no_driver_comes_for_is_given_up_by_the_sensor_after_a_while(
@@ -750,9 +857,8 @@ def test_a_run_that_no_driver_comes_for_is_given_up_by_the_sensor_after_a_while(
     assert isinstance(waiting, Wait)
     assert "starting in run" in waiting.reason, "one may be starting"
     connection.execute(sa.text("UPDATE forebay.run_queue SET enqueued_at = enqueued_at - interval '2 minutes'"))
-    waiting = next_step(connection, pipeline, instance)
-    assert isinstance(waiting, Wait)
-    assert "no batch driver" in waiting.reason
+    assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
+    assert "no batch driver" in newest_attempt(log, time)[1]
     assert run_worker(connection, run.run_id) is None, "a driver that starts later would run what was given up"
 
 

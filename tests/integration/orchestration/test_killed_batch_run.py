@@ -20,13 +20,14 @@ from orchestration.dagster_defs.compaction import compaction_job
 from orchestration.following import follow_targets
 from orchestration.settings import Settings
 from orchestration.spark.sinks.sink import Step
+from orchestration.tracker.tracker import Tracker
 from tests.integration.orchestration import killed_batch_run
 from tests.integration.orchestration.target_database import Target
 from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
-from tracker_store.schema import BatchState
+from tracker_store.schema import AttemptFailure, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +66,7 @@ class Log:
             {"p": self.pipeline_id, "t": self.time},
         )
 
-    def killed(self, what: str, step: str, *, max_attempts: int = 3) -> None:
+    def killed(self, what: str, step: str, *, max_lost_attempts: int = 3, by_the_tracker: bool = False) -> None:
         """Attempt number `what`, or a replay, in a process that dies at a step and is known to be dead."""
         died = subprocess.run(
             [
@@ -75,13 +76,16 @@ class Log:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert died.returncode == -signal.SIGKILL, died.stderr
-        self.bury(max_attempts)
+        if by_the_tracker:
+            self.bury_by_the_tracker()
+        else:
+            self.bury(max_lost_attempts)
 
-    def bury(self, max_attempts: int = 3) -> None:
+    def bury(self, max_lost_attempts: int = 3) -> None:
         """As the tracker does, when the process's heartbeat stands still."""
         [(number, run)] = self.connection.execute(
             sa.text("SELECT attempt, run_id FROM forebay.batch_attempts WHERE state = 'RUNNING'")
@@ -93,9 +97,18 @@ class Log:
             attempt=number,
             run_id=run,
             error="killed",
-            max_attempts=max_attempts,
-            retry_after=timedelta(0),
+            failure=AttemptFailure.LOST,
+            max_attempts=1,
+            max_lost_attempts=max_lost_attempts,
         )
+
+    def bury_by_the_tracker(self) -> None:
+        """The same, as the tracker does it: its clock goes faster than the database's."""
+        now = [1000.0]
+        leader = Tracker(self.engine, heartbeat_limit_seconds=10.0, clock=lambda: now[0], name="t")
+        for _ in range(8):
+            leader.tick(self.connection)
+            now[0] += 3.0
 
     def state(self) -> BatchState:
         batch = batches.get_batch(self.connection, self.pipeline_id, self.time)
@@ -142,6 +155,20 @@ def test_point_27_each_row_once_whichever_step_a_kill_hits(log: Log, target: Tar
     )
 
 
+def test_kills_use_up_no_attempt_and_the_first_one_is_followed_at_once(log: Log, target: Target) -> None:
+    """As many kills as the pipeline has attempts; the batch comes out all the same."""
+    for number in (1, 2):
+        log.killed(str(number), Step.STAGED, by_the_tracker=True)
+        batch = batches.get_batch(log.connection, log.pipeline_id, log.time)
+        assert batch is not None
+        assert (batch.state, batch.attempt_state) == (BatchState.FAILED, AttemptState.LOST)
+        assert batch.reason == f"the process of run run{number} ended before the batch was complete"
+        assert number > 1 or batch.retry_due
+    killed_batch_run.run(log.settings, log.time, 3)
+    assert log.state() is BatchState.COMPLETED
+    assert target.counts() == killed_batch_run.WRITTEN
+
+
 def test_the_row_follows_a_replay_that_died_after_its_targets_commit(
     log: Log, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +198,7 @@ def test_a_replay_that_died_before_its_targets_commit_changes_no_row(log: Log, t
 
 def test_the_row_follows_a_last_attempt_that_died_after_its_targets_commit(log: Log, target: Target) -> None:
     """The batch stays quarantined: which outputs it should have had is not for the row to say."""
-    log.killed("1", Step.COMMITTED, max_attempts=1)
+    log.killed("1", Step.COMMITTED, max_lost_attempts=1)
     assert log.state() is BatchState.QUARANTINED
     assert (target.counts(), log.commits()) == (killed_batch_run.WRITTEN, [])
     assert log.follow() == 1

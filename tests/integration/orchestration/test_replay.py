@@ -20,8 +20,7 @@ from tracker_store.engine import connect
 from tracker_store.errors import BatchHeldError, BlocksNotRetainedError
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
-from tracker_store.retry import retry_delay
-from tracker_store.schema import AttemptKind, AttemptState, BatchState
+from tracker_store.schema import AttemptFailure, AttemptKind, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -279,8 +278,8 @@ def test_a_replay_that_is_killed_at_any_step_leaves_a_whole_output_and_the_next_
             attempt=lost.attempt,
             run_id=lost.run_id,
             error="the process ended",
+            failure=AttemptFailure.LOST,
             max_attempts=1,
-            retry_after=retry_delay(lost.attempt),
         )
         is BatchState.COMPLETED
     )

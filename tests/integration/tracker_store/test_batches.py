@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,13 +14,17 @@ from tracker_store import batches, outputs
 from tracker_store.engine import connect
 from tracker_store.errors import AttemptSupersededError, BatchHeldError, OutputNotCommittedError
 from tracker_store.processes import deregister_process, register_process
-from tracker_store.retry import LONGEST, retry_delay
-from tracker_store.schema import BatchState, ProcessKind
+from tracker_store.retry import FIRST, LONGEST, LONGEST_UNCOUNTED, PAUSES
+from tracker_store.schema import ATTEMPT_TRANSITIONS, AttemptFailure, AttemptState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tracker_store.batches import BatchRow
+
 T1 = NOON + INTERVAL
+FAILED, BLOCKED, LOST = AttemptFailure
+MAX_LOST = 4
 
 
 @pytest.fixture
@@ -44,16 +49,26 @@ def claim(log: Log, attempt: int, run_id: str) -> int:
     return process_id
 
 
-def fail(log: Log, attempt: int, *, max_attempts: int = 3, retry_after: float = 0) -> BatchState | None:
+def fail(
+    log: Log,
+    attempt: int,
+    failure: AttemptFailure = AttemptFailure.FAILED,
+    *,
+    error: str = "boom",
+    max_attempts: int = 3,
+    retry_after: float | None = 0,
+) -> BatchState | None:
     return batches.fail_attempt(
         log.connection,
         pipeline_id=log.pipeline_id,
         batch_time=T1,
         attempt=attempt,
         run_id=f"run{attempt}",
-        error="boom",
+        error=error,
+        failure=failure,
         max_attempts=max_attempts,
-        retry_after=timedelta(seconds=retry_after),
+        max_lost_attempts=MAX_LOST,
+        retry_after=None if retry_after is None else timedelta(seconds=retry_after),
     )
 
 
@@ -178,6 +193,134 @@ def test_an_unknown_batch_is_no_ones(log: Log) -> None:
         commit(log, 1, T1 + INTERVAL)
 
 
-def test_backoff_doubles_and_is_bounded() -> None:
-    assert retry_delay(2) == 2 * retry_delay(1)
-    assert retry_delay(50) == LONGEST
+def tried(log: Log, attempt: int, failure: AttemptFailure, error: str, **limits: int) -> BatchRow:
+    """An attempt that claims and fails; the batch after it."""
+    claim(log, attempt, f"run{attempt}")
+    fail(log, attempt, failure, error=error, **limits)
+    return batch_of(log)
+
+
+def batch_of(log: Log) -> BatchRow:
+    batch = batches.get_batch(log.connection, log.pipeline_id, T1)
+    assert batch is not None
+    return batch
+
+
+def errors(log: Log) -> list[tuple[AttemptState, str]]:
+    return [(row.state, row.error) for row in batches.attempts_of_batch(log.connection, log.pipeline_id, T1)]
+
+
+def test_the_reason_stays_the_cause_when_a_later_attempt_is_lost(log: Log) -> None:
+    """Attempts 1 and 2 named a corrupt block; the third one's process was killed."""
+    tried(log, 1, FAILED, "BlockCorruptError: block 7")
+    assert tried(log, 2, FAILED, "BlockCorruptError: block 8").reason == "BlockCorruptError: block 8"
+    lost = tried(log, 3, LOST, "the process of run run3 ended")
+    assert (lost.state, lost.reason) == (BatchState.FAILED, "BlockCorruptError: block 8")
+    assert (lost.attempt_state, lost.attempt_error) == (AttemptState.LOST, "the process of run run3 ended")
+    given_up = tried(log, 4, FAILED, "BlockCorruptError: block 9")
+    assert (given_up.state, given_up.reason) == (BatchState.QUARANTINED, "BlockCorruptError: block 9")
+    assert [state for state, _ in errors(log)] == [AttemptState(kind) for kind in (FAILED, FAILED, LOST, FAILED)]
+    shown = log.connection.execute(sa.text("SELECT reason FROM forebay.batch_stats")).scalar_one()
+    assert shown == "BlockCorruptError: block 9"
+
+
+def test_lost_attempts_use_up_none_of_max_attempts_and_have_a_bound_of_their_own(log: Log) -> None:
+    for attempt in range(1, MAX_LOST):
+        assert tried(log, attempt, LOST, f"killed {attempt}", max_attempts=1).state is BatchState.FAILED
+    given_up = tried(log, MAX_LOST, LOST, "killed at last", max_attempts=1)
+    assert given_up.state is BatchState.QUARANTINED
+    assert given_up.reason == "4 attempts were lost (max_lost_attempts=4), the last one: killed at last"
+
+
+def test_a_batch_that_failed_and_was_lost_too_often_says_both(log: Log) -> None:
+    tried(log, 1, FAILED, "BlockCorruptError: block 7")
+    for attempt in range(2, MAX_LOST + 2):
+        given_up = tried(log, attempt, LOST, "killed")
+    assert given_up.state is BatchState.QUARANTINED
+    assert given_up.reason.startswith("BlockCorruptError: block 7 (besides, 4 attempts were lost")
+    assert errors(log)[-1] == (AttemptState.LOST, "killed")
+
+
+def test_losses_before_a_failure_leave_it_all_its_attempts(log: Log) -> None:
+    for attempt in (1, 2, 3):
+        tried(log, attempt, LOST, "killed", max_attempts=2)
+    assert tried(log, 4, FAILED, "a", max_attempts=2).state is BatchState.FAILED
+    assert tried(log, 5, FAILED, "b", max_attempts=2).state is BatchState.QUARANTINED
+
+
+def test_a_blocked_batch_says_what_it_waits_for_and_what_failed_after_it_is_over(log: Log) -> None:
+    tried(log, 1, FAILED, "BlockCorruptError: block 7")
+    blocked = tried(log, 2, BLOCKED, "the store is not mounted")
+    assert (blocked.state, blocked.reason) == (BatchState.BLOCKED, "the store is not mounted")
+    assert tried(log, 3, LOST, "killed").reason == "BlockCorruptError: block 7"
+
+
+def test_an_attempt_that_was_lost_before_it_claimed_counts_as_lost(log: Log) -> None:
+    """A blocked one can't be: it has looked for no store."""
+    assert fail(log, 1, LOST, max_attempts=1) is BatchState.FAILED
+    assert fail(log, 2, BLOCKED, max_attempts=1) is BatchState.FAILED
+    assert errors(log) == [(AttemptState.LOST, "boom")] * 2
+
+
+def test_the_first_loss_is_retried_at_once_and_later_ones_after_growing_pauses(log: Log) -> None:
+    pauses = []
+    for attempt, failure in enumerate((FAILED, LOST, LOST, FAILED, LOST), start=1):
+        claim(log, attempt, f"run{attempt}")
+        fail(log, attempt, failure, retry_after=None)
+        batch = batch_of(log)
+        ended_at = batches.attempts_of_batch(log.connection, log.pipeline_id, T1)[-1].ended_at
+        assert batch.retry_at is not None
+        assert ended_at is not None
+        # Both are the function's own times, on a machine that may stand still for a moment between them.
+        pauses.append((batch.retry_at - ended_at) // FIRST * 2)
+    assert pauses == [2, 0, 2, 4, 4], "each kind has its own"
+
+
+def test_a_run_that_ends_by_itself_has_a_moment_before_the_next_attempt(log: Log) -> None:
+    claim(log, 1, "run1")
+    batches.fail_attempt(
+        log.connection,
+        pipeline_id=log.pipeline_id,
+        batch_time=T1,
+        attempt=1,
+        run_id="run1",
+        error="interrupted",
+        failure=LOST,
+        max_attempts=1,
+        least_pause=timedelta(minutes=1),
+    )
+    assert not batch_of(log).retry_due
+
+
+@pytest.mark.parametrize(("blocked", "expected"), [(False, AttemptState.FAILED), (True, AttemptState.BLOCKED)])
+def test_processes_of_the_release_before_end_attempts_as_they_did(
+    log: Log, *, blocked: bool, expected: AttemptState
+) -> None:
+    """By the function that they know, also without its last argument."""
+    claim(log, 1, "run1")
+    call = "SELECT forebay.fail_attempt(:p, :t, 1, 'run1', 'boom', 3, interval '1 minute'" + (
+        ", true)" if blocked else ")"
+    )
+    outcome = log.connection.execute(sa.text(call), {"p": log.pipeline_id, "t": T1}).scalar_one()
+    assert outcome == expected.value
+    batch = batch_of(log)
+    assert (batch.attempt_state, batch.reason, batch.retry_due) == (expected, "boom", False)
+
+
+def test_each_way_for_an_attempt_to_fail_is_a_state_that_ends_it(log: Log) -> None:
+    """The table of transitions against what the driver log does."""
+    ends = ATTEMPT_TRANSITIONS[AttemptState.RUNNING]
+    assert {AttemptState(failure) for failure in AttemptFailure} | {AttemptState.SUCCEEDED} == ends
+    assert all(not ATTEMPT_TRANSITIONS[state] for state in ends)
+    for attempt, failure in enumerate(AttemptFailure, start=1):
+        assert tried(log, attempt, failure, "x").attempt_state is AttemptState(failure)
+        assert fail(log, attempt, failure) is None, "it has ended"
+
+
+def test_pauses_double_and_are_bounded() -> None:
+    for failure, longest in ((FAILED, LONGEST), (BLOCKED, LONGEST_UNCOUNTED), (LOST, LONGEST_UNCOUNTED)):
+        growing = [pause for pause in PAUSES[failure] if pause]
+        assert growing[0] == FIRST
+        assert growing[-1] == longest
+        assert all(later in (2 * sooner, longest) for sooner, later in pairwise(growing))
+    assert PAUSES[LOST][0] == timedelta(0)

@@ -34,14 +34,15 @@ from tracker_store.pipelines import apply_pipeline, apply_stream
 from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker
 from tracker_store.receivers import placements
-from tracker_store.schema import SCHEMA, BatchState, ProcessKind, metadata
+from tracker_store.schema import SCHEMA, AttemptFailure, AttemptState, BatchState, ProcessKind, metadata
 from tracker_store.segments import open_segment
 
 if TYPE_CHECKING:
     from datetime import datetime
 
 MAX_ATTEMPTS = 2
-UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED)
+MAX_LOST_ATTEMPTS = 3
+UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED, BatchState.BLOCKED)
 
 any_one = st.integers(0, 10**6)
 group_sizes = st.lists(st.integers(0, 9), min_size=1, max_size=3)
@@ -97,6 +98,18 @@ class Batch:
     attempt: int = 0
     last_attempt: int = 0
     replay: int | None = None
+    failures: list[tuple[AttemptFailure, str]] = field(default_factory=list)
+
+    def count(self, failure: AttemptFailure) -> int:
+        """How many of its attempts ended so."""
+        return sum(kind is failure for kind, _ in self.failures)
+
+    def is_told_by(self, reason: str) -> bool:
+        """Whether its reason is the most telling failure, and that of what it waits for where it is BLOCKED."""
+        failed = [error for kind, error in self.failures if kind is AttemptFailure.FAILED]
+        if self.state is BatchState.BLOCKED or not failed:
+            return self.failures[-1][1] in reason
+        return failed[-1] in reason
 
 
 @dataclass
@@ -388,13 +401,13 @@ class DriverLogMachine(RuleBasedStateMachine):
             self.start(pipeline, batch)
 
     @precondition(lambda self: any(pipeline.unfinished() for pipeline in self.live()))
-    @rule(pick=any_one)
-    def fail_the_oldest_batch(self, pick: int) -> None:
+    @rule(pick=any_one, failure=st.sampled_from(AttemptFailure))
+    def fail_the_oldest_batch(self, pick: int, failure: AttemptFailure) -> None:
         pipelines = [pipeline for pipeline in self.live() if pipeline.unfinished()]
         pipeline = pipelines[pick % len(pipelines)]
-        self.fail(pipeline, pipeline.unfinished()[0])
+        self.fail(pipeline, pipeline.unfinished()[0], failure)
 
-    @rule(fates=st.lists(st.sampled_from(["complete", "complete", "quarantine", "fail", "leave"]), min_size=1))
+    @rule(fates=st.lists(st.sampled_from(["complete", "complete", "quarantine", "fail", "lose", "leave"]), min_size=1))
     def every_pipeline_catches_up(self, fates: list[str]) -> None:
         """Else the slowest would mostly keep everything from clean-up."""
         for pipeline in self.live():
@@ -407,28 +420,45 @@ class DriverLogMachine(RuleBasedStateMachine):
                     if batch.state is not BatchState.RUNNING:
                         self.start(pipeline, batch)
                     self.complete(pipeline, batch)
+                elif fate == "lose":
+                    self.fail(pipeline, batch, AttemptFailure.LOST)
                 elif fate in ("fail", "quarantine"):
                     self.fail(pipeline, batch)
-                    if fate == "quarantine" and batch.state is BatchState.FAILED:
+                    while fate == "quarantine" and batch.state is BatchState.FAILED:
                         self.fail(pipeline, batch)
         self.clean_up(fates.count("leave"), 1000)
 
-    def fail(self, pipeline: Pipeline, batch: Batch) -> None:
+    def fail(self, pipeline: Pipeline, batch: Batch, failure: AttemptFailure = AttemptFailure.FAILED) -> None:
         if batch.state is not BatchState.RUNNING:
             batch.attempt += 1
             batch.last_attempt = batch.attempt
+            # It can't say that it found no store.
+            failure = AttemptFailure.LOST if failure is AttemptFailure.BLOCKED else failure
+        error = f"attempt {batch.attempt} was {failure}"
         ended = batches.fail_attempt(
             self.connection,
             pipeline_id=pipeline.pipeline_id,
             batch_time=batch.time,
             attempt=batch.attempt,
             run_id="a run",
-            error="boom",
+            error=error,
+            failure=failure,
             max_attempts=MAX_ATTEMPTS,
+            max_lost_attempts=MAX_LOST_ATTEMPTS,
             retry_after=INTERVAL * 0,
         )
-        assert ended is (BatchState.QUARANTINED if batch.attempt >= MAX_ATTEMPTS else BatchState.FAILED)
+        batch.failures.append((failure, error))
+        most = {AttemptFailure.FAILED: MAX_ATTEMPTS, AttemptFailure.LOST: MAX_LOST_ATTEMPTS}
+        if failure is AttemptFailure.BLOCKED:
+            assert ended is BatchState.BLOCKED
+        else:
+            is_last = batch.count(failure) >= most[failure]
+            assert ended is (BatchState.QUARANTINED if is_last else BatchState.FAILED)
         batch.state = ended
+        row = batches.get_batch(self.connection, pipeline.pipeline_id, batch.time)
+        assert row is not None
+        assert (row.attempt_state, row.attempt_error) == (AttemptState(failure), error)
+        assert batch.is_told_by(row.reason)
 
     @precondition(lambda self: any(b.attempt > 1 for p in self.pipelines for b in p.batches))
     @rule(pick=any_one)
@@ -530,7 +560,7 @@ class DriverLogMachine(RuleBasedStateMachine):
         [failed] = self.connection.execute(
             sa.text(
                 "SELECT coalesce(min(attempt), 0) FROM forebay.batch_attempts WHERE pipeline_id = :p "
-                "AND batch_time = :t AND state = 'FAILED'"
+                "AND batch_time = :t AND state IN ('FAILED', 'BLOCKED', 'LOST')"
             ),
             {"p": pipeline.pipeline_id, "t": batch.time},
         ).scalars()

@@ -26,7 +26,7 @@ from tracker_store.pipeline_states import start_pipelines
 from tracker_store.pipelines import get_pipeline, remove_pipeline
 from tracker_store.processes import register_process
 from tracker_store.rates import completed_batches
-from tracker_store.schema import AttemptState, BatchState, ProcessKind
+from tracker_store.schema import AttemptFailure, AttemptState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,12 @@ def claim_replay(log: Log, time: datetime = T1, run_id: str = "replay", reach: t
 
 
 def fail(
-    log: Log, attempt: int, time: datetime = T1, *, max_attempts: int = 1, blocked: bool = False
+    log: Log,
+    attempt: int,
+    time: datetime = T1,
+    *,
+    max_attempts: int = 1,
+    failure: AttemptFailure = AttemptFailure.FAILED,
 ) -> BatchState | None:
     return batches.fail_attempt(
         log.connection,
@@ -88,7 +93,7 @@ def fail(
         error="boom",
         max_attempts=max_attempts,
         retry_after=timedelta(0),
-        blocked=blocked,
+        failure=failure,
     )
 
 
@@ -369,7 +374,7 @@ def _waits(connection: sa.Connection) -> bool:
 def test_point_31_a_blocked_attempt_is_not_counted_and_its_batch_goes_on(log: Log) -> None:
     for attempt in (1, 2, 3):
         claim(log, attempt)
-        assert fail(log, attempt, max_attempts=2, blocked=True) is BatchState.BLOCKED
+        assert fail(log, attempt, max_attempts=2, failure=AttemptFailure.BLOCKED) is BatchState.BLOCKED
         oldest = batches.oldest_unfinished_batch(log.connection, log.pipeline_id)
         assert oldest is not None
         assert (oldest.state, oldest.attempt, oldest.reason) == (BatchState.BLOCKED, attempt, "boom")
@@ -442,7 +447,7 @@ def test_the_tracker_ends_a_replay_whose_process_fell_silent(log: Log, engine: s
     for _ in range(8):
         leader.tick(log.connection)
         now[0] += 3.0
-    assert attempts(log) == [AttemptState.SUCCEEDED, AttemptState.FAILED]
+    assert attempts(log) == [AttemptState.SUCCEEDED, AttemptState.LOST]
     assert state(log) == (BatchState.COMPLETED, 1)
     assert claim_replay(log, run_id="next") == number + 1
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 
-from orchestration.store_away import LONGEST_PAUSE, pause_after, store_away
+from orchestration.store_away import store_away
 from receiver_runtime.block_store.errors import BlockMissingError, StoreUnavailableError
 
 AWAY = StoreUnavailableError("/blocks", "there is no such directory")
@@ -46,8 +44,3 @@ def test_a_store_that_is_away_is_seen_with_what_it_said(error: Exception) -> Non
 )
 def test_anything_else_counts_as_a_failure(error: Exception) -> None:
     assert store_away(error) is None
-
-
-def test_the_pauses_grow_to_a_minute() -> None:
-    assert pause_after(1) < pause_after(2) < timedelta(seconds=10)
-    assert pause_after(50) == LONGEST_PAUSE

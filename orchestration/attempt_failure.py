@@ -1,0 +1,88 @@
+"""Why an attempt at a batch failed, by its error: FAILED (its data or code), BLOCKED (no block store) or LOST.
+
+An attempt is LOST when what it ran on died under it: the driver log was unavailable, Spark's job was cancelled, or the
+JVM, an executor or a Python worker ended. The next attempt may well succeed, so a lost one uses none of `max_attempts`.
+What a batch itself kills each time (by the memory that it takes) is bounded by `max_lost_attempts`.
+
+Owns the judgement, and records nothing. Where no error was seen (a process that is gone, or was interrupted), the
+tracker and the batch sensor say LOST by themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestration.store_away import store_away
+from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.schema import AttemptFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_LONGEST = 2000  # characters of an error that the driver log keeps
+_DRIVER_LOG = (DriverLogUnavailableError, OutcomeUnknownError)
+# What Spark says of its own processes, in the text of an error of PySpark's.
+_SPARK_DIED = re.compile(
+    "|".join(
+        [
+            # Executors: Spark counts only those that it takes a task to have killed, and has tried that task again.
+            r"most recent failure: [^\n]*: ExecutorLostFailure ",
+            r"Python worker exited unexpectedly",
+            # The run was cancelled, or its Spark session was stopped while it computed.
+            r"SPARK_JOB_CANCELLED|OPERATION_CANCELED",
+            r"Job \d+ cancelled (?:part of cancelled job group|because SparkContext was shut down)",
+            # A Connect server that gives no answer.
+            r"StatusCode\.UNAVAILABLE",
+            # A Spark task's error comes as the text of its Python stack.
+            *(rf"\b{kind.__name__}: " for kind in _DRIVER_LOG),
+        ]
+    )
+)
+# The whole message of a Py4JError where the JVM gave no answer; with one, Java's stack follows.
+_NO_ANSWER = re.compile(r"An error occurred while calling [^\n]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What the driver log is told of an attempt's end."""
+
+    kind: AttemptFailure
+    message: str
+
+
+def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> Failure:
+    """Judge the error that ended an attempt; `spark_ended` says how the run's Spark has ended, None while it lives."""
+    if (away := store_away(error)) is not None:
+        return Failure(AttemptFailure.BLOCKED, away[:_LONGEST])
+    message = f"{type(error).__name__}: {error}"
+    if any(isinstance(cause, _DRIVER_LOG) for cause in _chain(error)):
+        return _lost("the driver log was unavailable", message)
+    of_spark = [cause for cause in _chain(error) if type(cause).__module__.partition(".")[0] in ("pyspark", "py4j")]
+    if any(_spark_died(cause) for cause in of_spark):
+        return _lost("Spark, or a process of it, ended", message)
+    if of_spark and (how := spark_ended()) is not None:
+        return _lost(how, message)
+    return Failure(AttemptFailure.FAILED, message[:_LONGEST])
+
+
+def _lost(why: str, message: str) -> Failure:
+    return Failure(AttemptFailure.LOST, f"{why}: {message}"[:_LONGEST])
+
+
+def _spark_died(error: BaseException) -> bool:
+    name, text = type(error).__name__, str(error)
+    return (
+        name == "Py4JNetworkError"
+        or (name == "Py4JError" and _NO_ANSWER.match(text) is not None)
+        or _SPARK_DIED.search(text) is not None
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

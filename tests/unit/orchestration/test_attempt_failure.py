@@ -1,0 +1,113 @@
+"""What an attempt's error says about its batch: its data or code, a store that is away, or what it ran on."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestration.attempt_failure import failure_of
+from receiver_runtime.block_store.errors import StoreUnavailableError
+from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.schema import AttemptFailure
+
+
+class Py4JError(Exception):
+    """As the gateway raises it."""
+
+
+class Py4JNetworkError(Py4JError):
+    """The same."""
+
+
+class SparkError(Exception):
+    """As PySpark raises them: the stack of task or JVM is in the text."""
+
+
+for kind in (Py4JError, Py4JNetworkError):
+    kind.__module__ = "py4j.protocol"
+SparkError.__module__ = "pyspark.errors.exceptions.captured"
+
+# The texts are those of PySpark 4.
+TASK = (
+    "An error occurred while calling o66.parquet.\n: org.apache.spark.SparkException: Job aborted due to stage "
+    "failure: Task 1 in stage 0.0 failed 4 times, most recent failure: Lost task 1.3 in stage 0.0 (TID 1) "
+    "(10.0.0.2 executor 3): "
+)
+NO_ANSWER = Py4JError("An error occurred while calling o123.parquet")
+REFUSED = ConnectionRefusedError(111, "Connection refused")
+REFUSED.__context__ = NO_ANSWER
+
+
+def no_end() -> str | None:
+    """Spark lives."""
+    return None
+
+
+def caused_by(cause: BaseException) -> Exception:
+    error = RuntimeError("the output failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DriverLogUnavailableError("no server"),
+        OutcomeUnknownError("the connection was lost"),
+        caused_by(DriverLogUnavailableError("no server")),
+        SparkError("Traceback:\ntracker_store.errors.DriverLogUnavailableError: no server"),
+        Py4JNetworkError("Answer from Java side is empty"),
+        NO_ANSWER,
+        REFUSED,
+        SparkError(TASK + "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider"),
+        SparkError(TASK + "ExecutorLostFailure (executor 3 exited caused by one of the running tasks) Reason: x"),
+        SparkError("[SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group run SQLSTATE: XXKDA"),
+        SparkError("org.apache.spark.SparkException: Job 0 cancelled because SparkContext was shut down"),
+        SparkError('status = StatusCode.UNAVAILABLE details = "failed to connect to all addresses"'),
+    ],
+    ids=repr,
+)
+def test_what_died_under_an_attempt_says_nothing_about_its_batch(error: BaseException) -> None:
+    failure = failure_of(error, no_end)
+    assert failure.kind is AttemptFailure.LOST
+    assert type(error).__name__ in failure.message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZeroDivisionError("division by zero"),
+        SystemExit(1),
+        # A target that is away is the output's: it may be an address that is wrong.
+        ConnectionRefusedError(111, "Connection refused"),
+        AttemptSupersededError("the batch is COMPLETED"),
+        SparkError("BlockCorruptError: block 7 is corrupt"),
+        SparkError(TASK + 'File "x.py", line 1\nValueError: ExecutorLostFailure (is what a record says)'),
+        RuntimeError("Python worker exited unexpectedly"),
+        Py4JError(
+            "An error occurred while calling o1.foo. Trace:\npy4j.Py4JException: Method foo([]) does not exist\n"
+        ),
+    ],
+    ids=repr,
+)
+def test_data_and_code_fail_the_attempt(error: BaseException) -> None:
+    failure = failure_of(error, no_end)
+    assert failure.kind is AttemptFailure.FAILED
+    assert failure.message == f"{type(error).__name__}: {error}"
+
+
+def test_an_error_of_spark_is_a_loss_where_spark_has_ended() -> None:
+    ended = "its JVM has ended, with code -9"
+    assert failure_of(SparkError("some text"), lambda: ended).kind is AttemptFailure.LOST
+    assert failure_of(SparkError("some text"), lambda: ended).message == f"{ended}: SparkError: some text"
+    assert failure_of(ValueError("bad"), lambda: ended).kind is AttemptFailure.FAILED, "it was not Spark's"
+
+
+def test_a_store_that_is_away_blocks_the_attempt_whatever_else_ended() -> None:
+    away = StoreUnavailableError("/blocks", "there is no such directory")
+    failure = failure_of(caused_by(away), lambda: "its JVM has ended")
+    assert (failure.kind, failure.message) == (AttemptFailure.BLOCKED, str(away))
+
+
+def test_what_is_kept_of_an_error_is_bounded() -> None:
+    for error in (ValueError("x" * 9_000), SparkError("SPARK_JOB_CANCELLED" + "x" * 9_000)):
+        assert len(failure_of(error, no_end).message) == 2_000

@@ -1,0 +1,96 @@
+-- end_attempt: ends a batch's attempt as FAILED, BLOCKED or LOST; the batch is tried again after a pause, or quarantined.
+--
+-- Called by the run itself, by the sensor for a run that ended without a word, and by the tracker for one whose
+-- process is dead. An attempt that never claimed (its run died at its start) is recorded all the same, so that the next
+-- run key is a new one. FAILED (its data or code) counts in max_attempts. LOST (what it ran on died: a process, a host)
+-- counts in max_lost_attempts. BLOCKED (no block store) is not counted. The nth failure of a kind waits for the nth of
+-- `pauses`, or for the last of them.
+-- The batch's reason is its most telling failure: the newest FAILED attempt's, whatever was lost after it. A batch that
+-- is BLOCKED says what it waits for. A replay that fails changes nothing of its batch.
+-- Locks: the pipeline's row in the first statement (a quarantined batch may halt it), then the batch's. Clean-up passes
+-- over blocks of a batch that is not finished, and of its window, so they are all there to be kept.
+CREATE FUNCTION forebay.end_attempt(
+    pipeline bigint, at_time timestamptz, number integer, failed_run text, message text, failure text,
+    max_attempts integer, max_lost_attempts integer, pauses interval[])
+RETURNS TABLE (outcome text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    declared pipelines;
+    batch batches;
+    counted integer;    -- attempts that ended as this one did
+    telling text;       -- what the newest FAILED one said
+    after timestamptz;
+BEGIN
+    SELECT * INTO declared FROM pipelines p WHERE p.id = pipeline FOR NO KEY UPDATE;
+    SELECT * INTO batch FROM batches b WHERE b.pipeline_id = pipeline AND b.batch_time = at_time FOR UPDATE;
+    UPDATE batch_attempts
+    SET state = CASE failure WHEN 'LOST' THEN 'LOST' ELSE 'FAILED' END, ended_at = clock_timestamp(), error = message
+    WHERE pipeline_id = pipeline AND batch_time = at_time AND attempt = number AND kind = 'replay' AND state = 'RUNNING';
+    IF FOUND THEN
+        outcome := batch.state;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    IF batch.state = 'RUNNING' AND batch.attempt = number THEN
+        UPDATE batch_attempts SET state = failure, ended_at = clock_timestamp(), error = message
+        WHERE pipeline_id = pipeline AND batch_time = at_time AND attempt = number;
+    ELSIF batch.state IN ('ALLOCATED', 'FAILED', 'BLOCKED') AND number = batch.attempt + 1 THEN
+        -- It has looked for no block store.
+        failure := CASE failure WHEN 'BLOCKED' THEN 'LOST' ELSE failure END;
+        INSERT INTO batch_attempts (pipeline_id, batch_time, attempt, state, run_id, ended_at, error)
+        VALUES (pipeline, at_time, number, failure, failed_run, clock_timestamp(), message);
+    ELSE
+        outcome := 'not its attempt';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    SELECT count(*) FILTER (WHERE a.state = failure),
+           (array_agg(a.error ORDER BY a.attempt DESC) FILTER (WHERE a.state = 'FAILED'))[1]
+    INTO counted, telling
+    FROM batch_attempts a WHERE a.pipeline_id = pipeline AND a.batch_time = at_time AND a.kind = 'run';
+    outcome := CASE
+        WHEN failure = 'BLOCKED' THEN 'BLOCKED'
+        WHEN counted >= CASE failure WHEN 'LOST' THEN max_lost_attempts ELSE max_attempts END THEN 'QUARANTINED'
+        ELSE 'FAILED' END;
+    UPDATE batches
+    SET state = outcome, attempt = number,
+        reason = CASE
+            WHEN failure = 'BLOCKED' OR failure = 'FAILED' THEN message
+            WHEN outcome = 'FAILED' THEN coalesce(telling, message)
+            WHEN telling IS NULL THEN
+                format('%s attempts were lost (max_lost_attempts=%s), the last one: %s', counted, max_lost_attempts,
+                       message)
+            ELSE format('%s (besides, %s attempts were lost, which ended it: max_lost_attempts=%s)', telling, counted,
+                        max_lost_attempts) END,
+        retry_at = CASE WHEN outcome = 'QUARANTINED' THEN NULL
+                   ELSE clock_timestamp() + pauses[least(counted, cardinality(pauses))] END
+    WHERE pipeline_id = pipeline AND batch_time = at_time;
+    IF outcome = 'QUARANTINED' THEN
+        -- Its blocks, and those of its longest window, are copied, so that it holds up nobody else's clean-up.
+        SELECT at_time - greatest(interval '1 us', coalesce(max((i.value ->> 'length_ms')::bigint), 0)
+                                                   * interval '1 ms') INTO after
+        FROM jsonb_each(CASE jsonb_typeof(declared.declaration -> 'outputs') WHEN 'object'
+                        THEN declared.declaration -> 'outputs' ELSE '{}' END) AS o
+        CROSS JOIN LATERAL jsonb_array_elements(o.value -> 'inputs') AS i
+        WHERE jsonb_typeof(i.value) = 'object';
+        INSERT INTO kept_blocks (pipeline_id, batch_time, receiver_id, sequence, added_at, records, bytes, segment_id,
+                                 "offset", length, crc32c)
+        SELECT pipeline, at_time, b.receiver_id, b.sequence, b.added_at, b.records, b.bytes, b.segment_id,
+               b."offset", b.length, b.crc32c
+        FROM batch_allocations a
+        JOIN blocks b ON b.receiver_id = a.receiver_id
+             AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences)
+        WHERE a.pipeline_id = pipeline AND a.batch_time > after AND a.batch_time <= at_time
+          AND b.segment_id IS NOT NULL
+        ON CONFLICT DO NOTHING;
+        IF declared.declaration -> 'settings' ->> 'on_failure' = 'halt' THEN
+            -- The oldest: what is replayed, or given up, lifts the halt for none but itself.
+            UPDATE pipelines SET halted_by = least(halted_by, at_time) WHERE id = pipeline;
+        END IF;
+    END IF;
+    RETURN NEXT;
+END
+$$;
