@@ -1,0 +1,179 @@
+"""An upgrade under way: what runs is of the version before, and the driver log is of this one.
+
+`statements.json` holds what the version before sends, each statement once, by role (`tests/recorded_statements.py`
+records it at a release); `version_before` the functions that its receivers call all the time.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig
+from tests.polling import eventually
+from tracker_store import migrate
+from tracker_store.checks import check_data, check_schema
+from tracker_store.engine import connect, create_engine, is_outcome_unknown, is_refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import sqlalchemy as sa
+
+#: Of the version that `statements.json` and `version_before` are of.
+REVISION_BEFORE = "0003"
+HERE = Path(__file__).parent
+STATEMENTS: dict[str, list[str]] = json.loads((HERE / "statements.json").read_text(encoding="utf-8"))
+_FIRST_SEQUENCE = 2
+
+
+@pytest.mark.parametrize("role", STATEMENTS)
+def test_what_the_version_before_sends_has_its_tables_functions_and_rights(engine: sa.Engine, role: str) -> None:
+    """Planned in the role, not run: a table, column, function or right that is missing is an error all the same."""
+    refused: dict[str, str] = {}
+    with connect(engine) as connection:
+        connection.exec_driver_sql(f"SET ROLE {role}")
+        for statement in STATEMENTS[role]:
+            text = statement if statement.startswith("PREPARE ") else f"EXPLAIN {statement}"
+            try:
+                connection.exec_driver_sql(text.replace("%", "%%"))
+            except DBAPIError as error:
+                refused[statement] = str(error.orig).strip()
+        connection.exec_driver_sql("RESET ROLE")
+    assert len(STATEMENTS[role]) > 20
+    assert refused == {}
+
+
+class ReceiverOfTheVersionBefore:
+    """Registers a block after the other, by that version's own statements; like it, sends again what had no answer."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="receiver of the version before")
+        self._failure: BaseException | None = None
+        self.acknowledged = 0
+        with connect(engine) as connection:
+            self._receiver, self._process, self._segment, self._epoch = self._declare_and_claim(connection)
+
+    @staticmethod
+    def _declare_and_claim(connection: sa.Connection) -> tuple[int, int, int, int]:
+        def scalar(statement: str) -> int:
+            found: int = connection.exec_driver_sql(statement).scalar_one()
+            return found
+
+        stream = scalar("INSERT INTO forebay.streams (name, declaration) VALUES ('lines', '{}') RETURNING id")
+        receiver = scalar(f"INSERT INTO forebay.receivers (stream_id, ordinal) VALUES ({stream}, 1) RETURNING id")
+        process = scalar(
+            "INSERT INTO forebay.processes (kind, name, host, pid) VALUES ('receiver', 'lines/1', 'h', 1) RETURNING id"
+        )
+        claimed = connection.exec_driver_sql(
+            f"SELECT outcome, epoch, sequence FROM forebay.claim({receiver}, 0, 0)"
+        ).one()
+        assert (claimed.outcome, claimed.sequence) == ("claimed", _FIRST_SEQUENCE - 1)
+        segment = scalar(
+            "INSERT INTO forebay.log_segments (receiver_id, epoch, path, source_rule, store, durability) "
+            f"VALUES ({receiver}, {claimed.epoch}, 'lines/1', 'not_sent_again', NULL, 'durable') RETURNING id"
+        )
+        return receiver, process, segment, claimed.epoch
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def has_sent(self, more: int) -> None:
+        """Wait until so many more blocks are acknowledged."""
+        goal = self.acknowledged + more
+        eventually(lambda: self._failure or self.acknowledged >= goal, f"{more} more blocks")
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._send()
+                except DBAPIError as error:
+                    if not (is_refused(error) or is_outcome_unknown(error)):
+                        raise
+        except BaseException as error:  # noqa: BLE001  shown by who waits
+            self._failure = error
+
+    def _send(self) -> None:
+        with connect(self._engine) as connection:
+            connection.exec_driver_sql("DEALLOCATE ALL")
+            connection.exec_driver_sql(
+                "PREPARE add (bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint, bigint) AS "
+                "SELECT outcome, detail, rate_limit, desired_state, assignment "
+                "FROM forebay.add_one_block($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+            )
+            while not self._stop.is_set():
+                sequence = _FIRST_SEQUENCE + self.acknowledged
+                added = connection.exec_driver_sql(
+                    f"EXECUTE add({self._receiver}, {self._epoch}, {sequence}, 10, 100, {self._segment}, "
+                    f"{sequence * 100}, 100, {sequence})"
+                ).one()
+                assert added.outcome in ("added", "already added"), added
+                self.acknowledged += 1
+                if self.acknowledged % 10 == 0:
+                    beat = connection.exec_driver_sql(
+                        "SELECT alive, receiver_id, rate_limit, desired_state, assignment "
+                        f"FROM forebay.heartbeat({self._process}, ARRAY[{self._receiver}]::bigint[], ARRAY[0])"
+                    )
+                    assert [row.alive for row in beat] == [True, True]
+
+
+@pytest.fixture
+def log_of_the_version_before(engine: sa.Engine, database_url: str) -> Iterator[sa.Engine]:
+    migrate.downgrade(database_url, REVISION_BEFORE)
+    with connect(engine) as connection:
+        for function in sorted((HERE / "version_before").glob("*.sql")):
+            connection.exec_driver_sql(function.read_text(encoding="utf-8"), execution_options={"no_parameters": True})
+    made = create_engine(database_url, application_name="version before")
+    yield made
+    made.dispose()
+
+
+def test_a_receiver_of_the_version_before_goes_on_while_the_driver_log_is_upgraded(
+    log_of_the_version_before: sa.Engine, engine: sa.Engine, database_url: str
+) -> None:
+    with ReceiverOfTheVersionBefore(log_of_the_version_before) as receiver:
+        receiver.has_sent(20)
+        migrate.upgrade(database_url)
+        receiver.has_sent(20)
+    with connect(engine) as connection:
+        registered, records = connection.exec_driver_sql(
+            "SELECT count(*), max(total_records) FROM forebay.blocks WHERE segment_id IS NOT NULL"
+        ).one()
+        assert (registered, records) == (receiver.acknowledged, receiver.acknowledged * 10), "nothing lost or doubled"
+        assert [check for check in [*check_schema(connection), *check_data(connection)] if not check.passed] == []
+
+
+def test_a_running_receiver_goes_on_while_functions_and_views_are_replaced(database_url: str, tmp_path: Path) -> None:
+    with (
+        closing(NumberedSource()) as source,
+        closing(ReceiverRig.on_socket(database_url, tmp_path, source.port)) as rig,
+    ):
+        process = rig.start()
+        eventually(lambda: rig.has_records(20), "records before the upgrade")
+        for _ in range(5):
+            # As if another version had been installed.
+            rig.execute("COMMENT ON SCHEMA forebay IS 'functions, views and rights: 0123'")
+            migrate.upgrade(database_url)
+            goal = rig.records() + 20
+            eventually(lambda goal=goal: rig.has_records(goal), "records after the upgrade")  # type: ignore[misc]
+        source.pause()
+        eventually(lambda: rig.records() == source.sent, "all that was sent")
+        assert process.poll() is None, rig.logs()
+        assert rig.values() == [str(number) for number in range(source.sent)]
+        assert len(rig.epochs()) == 1, "it was one process all the time"

@@ -1,0 +1,244 @@
+-- add_block: adds many blocks of many receivers; one named outcome per receiver (design §4).
+--
+-- Authority: block n goes in only where block n-1 is the newest and carries n's own epoch; the primary key
+-- (receiver_id, sequence) decides every race. A receiver may trust "added" and "already added" for ever, and
+-- nothing else: no answer at all is unknown, and is resolved only by sending the identical blocks again.
+-- All or nothing per receiver needs no subtransaction: while the first block is uncommitted nobody else can see
+-- the predecessor of the second, so once the first is in, the rest can't conflict.
+-- Links of source positions and idempotency keys go in with their block. They are compared before it is inserted, so
+-- a mismatch inserts nothing; where another receiver was faster between the two, the primary key of block_offsets or
+-- record_keys raises, the whole call is undone, and the caller sends each receiver's blocks alone: then the comparison
+-- names the outcome.
+-- A group without links and keys is tried by statements of its own first, for speed (the loop over receivers costs
+-- three times as much): they add under the same conditions, and name no refusal. The loop adds nothing for whom they
+-- were tried, and names what became of it. One block alone has add_one_block, which comes here with what it can't add.
+-- The outcome is named by later statements, whose snapshots are fresh: the INSERT's own is from before any wait.
+-- Locks: the inserted rows' keys alone, in the order of (receiver, sequence), then block_offsets, then record_keys.
+-- No row of `receivers` is locked.
+CREATE FUNCTION forebay.add_block(
+    receiver_ids bigint[], epochs bigint[], sequences bigint[], record_counts bigint[], byte_counts bigint[],
+    segment_ids bigint[], offsets bigint[], lengths bigint[], checksums bigint[],
+    -- One element per link; link_blocks has the position of its block in the arrays above (from 1).
+    link_blocks integer[] DEFAULT '{}', link_sources text[] DEFAULT '{}', link_partitions text[] DEFAULT '{}',
+    link_generations integer[] DEFAULT '{}', link_froms bigint[] DEFAULT '{}', link_tos bigint[] DEFAULT '{}',
+    link_kinds text[] DEFAULT '{}',
+    -- One element per idempotency key, likewise.
+    key_blocks integer[] DEFAULT '{}', keys text[] DEFAULT '{}')
+RETURNS TABLE (
+    receiver_id bigint, outcome text, detail text, rate_limit double precision, desired_state text,
+    assignment bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = forebay, pg_temp
+-- A plan cached while the table was near empty would scan it for hours; a join that is no nested loop, its whole index.
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    sent record;
+    first_block blocks;
+    newest blocks;
+    present bigint;
+    identical bigint;
+    stream bigint;
+    broken_link text;
+    known_keys text;
+    grouped bigint[] := '{}';
+    tried boolean := false;
+BEGIN
+    IF cardinality(receiver_ids) > 1 AND cardinality(link_blocks) = 0 AND cardinality(key_blocks) = 0 THEN
+        -- A group: each receiver's first block in one statement, the rest of those that went in by the next.
+        tried := true;
+        WITH runs AS (
+            SELECT u.receiver_id AS receiver, min(u.n)::int AS lo
+            FROM unnest(receiver_ids) WITH ORDINALITY AS u(receiver_id, n)
+            GROUP BY u.receiver_id
+        ), inserted AS (
+            INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes,
+                                segment_id, "offset", length, crc32c)
+            SELECT r.receiver, sequences[r.lo], epochs[r.lo], greatest(p.added_at, clock_timestamp()),
+                   record_counts[r.lo], byte_counts[r.lo],
+                   p.total_records + record_counts[r.lo], p.total_bytes + byte_counts[r.lo],
+                   segment_ids[r.lo], offsets[r.lo], lengths[r.lo], checksums[r.lo]
+            FROM runs r
+            CROSS JOIN LATERAL (
+                SELECT * FROM blocks b WHERE b.receiver_id = r.receiver ORDER BY b.sequence DESC LIMIT 1) AS p
+            WHERE p.sequence = sequences[r.lo] - 1 AND p.epoch = epochs[r.lo]
+            ORDER BY r.receiver
+            ON CONFLICT (receiver_id, sequence) DO NOTHING
+            RETURNING receiver_id)
+        SELECT coalesce(array_agg(i.receiver_id), '{}') INTO grouped FROM inserted i;
+
+        IF cardinality(receiver_ids) > cardinality(grouped) THEN
+            INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes,
+                                segment_id, "offset", length, crc32c)
+            SELECT f.receiver_id, sequences[u.n], f.epoch, f.added_at, record_counts[u.n], byte_counts[u.n],
+                   f.total_records + sum(record_counts[u.n]) OVER run, f.total_bytes + sum(byte_counts[u.n]) OVER run,
+                   segment_ids[u.n], offsets[u.n], lengths[u.n], checksums[u.n]
+            FROM (SELECT a.receiver_id, a.n, min(a.n) OVER (PARTITION BY a.receiver_id) AS lo
+                  FROM unnest(receiver_ids) WITH ORDINALITY AS a(receiver_id, n)
+                  WHERE a.receiver_id = ANY (grouped)) AS u
+            JOIN blocks f ON f.receiver_id = u.receiver_id AND f.sequence = sequences[u.lo]
+            WHERE u.n > u.lo
+            WINDOW run AS (PARTITION BY u.receiver_id ORDER BY u.n)
+            ORDER BY u.receiver_id, u.n;
+        END IF;
+    END IF;
+
+    FOR sent IN
+        SELECT u.receiver_id AS receiver, min(u.n)::int AS lo, max(u.n)::int AS hi, count(*) AS blocks,
+               count(DISTINCT epochs[u.n]) AS epochs_sent
+        FROM unnest(receiver_ids) WITH ORDINALITY AS u(receiver_id, n)
+        GROUP BY u.receiver_id ORDER BY u.receiver_id
+    LOOP
+        IF sent.hi - sent.lo + 1 <> sent.blocks OR sent.epochs_sent <> 1
+           OR sequences[sent.hi] - sequences[sent.lo] <> sent.hi - sent.lo THEN
+            RAISE EXCEPTION 'blocks of receiver % are not one run of sequences of one epoch', sent.receiver
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        CONTINUE WHEN sent.receiver = ANY (grouped);
+        receiver_id := sent.receiver;
+        detail := NULL;
+        broken_link := NULL;
+        known_keys := NULL;
+        SELECT r.rate_limit, r.desired_state, r.assignment, r.stream_id
+        INTO rate_limit, desired_state, assignment, stream
+        FROM receivers r WHERE r.id = sent.receiver;
+
+        IF cardinality(link_blocks) > 0 THEN
+            -- Each link must begin exactly where the partition's newest one ended, or its forerunner in this call.
+            SELECT string_agg(format('%s/%s: %s link %s..%s in generation %s, the log is at %s in generation %s',
+                                     l.source, l.partition, l.kind, l.from_offset, l.to_offset, l.generation,
+                                     coalesce(l.before_to::text, 'no position'), coalesce(l.before_generation, 0)),
+                              '; ')
+            INTO broken_link
+            FROM (
+                SELECT i.*, coalesce(lag(i.to_offset) OVER chain, newest_link.to_offset) AS before_to,
+                       coalesce(lag(i.generation) OVER chain, newest_link.generation) AS before_generation
+                FROM (
+                    SELECT link_sources[n] AS source, link_partitions[n] AS partition, link_generations[n] AS generation,
+                           link_froms[n] AS from_offset, link_tos[n] AS to_offset, link_kinds[n] AS kind, n
+                    FROM generate_subscripts(link_blocks, 1) AS n
+                    WHERE link_blocks[n] BETWEEN sent.lo AND sent.hi) AS i
+                LEFT JOIN LATERAL (
+                    SELECT o.to_offset, o.generation FROM block_offsets o
+                    WHERE o.stream_id = stream AND o.source = i.source AND o.partition = i.partition
+                    ORDER BY o.generation DESC, o.from_offset DESC LIMIT 1) AS newest_link ON true
+                WINDOW chain AS (PARTITION BY i.source, i.partition ORDER BY i.n)) AS l
+            WHERE NOT CASE WHEN l.kind = 'origin' THEN l.generation = coalesce(l.before_generation + 1, 0)
+                           ELSE l.generation = l.before_generation AND l.from_offset = l.before_to END IS TRUE;
+        END IF;
+        IF cardinality(key_blocks) > 0 THEN
+            -- A few for people; `known_keys` says which of many are there.
+            -- Not by EXISTS: a join that is planned while the table is near empty compares each with all, for hours.
+            SELECT string_agg(k.key, ', ') INTO known_keys
+            FROM (SELECT u.key FROM unnest(keys, key_blocks) AS u(key, n)
+                  WHERE u.n BETWEEN sent.lo AND sent.hi
+                    AND (SELECT true FROM record_keys r WHERE r.stream_id = stream AND r.key = u.key)
+                  LIMIT 5) AS k;
+        END IF;
+
+        IF NOT tried AND broken_link IS NULL AND known_keys IS NULL THEN
+            INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes,
+                                segment_id, "offset", length, crc32c)
+            SELECT sent.receiver, sequences[sent.lo], epochs[sent.lo], greatest(p.added_at, clock_timestamp()),
+                   record_counts[sent.lo], byte_counts[sent.lo],
+                   p.total_records + record_counts[sent.lo], p.total_bytes + byte_counts[sent.lo],
+                   segment_ids[sent.lo], offsets[sent.lo], lengths[sent.lo], checksums[sent.lo]
+            -- The newest, not just any predecessor: a number whose block is cleaned away is free, and its marker stays.
+            FROM (SELECT * FROM blocks b WHERE b.receiver_id = sent.receiver ORDER BY b.sequence DESC LIMIT 1) AS p
+            WHERE p.sequence = sequences[sent.lo] - 1 AND p.epoch = epochs[sent.lo]
+            ON CONFLICT (receiver_id, sequence) DO NOTHING
+            RETURNING * INTO first_block;
+        END IF;
+
+        IF NOT tried AND broken_link IS NULL AND known_keys IS NULL AND FOUND THEN
+            outcome := 'added';
+            IF sent.hi > sent.lo THEN
+                INSERT INTO blocks (receiver_id, sequence, epoch, added_at, records, bytes, total_records,
+                                    total_bytes, segment_id, "offset", length, crc32c)
+                SELECT sent.receiver, sequences[n], first_block.epoch, first_block.added_at,
+                       record_counts[n], byte_counts[n],
+                       first_block.total_records + sum(record_counts[n]) OVER (ORDER BY n),
+                       first_block.total_bytes + sum(byte_counts[n]) OVER (ORDER BY n),
+                       segment_ids[n], offsets[n], lengths[n], checksums[n]
+                FROM generate_series(sent.lo + 1, sent.hi) AS n;
+            END IF;
+            IF cardinality(link_blocks) > 0 THEN
+                INSERT INTO block_offsets (stream_id, source, partition, generation, from_offset, to_offset, kind,
+                                           receiver_id, sequence)
+                SELECT stream, link_sources[n], link_partitions[n], link_generations[n], link_froms[n], link_tos[n],
+                       link_kinds[n], sent.receiver, sequences[link_blocks[n]]
+                FROM generate_subscripts(link_blocks, 1) AS n
+                WHERE link_blocks[n] BETWEEN sent.lo AND sent.hi;
+            END IF;
+            IF cardinality(key_blocks) > 0 THEN
+                INSERT INTO record_keys (stream_id, key, receiver_id, sequence)
+                SELECT stream, u.key, sent.receiver, sequences[u.n]
+                FROM unnest(keys, key_blocks) AS u(key, n)
+                WHERE u.n BETWEEN sent.lo AND sent.hi
+                -- In one order by all, so that two receivers with the same keys wait for each other and don't deadlock.
+                ORDER BY u.key;
+            END IF;
+        ELSE
+            -- A block that clean-up has taken already was its epoch's: what is sent under that epoch is that block.
+            SELECT count(b.sequence), count(*) FILTER (
+                       WHERE b.epoch = epochs[n] AND b.records = record_counts[n] AND b.bytes = byte_counts[n]
+                         AND b.segment_id = segment_ids[n] AND b."offset" = offsets[n]
+                         AND b.length = lengths[n] AND b.crc32c = checksums[n]
+                         OR b.sequence IS NULL AND cleaned.epoch = epochs[n])
+            INTO present, identical
+            FROM generate_series(sent.lo, sent.hi) AS n
+            LEFT JOIN blocks b ON b.receiver_id = sent.receiver AND b.sequence = sequences[n]
+            LEFT JOIN LATERAL (
+                -- Markers stay, so below the low mark each number's epoch is that of the marker before it.
+                SELECT m.epoch FROM receivers r JOIN blocks m ON m.receiver_id = r.id
+                WHERE b.sequence IS NULL AND r.id = sent.receiver AND sequences[n] <= r.low_mark
+                  AND m.sequence < sequences[n]
+                ORDER BY m.sequence DESC LIMIT 1) AS cleaned ON true;
+
+            SELECT * INTO newest FROM blocks b
+            WHERE b.receiver_id = sent.receiver ORDER BY b.sequence DESC LIMIT 1;
+
+            IF identical = sent.blocks THEN
+                -- First of all: a block whose answer was lost before a take-over is in, and must be acknowledged.
+                outcome := 'already added';
+                -- The commit of what only reads waits for no synchronous standby; the source is acknowledged by this.
+                PERFORM pg_logical_emit_message(true, 'forebay', outcome);
+            ELSIF newest.epoch > epochs[sent.lo] THEN
+                outcome := 'fenced';
+                detail := format('epoch %s holds receiver %s since sequence %s, this process has %s',
+                                 newest.epoch, sent.receiver, newest.sequence, epochs[sent.lo]);
+            ELSIF present > 0 THEN
+                outcome := 'conflict';
+                detail := format('%s of the %s sequences %s..%s of receiver %s are taken, %s of them by these blocks',
+                                 present, sent.blocks, sequences[sent.lo], sequences[sent.hi], sent.receiver,
+                                 identical);
+            ELSIF broken_link IS NOT NULL THEN
+                outcome := 'offset conflict';
+                detail := broken_link;
+            ELSIF known_keys IS NOT NULL THEN
+                outcome := 'duplicate keys';
+                detail := known_keys;
+            ELSIF newest.sequence IS NULL OR newest.sequence < sequences[sent.lo] - 1
+                  OR newest.epoch < epochs[sent.lo] THEN
+                outcome := 'gap';
+                detail := format('the newest of receiver %s is sequence %s of epoch %s, sent was %s of epoch %s',
+                                 sent.receiver, coalesce(newest.sequence, 0), coalesce(newest.epoch, 0),
+                                 sequences[sent.lo], epochs[sent.lo]);
+            ELSE
+                -- Predecessor there, number free, epoch ours: the INSERT's snapshot was older than the predecessor.
+                outcome := 'again';
+            END IF;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+
+    IF cardinality(grouped) > 0 THEN
+        RETURN QUERY
+        SELECT g.receiver_id, 'added', NULL::text, r.rate_limit, r.desired_state, r.assignment
+        FROM unnest(grouped) AS g(receiver_id) LEFT JOIN receivers r ON r.id = g.receiver_id;
+    END IF;
+END
+$$;
