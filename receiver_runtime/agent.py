@@ -448,6 +448,9 @@ class Agent:
         groups: dict[int, list[tuple[int, int]]] = {}
         for receiver_id, assignment in wanted.items():
             history = self._history(_receiver_name(receiver_id))
+            if assignment < history.refused_assignment:
+                # They only rise: the driver log has lost the one that was refused.
+                history.refused_assignment = -1
             if (
                 receiver_id not in running
                 and assignment > history.refused_assignment

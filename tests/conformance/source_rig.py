@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from receiver_runtime.block_store.frame import FrameKind
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import open_block_store
 from tests.receiver_processes import ReceiverProcesses
@@ -121,7 +122,11 @@ class SourceRig(ReceiverProcesses):
         """In all files, whether registered or not."""
         store = open_block_store(str(self.root / "blocks"))
         paths = [str(path.relative_to(self.root / "blocks")) for path in (self.root / "blocks").rglob("*.segment")]
-        return sum(isinstance(item, IntactFrame) for path in paths for item in store.scan(path))
+        return sum(
+            isinstance(item, IntactFrame) and item.header.kind is not FrameKind.NOTE
+            for path in paths
+            for item in store.scan(path)
+        )
 
     def registered_blocks(self) -> int:
         [(blocks,)] = self.execute(

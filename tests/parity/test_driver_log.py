@@ -17,7 +17,7 @@ from tracker_store.engine import connect
 from tracker_store.errors import NotAssignedError
 from tracker_store.pipelines import apply_pipeline, get_pipeline
 from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.receivers import receiver_events, report_event, schedule_receiver, set_receiver_state
+from tracker_store.receivers import placements, receiver_events, report_event, schedule_receiver, set_receiver_state
 from tracker_store.schema import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
@@ -125,11 +125,18 @@ def test_k07_a_receiver_that_stops_keeps_why_and_one_that_is_unknown_is_no_one(c
     log = make_log(connection)
     [receiver] = log.receiver_ids
     schedule_receiver(connection, term=0, receiver_id=receiver, agent_id=1, why="a test")
-    assert set_receiver_state(connection, receiver_id=receiver, state=ReceiverState.ACTIVE, assignment=1)
+    [placed] = placements(connection)
+    assert set_receiver_state(
+        connection, receiver_id=receiver, state=ReceiverState.ACTIVE, assignment=placed.assignment
+    )
     report_event(connection, receiver_id=receiver, epoch=1, kind=ReceiverEventKind.ERROR, message="the source hung up")
     report_event(connection, receiver_id=receiver, epoch=1, kind=ReceiverEventKind.STOPPED, message="deregistered")
     assert set_receiver_state(
-        connection, receiver_id=receiver, state=ReceiverState.FAILED, assignment=1, reason="the source hung up"
+        connection,
+        receiver_id=receiver,
+        state=ReceiverState.FAILED,
+        assignment=placed.assignment,
+        reason="the source hung up",
     )
     [seen] = status.receiver_status(connection)
     assert (seen.state, seen.reason) == ("FAILED", "the source hung up")

@@ -12,6 +12,7 @@ RETURNS TABLE (
     newest_sequence bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = forebay, pg_temp
+SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 BEGIN

@@ -1,5 +1,7 @@
 -- schedule_receiver: the leader places a receiver on an agent, under a new assignment.
 --
+-- The clock keeps assignments apart after a failover or a restore that lost some, as it does epochs: an agent starts
+-- no receiver again under an assignment that it has seen refused. It may step back freely.
 -- With a host it is bound to that host from now on: who listens there is not moved to another address unasked.
 -- Locks: the leader's row FOR SHARE first, then the receiver's row.
 CREATE FUNCTION forebay.schedule_receiver(
@@ -16,7 +18,8 @@ BEGIN
         RETURN;
     END IF;
     UPDATE receivers SET state = 'SCHEDULED', reason = why, since = clock_timestamp(), agent_id = agent,
-                         process_id = NULL, assignment = assignment + 1, host = coalesce(host, only_host)
+                         process_id = NULL, host = coalesce(host, only_host),
+                         assignment = greatest(assignment + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
     WHERE id = receiver AND state = 'INACTIVE' AND removed_at IS NULL;
     IF NOT FOUND THEN
         outcome := 'not inactive';

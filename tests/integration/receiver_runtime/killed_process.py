@@ -42,7 +42,11 @@ def stored(rig: ReceiverRig) -> list[str]:
 
 def holds_unregistered(rig: ReceiverRig, blocks: int) -> bool:
     store = rig.store
-    frames = sum(isinstance(item, IntactFrame) for path in segment_paths(store) for item in store.scan(path))
+    frames = sum(
+        isinstance(item, IntactFrame) and item.header.kind is FrameKind.BLOCK
+        for path in segment_paths(store)
+        for item in store.scan(path)
+    )
     [(registered,)] = rig.execute("SELECT count(*) FROM forebay.blocks WHERE segment_id IS NOT NULL")
     return frames >= int(registered) + blocks
 
