@@ -238,3 +238,18 @@ def stored(root: Path) -> list[int]:
             for batch in store.read_batches(path, item.offset, item.length, item.crc32c):
                 found.extend(int(value) for value in batch.column(0).to_pylist())
     return found
+
+
+def test_a_receiver_is_started_under_an_older_assignment_than_one_that_was_refused(
+    database_url: str, tmp_path: Path
+) -> None:
+    """A failover lost the newer ones: what was seen of them says nothing about those to come."""
+    with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1) as (rig, [receiver_id]):
+        rig.execute("UPDATE forebay.receivers SET assignment = 7")
+        rig.place(receiver_id)
+        rig.flow([receiver_id])
+        rig.execute("UPDATE forebay.receivers SET assignment = 1")
+        rig.place(receiver_id)
+        eventually(lambda: rig.epochs() == {receiver_id: 2}, "the second claim")
+        rig.flow([receiver_id])
+        assert rig.execute("SELECT assignment, state FROM forebay.receivers") == [(2, "ACTIVE")]
