@@ -192,10 +192,12 @@ def _running(home: Path, interval: int) -> Iterator[System]:
     finally:
         senders.stop()
         up.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            up.wait(_STOP_SECONDS)
-        up.kill()
-        broker.kill()
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                up.wait(_STOP_SECONDS)
+        finally:
+            up.kill()
+            broker.kill()
 
 
 class _Holder:

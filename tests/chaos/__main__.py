@@ -25,34 +25,23 @@ from tests.chaos.schedule import KINDS, Layout, chosen, schedule
 from tests.chaos.system import OneHost, System, TwoHosts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
+# As a shell has it: 128 + SIGINT.
+_BROKEN_OFF = 130
 _SYSTEMS: dict[Layout, type[System]] = {Layout.ONE: OneHost, Layout.TWO: TwoHosts}
 
 
 def main() -> int:
     """Run it; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--minutes", type=float, default=10.0, help="of faults; start and calms come on top")
-    parser.add_argument("--seed", type=int, default=1, help="decides which faults come when")
-    parser.add_argument("--layout", type=Layout, default=Layout.ONE, choices=list(Layout), help="one host or two")
-    parser.add_argument("--replicas", type=int, choices=(1, 2), help="of the block store; unless given: by the seed")
-    parser.add_argument("--faults", default="", help="names or their beginnings; !NAME leaves one out; default: all")
-    parser.add_argument("--rate", type=float, default=200.0, help="records per second, of all sources")
-    parser.add_argument("--calm-seconds", type=float, default=180.0, help="how long settling may take after a round")
-    parser.add_argument("--status-seconds", type=float, default=5.0, help="how long an answer of status may take")
-    parser.add_argument("--json", type=Path, help="write the report there")
-    parser.add_argument("--keep", action="store_true", help="keep what the system left also without a violation")
-    parser.add_argument("--plan", action="store_true", help="print the schedule and do nothing")
+    parser = _parser()
     arguments = parser.parse_args()
     console = Console(width=160, highlight=False, soft_wrap=True)
     try:
         kinds = chosen(arguments.faults)
     except ValueError as error:
         parser.error(str(error))
-    replicas = arguments.replicas or (2 if arguments.seed % 2 else 1)
     if arguments.plan:
         for planned in schedule(arguments.seed, arguments.minutes * 60, kinds):
             console.print(f"round {planned.round + 1}, {planned.at:6.1f} s: {planned.kind} for {planned.seconds:g} s")
@@ -60,43 +49,68 @@ def main() -> int:
     _enter_namespace()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
+    replicas = arguments.replicas or (2 if arguments.seed % 2 else 1)
+    report = Report(arguments.seed, str(arguments.layout), replicas, arguments.minutes)
     root = Path(tempfile.mkdtemp(prefix="forebay-chaos-")).resolve()
     root.chmod(0o711)
-    report = Report(arguments.seed, str(arguments.layout), replicas, arguments.minutes)
-    failed = True
+    # What breaks the harness itself is kept too.
+    keep = True
     try:
-        system = _SYSTEMS[arguments.layout](root, replicas=replicas, rate=arguments.rate)
-        with system:
-            lacking = {kind: lacks for kind in kinds if (lacks := system.lacks(kind))}
-            for kind, lacks in lacking.items():
-                console.print(f"left out: {kind}: needs {lacks}", markup=False)
-            system.keep = True
-            ChaosRun(
-                system,
-                report,
-                [kind for kind in kinds if kind not in lacking],
-                calm_seconds=arguments.calm_seconds,
-                status_seconds=arguments.status_seconds,
-                say=lambda line: console.print(line, markup=False),
-            ).run()
-            failed = bool(report.violations)
-            system.keep = failed or arguments.keep
+        _run(arguments, kinds, report, root, console)
+        keep = bool(report.violations) or arguments.keep
+    except KeyboardInterrupt:
+        keep = arguments.keep
+        return _BROKEN_OFF
     finally:
         _print(console, report)
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(report.json(), indent=1), encoding="utf-8")
-        if failed or arguments.keep:
-            console.print(f"kept: {root}")
+        if keep:
+            options = f" --faults '{arguments.faults}'" if arguments.faults else ""
+            console.print(
+                f"kept: {root}\nagain: python -m tests.chaos --minutes {arguments.minutes:g} --seed {arguments.seed} "
+                f"--layout {arguments.layout} --replicas {replicas} --rate {arguments.rate:g}{options}",
+                markup=False,
+            )
         else:
             shutil.rmtree(root, ignore_errors=True)
-    if failed:
-        options = f" --faults '{arguments.faults}'" if arguments.faults else ""
-        console.print(
-            f"again: python -m tests.chaos --minutes {arguments.minutes:g} --seed {arguments.seed} --layout "
-            f"{arguments.layout} --replicas {replicas}{options}",
-            markup=False,
-        )
-    return int(failed)
+    return int(bool(report.violations))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--minutes", type=float, default=10.0, help="of faults; start and calms come on top")
+    add("--seed", type=int, default=1, help="decides which faults come when")
+    add("--layout", type=Layout, default=Layout.ONE, choices=list(Layout), help="one host or two")
+    add("--replicas", type=int, choices=(1, 2), help="of the block store; unless given: two for an odd seed")
+    add("--faults", default="", help="names or their beginnings; !NAME leaves one out; default: all")
+    add("--rate", type=float, default=200.0, help="records per second, of all sources")
+    add("--calm-seconds", type=float, default=180.0, help="how long settling may take after a round")
+    add("--status-seconds", type=float, default=5.0, help="how long an answer of status may take")
+    add("--json", type=Path, help="write the report there")
+    add("--keep", action="store_true", help="keep what the system left also without a violation")
+    add("--plan", action="store_true", help="print the schedule and do nothing")
+    return parser
+
+
+def _run(arguments: argparse.Namespace, kinds: Sequence[str], report: Report, root: Path, console: Console) -> None:
+    with _SYSTEMS[arguments.layout](root, replicas=report.replicas, rate=arguments.rate) as system:
+        lacking = {kind: lacks for kind in kinds if (lacks := system.lacks(kind))}
+        for kind, lacks in lacking.items():
+            console.print(f"left out: {kind}: needs {lacks}", markup=False)
+        system.keep = True
+        ChaosRun(
+            system,
+            report,
+            [kind for kind in kinds if kind not in lacking],
+            calm_seconds=arguments.calm_seconds,
+            status_seconds=arguments.status_seconds,
+            say=lambda line: console.print(line, markup=False),
+        ).run()
+        system.keep = bool(report.violations) or arguments.keep
 
 
 def _enter_namespace() -> None:

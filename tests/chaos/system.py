@@ -56,7 +56,8 @@ _ROLES: Mapping[str, tuple[str, ...]] = {
     "daemon": ("dagster._daemon",),
     "code-server": ("dagster api grpc",),
     "webserver": ("dagster_webserver",),
-    "run": ("dagster api execute",),
+    # Where no batch driver takes it: a child of the code server.
+    "run": ("multiprocessing.spawn import spawn_main",),
 }
 
 
@@ -235,6 +236,7 @@ class System:
     ) -> None:
         if kind is not None:
             # Broken off: who waits for it may wait for seconds only.
+            self.keep = self.keep and kind is not KeyboardInterrupt
             for service in self.services:
                 service.kill()
         self._stack.close()

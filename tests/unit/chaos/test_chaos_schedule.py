@@ -6,7 +6,10 @@ from itertools import pairwise
 
 import pytest
 
+from tests.chaos.faults import _NAMED
+from tests.chaos.proxies import Mode
 from tests.chaos.schedule import KINDS, chosen, rounds, schedule
+from tests.chaos.system import _ROLES
 
 ALL = list(KINDS)
 
@@ -70,3 +73,20 @@ def test_a_single_kind_is_repeated_alone() -> None:
     found = schedule(1, 120, ["stop-postgres"])
     assert len(found) > 3
     assert all(one.at + one.seconds <= other.at for one, other in pairwise(found))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_each_kind_can_be_injected(kind: str) -> None:
+    verb, _, rest = kind.partition("-")
+    if kind in _NAMED:
+        return
+    match verb:
+        case "kill" | "stop":
+            assert rest in {*_ROLES, "jvm", "guard", "up"}
+        case "net":
+            link, _, trouble = rest.partition("-")
+            assert link in {"http", "kafka", "target", "log"}
+            assert trouble == "reset" or trouble in set(Mode)
+        case _:
+            assert verb == "block"
+            assert rest in {"flip", "cut", "delete"}
