@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -117,7 +118,11 @@ def _enter_namespace() -> None:
     """Become a process with mounts of its own, where that is possible: no one else sees them, and they end with it."""
     if os.geteuid() != 0 or os.environ.get("CHAOS_NAMESPACE") or shutil.which("unshare") is None:
         return
-    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", "tests.chaos", *sys.argv[1:]]
+    unshare = ["unshare", "--mount", "--propagation", "private"]
+    # Root in a container may lack the right to.
+    if subprocess.run([*unshare, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False).returncode:
+        return
+    command = [*unshare, sys.executable, "-m", "tests.chaos", *sys.argv[1:]]
     os.execvpe(command[0], command, {**os.environ, "CHAOS_NAMESPACE": "1"})
 
 

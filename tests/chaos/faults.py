@@ -341,7 +341,7 @@ def _damage(system: System, how: str, pick: float) -> Injected:
     return Injected(f"{how} {victim.relative_to(root)} of replica 1")
 
 
-_RECENT_SECONDS = 15.0
+_RECENT_SECONDS = 60.0
 _FLIPS = 5
 
 
