@@ -32,10 +32,10 @@ kafka = _stream("kafka", Kafka(bootstrap_servers=os.environ["CHAOS_KAFKA"], topi
 files = _stream("files", FollowedFiles(path=os.environ["CHAOS_FILES"] + "/numbers.log*", shared=True))
 socket = _stream("socket", SocketText(host="127.0.0.1", port=int(os.environ["CHAOS_SOCKET_PORT"])))
 
-# "merge": on a loaded machine what an outage left must not queue up run by run.
-numbered = Pipeline("numbered", interval="3s", catch_up="merge")
+# "merge": on a loaded machine what an outage left must not queue up run by run. Clean-up follows soon.
+numbered = Pipeline("numbered", interval="3s", retention="2m", catch_up="merge")
 # Its target is taken away too: that is no fault of the batch.
-delivered = Pipeline("delivered", interval="6s", catch_up="merge", max_attempts=20)
+delivered = Pipeline("delivered", interval="6s", retention="2m", catch_up="merge", max_attempts=20)
 
 
 def _records(frame: DataFrame, column: str) -> DataFrame:

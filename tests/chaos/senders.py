@@ -28,7 +28,7 @@ _PAUSE = 0.1
 _HTTP_TIMEOUT = 40.0
 # What a server may answer to a request that is to be sent again.
 _AGAIN = frozenset({408, 429, 500, 502, 503})
-_LINES_PER_FILE = 400
+_LINES_PER_FILE = 2000
 _SOCKET_SECONDS = 1.0
 
 
