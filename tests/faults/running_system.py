@@ -74,6 +74,14 @@ class RunningSystem:
 
         return self.until("the receiver has a process", look)
 
+    def end_reason(self, pid: int) -> str | None:
+        """How the last process with this pid ended, by the driver log; None where it has not."""
+        with connect(self.engine) as connection:
+            return connection.execute(
+                sa.text("SELECT end_reason FROM forebay.processes WHERE pid = :pid ORDER BY id DESC LIMIT 1"),
+                {"pid": pid},
+            ).scalar()
+
     def leadership(self) -> Leadership:
         """Who leads, in which term."""
         with connect(self.engine) as connection:

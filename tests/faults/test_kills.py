@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tracker_store.run_queue import CRASHED
+
 if TYPE_CHECKING:
     from tests.faults.running_system import RunningSystem
 
@@ -14,20 +16,23 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 def test_the_receiver_process(system: RunningSystem) -> None:
     before = system.epoch()
-    system.kill(system.receiver_process())
+    killed = system.receiver_process()
+    system.kill(killed)
     system.until("a new process has claimed the receiver", lambda: system.epoch() > before)
+    assert system.end_reason(killed.pid) == CRASHED
     system.receive(500)
     system.settle()
     system.check_every_number_came_out_once()
 
 
 def test_the_agent(system: RunningSystem) -> None:
-    """Its children end with it; its successor's receiver begins when the old agent is found silent."""
+    """Its children end with it; its successor says that it is gone, and nobody waits until it is found silent."""
     before = system.epoch()
     agent = system.process("forebay.cli agent")
     assert agent is not None
     family = agent.children(recursive=True)
     system.kill(agent)
+    assert system.until("its end is known", lambda: system.end_reason(agent.pid)) == CRASHED
     system.until("its children have ended", lambda: not any(child.is_running() for child in family))
     system.until("a new process has claimed the receiver", lambda: system.epoch() > before)
     system.receive(500)

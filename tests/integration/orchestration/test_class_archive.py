@@ -94,7 +94,9 @@ def test_only_a_whole_archive_is_put_in_place_of_an_earlier_one(home: Path, monk
     assert sorted(spark.iterdir()) == sorted([made, spark / "classes.lock"])
 
 
-@pytest.mark.spark
+# Three JVMs, and a minute of CPU.
+@pytest.mark.systems
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux what a process has mapped")
 def test_a_session_starts_from_the_archive_and_without_it_where_it_is_damaged(home: Path) -> None:
     settings = Settings(home=home)
