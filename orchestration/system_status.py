@@ -83,7 +83,13 @@ class SystemStatus:
 
 
 def system_status(
-    url: Callable[[], str], *, seconds: float, batches: int, host: str, roots: Sequence[str]
+    url: Callable[[], str],
+    *,
+    seconds: float,
+    batches: int,
+    host: str,
+    roots: Sequence[str],
+    watch: float = WATCH_SECONDS,
 ) -> SystemStatus:
     """Ask for everything at once; returns after `seconds` at the latest.
 
@@ -93,6 +99,7 @@ def system_status(
         batches: how many of the newest to read.
         host: this one, as its agent is named.
         roots: of the block store, as this host sees it.
+        watch: seconds for which a counter that stands still is watched, at most.
     """
     looks = BoundedLooks(seconds)
     log = looks.start(DRIVER_LOG, lambda: _open(url(), looks.left()))
@@ -104,12 +111,15 @@ def system_status(
 
         return looks.start(part, look, needs=log)
 
+    def watching() -> float:
+        return min(watch, looks.left() * _WATCH_SHARE)
+
     # In this order they get the few connections, where each of them waits.
     receivers = ask("receivers", store.receiver_status)
     pipelines = ask("pipelines", store.pipeline_status)
     newest = ask("batches", lambda connection: store.batch_stats(connection, limit=batches))
-    leader = looks.start("leader", lambda: _watch_leader(log.result(), looks.left() * _WATCH_SHARE), needs=log)
-    agents = looks.start("agents", lambda: _watch_agents(log.result(), looks.left() * _WATCH_SHARE), needs=log)
+    leader = looks.start("leader", lambda: _watch_leader(log.result(), watching()), needs=log)
+    agents = looks.start("agents", lambda: _watch_agents(log.result(), watching()), needs=log)
     lag = ask("lag", store.stream_lag)
     times = ask(
         "processing times",
@@ -153,7 +163,7 @@ def _watch_leader(engine: sa.Engine, seconds: float) -> LeaderStatus:
         first = newest = read_leadership(connection)
     began = time.monotonic()
     # The connection is given back between two looks: other parts wait for one.
-    while newest == first and first.holder is not None and time.monotonic() - began < min(seconds, WATCH_SECONDS):
+    while newest == first and first.holder is not None and time.monotonic() - began < seconds:
         time.sleep(_WATCH_STEP_SECONDS)
         with connect(engine) as connection:
             newest = read_leadership(connection)
@@ -169,7 +179,7 @@ def _watch_agents(engine: sa.Engine, seconds: float) -> list[AgentStatus]:
 
     first = newest = read()
     began = time.monotonic()
-    while first.items() & newest.items() and time.monotonic() - began < min(seconds, WATCH_SECONDS):
+    while first.items() & newest.items() and time.monotonic() - began < seconds:
         time.sleep(_WATCH_STEP_SECONDS)
         newest = read()
     watched = round(time.monotonic() - began, 1)

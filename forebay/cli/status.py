@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Seconds. The command answers within this time, whatever is wrong.
 ANSWER_SECONDS = 5.0
 _PRINTING_SECONDS = 0.4
-_LEAST_SECONDS = 2.0  # where loading has taken the rest
+_LEAST_SECONDS = 3.0  # where loading has taken the rest
 
 _ALARM = "bold red"
 
