@@ -135,5 +135,5 @@ def test_one_whose_agent_is_gone_ends(home: Path) -> None:
         process = psutil.Process(making.pid)
         assert making.stdin is not None
         making.stdin.close()
-        assert making.wait(60) == 1
+        assert making.wait(120) == 1
         assert not process.is_running()
