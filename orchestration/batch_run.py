@@ -313,7 +313,7 @@ def _batch(
         for entry in output.inputs
         if isinstance(entry, Window)
     ]
-    lost = find_lost_blocks(settings.block_store_roots, chain.from_iterable([*blocks.values(), *windows]))
+    lost = find_lost_blocks(connection, settings.block_store_roots, chain.from_iterable([*blocks.values(), *windows]))
     batch = Batch(
         pipeline=pipeline.name,
         time=batch_time,

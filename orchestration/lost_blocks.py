@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from orchestration.attached_store import open_attached_store
 from tracker_store.receivers import report_event
 from tracker_store.schema import ReceiverEventKind
 
@@ -44,18 +45,17 @@ class LostBlocks:
         return sum(block.records for block in self.lost)
 
 
-def find_lost_blocks(block_store: str, blocks: Iterable[AllocatedBlock]) -> LostBlocks:
+def find_lost_blocks(connection: sa.Connection, block_store: str, blocks: Iterable[AllocatedBlock]) -> LostBlocks:
     """Look for the ephemeral ones among the blocks, each once and segment by segment.
 
-    Raises what a store raises that can't be reached.
+    Raises what a store raises that can't be reached, or is not the one that is attached.
     """
     ephemeral = {(block.receiver_id, block.sequence): block for block in blocks if block.ephemeral}
     if not ephemeral:
         return LostBlocks()
     from receiver_runtime.block_store.reading import FrameAt  # noqa: PLC0415  loads pyarrow
-    from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
 
-    store = open_block_store(block_store)
+    store = open_attached_store(connection, block_store)
     by_segment: dict[str, dict[FrameAt, AllocatedBlock]] = {}
     for block in ephemeral.values():
         at = FrameAt(block.handle.offset, block.handle.length, block.handle.crc32c)

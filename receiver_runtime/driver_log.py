@@ -88,6 +88,15 @@ class DriverLog:
             self._gave_up = True
             self._wakened.notify_all()
 
+    def pause(self, seconds: float) -> None:
+        """Wait between two tries of something else. Raises GivenUpError as soon as the process is ending at once."""
+        deadline = self._clock.monotonic() + seconds
+        with self._wakened:
+            while not self._gave_up and (left := deadline - self._clock.monotonic()) > 0:
+                self._clock.wait_on(self._wakened, left)
+            if self._gave_up:
+                raise GivenUpError(GivenUpError.__doc__)
+
     def once(self, statement: Callable[[sa.Connection], T]) -> T:
         """Make a call once. Raises what it raises, DriverLogUnavailableError where no connection can be had."""
         with connect(self._engine) as connection:

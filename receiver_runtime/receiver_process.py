@@ -31,6 +31,7 @@ import structlog
 from receiver_runtime.block_handler import BlockHandler
 from receiver_runtime.block_store import frame
 from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.block_threads import BlockThreads
 from receiver_runtime.clock import Clock, SystemClock
@@ -43,11 +44,13 @@ from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor, pro
 from receiver_runtime.receivers.reading_loop import ReadingLoop
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
 from receiver_runtime.replica_reports import ReplicaReports
-from receiver_runtime.salvage import salvage, store_location
+from receiver_runtime.salvage import earlier_store_location, salvage, store_location
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.status_reporter import ReceiverReporter, StatusReporter
+from receiver_runtime.store_wait import wait_for_store
 from receiver_runtime.write_ahead_log import WriteAheadLog
+from tracker_store.block_stores import attached_identities
 from tracker_store.blocks import Claim, claim, newest_epoch
 from tracker_store.engine import connect_once, create_engine
 from tracker_store.errors import (
@@ -69,7 +72,7 @@ from tracker_store.schema import ProcessKind, ReceiverEventKind, ReceiverState
 from tracker_store.segments import end_of_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import sqlalchemy as sa
 
@@ -605,15 +608,28 @@ class _ReceiverLife:
             epoch=claimed.epoch,
             process_id=shared.process_id,
         )
+        expected = self._ask(
+            "read which block store this host has",
+            lambda c: attached_identities(c, root_names(shared.block_store), host=shared.host),
+        )
         store = open_block_store(
             shared.block_store,
             min_replicas=settings.min_replicas,
             timeout=settings.block_store_timeout,
             listener=ReplicaReports(self._reporter, receiver_id=self.receiver_id),
+            expected=expected,
         )
-        location = store_location(shared.host, store)
+        with _given_back(shared.starting):
+            wait_for_store(store, driver_log=self._driver_log, reporter=self._reporter, progress=self.progress)
+        location = store_location(shared.host, store, expected)
         claimed = salvage(
-            self._driver_log, store, claimed=claimed, location=location, clock=shared.clock, progress=self.progress
+            self._driver_log,
+            store,
+            claimed=claimed,
+            location=location,
+            earlier_location=earlier_store_location(shared.host, store, expected),
+            clock=shared.clock,
+            progress=self.progress,
         )
         rows = ReceiverDriverLog(
             self._driver_log,
@@ -713,6 +729,16 @@ class _ReceiverLife:
 
     def _ask(self, what: str, statement: Callable[[sa.Connection], T]) -> T:
         return self._driver_log.until_answered(what, statement)
+
+
+@contextlib.contextmanager
+def _given_back(turn: threading.Semaphore) -> Iterator[None]:
+    """Others may start meanwhile."""
+    turn.release()
+    try:
+        yield
+    finally:
+        turn.acquire()
 
 
 class _AgentLine:

@@ -40,9 +40,9 @@ epoch.
 
 **A file that is not there** is one that was never made (a crash between row and file), or that an ephemeral store has
 lost: its row is sealed as empty, with an event. Unless this is another store than the one that it was made in (another
-host's directory), or a durable store and blocks of the file are registered (a disk that is not mounted): then nothing
-is known. So it is with a file that can't be read. Such an epoch's segments stay open, with an event at every start;
-docs/runbooks/receiver-killed.md says how to give them up.
+host's directory), or a durable store and blocks of the file are registered: then nothing is known. So it is with a file
+that can't be read, and with a store that is not the one that it should be (a disk that is not mounted). Such an epoch's
+segments stay open, with an event at every start; docs/runbooks/receiver-killed.md says how to give them up.
 
 Damage is counted: numbers that are missing before the newest one were stored whole, and are lost; an ERROR says so. An
 incomplete last frame is none: its sync had not returned.
@@ -61,7 +61,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.errors import BlockStoreError, StoreUnavailableError
 from receiver_runtime.block_store.frame import FrameKind, SourceRule
 from receiver_runtime.block_store.identity import identity_of
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
@@ -86,7 +86,7 @@ from tracker_store.segments import (
 from tracker_store.stored_blocks import segment_paths_known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from receiver_runtime.block_store.interface import BlockStore, Replica
     from receiver_runtime.driver_log import DriverLog
@@ -172,6 +172,7 @@ def salvage(
     *,
     claimed: Claim,
     location: str,
+    earlier_location: str | None = None,
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> Claim:
@@ -182,6 +183,7 @@ def salvage(
         store: of the segments.
         claimed: answered, and nothing is added under it yet.
         location: of the store, as ``store_location`` gives it.
+        earlier_location: what that was for processes of an earlier version, where it was something else.
         progress: told of each segment that was read, or could not be.
 
     Raises:
@@ -189,7 +191,8 @@ def salvage(
         SequenceGapError: the driver log lost commits of ours meanwhile; a new claim salvages what they were about.
         GivenUpError: the process is ending. What was done stays done, and the next salvage goes on.
     """
-    work = _Salvage(driver_log, store, claimed, location, clock or SystemClock(), progress or Progress())
+    locations = (location,) if earlier_location is None else (location, earlier_location)
+    work = _Salvage(driver_log, store, claimed, locations, clock or SystemClock(), progress or Progress())
     work.give_rows_to_lost_segments()
     segments = driver_log.until_answered(
         "look for segments to salvage",
@@ -200,15 +203,30 @@ def salvage(
     return replace(claimed, sequence=work.newest_sequence)
 
 
-def store_location(host: str, store: BlockStore) -> str:
-    """Where a process's files lie: equal for two processes only if a file that one made is there for the other."""
-    return ",".join(_root_location(host, replica) for replica in replicas_of(store))
+def store_location(host: str, store: BlockStore, expected: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Where a process's files lie: equal for two processes only if a file that one made is there for the other.
+
+    `expected` is by a root's name what it is, also while it is away.
+    """
+    return ",".join(
+        _root_location(host, replica, (expected or {}).get(replica.name, ())) for replica in replicas_of(store)
+    )
 
 
-def _root_location(host: str, replica: Replica) -> str:
+def earlier_store_location(host: str, store: BlockStore, expected: Mapping[str, Sequence[str]]) -> str:
+    """The same as it was before object stores had an identity: they were known by their address."""
+    return ",".join(
+        replica.name if "://" in replica.name else _root_location(host, replica, expected.get(replica.name, ()))
+        for replica in replicas_of(store)
+    )
+
+
+def _root_location(host: str, replica: Replica, expected: Sequence[str]) -> str:
+    if len(expected) == 1:
+        return expected[0]
     try:
         identity = identity_of(replica)
-    except OSError:
+    except (OSError, StoreUnavailableError):
         # What can't be asked now is not known to be shared.
         identity = None
     return identity or f"{host}:{replica.name}"
@@ -220,7 +238,7 @@ class _Salvage:
         driver_log: DriverLog,
         store: BlockStore,
         claimed: Claim,
-        location: str,
+        locations: Sequence[str],
         clock: Clock,
         progress: Progress,
     ) -> None:
@@ -229,7 +247,7 @@ class _Salvage:
         self._store = store
         self._receiver_id = claimed.receiver_id
         self._claim = claimed
-        self._location = location
+        self._locations = locations
         self._clock = clock
         self.newest_sequence = claimed.sequence
 
@@ -303,7 +321,7 @@ class _Salvage:
                 epoch=epoch,
                 path=path,
                 source_rule=rule.name.lower(),
-                store=self._location,
+                store=self._locations[0],
             ),
         )
 
@@ -387,10 +405,10 @@ class _Salvage:
         return frame.header.receiver_id == self._receiver_id and frame.header.epoch == segment.epoch
 
     def _look_at_missing(self, segment: OpenSegment, found: _Found) -> None:
-        if segment.store != self._location:
+        if segment.store not in self._locations:
             raise _OutOfReachError(
                 f"{segment.path} was made in {segment.store or 'a store that is not known'}, "
-                f"and is not in {self._location}"
+                f"and is not in {self._locations[0]}"
             )
         blocks, records = self._driver_log.until_answered(
             "count what a missing segment held",
@@ -398,7 +416,7 @@ class _Salvage:
         )
         if blocks and segment.durability != "ephemeral":
             raise _OutOfReachError(
-                f"{segment.path} is missing in {self._location}, though {blocks} registered blocks lie in it"
+                f"{segment.path} is missing in {self._locations[0]}, though {blocks} registered blocks lie in it"
             )
         found.lengths[segment.segment_id] = 0
         found.missing.append(segment.path)

@@ -1,26 +1,36 @@
 """An agent's first question: does this host see the block store that all the others see?
 
 Asked once, before the agent is there for the tracker, so that no receiver is placed on a host whose blocks nobody could
-read. It decides nothing: which hosts share one is the driver log's to say (``functions/attach_block_store.sql``).
+read. Which hosts share one is the driver log's to decide (``functions/attach_block_store.sql``).
+
+An empty directory may be the mount point of a store that is not mounted, so a store is made only where the driver log
+knows none at all, for this host or another: the first one of an installation. Any other new one is a person's to make
+(`forebay blocks adopt`). A root that this host has had before stays attached as what it was, whatever is in its place
+now: its receivers wait for it.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import structlog
 
 from receiver_runtime.block_store.errors import StoreUnavailableError
-from receiver_runtime.block_store.identity import make_identity
+from receiver_runtime.block_store.identity import identity_of, make_identity, require_identity
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
-from tracker_store.block_stores import UnsharedBlockStoreError, attach_block_store
+from tracker_store.block_stores import UnsharedBlockStoreError, attach_block_store, list_block_stores, one_attaches
 from tracker_store.engine import connect
 from tracker_store.outage import SURVIVED, Outage
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Sequence
 
     import sqlalchemy as sa
+
+    from receiver_runtime.block_store.interface import Replica
+    from tracker_store.block_stores import HostStore
 
 _RETRY_SECONDS = 0.5
 
@@ -38,14 +48,14 @@ def attach(engine: sa.Engine, *, host: str, block_store: str, stop: threading.Ev
 
     Raises:
         UnsharedBlockStoreError: another host's is another one.
-        BlockStoreError: the setting is wrong, or no root of it can be written.
+        BlockStoreError: the setting is wrong, or it names no root that this host has had, or can have now.
     """
-    roots = _roots(block_store)
+    replicas = replicas_of(open_block_store(block_store))
     outage = Outage("the agent")
     while not stop.is_set():
         try:
             with connect(engine) as connection:
-                attach_block_store(connection, host=host, roots=roots)
+                _attach(connection, replicas, host)
         except UnsharedBlockStoreError:
             raise
         except SURVIVED as error:
@@ -56,16 +66,63 @@ def attach(engine: sa.Engine, *, host: str, block_store: str, stop: threading.Ev
             return
 
 
-def _roots(block_store: str) -> dict[str, str]:
-    """Name by identity of every root that can be asked."""
+def _attach(connection: sa.Connection, replicas: Sequence[Replica], host: str) -> None:
+    attached = list_block_stores(connection)
+    with ExitStack() as alone:
+        if _may_make(replicas, attached):
+            # Not without need: a mount that hangs must not hold up the other hosts' agents.
+            alone.enter_context(one_attaches(connection))
+            attached = list_block_stores(connection)
+        attach_block_store(connection, host=host, roots=_roots(replicas, attached, host))
+
+
+def _may_make(replicas: Sequence[Replica], attached: Sequence[HostStore]) -> bool:
+    return not attached or any(_is_known_by_name_alone(replica, attached) for replica in replicas)
+
+
+def _is_known_by_name_alone(replica: Replica, attached: Sequence[HostStore]) -> bool:
+    """An object store that was attached before it had an identity."""
+    return any(replica.name in seen.roots for seen in attached) and not any(
+        seen.identities_of(replica.name) for seen in attached
+    )
+
+
+def _roots(replicas: Sequence[Replica], attached: Sequence[HostStore], host: str) -> dict[str, str]:
+    """Name by identity of every root that this host has, or can have now."""
     roots: dict[str, str] = {}
     failed: list[StoreUnavailableError] = []
-    for replica in replicas_of(open_block_store(block_store)):
+    for replica in replicas:
+        name = replica.name
+        before = [identity for seen in attached if seen.host == host for identity in seen.identities_of(name)]
         try:
-            roots[make_identity(replica)] = replica.name
+            identity = before[0] if before else _identity_of_new(replica, attached)
+            roots[identity] = name
+            if any(name in seen.roots for seen in attached):
+                # Hosts that run an earlier version know it by its address alone.
+                roots[name] = name
+            if before:
+                require_identity(name, before, identity_of(replica))
+        except StoreUnavailableError as error:
+            failed.append(error)
         except OSError as error:
-            failed.append(StoreUnavailableError(replica.name, str(error)))
-            _log.warning("a root of the block store can't be asked which one it is", error=str(failed[-1]))
+            failed.append(StoreUnavailableError(name, str(error)))
+    for away in failed:
+        _log.warning("a root of the block store is not there; what is stored waits for it", error=str(away))
     if not roots:
         raise failed[0]
     return roots
+
+
+def _identity_of_new(replica: Replica, attached: Sequence[HostStore]) -> str:
+    """Which store a root is that this host has not had before. Raises StoreUnavailableError, OSError."""
+    found = identity_of(replica)
+    if found is not None:
+        return found
+    if not _may_make([replica], attached):
+        known = "; ".join(f"{seen.host} has {', '.join(sorted(set(seen.roots.values())))}" for seen in attached)
+        raise StoreUnavailableError(
+            replica.name,
+            f"not mounted? There is no block store, and none is made, since the driver log knows one: {known}. "
+            f"If this is to be a new, empty one: forebay blocks adopt {replica.name}",
+        )
+    return make_identity(replica)

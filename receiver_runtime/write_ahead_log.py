@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from receiver_runtime.block_store.errors import BlockStoreError
+from receiver_runtime.block_store.errors import BlockStoreError, StoreUnavailableError
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.progress import Progress
 from tracker_store.blocks import BlockHandle
@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 class WriteAheadLogError(Exception):
-    """The block store took no write, in several new segments: check the disk's space and health. It is tried again."""
+    """The block store took no write, in new segments either: check the disk's space and health. It is tried again."""
 
 
 class WriteAheadLogClosedError(Exception):
@@ -56,6 +56,10 @@ class SegmentRows(Protocol):
 
 class SegmentStore(Protocol):
     """Where segments are made."""
+
+    def check(self) -> None:
+        """Raise StoreUnavailableError where this is not the store that it should be; see ``BlockStore``."""
+        ...
 
     def create_segment(self, path: str) -> Segment:
         """Make a new segment; raises OSError or BlockStoreError where that can't be."""
@@ -136,7 +140,7 @@ class WriteAheadLog:
             until_recorded: the segment is not to be sealed before ``recorded`` is called for each of the frames.
 
         Raises:
-            WriteAheadLogError: ``max_failures`` attempts failed; the frames may be offered again.
+            WriteAheadLogError: ``max_failures`` attempts failed, or the store is away; the frames may be offered again.
             WriteAheadLogClosedError: after ``close``.
         """
         with self._lock:
@@ -160,6 +164,9 @@ class WriteAheadLog:
                     self._end_segment()
                     self._seal_waiting()
                     _log.warning("a write to the block store failed, using a new segment", error=str(error))
+                    if isinstance(error, StoreUnavailableError):
+                        # A new segment changes nothing about that.
+                        break
                 else:
                     segment_id = self._segment_id
                     self._segment_sequence = max(self._segment_sequence, sequence)
@@ -229,6 +236,8 @@ class WriteAheadLog:
             self._seal_waiting()
             segment = None
         if segment is None:
+            # Before its row: a store that is away for hours leaves none behind.
+            self._store.check()
             self._number += 1
             path = f"{self._directory}/{self._epoch}-{self._number:06d}.segment"
             segment_id = self._rows.open_segment(path, self._source_rule)

@@ -1,7 +1,8 @@
-"""Statements on `block_stores`: which block store each host with receivers sees."""
+"""Statements on `block_stores`: which block store each host with receivers sees, and so which one it is to see."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from tracker_store.engine import named_failures
 from tracker_store.errors import DriverLogError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 class UnsharedBlockStoreError(DriverLogError):
@@ -22,6 +23,10 @@ class UnsharedBlockStoreError(DriverLogError):
     """
 
 
+# Of the session-level advisory lock under which agents attach; only they take it.
+_ATTACHING = 0x464F5242
+
+
 @dataclass(frozen=True, slots=True)
 class HostStore:
     """What a host sees: root by identity, each as people name it there. `lives`: an agent with slots runs on it."""
@@ -29,6 +34,63 @@ class HostStore:
     host: str
     roots: Mapping[str, str]
     lives: bool
+
+    def identities_of(self, name: str) -> frozenset[str]:
+        """Which stores it has by this name. A URL alone says nothing: it is what an object store was known by once."""
+        return frozenset(identity for identity, root in self.roots.items() if root == name != identity)
+
+
+def expected_identities(
+    stores: Sequence[HostStore], names: Sequence[str], *, host: str | None = None
+) -> dict[str, list[str]]:
+    """Which stores the roots of these names may be: by each name those that `host` has, or else any host, or else any.
+
+    A name that is left out may be anything: no host has attached a store, or only by the name itself. One without an
+    identity is none of them: it was not there when the host's agent started, and no other host has a store.
+    """
+    if not stores:
+        return {}
+    everything = _union(identities for seen in stores for identities in map(seen.identities_of, seen.roots.values()))
+    expected: dict[str, list[str]] = {}
+    for name in names:
+        here = _union(seen.identities_of(name) for seen in stores if seen.host == host)
+        anywhere = _union(seen.identities_of(name) for seen in stores)
+        by_name_alone = any(name in seen.roots for seen in stores)
+        if here or anywhere or not by_name_alone:
+            expected[name] = sorted(here or anywhere or everything)
+    return expected
+
+
+def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset[str]().union(*sets)
+
+
+def attached_identities(
+    connection: sa.Connection, names: Sequence[str], *, host: str | None = None
+) -> dict[str, list[str]]:
+    """What the driver log expects at these roots; see ``expected_identities``. No locks."""
+    with named_failures():
+        rows = connection.execute(sa.text("SELECT host, roots, names FROM forebay.block_stores ORDER BY host")).all()
+    stores = [HostStore(row.host, dict(zip(row.roots, row.names, strict=True)), lives=False) for row in rows]
+    return expected_identities(stores, names, host=host)
+
+
+@contextmanager
+def one_attaches(connection: sa.Connection) -> Iterator[None]:
+    """Of agents that start at the same time one asks, makes and attaches; the others wait for it.
+
+    Locks: an advisory one, which ends with the connection if not before.
+    """
+    with named_failures():
+        connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _ATTACHING})
+    try:
+        yield
+    finally:
+        try:
+            connection.execute(sa.text("SELECT pg_advisory_unlock(:key)"), {"key": _ATTACHING})
+        except sa.exc.DBAPIError:
+            # It ends with the connection, which nobody gets after us.
+            connection.invalidate()
 
 
 def attach_block_store(connection: sa.Connection, *, host: str, roots: Mapping[str, str]) -> None:

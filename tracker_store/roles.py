@@ -56,7 +56,7 @@ ROLES: Mapping[str, Role] = {
             "wanted_batch_drivers",
         ),
         {
-            **_read("blocks", "streams", "alembic_version"),
+            **_read("block_stores", "blocks", "streams", "alembic_version"),
             # Each row by its own process: which is not more than any of them could spoil for itself.
             "dead_letters": ("SELECT", "INSERT"),
             "log_segments": ("SELECT", "INSERT", "UPDATE (path, state, length, sealed_at)"),
@@ -133,7 +133,16 @@ ROLES: Mapping[str, Role] = {
         "what a streaming query of Spark's does: reads where blocks lie, and moves its own named reader",
         ("attach_reader", "move_reader"),
         _read(
-            *("blocks", "log_segments", "reader_cursors", "readers", "receivers", "stream_schemas", "streams"),
+            *(
+                "block_stores",
+                "blocks",
+                "log_segments",
+                "reader_cursors",
+                "readers",
+                "receivers",
+                "stream_schemas",
+                "streams",
+            ),
             "alembic_version",
         ),
     ),

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -140,10 +141,10 @@ def tracker() -> None:
 
     It serves /health, /ready, /metrics and a JSON API where FOREBAY_TRACKER_HTTP says.
     """
+    from orchestration.attached_store import open_attached_store  # noqa: PLC0415
     from orchestration.tracker.cleaner import Cleaner  # noqa: PLC0415
     from orchestration.tracker.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView  # noqa: PLC0415
     from orchestration.tracker.tracker import Tracker  # noqa: PLC0415
-    from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
 
     settings = Settings()
     with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
@@ -153,7 +154,9 @@ def tracker() -> None:
     candidate = Tracker(
         engine,
         heartbeat_limit_seconds=settings.heartbeat_limit_seconds,
-        cleaner=Cleaner(open_block_store(settings.block_store_roots), history=settings.history_retention),
+        cleaner=Cleaner(
+            partial(open_attached_store, block_store=settings.block_store_roots), history=settings.history_retention
+        ),
     )
     with ExitStack() as serving:
         if address is not None:

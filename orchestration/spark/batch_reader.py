@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from orchestration.settings import Settings
 from receiver_runtime.block_store.columns import arrow_schema, columns_of, union
+from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.sources.base import SourceError
 from receiver_runtime.sources.custom import CustomSource
 from receiver_runtime.sources.source_registry import parse_source
+from tracker_store.block_stores import attached_identities
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import NotAppliedError
 from tracker_store.pipelines import StreamRow, get_pipeline, list_streams
@@ -39,9 +41,17 @@ def planner_engine(database_url: str | None) -> sa.Engine:
 
 
 def blocks_of_input(
-    database_url: str | None, *, pipeline: str, batch_time: datetime, stream: str, window: timedelta | None = None
-) -> list[AllocatedBlock]:
+    database_url: str | None,
+    *,
+    block_store: str,
+    pipeline: str,
+    batch_time: datetime,
+    stream: str,
+    window: timedelta | None = None,
+) -> tuple[list[AllocatedBlock], dict[str, list[str]]]:
     """The blocks of one input of a batch, or of the `window` that ends with it, in the order of (receiver, sequence).
+
+    With them comes which store each root of `block_store` must be.
 
     Raises NotAppliedError, and BlocksNotRetainedError where clean-up has taken a block of the batch.
     """
@@ -50,9 +60,12 @@ def blocks_of_input(
         with connect(engine) as connection:
             tracker = ReceivedBlockTracker(connection, get_pipeline(connection, pipeline).pipeline_id)
             stream_id = _stream(connection, stream).stream_id
-            if window is not None:
-                return tracker.get_blocks_of_window_and_stream(batch_time, window, stream_id)
-            return tracker.whole_blocks_of_batch_and_stream(batch_time, stream_id)
+            blocks = (
+                tracker.whole_blocks_of_batch_and_stream(batch_time, stream_id)
+                if window is None
+                else tracker.get_blocks_of_window_and_stream(batch_time, window, stream_id)
+            )
+            return blocks, attached_identities(connection, root_names(block_store))
     finally:
         engine.dispose()
 

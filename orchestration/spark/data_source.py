@@ -3,13 +3,14 @@
 Options: `pipeline` and `batch_time` (ISO 8601) name the batch, `stream` the input; with `window_seconds` it is the
 blocks of all batches of the time that ends with the batch. `spark.readStream` has options of its own
 (`stream_reader`). `database_url` and `block_store` default to the
-environment's (`FOREBAY_DATABASE_URL`, …). The planner asks the driver log once; a task reads files and
-nothing else, and verifies every block's checksum. Python workers load this module: it loads no Dagster.
+environment's (`FOREBAY_DATABASE_URL`, …). The planner asks the driver log once, also which store the block store must
+be; a task reads files and nothing else, and verifies every block's checksum. Python workers load this module: it loads
+no Dagster.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from receiver_runtime.block_store.columns import arrow_schema, fitted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql.datasource import DataSourceStreamReader
     from pyspark.sql.types import StructType
@@ -83,23 +84,35 @@ def _spark_type(kind: pa.DataType) -> str:
 
 @dataclass
 class BlockPartition(InputPartition):
-    """The blocks of one task, as (path, offset, length, crc32c, ephemeral)."""
+    """The blocks of one task, as (path, offset, length, crc32c, ephemeral).
+
+    `expected` are the identities of the block store's roots, by name: see ``open_block_store``.
+    """
 
     blocks: list[tuple[str, int, int, int, bool]]
+    expected: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def __init__(self, blocks: list[tuple[str, int, int, int, bool]]) -> None:
+    def __init__(
+        self, blocks: list[tuple[str, int, int, int, bool]], expected: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         super().__init__(0)
         self.blocks = blocks
+        self.expected = expected or {}
 
 
-def partitions_of(blocks: Sequence[AllocatedBlock], target_bytes: int = PARTITION_BYTES) -> list[BlockPartition]:
+def partitions_of(
+    blocks: Sequence[AllocatedBlock],
+    target_bytes: int = PARTITION_BYTES,
+    *,
+    expected: Mapping[str, Sequence[str]] | None = None,
+) -> list[BlockPartition]:
     """Group blocks, in order, into tasks of about `target_bytes` of stored bytes, at least one block each."""
     partitions: list[BlockPartition] = []
     size = 0
     for block in blocks:
         handle = block.handle
         if not partitions or size + handle.length > target_bytes:
-            partitions.append(BlockPartition([]))
+            partitions.append(BlockPartition([], expected))
             size = 0
         partitions[-1].blocks.append((block.path, handle.offset, handle.length, handle.crc32c, block.ephemeral))
         size += handle.length
@@ -124,8 +137,9 @@ class ForebayReader(DataSourceReader):
         from orchestration.spark.batch_reader import blocks_of_input  # noqa: PLC0415  tasks need no SQLAlchemy
 
         window = self._options.get("window_seconds")
-        blocks = blocks_of_input(
+        blocks, expected = blocks_of_input(
             self._options.get("database_url"),
+            block_store=self._options["block_store"],
             pipeline=self._options["pipeline"],
             batch_time=datetime.fromisoformat(self._options["batch_time"]),
             stream=self._options["stream"],
@@ -135,7 +149,7 @@ class ForebayReader(DataSourceReader):
         if only is not None:
             wanted = set(only.split(","))
             blocks = [block for block in blocks if f"{block.receiver_id}:{block.sequence}" in wanted]
-        return partitions_of(blocks) or [BlockPartition([])]
+        return partitions_of(blocks, expected=expected) or [BlockPartition([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The record batches of the partition's blocks, in order.
@@ -148,7 +162,7 @@ class ForebayReader(DataSourceReader):
         if not isinstance(partition, BlockPartition):
             message = f"a partition of another reader: {type(partition).__name__}"
             raise TypeError(message)
-        store = open_block_store(self._options["block_store"])
+        store = open_block_store(self._options["block_store"], expected=partition.expected)
         for path, offset, length, crc32c, ephemeral in partition.blocks:
             try:
                 batches = store.read_batches(path, offset, length, crc32c)

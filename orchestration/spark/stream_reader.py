@@ -108,13 +108,18 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One partition per group of blocks, as for a batch."""
-        from tracker_store.readers import blocks_between  # noqa: PLC0415  tasks need no SQLAlchemy
+        from receiver_runtime.block_store.roots import root_names  # noqa: PLC0415
+        from tracker_store.block_stores import attached_identities  # noqa: PLC0415  tasks need no SQLAlchemy
+        from tracker_store.readers import blocks_between  # noqa: PLC0415
 
         reader = self._attached(start)
-        blocks = self._asked(
-            lambda connection: blocks_between(connection, reader.reader_id, _positions(start), _positions(end))
+        blocks, expected = self._asked(
+            lambda connection: (
+                blocks_between(connection, reader.reader_id, _positions(start), _positions(end)),
+                attached_identities(connection, root_names(self._options["block_store"])),
+            )
         )
-        return partitions_of(blocks)
+        return partitions_of(blocks, expected=expected)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The record batches of the partition's blocks, in order."""

@@ -25,6 +25,7 @@ from tracker_store.cleanup import (
 from tracker_store.history import clean_up_events, clean_up_history, pipelines_with_history
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     import sqlalchemy as sa
@@ -67,17 +68,19 @@ class Cleaner:
 
     def __init__(
         self,
-        store: BlockStore,
+        store: Callable[[sa.Connection], BlockStore],
         *,
         restore_window: timedelta = RESTORE_WINDOW,
         history: timedelta = HISTORY,
         rows_per_statement: int = ROWS_PER_STATEMENT,
     ) -> None:
-        """Work on `store`; files younger than `restore_window` stay, whatever became of their rows.
+        """Work on what `store` opens, anew for each call.
 
+        Files younger than `restore_window` stay, whatever became of their rows.
         What has happened is forgotten after `history`.
         """
-        self._store = store
+        self._open_store = store
+        self._store: BlockStore | None = None
         self._history = history
         self._restore_window = restore_window
         self._rows = rows_per_statement
@@ -91,6 +94,8 @@ class Cleaner:
 
         With `term` only while that is the leader's. Raises DeposedError.
         """
+        # A store may have been attached since.
+        self._store = None
         blocks = records = unread = links = keys = segments = 0
         more = False
         streams: set[int] = set()
@@ -144,8 +149,9 @@ class Cleaner:
         deleted = 0
         give_up_at = time.monotonic() + FAILING_SECONDS
         for segment in found:
+            store = self._store = self._store or self._open_store(connection)
             try:
-                self._store.delete_segment(segment.path)
+                store.delete_segment(segment.path)
             except (OSError, BlockStoreError) as error:
                 # A replica that is away, say. The row stays, and so the file is asked for again; the next call goes on
                 # behind it, since what can't be deleted must not hide what can.

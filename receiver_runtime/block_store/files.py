@@ -6,13 +6,14 @@ proven is the code that runs, and no stand-in for it. Nothing else in the block 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+    from pathlib import PurePath
 
 #: What writes past the page cache are made of: a page, which every disk takes.
 DIRECT_BYTES = 4096
@@ -20,6 +21,7 @@ DIRECT_BYTES = 4096
 # How a file system says that it can't do them, or not with this alignment.
 _NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+_DIRECTORY_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
 # Past the page cache; 0 where the system has no such thing.
 _DIRECT_FLAGS = os.O_WRONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_DIRECT", 0)
@@ -28,30 +30,49 @@ _sync_data = getattr(os, "fdatasync", os.fsync)
 
 
 class Files:
-    """The real operating system. Every method raises ``OSError`` as the system does."""
+    """The real operating system. Every method raises ``OSError`` as the system does.
 
-    def create(self, path: Path) -> int:
+    A path is relative to the open directory ``dir_fd`` where one is given: whatever is mounted or renamed meanwhile,
+    it then leads to a file of that very directory.
+    """
+
+    def open_directory(self, path: PurePath) -> int:
+        """Open a directory, to look up names relative to it."""
+        return os.open(path, _DIRECTORY_FLAGS)
+
+    def create(self, path: PurePath, *, dir_fd: int | None = None) -> int:
         """Make a file that must not exist and open it for appending."""
-        return os.open(path, _CREATE_FLAGS, 0o644)
+        return os.open(path, _CREATE_FLAGS, 0o644, dir_fd=dir_fd)
 
-    def open(self, path: Path) -> int:
+    def create_holed(self, path: PurePath, *, dir_fd: int) -> int:
+        """Make a file that must not exist and open it for writing anywhere in it."""
+        return os.open(path, _CREATE_FLAGS & ~os.O_APPEND, 0o644, dir_fd=dir_fd)
+
+    def open(self, path: PurePath, *, dir_fd: int | None = None) -> int:
         """Open a file for reading."""
-        return os.open(path, _READ_FLAGS)
+        return os.open(path, _READ_FLAGS, dir_fd=dir_fd)
 
     def write(self, fd: int, buffers: Sequence[Any]) -> int:
         """Append the buffers by one call; returns the bytes that were written, which may be fewer."""
         return os.writev(fd, buffers)
 
-    def open_direct(self, path: Path) -> int | None:
-        """Open a file for writing past the page cache; None where the system or the file system has no such thing."""
+    def open_direct(self, path: PurePath, fd: int) -> int | None:
+        """Open the file of ``fd`` again, for writing past the page cache; None where there is no such thing.
+
+        Raises FileNotFoundError where another file is at ``path`` now.
+        """
         if not hasattr(os, "O_DIRECT"):
             return None
         try:
-            return os.open(path, _DIRECT_FLAGS)
+            direct = os.open(path, _DIRECT_FLAGS)
         except OSError as error:
             if error.errno in _NO_DIRECT:
                 return None
             raise
+        if not os.path.sameopenfile(fd, direct):
+            os.close(direct)
+            raise FileNotFoundError(errno.ENOENT, "another file is there now", str(path))
+        return direct
 
     def write_direct(self, fd: int, buffer: Any, offset: int) -> int | None:  # noqa: ANN401  a buffer
         """Write by one call; returns the bytes that were written, None where the file system refuses such a write.
@@ -89,17 +110,31 @@ class Files:
         """The file's length in bytes."""
         return os.fstat(fd).st_size
 
-    def delete(self, path: Path) -> None:
+    def exists(self, path: PurePath, *, dir_fd: int) -> bool:
+        """Is there anything of this name?"""
+        try:
+            os.stat(path, dir_fd=dir_fd)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def rename(self, path: PurePath, to: PurePath, *, dir_fd: int) -> None:
+        """Give a file another name; a file that has it is replaced."""
+        os.rename(path, to, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+    def delete(self, path: PurePath, *, dir_fd: int) -> None:
         """Delete a file; that it is gone already is no error."""
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path, dir_fd=dir_fd)
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: PurePath, *, dir_fd: int | None = None) -> None:
         """Make one directory; that it is there already is no error."""
-        path.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, dir_fd=dir_fd)
 
-    def sync_directory(self, path: Path) -> None:
+    def sync_directory(self, path: PurePath, *, dir_fd: int | None = None) -> None:
         """Make the directory's entries survive a loss of power."""
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY, dir_fd=dir_fd)
         try:
             os.fsync(fd)
         finally:

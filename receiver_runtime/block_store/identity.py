@@ -1,70 +1,108 @@
-"""Which block store is it? Two hosts see the same one if its root has the same identity for both.
+"""Which block store is it? A word in `_store` at its root says so, and no process takes another store for it.
 
-A directory's identity is a random word in a file of its own at the root, made once, whole or not at all: two hosts that
-mount one directory under two names find the same word, and two directories of one name never do. An object store has
-one name for everybody, which is its identity.
+A store's identity is random and made once: two hosts that mount one directory under two names find the same word, and
+two directories of one name never do. The same goes for a prefix of an object store, whose address may lead to another
+server tomorrow. Who makes it, and when, is the driver log's to decide (``store_attachment``): an empty directory may be
+the mount point of a store that is not mounted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.local import IDENTITY_FILE, LocalBlockStore
+from receiver_runtime.block_store.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from receiver_runtime.block_store.interface import Replica
+
+#: Says which store this is: a file, or an object.
+IDENTITY_FILE = "_store"
+#: More than a word of ours has.
+IDENTITY_BYTES = 256
 
 # File systems without hard links.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def identity_of(store: Replica) -> str | None:
-    """The identity of one root; None where a directory has none yet. Raises OSError: it can't be asked."""
-    if not isinstance(store, LocalBlockStore):
-        return store.name
+    """The identity of one root; None where it has none yet. Raises OSError, StoreUnavailableError: can't be asked."""
+    return store.identity()
+
+
+def make_identity(store: Replica, identity: str | None = None) -> str:
+    """The same, made where there is none, and durable: a new one, or the one that is given. Raises as above."""
+    return store.make_identity(identity)
+
+
+def new_identity(kind: str) -> str:
+    """A word that no other store has."""
+    return f"{kind}-{secrets.token_hex(8)}"
+
+
+def decoded(content: bytes) -> str | None:
+    """What a `_store` says; None for an empty one."""
+    return content.decode("ascii", "replace").strip() or None
+
+
+def require_identity(name: str, expected: Collection[str], found: str | None) -> None:
+    """Raise StoreUnavailableError unless the store that was found is one of those that are expected."""
+    if found in expected:
+        return
+    wanted = " or ".join(sorted(expected)) or "none that the driver log knows: restart its agent when it is there"
+    here = f"says {found}" if found else "is missing"
+    raise StoreUnavailableError(name, f"not mounted? Its file {IDENTITY_FILE} {here}, expected is {wanted}")
+
+
+def read_identity(directory: int) -> str | None:
+    """What `_store` in an open directory says; None where there is none. Raises OSError."""
     try:
-        return (store.root / IDENTITY_FILE).read_text(encoding="ascii").strip() or None
+        fd = os.open(IDENTITY_FILE, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0), dir_fd=directory)
     except FileNotFoundError:
         return None
+    try:
+        return decoded(os.read(fd, IDENTITY_BYTES))
+    finally:
+        os.close(fd)
 
 
-def make_identity(store: Replica) -> str:
-    """The same, made where there is none, and durable. Raises OSError."""
-    found = identity_of(store)
-    if found is not None or not isinstance(store, LocalBlockStore):
-        return found or store.name
-    store.root.mkdir(parents=True, exist_ok=True)
-    new = store.root / f"{IDENTITY_FILE}.{secrets.token_hex(4)}"
-    with new.open("x", encoding="ascii") as file:
-        file.write(f"directory-{secrets.token_hex(8)}\n")
-        file.flush()
-        os.fsync(file.fileno())
+def make_identity_file(root: Path, identity: str | None = None) -> str:
+    """Make a directory a block store where it is none: whole or not at all. Returns its identity. Raises OSError."""
+    root.mkdir(parents=True, exist_ok=True)
+    directory = os.open(root, os.O_RDONLY)
     try:
-        _name_if_free(new, store.root / IDENTITY_FILE)
+        found = read_identity(directory)
+        if found is not None:
+            return found
+        new = root / f"{IDENTITY_FILE}.{secrets.token_hex(4)}"
+        with new.open("x", encoding="ascii") as file:
+            file.write(f"{identity or new_identity('directory')}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            _name_if_free(new, root / IDENTITY_FILE)
+        finally:
+            new.unlink(missing_ok=True)
+        os.fsync(directory)
+        # Of two that made one at the same time both read the same.
+        made = read_identity(directory)
     finally:
-        new.unlink(missing_ok=True)
-    descriptor = os.open(store.root, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    # Of two that made one at the same time both read the same.
-    made = identity_of(store)
+        os.close(directory)
     if made is None:
-        raise FileNotFoundError(errno.ENOENT, "it was made just now and is gone", str(store.root / IDENTITY_FILE))
+        raise FileNotFoundError(errno.ENOENT, "it was made just now and is gone", str(root / IDENTITY_FILE))
     return made
 
 
 def _name_if_free(new: Path, name: Path) -> None:
     try:
-        name.hardlink_to(new)
-    except FileExistsError:
-        return
+        with contextlib.suppress(FileExistsError):
+            name.hardlink_to(new)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise

@@ -50,8 +50,18 @@ class BlockStore(Protocol):
         """As people name it; holds no secret."""
         ...
 
+    def check(self) -> None:
+        """Raise StoreUnavailableError where this is known to be not the store that it should be, or can't be reached.
+
+        A store of replicas passes when enough of them for a write do.
+        """
+        ...
+
     def create_segment(self, path: str) -> Segment:
-        """Begin a new segment. Raises FileExistsError where there is one, OSError or BlockStoreError else."""
+        """Begin a new segment, in the store that it should be and no other.
+
+        Raises FileExistsError where there is one, OSError or BlockStoreError else.
+        """
         ...
 
     def read_frame(self, path: str, offset: int, length: int, crc32c: int) -> StoredFrame:
@@ -93,8 +103,19 @@ class BlockStore(Protocol):
 class Replica(BlockStore, Protocol):
     """A store in one place, which can be compared with others and repaired from them."""
 
+    def identity(self) -> str | None:
+        """Which store it says it is; None where it says nothing. Raises OSError, StoreUnavailableError."""
+        ...
+
+    def make_identity(self, identity: str | None = None) -> str:
+        """The same, made where there is none: a new one, or the one that is given. Raises as ``identity``."""
+        ...
+
     def segment_paths(self, under: str = "") -> Iterator[str]:
-        """The path of everything in the store, or in its directory `under`, but what was set aside; in no order."""
+        """The path of everything in the store, or in its directory `under`, in no order.
+
+        Without what was set aside, and its identity.
+        """
         ...
 
     def set_aside(self, path: str) -> str:

@@ -3,54 +3,98 @@
 Owns where segment files lie below the root, and that a new file's name survives a loss of power before anything in it
 counts. It never truncates, never opens a file that exists for writing, and deletes only what clean-up names.
 
+The root of a store that is not mounted is an empty directory, or another store. So a store that knows its identity
+looks at it, by an open directory, before each segment is created and whenever a file is missing or can't be read; the
+file is then made, or looked for again, in that very directory. Where it is another one, nothing is known about what is
+in the store: StoreUnavailableError, and nothing is made. A block that can be read costs no look.
+
 Readers (Spark's Python workers among them) import this module: it loads the standard library, pyarrow and
 google_crc32c, and nothing else.
 """
 
 from __future__ import annotations
 
+import errno
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from receiver_runtime.block_store.direct import Portions
-from receiver_runtime.block_store.errors import BlockMissingError, InvalidPathError, StoreUnavailableError
+from receiver_runtime.block_store.errors import (
+    BlockCorruptError,
+    BlockMissingError,
+    InvalidPathError,
+    StoreUnavailableError,
+)
 from receiver_runtime.block_store.files import Files
+from receiver_runtime.block_store.identity import (
+    IDENTITY_FILE,
+    make_identity_file,
+    read_identity,
+    require_identity,
+)
 from receiver_runtime.block_store.reading import FrameAt, StoredFrame, batches_of, checked_frame, lost_by_reading
-from receiver_runtime.block_store.segment import ScannedItem, SegmentWriter, scan_segment
+from receiver_runtime.block_store.root_directory import DurableDirectories, RootDirectory
+from receiver_runtime.block_store.segment import ScannedItem, SegmentWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
 
 #: Where files go that no row of the driver log names.
 ASIDE = "_aside"
-#: Says which store this is; see ``identity``.
-IDENTITY_FILE = "_store"
 
 
 class LocalBlockStore:
     """Segments below one directory. Reading is safe from any thread or process, also while a segment is written.
 
     Args:
-        root: the directory; it is made with the first segment.
+        root: the directory.
+        expected: the identities of which it must have one, see ``identity``; then the root is never made. None: any
+            directory will do, and it is made with the first segment.
         files: the operating system's calls (a test's seam for faults).
     """
 
-    def __init__(self, root: str | Path, *, files: Files | None = None) -> None:
+    def __init__(
+        self, root: str | Path, *, expected: Collection[str] | None = None, files: Files | None = None
+    ) -> None:
         self.root = Path(root).absolute()
         #: As people name it.
         self.name = str(self.root)
+        self._expected = expected
         self._files = files or Files()
         self._portions = Portions()
-        # Directories whose own entries this instance has synced; a set that only grows, by one per receiver.
-        self._durable: set[Path] = set()
+        self._durable = DurableDirectories()
+        # Without an identity a root is made once: one that is gone later is not mounted, say.
+        self._may_make_root = expected is None
 
     @property
     def crash_may_spoil(self) -> bool:
         """Yes: of a file that was not synced, any part may have reached the disk."""
         return True
+
+    def check(self) -> None:
+        """Is it the store that it should be? See ``BlockStore``."""
+        if self._expected is not None:
+            with self._opened():
+                return
+
+    def identity(self) -> str | None:
+        """What its file ``_store`` says; see ``Replica``."""
+        try:
+            directory = self._files.open_directory(self.root)
+        except FileNotFoundError:
+            return None
+        try:
+            return read_identity(directory)
+        finally:
+            self._files.close(directory)
+
+    def make_identity(self, identity: str | None = None) -> str:
+        """Make it a store, root and all; see ``Replica``."""
+        return make_identity_file(self.root, identity)
 
     def create_segment(self, path: str) -> SegmentWriter:
         """Make a new segment file at ``path`` (relative to the root); its name is durable on return.
@@ -58,26 +102,16 @@ class LocalBlockStore:
         Raises:
             InvalidPathError: the path leads out of the store.
             FileExistsError: a file of that name is there; it is another epoch's or another attempt's.
+            StoreUnavailableError: the root is not there, or is another store.
             OSError: the system refused; nothing may be assumed about the file.
         """
-        target = self._resolve(path)
-        self._make_directories(target.parent)
-        try:
-            fd = self._files.create(target)
-        except FileNotFoundError:
-            # Its directory went. A root that is there again, emptied or on a new disk, takes segments again; one that
-            # is not there is not mounted, say, and is not made in the place of its mount.
-            if not self.root.is_dir():
-                raise
-            self._durable.discard(target.parent)
-            self._make_directories(target.parent)
-            fd = self._files.create(target)
-        try:
-            self._files.sync_directory(target.parent)
-        except OSError:
-            self._files.close(fd)
-            raise
-        return SegmentWriter(self._files, fd, target, portions=self._portions)
+        relative = _checked(path)
+        if self._may_make_root:
+            self._make_root()
+        with self._opened() as root:
+            fd = root.create(relative)
+        self._may_make_root = False
+        return SegmentWriter(self._files, fd, self.root / relative, portions=self._portions)
 
     def read_frame(self, path: str, offset: int, length: int, crc32c: int) -> StoredFrame:
         """One frame by its handle: one read, one checksum, one copy in memory.
@@ -90,22 +124,26 @@ class LocalBlockStore:
 
         Raises:
             BlockMissingError: the file is not there, or ends before the frame does.
-            StoreUnavailableError: the root is not there.
+            StoreUnavailableError: the root is not there, or is another store.
             BlockCorruptError: the bytes are not the frame that was registered.
         """
-        target = self._resolve(path)
+        relative = _checked(path)
+        where = str(self.root / relative)
         try:
-            fd = self._files.open(target)
-        except FileNotFoundError as error:
-            if not self.root.is_dir():
-                # Not mounted, say: that says nothing about what is in it.
-                raise StoreUnavailableError(self.name, "there is no such directory") from error
-            raise BlockMissingError(str(target), offset, length, "no such file") from error
-        try:
-            data = self._files.read(fd, length, offset)
-        finally:
-            self._files.close(fd)
-        return checked_frame(data, str(target), offset, length, crc32c)
+            fd = self._files.open(self.root / relative)
+            try:
+                data = self._files.read(fd, length, offset)
+            finally:
+                self._files.close(fd)
+            return checked_frame(data, where, offset, length, crc32c)
+        except (OSError, BlockMissingError, BlockCorruptError):
+            # In the store, or in what is in its place?
+            with self._opened() as root:
+                try:
+                    data = root.read(relative, length, offset)
+                except FileNotFoundError as error:
+                    raise BlockMissingError(where, offset, length, "no such file") from error
+            return checked_frame(data, where, offset, length, crc32c)
 
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
         """The record batches of one block by its handle, decompressed one at a time.
@@ -113,7 +151,7 @@ class LocalBlockStore:
         Memory: the stored block and one decompressed batch. Arguments and errors as for ``read_frame``; the checksum
         is compared before the first batch comes out.
         """
-        return batches_of(self.read_frame(path, offset, length, crc32c), str(self._resolve(path)), offset)
+        return batches_of(self.read_frame(path, offset, length, crc32c), str(self.root / _checked(path)), offset)
 
     def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
         """Those that a crash took, by reading them; see ``BlockStore``."""
@@ -124,43 +162,53 @@ class LocalBlockStore:
 
         Raises:
             InvalidPathError: the path leads out of the store.
+            StoreUnavailableError: the root is not there, or is another store.
             OSError: the system refused.
         """
-        target = self._resolve(path)
-        self._files.delete(target)
-        if target.parent.is_dir():
-            self._files.sync_directory(target.parent)
+        relative = _checked(path)
+        with self._opened() as root:
+            root.delete(relative)
 
     def segment_paths(self, under: str = "") -> Iterator[str]:
         """The path of every file in the store, or in one directory of it, but those set aside and its identity.
 
         From the root, in no order.
+
+        Raises:
+            StoreUnavailableError: the root is not there, or is another store.
+            OSError: the system refused.
         """
-        directory = self._resolve(under) if under else self.root
-        if directory.is_dir():
-            for path in directory.rglob("*"):
-                relative = path.relative_to(self.root)
-                if relative.parts[0] != ASIDE and not _is_identity(relative) and path.is_file():
-                    yield relative.as_posix()
+        if self._may_make_root and not self.root.is_dir():
+            return
+        with self._opened() as root:
+            for path in root.paths(_checked(under) if under else None):
+                if path.parts[0] != ASIDE and not _is_identity(path):
+                    yield path.as_posix()
 
     def set_aside(self, path: str) -> str:
         """Move a file out of the way, below `_aside/`; returns its new path, relative to the root.
 
         Raises:
             InvalidPathError: the path leads out of the store.
+            StoreUnavailableError: the root is not there, or is another store.
             OSError: the system refused.
         """
-        source = self._resolve(path)
-        target = _free_name(self.root / ASIDE / path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        source.rename(target)
-        self._files.sync_directory(source.parent)
-        self._files.sync_directory(target.parent)
-        return target.relative_to(self.root).as_posix()
+        relative = _checked(path)
+        with self._opened() as root:
+            return _set_aside(root, relative)
 
     def scan(self, path: str) -> Iterator[ScannedItem]:
-        """Everything in one segment; see ``segment.scan_segment``."""
-        return scan_segment(self._files, self._resolve(path))
+        """Everything in one segment; see ``segment.scan_segment``.
+
+        Raises:
+            FileNotFoundError: the store can be reached, and the segment is not in it.
+            StoreUnavailableError: the root is not there, or is another store.
+        """
+        relative = _checked(path)
+        if self._may_make_root and not self.root.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "there is no such directory yet", self.name)
+        with self._opened() as root:
+            yield from root.scan(relative)
 
     def restore_segment(self, path: str, frames: Iterable[tuple[int, bytes]]) -> None:
         """Put a whole segment in the place of one that is missing or damaged, which is set aside before.
@@ -173,61 +221,61 @@ class LocalBlockStore:
 
         Raises:
             InvalidPathError: the path leads out of the store.
+            StoreUnavailableError: the root is not there, or is another store.
             OSError: the system refused.
         """
-        target = self._resolve(path)
-        self._make_directories(target.parent)
+        target = _checked(path)
         unfinished = target.with_name(f"{target.name}.restoring")
-        self._files.delete(unfinished)
-        with unfinished.open("xb") as file:
-            for offset, data in frames:
-                file.seek(offset)
-                file.write(data)
-            file.flush()
-            self._files.sync(file.fileno())
-        if target.exists():
-            self.set_aside(path)
-        unfinished.rename(target)
-        self._files.sync_directory(target.parent)
+        if self._may_make_root:
+            self._make_root()
+        with self._opened() as root:
+            root.make_directories(target.parent)
+            root.write_whole(unfinished, frames)
+            if root.exists(target):
+                _set_aside(root, target)
+            root.move(unfinished, target)
 
-    def _resolve(self, path: str) -> Path:
-        pure = PurePosixPath(path)
-        if not path or pure.is_absolute() or ".." in pure.parts:
-            raise InvalidPathError(path)
-        return self.root / pure
+    @contextmanager
+    def _opened(self) -> Iterator[RootDirectory]:
+        """The root, open, after its identity was found right."""
+        try:
+            fd = self._files.open_directory(self.root)
+        except OSError as error:
+            mounted = "there is no such directory" if isinstance(error, FileNotFoundError) else str(error)
+            raise StoreUnavailableError(self.name, f"not mounted? {mounted}") from error
+        try:
+            if self._expected is not None:
+                try:
+                    found = read_identity(fd)
+                except OSError as error:
+                    raise StoreUnavailableError(self.name, f"{IDENTITY_FILE}: {error}") from error
+                require_identity(self.name, self._expected, found)
+            yield RootDirectory(self._files, fd, self._durable)
+        finally:
+            self._files.close(fd)
 
-    def _make_directories(self, directory: Path) -> None:
-        """Make what is missing from the root's first existing ancestor down, each entry durable."""
-        if directory in self._durable:
-            return
-        missing = []
-        at = directory
-        while at != at.parent and not at.is_dir():
-            missing.append(at)
-            at = at.parent
+    def _make_root(self) -> None:
+        """Make what is missing of the root's path, each entry durable."""
+        missing = [path for path in (self.root, *self.root.parents) if not path.is_dir()]
         for path in reversed(missing):
             self._files.make_directory(path)
-        # An earlier process may have made a directory and died before its entry was synced, so that those below the
-        # root are synced also where they were there.
-        for path in {*missing, *self._below_root(directory)}:
             self._files.sync_directory(path.parent)
-        self._durable.add(directory)
-
-    def _below_root(self, directory: Path) -> list[Path]:
-        parts = directory.relative_to(self.root).parts
-        return [self.root.joinpath(*parts[: n + 1]) for n in range(len(parts))]
 
 
-def _is_identity(path: Path) -> bool:
+def _checked(path: str) -> PurePosixPath:
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts:
+        raise InvalidPathError(path)
+    return pure
+
+
+def _set_aside(root: RootDirectory, path: PurePosixPath) -> str:
+    target = root.free_name(ASIDE / path)
+    root.make_directories(target.parent)
+    root.move(path, target)
+    return target.as_posix()
+
+
+def _is_identity(path: PurePosixPath) -> bool:
     """Also one that was never finished."""
     return len(path.parts) == 1 and path.name.partition(".")[0] == IDENTITY_FILE
-
-
-def _free_name(path: Path) -> Path:
-    """The path, or the first of path.1, path.2 … that is free."""
-    number = 0
-    free = path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}.{number}")
-    return free

@@ -7,6 +7,9 @@ as a whole and never changed; a PUT whose outcome is not known is repeated with 
 has the epoch in it, so no two processes write below one prefix.
 
 A write that failed may leave its object behind, as a file would leave bytes behind its sealed length.
+
+An address may lead to another server, or to a bucket that was made anew: a store that knows its identity asks for the
+object `_store` before each segment is begun or deleted, and whenever an object is missing.
 """
 
 from __future__ import annotations
@@ -28,11 +31,18 @@ from receiver_runtime.block_store.errors import (
     SegmentWriteError,
     StoreUnavailableError,
 )
+from receiver_runtime.block_store.identity import (
+    IDENTITY_BYTES,
+    IDENTITY_FILE,
+    decoded,
+    new_identity,
+    require_identity,
+)
 from receiver_runtime.block_store.reading import FrameAt, StoredFrame, batches_of, checked_frame
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, ScannedItem, TornTail, scan_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -58,10 +68,20 @@ class ObjectBlockStore:
         name: the URL, without secrets.
         timeout: seconds for one call with all its attempts.
         max_attempts: at one call.
+        expected: the identities of which it must have one, see ``identity``. None: any prefix will do.
     """
 
-    def __init__(self, objects: Objects, name: str, *, timeout: float = 30.0, max_attempts: int = 5) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        name: str,
+        *,
+        timeout: float = 30.0,
+        max_attempts: int = 5,
+        expected: Collection[str] | None = None,
+    ) -> None:
         self.name = name
+        self._expected = expected
         self._objects = objects
         self._timeout = timeout
         self._max_attempts = max_attempts
@@ -72,15 +92,38 @@ class ObjectBlockStore:
         """No: an object is there as a whole, or not at all."""
         return False
 
+    def check(self) -> None:
+        """Is it the store that it should be? See ``BlockStore``."""
+        if self._expected is not None:
+            require_identity(self.name, self._expected, self.identity())
+
+    def identity(self) -> str | None:
+        """What its object ``_store`` says; see ``Replica``."""
+        try:
+            return decoded(self._get(IDENTITY_FILE, 0, IDENTITY_BYTES))
+        except FileNotFoundError:
+            self._require_bucket()
+            return None
+
+    def make_identity(self, identity: str | None = None) -> str:
+        """Make it a store; see ``Replica``. Of two that make one at the same time the later one's stays."""
+        found = self.identity()
+        if found is not None:
+            return found
+        made = identity or new_identity("objects")
+        self._call("put", lambda: self._objects.put(IDENTITY_FILE, [f"{made}\n".encode("ascii")]))
+        return self.identity() or made
+
     def create_segment(self, path: str) -> ObjectSegment:
         """Begin a segment; nothing is stored before its first frame.
 
         Raises:
             InvalidPathError: the path leads out of the store.
             FileExistsError: there are objects below it; they are another epoch's or another attempt's.
-            StoreUnavailableError: the store does not answer.
+            StoreUnavailableError: the store does not answer, or is another one.
         """
         path = _checked(path)
+        self.check()
         if self._call("list", lambda: self._objects.sizes(path)):
             raise FileExistsError(f"{self._where(path)} has objects already: they belong to another process")
         return ObjectSegment(self._where(path), lambda offset, frames: self._put(path, offset, frames))
@@ -117,7 +160,9 @@ class ObjectBlockStore:
         path = _checked(path)
         found = self._of_segment(path)
         if not found:
-            self._require_bucket()
+            if self._expected is None:
+                self._require_bucket()
+            self.check()
             raise FileNotFoundError(f"{self._where(path)} has no objects")
         end = 0
         for number, (key, begin, size) in enumerate(found):
@@ -133,21 +178,26 @@ class ObjectBlockStore:
 
         In no order.
         """
+        self.check()
         keys = [PurePosixPath(key) for key, _ in self._call("list", lambda: self._objects.sizes(under))]
         if not keys:
             self._require_bucket()
         yield from {
-            (key.parent if _NAME.fullmatch(key.name) else key).as_posix() for key in keys if key.parts[0] != ASIDE
+            (key.parent if _NAME.fullmatch(key.name) else key).as_posix()
+            for key in keys
+            if key.parts[0] not in (ASIDE, IDENTITY_FILE)
         }
 
     def delete_segment(self, path: str) -> None:
         """Delete a segment's objects; see ``BlockStore``."""
         path = _checked(path)
+        self.check()
         self._call("delete", lambda: self._objects.delete(path))
 
     def set_aside(self, path: str) -> str:
         """Move a segment's objects below `_aside/`; returns their new prefix. Done again, it goes on."""
         path = _checked(path)
+        self.check()
         target = self._free_aside(path)
         below = self._call("list", lambda: self._objects.sizes(path))
         if not below:
@@ -162,6 +212,7 @@ class ObjectBlockStore:
         The frames may come from the old segment itself, so that it goes last. A crash leaves a part; it is done again.
         """
         path = _checked(path)
+        self.check()
         unfinished = f"{path}.restoring"
         self.delete_segment(unfinished)
         names = []
@@ -204,6 +255,9 @@ class ObjectBlockStore:
 
     def _require_root(self) -> None:
         """As a directory that is not mounted: it says nothing about what is in it."""
+        if self._expected is not None:
+            self.check()
+            return
         self._require_bucket()
         if not self._call("list", self._objects.has_any):
             raise StoreUnavailableError(self.name, "there is nothing below this prefix")

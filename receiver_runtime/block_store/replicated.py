@@ -102,6 +102,25 @@ class ReplicatedBlockStore:
         self._timeout = timeout
         self._listener = listener or _Nobody()
 
+    def check(self) -> None:
+        """Are enough replicas for a write what they should be? Raises StoreUnavailableError, naming those that are not.
+
+        In turn, so that one that hangs is waited for only where it is needed.
+        """
+        wanted = self._min_replicas
+        said: list[str] = []
+        for site in self._sites:
+            if not wanted:
+                return
+            try:
+                site.reads.call(site.store.check, self._timeout)
+            except _FAILURES as error:
+                said.append(f"{site.name}: {error}")
+            else:
+                wanted -= 1
+        if wanted:
+            raise StoreUnavailableError(self.name, "; ".join(said))
+
     def create_segment(self, path: str) -> ReplicatedSegment:
         """Begin a segment in every replica that can.
 
@@ -172,24 +191,23 @@ class ReplicatedBlockStore:
         """Everything in one segment: a frame that is whole in any replica is intact.
 
         Raises:
-            FileNotFoundError: no replica that can be asked has it.
-            StoreUnavailableError: none can be asked.
+            FileNotFoundError: no replica has it.
+            StoreUnavailableError: one can't be asked, and no other has it.
         """
         scans: list[list[ScannedItem]] = []
         said: list[str] = []
-        missing = 0
         for site in self._sites:
             try:
                 scans.append(site.reads.call(partial(_whole_scan, site.store, path), self._timeout * _SCAN_TIMEOUTS))
             except FileNotFoundError:
-                missing += 1
+                continue
             except _FAILURES as error:
                 said.append(f"{site.name}: {error}")
         if scans:
             return merge_scans(scans)
-        if missing:
-            raise FileNotFoundError(f"no replica has {path}")
-        raise StoreUnavailableError(self.name, f"scanning {path}: {'; '.join(said)}")
+        if said:
+            raise StoreUnavailableError(self.name, f"scanning {path}: {'; '.join(said)}")
+        raise FileNotFoundError(f"no replica has {path}")
 
     def delete_segment(self, path: str) -> None:
         """Delete a segment in every replica. Raises StoreUnavailableError where one did not, after all were asked."""

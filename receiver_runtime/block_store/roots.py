@@ -7,7 +7,7 @@ written ``%2C`` in a URL. Loads nothing: every process reads its settings.
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 #: Schemes of stores without append, where a block is an object.
 OBJECT_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
@@ -27,6 +27,28 @@ def one_root(directory: Path) -> str:
     """The setting that names one directory, whatever characters are in its path."""
     path = directory.absolute()
     return path.as_uri().replace(",", "%2C") if "," in str(path) else str(path)
+
+
+def directory_of(root: str) -> Path | None:
+    """The directory that a root is; None where it is a URL of something else."""
+    # A path may have a colon in it; only scheme:// is a URL.
+    if "://" not in root:
+        return Path(root).absolute()
+    parts = urlsplit(root)
+    return (
+        Path(unquote(parts.path)).absolute() if parts.scheme == "file" and parts.netloc in ("", "localhost") else None
+    )
+
+
+def root_name(root: str) -> str:
+    """What a root is called, in the driver log too: an absolute path, or a URL without secrets and options."""
+    directory = directory_of(root)
+    return without_secrets(root) if directory is None else str(directory)
+
+
+def root_names(block_store: str) -> list[str]:
+    """What the roots of a setting are called, in its order."""
+    return [root_name(root) for root in split_roots(block_store)]
 
 
 def without_secrets(root: str) -> str:

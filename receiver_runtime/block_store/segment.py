@@ -32,7 +32,7 @@ from receiver_runtime.block_store.frame import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from pathlib import Path, PurePath
 
     import pyarrow as pa
 
@@ -129,7 +129,7 @@ class SegmentWriter:
     def _append_past_cache(self, fd: int, frame: EncodedFrame, portions: Portions) -> int:
         """Write a frame, its whole pages past the page cache; returns how much of it, less after a short write."""
         if self._direct_fd is None:
-            self._direct_fd = self._files.open_direct(self.path)
+            self._direct_fd = self._files.open_direct(self.path, fd)
             if self._direct_fd is None:
                 self._portions = None
                 return self._append(fd, frame.buffers)
@@ -226,15 +226,16 @@ class _OpenFile:
         return self._files.read(self._fd, length, offset)
 
 
-def scan_segment(files: Files, path: Path) -> Iterator[ScannedItem]:
+def scan_segment(files: Files, path: PurePath, *, dir_fd: int | None = None) -> Iterator[ScannedItem]:
     """Everything in a segment file, in order; a ``TornTail`` is the last if there is one.
 
-    Memory is bounded by one window of 1 MiB, whatever the frames' size; payloads are checked, not returned.
+    Memory is bounded by one window of 1 MiB, whatever the frames' size; payloads are checked, not returned. The path is
+    relative to the open directory ``dir_fd`` where one is given.
 
     Raises:
         OSError: the file can't be opened or read.
     """
-    fd = files.open(path)
+    fd = files.open(path, dir_fd=dir_fd)
     try:
         yield from scan_source(_OpenFile(files, fd))
     finally:

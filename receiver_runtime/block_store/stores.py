@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.local import LocalBlockStore
-from receiver_runtime.block_store.roots import OBJECT_SCHEMES, split_roots, without_secrets
+from receiver_runtime.block_store.roots import OBJECT_SCHEMES, directory_of, root_name, split_roots, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from receiver_runtime.block_store.interface import BlockStore, Replica
     from receiver_runtime.block_store.replicated import ReplicaListener
@@ -32,6 +32,7 @@ def open_block_store(
     min_replicas: int = 1,
     timeout: float = DEFAULT_TIMEOUT,
     listener: ReplicaListener | None = None,
+    expected: Mapping[str, Collection[str]] | None = None,
 ) -> BlockStore:
     """The block store of a setting; nothing is made, read or connected to before it is used.
 
@@ -40,6 +41,8 @@ def open_block_store(
         min_replicas: so many must have a write.
         timeout: seconds for one call on an object store, and for one write where there are replicas.
         listener: told of replicas that are lost and that are back.
+        expected: by a root's name, the identities of which it must have one (none: it is no store that anybody has
+            attached). A root that is not named here is taken for what it is.
 
     Raises:
         UnknownBlockStoreError: another scheme, a host in a file URL, a root that is named twice, or none.
@@ -53,7 +56,7 @@ def open_block_store(
         raise MinReplicasError(
             f"min_replicas is {min_replicas}, and the block store has {len(roots)}: {MinReplicasError.__doc__}"
         )
-    replicas = [_open_root(root, timeout) for root in roots]
+    replicas = [_open_root(root, timeout, (expected or {}).get(root_name(root))) for root in roots]
     if len(replicas) == 1:
         return replicas[0]
     from receiver_runtime.block_store.replicated import ReplicatedBlockStore  # noqa: PLC0415  most have one root
@@ -67,18 +70,16 @@ def replicas_of(store: BlockStore) -> Sequence[Replica]:
     return found
 
 
-def _open_root(root: str, timeout: float) -> Replica:
-    # A path may have a colon in it; only scheme:// is a URL.
-    if "://" not in root:
-        return LocalBlockStore(root)
+def _open_root(root: str, timeout: float, expected: Collection[str] | None) -> Replica:
+    directory = directory_of(root)
+    if directory is not None:
+        return LocalBlockStore(directory, expected=expected)
     parts = urlsplit(root)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return LocalBlockStore(unquote(parts.path))
     if parts.scheme in OBJECT_SCHEMES:
         from receiver_runtime.block_store.object_store import ObjectBlockStore  # noqa: PLC0415  most are directories
         from receiver_runtime.block_store.objects import open_objects  # noqa: PLC0415
 
-        return ObjectBlockStore(open_objects(root), without_secrets(root), timeout=timeout)
+        return ObjectBlockStore(open_objects(root), root_name(root), timeout=timeout, expected=expected)
     raise UnknownBlockStoreError(
         f"block store {without_secrets(root)!r} can't be used: {UnknownBlockStoreError.__doc__}"
     )

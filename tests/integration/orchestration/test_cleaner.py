@@ -79,7 +79,7 @@ def finish(log: Log, at: datetime) -> None:
 
 
 def cleaner(store: LocalBlockStore) -> Cleaner:
-    return Cleaner(store, restore_window=timedelta(0), rows_per_statement=4)
+    return Cleaner(lambda _: store, restore_window=timedelta(0), rows_per_statement=4)
 
 
 def files(store: LocalBlockStore) -> set[str]:
@@ -115,7 +115,8 @@ def test_t06_nothing_younger_than_the_threshold_goes(log: Log, store: LocalBlock
 def test_files_stay_for_the_restore_window(log: Log, store: LocalBlockStore) -> None:
     paths = receive(log, store, 2)
     finish(log, NOON + 10 * SECOND)
-    report = Cleaner(store, restore_window=timedelta(hours=1)).cleanup_old_batches(log.connection, datetime.now(UTC))
+    cleaning = Cleaner(lambda _: store, restore_window=timedelta(hours=1))
+    report = cleaning.cleanup_old_batches(log.connection, datetime.now(UTC))
     assert report.segments == 0
     assert files(store) == set(paths)
 
@@ -181,7 +182,7 @@ def test_a_segment_that_can_not_be_deleted_holds_up_no_other_and_goes_later(
     paths = receive(log, store, 4)
     finish(log, NOON + 20 * SECOND)
     away = AwayStore(store.root, {paths[0]})
-    cleaning = Cleaner(away, restore_window=timedelta(0))
+    cleaning = Cleaner(lambda _: away, restore_window=timedelta(0))
     for _ in range(3):
         cleaning.cleanup_old_batches(log.connection, datetime.now(UTC))
     assert paths[0] in files(store)

@@ -62,7 +62,7 @@ def clean(receiver: SalvagedReceiver) -> int:
 
 def clean_all(receiver: SalvagedReceiver) -> int:
     """Rows, then files; returns how many files went."""
-    cleaner = Cleaner(LocalBlockStore(receiver.root), restore_window=timedelta(0))
+    cleaner = Cleaner(lambda _: LocalBlockStore(receiver.root), restore_window=timedelta(0))
     with connect(receiver.engine) as connection:
         return cleaner.cleanup_old_batches(connection, datetime.now(UTC)).segments
 

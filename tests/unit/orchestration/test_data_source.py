@@ -74,7 +74,7 @@ def test_h01_a_task_passes_over_what_the_run_counts_and_nothing_else(
         raise error
 
     monkeypatch.setattr(made, "read_batches", read_batches)
-    monkeypatch.setattr(stores, "open_block_store", lambda _: made)
+    monkeypatch.setattr(stores, "open_block_store", lambda _, expected: made)
     reader = ForebayReader({"block_store": "any"})
     for ephemeral in (True, False):
         task = reader.read(BlockPartition([("p", 0, 1, 2, ephemeral)]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from receiver_runtime.block_store.files import Files
@@ -22,7 +23,7 @@ from tracker_store.schema import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from pathlib import PurePath
 
     from tracker_store.dead_letters import StoredDeadLetter
 
@@ -117,11 +118,11 @@ class FaultyFiles(Files):
         self.synced_directories: list[str] = []
         self.syncs = 0
 
-    def create(self, path: Path) -> int:
+    def create(self, path: PurePath, *, dir_fd: int | None = None) -> int:
         if self.create_faults:
             self.create_faults -= 1
             raise OSError(errno.ENOSPC, "No space left on device")
-        return super().create(path)
+        return super().create(path, dir_fd=dir_fd)
 
     def write(self, fd: int, buffers: Sequence[Any]) -> int:
         fault = self.write_faults.pop(0) if self.write_faults else ""
@@ -139,9 +140,10 @@ class FaultyFiles(Files):
             raise OSError(errno.EIO, "Input/output error")
         super().sync(fd)
 
-    def sync_directory(self, path: Path) -> None:
-        self.synced_directories.append(str(path))
-        super().sync_directory(path)
+    def sync_directory(self, path: PurePath, *, dir_fd: int | None = None) -> None:
+        root = Path() if dir_fd is None else Path(f"/proc/self/fd/{dir_fd}").readlink()
+        self.synced_directories.append(str(root / path))
+        super().sync_directory(path, dir_fd=dir_fd)
 
 
 class MemorySegments:

@@ -19,7 +19,7 @@ from tests.unit.receiver_runtime.support import frame, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+    from pathlib import Path, PurePath
 
     from receiver_runtime.block_store.frame import EncodedFrame
 
@@ -43,8 +43,8 @@ class CountingFiles(Files):
         self.at = at
         self.direct_writes = 0
 
-    def open_direct(self, path: Path) -> int | None:
-        return None if self.fault == "no direct" else super().open_direct(path)
+    def open_direct(self, path: PurePath, fd: int) -> int | None:
+        return None if self.fault == "no direct" else super().open_direct(path, fd)
 
     def write_direct(self, fd: int, buffer: Any, offset: int) -> int | None:  # noqa: ANN401
         assert offset % DIRECT_BYTES == 0
@@ -65,7 +65,8 @@ def directory(tmp_path: Path) -> Path:
     """On a file system that takes direct writes; on one that does not, these tests would prove nothing."""
     probe = tmp_path / "probe"
     probe.touch()
-    fd = Files().open_direct(probe)
+    with probe.open("rb") as file:
+        fd = Files().open_direct(probe, file.fileno())
     if fd is None:
         pytest.skip("this file system has no direct writes")
     Files().close(fd)

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_store.identity import identity_of, make_identity
-from receiver_runtime.block_store.local import IDENTITY_FILE, LocalBlockStore
-from receiver_runtime.block_store.stores import open_block_store, replicas_of
+from receiver_runtime.block_store.identity import IDENTITY_FILE, identity_of, make_identity
+from receiver_runtime.block_store.local import LocalBlockStore
+from receiver_runtime.block_store.object_store import ObjectBlockStore
+from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 
 if TYPE_CHECKING:
     import pytest
@@ -54,6 +55,19 @@ def test_a_file_system_without_links_has_one_too(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == [IDENTITY_FILE]
 
 
-def test_an_object_stores_is_its_url_without_secrets() -> None:
-    [store] = replicas_of(open_block_store("s3://key:secret@bucket/forebay?region=eu-central-1"))
-    assert make_identity(store) == identity_of(store) == "s3://bucket/forebay"
+def test_an_object_store_has_one_in_an_object_of_its_own(tmp_path: Path) -> None:
+    objects = MemoryObjects()
+    store = ObjectBlockStore(objects, "s3://bucket/forebay")
+    assert identity_of(store) is None
+    assert objects.puts == [], "asking has made something"
+    made = make_identity(store)
+    assert made.startswith("objects-")
+    assert make_identity(ObjectBlockStore(objects, "s3://other-name/forebay")) == identity_of(store) == made
+    assert list(store.segment_paths()) == []
+    assert make_identity(ObjectBlockStore(MemoryObjects(), "s3://bucket/forebay")) != made
+
+
+def test_a_person_may_say_which_store_an_empty_one_is(tmp_path: Path) -> None:
+    assert make_identity(LocalBlockStore(tmp_path / "a"), "directory-1") == "directory-1"
+    assert make_identity(LocalBlockStore(tmp_path / "a"), "directory-2") == "directory-1", "it is one already"
+    assert make_identity(ObjectBlockStore(MemoryObjects(), "s3://bucket/forebay"), "objects-1") == "objects-1"

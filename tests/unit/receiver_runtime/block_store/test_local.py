@@ -14,6 +14,7 @@ from receiver_runtime.block_store.errors import (
     BlockMissingError,
     InvalidPathError,
     SegmentWriteError,
+    StoreUnavailableError,
 )
 from receiver_runtime.block_store.frame import EncodedFrame, FrameKind, SourceRule, encode_frame
 from receiver_runtime.block_store.local import LocalBlockStore
@@ -166,7 +167,7 @@ def test_a_root_that_was_emptied_takes_segments_again_and_one_that_is_gone_does_
     store = LocalBlockStore(root)
     store.create_segment("receiver-7/9-000001.segment").close()
     shutil.rmtree(root)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StoreUnavailableError, match="not mounted"):
         store.create_segment("receiver-7/9-000002.segment")
     assert not root.exists()
     root.mkdir()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, Memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+    from pathlib import Path, PurePath
 
 PATH = "receiver-7/9-000001.segment"
 LENGTH = frame().length
@@ -48,18 +50,19 @@ class HangingFiles(FaultyFiles):
             self.meet.wait(10)
         super().sync(fd)
 
-    def delete(self, path: Path) -> None:
+    def delete(self, path: PurePath, *, dir_fd: int) -> None:
         if self.refuse_to_delete:
             raise OSError("read-only file system")
-        super().delete(path)
+        super().delete(path, dir_fd=dir_fd)
 
     def write(self, fd: int, buffers: Sequence[Any]) -> int:
         self.answers.wait()
         return super().write(fd, buffers)
 
     def close(self, fd: int) -> None:
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         super().close(fd)
-        self.closed += 1
+        self.closed += is_file
 
 
 class Listener:

@@ -1,0 +1,142 @@
+"""An open directory that was found to be the root of the block store; every name is looked up relative to it.
+
+So a store that is unmounted, or another that is mounted, between the look at its identity and the use of a file can't
+lead a write astray, nor say that a file is missing. Owns the directories below the root and that new names survive a
+loss of power. It never makes the root.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePath, PurePosixPath
+from typing import TYPE_CHECKING
+
+from receiver_runtime.block_store.segment import scan_segment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from receiver_runtime.block_store.files import Files
+    from receiver_runtime.block_store.segment import ScannedItem
+
+_HERE = PurePosixPath()
+
+
+class DurableDirectories:
+    """Directories whose own entries one store has synced, by the root's inode; it grows by one per receiver."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[int, int, PurePath]] = set()
+
+    def __contains__(self, key: tuple[int, int, PurePath]) -> bool:
+        return key in self._known
+
+    def add(self, key: tuple[int, int, PurePath]) -> None:
+        """It is durable."""
+        self._known.add(key)
+
+    def forget(self, key: tuple[int, int, PurePath]) -> None:
+        """It is gone."""
+        self._known.discard(key)
+
+
+class RootDirectory:
+    """Files below the directory that ``fd`` is open on; who opened it closes it. Every method raises OSError."""
+
+    def __init__(self, files: Files, fd: int, durable: DurableDirectories) -> None:
+        self.fd = fd
+        self._files = files
+        self._durable = durable
+        status = os.fstat(fd)
+        self._inode = (status.st_dev, status.st_ino)
+
+    def create(self, path: PurePosixPath) -> int:
+        """Make a file that must not exist, durable by name, and open it for appending."""
+        self.make_directories(path.parent)
+        try:
+            fd = self._files.create(path, dir_fd=self.fd)
+        except FileNotFoundError:
+            # Its directory was deleted since.
+            self._durable.forget((*self._inode, path.parent))
+            self.make_directories(path.parent)
+            fd = self._files.create(path, dir_fd=self.fd)
+        try:
+            self.sync(path.parent)
+        except OSError:
+            self._files.close(fd)
+            raise
+        return fd
+
+    def make_directories(self, directory: PurePosixPath) -> None:
+        """Make what is missing on the way to a directory, each entry durable."""
+        key = (*self._inode, directory)
+        if key in self._durable:
+            return
+        # An earlier process may have made one and died before its entry was synced: each is, also where it was there.
+        for path in [*reversed(directory.parents), directory][1:]:
+            self._files.make_directory(path, dir_fd=self.fd)
+            self.sync(path.parent)
+        self._durable.add(key)
+
+    def read(self, path: PurePosixPath, length: int, offset: int) -> bytes:
+        """Up to so many bytes of a file."""
+        fd = self._files.open(path, dir_fd=self.fd)
+        try:
+            return self._files.read(fd, length, offset)
+        finally:
+            self._files.close(fd)
+
+    def scan(self, path: PurePosixPath) -> Iterator[ScannedItem]:
+        """Everything in one segment."""
+        return scan_segment(self._files, path, dir_fd=self.fd)
+
+    def write_whole(self, path: PurePosixPath, parts: Iterable[tuple[int, bytes]]) -> None:
+        """Make a file, or replace one, of (offset, bytes) with holes between them; it is durable, but for its name."""
+        self._files.delete(path, dir_fd=self.fd)
+        with os.fdopen(self._files.create_holed(path, dir_fd=self.fd), "wb") as file:
+            for offset, data in parts:
+                file.seek(offset)
+                file.write(data)
+            file.flush()
+            self._files.sync(file.fileno())
+
+    def move(self, path: PurePosixPath, to: PurePosixPath) -> None:
+        """Give a file another name, durably; a file that has it is replaced."""
+        self._files.rename(path, to, dir_fd=self.fd)
+        for directory in {path.parent, to.parent}:
+            self.sync(directory)
+
+    def free_name(self, path: PurePosixPath) -> PurePosixPath:
+        """The path, or the first of path.1, path.2 … that is free."""
+        number = 0
+        free = path
+        while self.exists(free):
+            number += 1
+            free = path.with_name(f"{path.name}.{number}")
+        return free
+
+    def exists(self, path: PurePosixPath) -> bool:
+        """Is there anything of this name?"""
+        return self._files.exists(path, dir_fd=self.fd)
+
+    def delete(self, path: PurePosixPath) -> None:
+        """Delete a file, durably; that it is gone already is no error."""
+        self._files.delete(path, dir_fd=self.fd)
+        if self.exists(path.parent):
+            self.sync(path.parent)
+
+    def paths(self, under: PurePosixPath | None = None) -> Iterator[PurePosixPath]:
+        """Every file, or every one below a directory that may be missing; in no order."""
+        if under is not None and not self.exists(under):
+            return
+
+        def refuse(error: OSError) -> None:
+            raise error
+
+        for directory, _, names, _ in os.fwalk(under or _HERE, dir_fd=self.fd, onerror=refuse):
+            for name in names:
+                yield PurePosixPath(directory, name)
+
+    def sync(self, directory: PurePosixPath) -> None:
+        """Make a directory's entries survive a loss of power."""
+        self._files.sync_directory(directory, dir_fd=self.fd)

@@ -1,0 +1,39 @@
+"""A receiver's start waits for its block store: nothing is made, salvaged or read while that is not mounted.
+
+Owns the waiting and what operators see of it. A store that goes later is the write-ahead log's to find out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from receiver_runtime.backoff import Backoff
+from receiver_runtime.block_store.errors import BlockStoreError
+from tracker_store.schema import ReceiverEventKind, ReceiverState
+
+if TYPE_CHECKING:
+    from receiver_runtime.block_store.interface import BlockStore
+    from receiver_runtime.driver_log import DriverLog
+    from receiver_runtime.progress import Progress
+    from receiver_runtime.status_reporter import Reporter
+
+_FIRST_DELAY = 0.2
+_LONGEST_DELAY = 5.0
+
+
+def wait_for_store(store: BlockStore, *, driver_log: DriverLog, reporter: Reporter, progress: Progress) -> None:
+    """Return when the store is the one that it should be. Raises GivenUpError when the receiver is to end."""
+    backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
+    while True:
+        try:
+            store.check()
+        except (OSError, BlockStoreError) as error:
+            progress.failed(f"the block store is not there: {error}")
+            reporter.state(ReceiverState.ACTIVE, f"nothing is received before the block store is there: {error}")
+            # What repeats is told once per interval.
+            reporter.event(ReceiverEventKind.ERROR, "the block store is not there, waiting for it", str(error))
+            driver_log.pause(backoff.next_delay())
+        else:
+            if backoff.failures:
+                reporter.event(ReceiverEventKind.CONNECTED, "the block store is there again")
+            return
