@@ -22,6 +22,7 @@ import structlog
 from orchestration.attempt_failure import failure_of
 from orchestration.batch import Batch
 from orchestration.lost_blocks import LostBlocks, find_lost_blocks, report_lost_blocks
+from orchestration.noted_replicas import report_noted_replicas
 from orchestration.output_run import run_output
 from orchestration.patience import patiently
 from orchestration.pipeline import Window
@@ -170,6 +171,9 @@ def _carry_out(
             except (Exception, SystemExit) as error:
                 _record_failure(engine, pipeline, attempt, error, spark)
                 raise
+            finally:
+                with _logged("could not report what was found of replicas"), connect(engine) as connection:
+                    report_noted_replicas(connection, settings.block_store_roots)
     finally:
         engine.dispose()
 

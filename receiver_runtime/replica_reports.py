@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tracker_store.replica_events import replica_back, replica_damaged, replica_lost
 from tracker_store.schema import ReceiverEventKind
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ReplicaReports:
-    """The listener of one receiver's block store. Both methods return at once."""
+    """The listener of one receiver's block store. Every method returns at once."""
 
     def __init__(self, reporter: Reporter, *, receiver_id: int) -> None:
         self._reporter = reporter
@@ -24,13 +25,19 @@ class ReplicaReports:
     def on_replica_lost(self, name: str, detail: str) -> None:
         """Blocks go on to the other replicas, and to this one with the next segment if it answers then."""
         _log.warning("a replica of the block store is lost", receiver_id=self._receiver_id, replica=name, detail=detail)
-        self._reporter.event(ReceiverEventKind.ERROR, f"the block store's replica {name} is lost", detail)
+        self._reporter.event(ReceiverEventKind.ERROR, replica_lost(name), detail)
 
     def on_replica_back(self, name: str) -> None:
         """What it missed is for `forebay blocks repair`."""
         _log.info("a replica of the block store is back", receiver_id=self._receiver_id, replica=name)
         self._reporter.event(
             ReceiverEventKind.CONNECTED,
-            f"the block store's replica {name} is back",
+            replica_back(name),
             "what it lacks is copied to it by: forebay blocks repair",
         )
+
+    def on_replica_damaged(self, name: str, receiver_id: int, detail: str) -> None:
+        """Another replica has it; `forebay blocks repair` copies it."""
+        del receiver_id
+        _log.warning("a replica is damaged or lags", receiver_id=self._receiver_id, replica=name, detail=detail)
+        self._reporter.event(ReceiverEventKind.ERROR, replica_damaged(name), detail)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from tracker_store.engine import named_failures
 from tracker_store.receivers import is_hindered
+from tracker_store.replica_events import REPLICA_PROBLEMS
 from tracker_store.schema import BatchState, ReceiverState
 
 if TYPE_CHECKING:
@@ -372,6 +373,15 @@ def restarts_after(connection: sa.Connection, after: int | None) -> Added:
     None: count nothing, and say where to begin.
     """
     return _added_after(connection, after, "receiver_events", "at", "kind IN ('RESTARTED', 'EXITED')")
+
+
+def replica_problems_after(connection: sa.Connection, after: int | None) -> Added:
+    """How often a replica was found lost, damaged or lagging, by receiver: events after `after`. No locks.
+
+    O(new events); None: count nothing, and say where to begin.
+    """
+    problem = REPLICA_PROBLEMS.replace("'", "''")
+    return _added_after(connection, after, "receiver_events", "at", f"kind = 'ERROR' AND message LIKE '{problem}'")
 
 
 def dead_letters_after(connection: sa.Connection, after: int | None) -> Added:

@@ -142,11 +142,15 @@ def tracker() -> None:
     It serves /health, /ready, /metrics and a JSON API where FOREBAY_TRACKER_HTTP says.
     """
     from orchestration.attached_store import open_attached_store  # noqa: PLC0415
+    from orchestration.noted_replicas import report_noted_replicas  # noqa: PLC0415
     from orchestration.tracker.cleaner import Cleaner  # noqa: PLC0415
     from orchestration.tracker.http import STATEMENT_TIMEOUT, TrackerHttpServer, TrackerView  # noqa: PLC0415
     from orchestration.tracker.tracker import Tracker  # noqa: PLC0415
+    from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
 
     settings = Settings()
+    # A setting that is wrong is said now, and not when something is first cleaned up.
+    open_block_store(settings.block_store_roots)
     with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
         address = listen_address(settings.tracker_http, settings.tracker_token)
     stop = stop_event(parent_pipe=True)
@@ -155,7 +159,9 @@ def tracker() -> None:
         engine,
         heartbeat_limit_seconds=settings.heartbeat_limit_seconds,
         cleaner=Cleaner(
-            partial(open_attached_store, block_store=settings.block_store_roots), history=settings.history_retention
+            partial(open_attached_store, block_store=settings.block_store_roots),
+            before=partial(report_noted_replicas, block_store=settings.block_store_roots),
+            history=settings.history_retention,
         ),
     )
     with ExitStack() as serving:

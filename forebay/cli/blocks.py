@@ -1,9 +1,11 @@
-"""`forebay blocks`: the block store held against the driver log."""
+"""`forebay blocks`: the block store held against the driver log, and told which store it is."""
 
 from __future__ import annotations
 
 import json
+import socket
 from base64 import b64encode
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path  # noqa: TC003  read by typer
 from typing import TYPE_CHECKING, Annotated
@@ -13,14 +15,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from forebay.cli.database import driver_log
+from orchestration.attached_store import open_attached_store
 from orchestration.block_verification import BlockReport, repair_blocks, verify_blocks
 from orchestration.settings import Settings
 from receiver_runtime.block_store.errors import BlockStoreError
-from receiver_runtime.block_store.stores import open_block_store
+from receiver_runtime.block_store.identity import identity_of, make_identity
+from receiver_runtime.block_store.roots import root_names
+from receiver_runtime.block_store.stores import open_block_store, replicas_of
+from tracker_store.block_stores import list_block_stores
 from tracker_store.stored_blocks import count_stored_blocks, find_stored_block
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     import sqlalchemy as sa
+
+    from receiver_runtime.block_store.interface import BlockStore, Replica
 
 APPLICATION = "forebay blocks"
 
@@ -30,8 +40,18 @@ _SHOWN = 20
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
-def _verify(connection: sa.Connection, console: Console) -> BlockReport:
-    store = open_block_store(Settings().block_store_roots)
+@contextmanager
+def _log_and_store(console: Console) -> Iterator[tuple[sa.Connection, BlockStore]]:
+    """The driver log and the block store that belongs to it; one that is not mounted is said, and exit 1."""
+    with driver_log(console, application_name=APPLICATION) as connection:
+        try:
+            yield connection, open_attached_store(connection, Settings().block_store_roots)
+        except BlockStoreError as error:
+            console.print(str(error), style="bold red", markup=False)
+            raise typer.Exit(1) from error
+
+
+def _verify(connection: sa.Connection, store: BlockStore, console: Console) -> BlockReport:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("Reading blocks", total=count_stored_blocks(connection))
@@ -92,8 +112,8 @@ def verify(as_json: AsJson = False) -> None:  # noqa: FBT002
     Exit 1 where a block can't be read, a segment's file is missing, a file is nobody's, or a replica lacks a block.
     """
     console = Console(highlight=False, stderr=as_json)
-    with driver_log(console, application_name=APPLICATION) as connection:
-        report = _verify(connection, console)
+    with _log_and_store(console) as (connection, store):
+        report = _verify(connection, store, console)
     if as_json:
         typer.echo(json.dumps(_as_json(report)))
     else:
@@ -111,9 +131,8 @@ def repair(as_json: AsJson = False) -> None:  # noqa: FBT002
     file is put back from a copy. Exit 1 while there is such a block, or a replica that could not be repaired.
     """
     console = Console(highlight=False, stderr=as_json)
-    store = open_block_store(Settings().block_store_roots)
-    with driver_log(console, application_name=APPLICATION) as connection:
-        report = _verify(connection, console)
+    with _log_and_store(console) as (connection, store):
+        report = _verify(connection, store, console)
         done = repair_blocks(connection, store, report)
     if as_json:
         found = _as_json(report)
@@ -134,6 +153,62 @@ def repair(as_json: AsJson = False) -> None:  # noqa: FBT002
 
 
 @app.command()
+def adopt(
+    root: Annotated[str, typer.Argument(help="One root, as FOREBAY_BLOCK_STORE names it.")],
+    host: Annotated[
+        str | None, typer.Option(help="As the driver log calls the host that has it; this one unless given.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,  # noqa: FBT002
+) -> None:
+    """Say that an empty directory, or prefix, is not the mount point of a store but the store itself, from now on.
+
+    A root that the driver log knows goes on as the same store, without its blocks: receivers that wait for it go on by
+    themselves, and as a replica it is filled by `forebay blocks repair`. Another one becomes a new store, which the
+    next agent that starts with it attaches. One that is a store already is left as it is.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    names = root_names(root)
+    if len(names) != 1:
+        raise typer.BadParameter("give one root", param_hint="ROOT")
+    [name] = names
+    here = host or socket.gethostname()
+    with driver_log(console, application_name=APPLICATION) as connection:
+        by_host = {
+            seen.host: identities for seen in list_block_stores(connection) if (identities := seen.identities_of(name))
+        }
+    try:
+        [store] = replicas_of(open_block_store(root))
+        said, is_well = _adopt(store, by_host, here, ask=not yes)
+    except (BlockStoreError, OSError) as error:
+        said, is_well = str(error), False
+    console.print(said, style="" if is_well else "bold red", markup=False)
+    raise typer.Exit(0 if is_well else 1)
+
+
+def _adopt(store: Replica, by_host: Mapping[str, frozenset[str]], here: str, *, ask: bool) -> tuple[str, bool]:
+    """What to say, and whether all is well. `by_host` are the stores that hosts have by this root's name."""
+    found = identity_of(store)
+    expected = sorted(by_host.get(here, ()))
+    if found is not None:
+        if not expected or found in expected:
+            return f"{store.name} is the store {found} already.", True
+        return (
+            f"{store.name} is another store, {found}, and {expected[0]} is expected there. If this one is right, stop "
+            f"the agent of host {here}, `forebay agents forget {here}`, and start it again."
+        ), False
+    if not expected and by_host:
+        hosts = ", ".join(sorted(by_host))
+        return (
+            f"Host {here!r} has never had {store.name}, and host {hosts} has a store by this name: mount that, or say "
+            "whose this is to be, by --host."
+        ), False
+    what = f"the store {expected[0]}, without its blocks" if expected else "a new store"
+    if ask and not typer.confirm(f"{store.name} becomes {what}. Is everything mounted that should be?"):
+        return "Nothing was made.", False
+    return f"{store.name} is the store {make_identity(store, expected[0] if expected else None)} now.", True
+
+
+@app.command()
 def records(
     receiver: Annotated[str, typer.Argument(metavar="STREAM/N", help="The receiver that stored the block.")],
     sequence: Annotated[int, typer.Argument(help="The block's number in the receiver's sequence.")],
@@ -150,16 +225,13 @@ def records(
         raise typer.BadParameter(message)
     with driver_log(console, application_name=APPLICATION) as connection:
         block = find_stored_block(connection, stream=stream, ordinal=int(ordinal), sequence=sequence)
+        store = open_attached_store(connection, Settings().block_store_roots)
     if block is None:
         console.print(f"Receiver {receiver} has no block {sequence}: it was cleaned up, or is an epoch's marker.")
         raise typer.Exit(1)
     handle = block.handle
     try:
-        batches = list(
-            open_block_store(Settings().block_store_roots).read_batches(
-                block.path, handle.offset, handle.length, handle.crc32c
-            )
-        )
+        batches = list(store.read_batches(block.path, handle.offset, handle.length, handle.crc32c))
     except (BlockStoreError, OSError) as error:
         console.print(str(error), style="bold red", markup=False)
         raise typer.Exit(1) from error

@@ -28,7 +28,7 @@ from forebay.cli.supervisor import lock_holder
 from orchestration.java import JavaNotFoundError, JavaOrigin, find_java
 from orchestration.settings import Settings
 from tracker_store import migrate
-from tracker_store.block_stores import list_block_stores, unshared_way_out
+from tracker_store.block_stores import expected_identities, list_block_stores, unshared_way_out
 from tracker_store.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError
@@ -98,6 +98,7 @@ def examine() -> list[Finding]:
         ("java", _java),
         ("postgres", _postgres),
         ("block store", _block_store),
+        ("mounts", _mounts),
         ("hosts", _hosts),
         ("segments", _segments),
         ("home", _home),
@@ -217,6 +218,31 @@ def _block_store(settings: Settings) -> Iterator[Finding]:
             yield Finding("block store", Health.FAILED, str(error), way_out)
         else:
             yield Finding("block store", Health.OK, f"{store.name}: answers")
+
+
+def _mounts(settings: Settings) -> Iterator[Finding]:
+    """Whether each root is the store that the driver log expects there; nothing where it expects none."""
+    from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415  loads pyarrow
+    from receiver_runtime.block_store.identity import identity_of, require_identity  # noqa: PLC0415
+    from receiver_runtime.block_store.stores import open_block_store, replicas_of  # noqa: PLC0415
+
+    try:
+        stores = replicas_of(open_block_store(settings.block_store_roots, timeout=_STORE_SECONDS))
+    except BlockStoreError:
+        # Said by the check of the store.
+        return
+    attached = _ask(settings, list_block_stores)
+    for store in stores:
+        wanted = expected_identities(attached, [store.name], host=socket.gethostname()).get(store.name)
+        if not wanted:
+            continue
+        try:
+            require_identity(store.name, wanted, identity_of(store))
+        except (OSError, BlockStoreError) as error:
+            way_out = f"Mount it. If it is to be a new, empty store: forebay blocks adopt {store.name}"
+            yield Finding("mounts", Health.FAILED, str(error), way_out)
+        else:
+            yield Finding("mounts", Health.OK, f"{store.name} is the block store that hosts have attached")
 
 
 def _hosts(settings: Settings) -> Iterator[Finding]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader
     from pyspark.sql.types import StructType
 
+    from receiver_runtime.block_store.interface import BlockStore
     from tracker_store.received_block_tracker import AllocatedBlock
 
 FORMAT = "forebay"
@@ -156,13 +157,22 @@ class ForebayReader(DataSourceReader):
 
         A block that was never synced and is lost is passed over: the batch's run counts it (``lost_blocks``).
         """
-        from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError  # noqa: PLC0415
+        from receiver_runtime.block_store.replica_notes import NotingListener  # noqa: PLC0415
         from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
 
         if not isinstance(partition, BlockPartition):
             message = f"a partition of another reader: {type(partition).__name__}"
             raise TypeError(message)
-        store = open_block_store(self._options["block_store"], expected=partition.expected)
+        noted = NotingListener()
+        store = open_block_store(self._options["block_store"], expected=partition.expected, listener=noted)
+        try:
+            yield from self._read(store, partition)
+        finally:
+            noted.leave(store)
+
+    def _read(self, store: BlockStore, partition: BlockPartition) -> Iterator[pa.RecordBatch]:
+        from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError  # noqa: PLC0415
+
         for path, offset, length, crc32c, ephemeral in partition.blocks:
             try:
                 batches = store.read_batches(path, offset, length, crc32c)

@@ -70,16 +70,18 @@ class Cleaner:
         self,
         store: Callable[[sa.Connection], BlockStore],
         *,
+        before: Callable[[sa.Connection], None] | None = None,
         restore_window: timedelta = RESTORE_WINDOW,
         history: timedelta = HISTORY,
         rows_per_statement: int = ROWS_PER_STATEMENT,
     ) -> None:
-        """Work on what `store` opens, anew for each call.
+        """Work on what `store` opens, anew for each call, after `before`.
 
         Files younger than `restore_window` stay, whatever became of their rows.
         What has happened is forgotten after `history`.
         """
         self._open_store = store
+        self._before = before
         self._store: BlockStore | None = None
         self._history = history
         self._restore_window = restore_window
@@ -96,6 +98,8 @@ class Cleaner:
         """
         # A store may have been attached since.
         self._store = None
+        if self._before is not None:
+            self._before(connection)
         blocks = records = unread = links = keys = segments = 0
         more = False
         streams: set[int] = set()
@@ -149,8 +153,8 @@ class Cleaner:
         deleted = 0
         give_up_at = time.monotonic() + FAILING_SECONDS
         for segment in found:
-            store = self._store = self._store or self._open_store(connection)
             try:
+                store = self._store = self._store or self._open_store(connection)
                 store.delete_segment(segment.path)
             except (OSError, BlockStoreError) as error:
                 # A replica that is away, say. The row stays, and so the file is asked for again; the next call goes on

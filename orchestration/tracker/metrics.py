@@ -102,6 +102,11 @@ FOREBAY: Mapping[str, tuple[str, tuple[str, ...], str]] = {
         _RECEIVER,
         "Records set aside as not processable, since this tracker's first look",
     ),
+    "forebay_receiver_replica_problems_total": (
+        "counter",
+        _RECEIVER,
+        "Events of a replica found lost, damaged or lagging, since this tracker's first look",
+    ),
 }
 
 
@@ -213,6 +218,7 @@ class _Found:
         put("forebay_receiver_queue_blocks", row.queued, *labels)
         put("forebay_receiver_restarts_total", receiver.restarts, *labels)
         put("forebay_receiver_dead_letters_total", receiver.dead_letters, *labels)
+        put("forebay_receiver_replica_problems_total", receiver.replica_problems, *labels)
 
 
 def prometheus_text(progress: Progress | None, *, term: int | None, lease_ages: Mapping[int, float]) -> bytes:

@@ -106,6 +106,7 @@ class ReceiverProgress:
     bytes_per_second: float | None
     restarts: int
     dead_letters: int
+    replica_problems: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ class StreamingProgress:
         self._totals: dict[int, BatchTotals] = {}
         self._restarts = _Growing()
         self._dead_letters = _Growing()
+        self._replica_problems = _Growing()
         self._counters: dict[int, ReceiverCounters] = {}
         self._looked_at: float | None = None
         self._seen: Progress | None = None
@@ -171,6 +173,7 @@ class StreamingProgress:
         self._totals = {pipeline.pipeline_id: self._counted(connection, pipeline.pipeline_id) for pipeline in pipelines}
         self._restarts.add(store.restarts_after(connection, self._restarts.after))
         self._dead_letters.add(store.dead_letters_after(connection, self._dead_letters.after))
+        self._replica_problems.add(store.replica_problems_after(connection, self._replica_problems.after))
         counters = store.receiver_counters(connection)
         progress = Progress(
             [
@@ -231,4 +234,5 @@ class StreamingProgress:
             bytes_per_second,
             self._restarts.total(row.receiver_id),
             self._dead_letters.total(row.receiver_id),
+            self._replica_problems.total(row.receiver_id),
         )

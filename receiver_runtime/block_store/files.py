@@ -110,6 +110,14 @@ class Files:
         """The file's length in bytes."""
         return os.fstat(fd).st_size
 
+    def names(self, path: PurePath, *, dir_fd: int) -> list[str]:
+        """What is in a directory."""
+        fd = os.open(path, _DIRECTORY_FLAGS, dir_fd=dir_fd)
+        try:
+            return os.listdir(fd)  # noqa: PTH208  of an open directory
+        finally:
+            os.close(fd)
+
     def exists(self, path: PurePath, *, dir_fd: int) -> bool:
         """Is there anything of this name?"""
         try:

@@ -111,10 +111,18 @@ class Replica(BlockStore, Protocol):
         """The same, made where there is none: a new one, or the one that is given. Raises as ``identity``."""
         ...
 
+    def leave_note(self, key: str, text: bytes) -> None:
+        """Keep a few bytes beside the segments; one of this key that is there stays. See ``replica_notes``."""
+        ...
+
+    def take_notes(self) -> list[bytes]:
+        """All of them, each taken away."""
+        ...
+
     def segment_paths(self, under: str = "") -> Iterator[str]:
         """The path of everything in the store, or in its directory `under`, in no order.
 
-        Without what was set aside, and its identity.
+        Without what was set aside, notes and its identity.
         """
         ...
 

@@ -15,7 +15,7 @@ google_crc32c, and nothing else.
 from __future__ import annotations
 
 import errno
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 
 #: Where files go that no row of the driver log names.
 ASIDE = "_aside"
+#: Where readers leave word; see ``replica_notes``.
+NOTES = "_notes"
+_NOTES = PurePosixPath(NOTES)
+_NOTE_BYTES = 64 * 1024
 
 
 class LocalBlockStore:
@@ -170,9 +174,9 @@ class LocalBlockStore:
             root.delete(relative)
 
     def segment_paths(self, under: str = "") -> Iterator[str]:
-        """The path of every file in the store, or in one directory of it, but those set aside and its identity.
+        """The path of every file in the store, or in one directory of it, from the root, in no order.
 
-        From the root, in no order.
+        Without those set aside, notes and its identity.
 
         Raises:
             StoreUnavailableError: the root is not there, or is another store.
@@ -182,8 +186,22 @@ class LocalBlockStore:
             return
         with self._opened() as root:
             for path in root.paths(_checked(under) if under else None):
-                if path.parts[0] != ASIDE and not _is_identity(path):
+                if path.parts[0] not in (ASIDE, NOTES) and not _is_identity(path):
                     yield path.as_posix()
+
+    def leave_note(self, key: str, text: bytes) -> None:
+        """A file in `_notes`; see ``Replica``."""
+        with self._opened() as root, suppress(FileExistsError):
+            root.write_new(_NOTES / key, text)
+
+    def take_notes(self) -> list[bytes]:
+        """The files in `_notes`; see ``Replica``."""
+        notes = []
+        with self._opened() as root:
+            for name in root.names(_NOTES):
+                notes.append(root.read(_NOTES / name, _NOTE_BYTES, 0))
+                root.delete(_NOTES / name)
+        return notes
 
     def set_aside(self, path: str) -> str:
         """Move a file out of the way, below `_aside/`; returns its new path, relative to the root.

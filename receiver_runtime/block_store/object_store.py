@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ASIDE = "_aside"
+NOTES = "_notes"
 _NAME = re.compile(r"\d{20}")
 _THREADS = 16
 _FIRST_DELAY = 0.1
@@ -185,8 +186,21 @@ class ObjectBlockStore:
         yield from {
             (key.parent if _NAME.fullmatch(key.name) else key).as_posix()
             for key in keys
-            if key.parts[0] not in (ASIDE, IDENTITY_FILE)
+            if key.parts[0] not in (ASIDE, NOTES, IDENTITY_FILE)
         }
+
+    def leave_note(self, key: str, text: bytes) -> None:
+        """An object below `_notes`; see ``Replica``. A later one of the same key takes its place."""
+        self.check()
+        self._call("put", lambda: self._objects.put(f"{NOTES}/{key}", [text]))
+
+    def take_notes(self) -> list[bytes]:
+        """The objects below `_notes`; see ``Replica``."""
+        notes = []
+        for key, size in self._call("list", lambda: self._objects.sizes(NOTES)):
+            notes.append(self._get(key, 0, size))
+            self._call("delete", partial(self._objects.remove, key))
+        return notes
 
     def delete_segment(self, path: str) -> None:
         """Delete a segment's objects; see ``BlockStore``."""

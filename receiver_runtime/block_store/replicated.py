@@ -12,6 +12,7 @@ it answers.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from functools import partial
@@ -43,11 +44,13 @@ if TYPE_CHECKING:
 _READ_THREADS = 4
 # A scan reads a whole segment.
 _SCAN_TIMEOUTS = 10
+# A note is a hint: who reads or computes does not wait long for it.
+_NOTE_SECONDS = 5.0
 _FAILURES = (OSError, BlockStoreError)
 
 
 class ReplicaListener(Protocol):
-    """Who is told how the replicas fare. Both return at once."""
+    """Who is told how the replicas fare. Each returns at once."""
 
     def on_replica_lost(self, name: str, detail: str) -> None:
         """A replica gets nothing more of the present segment."""
@@ -57,12 +60,19 @@ class ReplicaListener(Protocol):
         """A replica that was lost takes part in the present segment."""
         ...
 
+    def on_replica_damaged(self, name: str, receiver_id: int, detail: str) -> None:
+        """A replica that can be asked lacks a frame of this receiver, or has other bytes; another one has it."""
+        ...
+
 
 class _Nobody:
     def on_replica_lost(self, name: str, detail: str) -> None:
         """Nobody listens."""
 
     def on_replica_back(self, name: str) -> None:
+        """Nobody listens."""
+
+    def on_replica_damaged(self, name: str, receiver_id: int, detail: str) -> None:
         """Nobody listens."""
 
 
@@ -144,17 +154,21 @@ class ReplicatedBlockStore:
         said: list[str] = []
         unavailable = False
         corrupt: BlockCorruptError | None = None
+        damaged: list[tuple[str, str]] = []
         for site in self._sites:
             try:
-                return site.reads.call(partial(site.store.read_frame, path, offset, length, crc32c), self._timeout)
-            except BlockMissingError as error:
-                said.append(f"{site.name}: {error.detail}")
-            except BlockCorruptError as error:
-                corrupt = error
+                frame = site.reads.call(partial(site.store.read_frame, path, offset, length, crc32c), self._timeout)
+            except (BlockMissingError, BlockCorruptError) as error:
+                corrupt = error if isinstance(error, BlockCorruptError) else corrupt
+                damaged.append((site.name, f"{path}, offset {offset}: {error.detail}"))
                 said.append(f"{site.name}: {error.detail}")
             except _FAILURES as error:
                 unavailable = True
                 said.append(f"{site.name}: {error}")
+            else:
+                for name, detail in damaged:
+                    self._listener.on_replica_damaged(name, frame.header.receiver_id, detail)
+                return frame
         detail = "; ".join(said)
         if unavailable:
             raise StoreUnavailableError(self.name, f"reading {path}, offset {offset}: {detail}")
@@ -208,6 +222,24 @@ class ReplicatedBlockStore:
         if said:
             raise StoreUnavailableError(self.name, f"scanning {path}: {'; '.join(said)}")
         raise FileNotFoundError(f"no replica has {path}")
+
+    def leave_note(self, key: str, text: bytes, *, about: str) -> None:
+        """Keep a note in the first replica that takes it, but not the one that it is about; see ``replica_notes``."""
+        for site in self._sites:
+            if site.name != about:
+                try:
+                    site.reads.call(partial(site.store.leave_note, key, text), min(self._timeout, _NOTE_SECONDS))
+                except _FAILURES:
+                    continue
+                return
+
+    def take_notes(self) -> list[bytes]:
+        """The notes in every replica that can be asked."""
+        notes: list[bytes] = []
+        for site in self._sites:
+            with contextlib.suppress(*_FAILURES):
+                notes += site.reads.call(site.store.take_notes, min(self._timeout, _NOTE_SECONDS))
+        return notes
 
     def delete_segment(self, path: str) -> None:
         """Delete a segment in every replica. Raises StoreUnavailableError where one did not, after all were asked."""

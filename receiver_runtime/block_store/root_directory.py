@@ -100,6 +100,22 @@ class RootDirectory:
             file.flush()
             self._files.sync(file.fileno())
 
+    def write_new(self, path: PurePosixPath, data: bytes) -> None:
+        """Make a file that must not exist, in one write; a crash may lose it."""
+        self.make_directories(path.parent)
+        fd = self._files.create(path, dir_fd=self.fd)
+        try:
+            self._files.write(fd, [data])
+        finally:
+            self._files.close(fd)
+
+    def names(self, directory: PurePosixPath) -> list[str]:
+        """What is in a directory; nothing where there is none."""
+        try:
+            return self._files.names(directory, dir_fd=self.fd)
+        except FileNotFoundError:
+            return []
+
     def move(self, path: PurePosixPath, to: PurePosixPath) -> None:
         """Give a file another name, durably; a file that has it is replaced."""
         self._files.rename(path, to, dir_fd=self.fd)

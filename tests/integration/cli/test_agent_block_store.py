@@ -29,11 +29,17 @@ def command(host: str, *more: str) -> list[str]:
 def refuse(host: str, settings: dict[str, str]) -> str:
     """What an agent says that ends by itself, with 1."""
     done = subprocess.run(
-        command(host), env=settings, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        command(host), env=settings, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     return done.stderr
+
+
+def adopt(settings: dict[str, str], root: Path) -> int:
+    """`forebay blocks adopt`, its exit code."""
+    words = [sys.executable, "-m", "forebay.cli", "blocks", "adopt", str(root), "--host", "b", "--yes"]
+    return subprocess.run(words, env=settings, timeout=120, check=False).returncode
 
 
 def environment(database_url: str, home: Path, block_store: Path | None = None) -> dict[str, str]:
@@ -79,6 +85,12 @@ def test_point_31_hosts_on_unshared_directories_are_refused_at_their_start(
     of_a, of_b = (environment(database_url, tmp_path / host) for host in "ab")
     with running_agent("a", of_a):
         eventually(lambda: agents(engine) == ["a"], "the first agent")
+        said = refuse("b", of_b).splitlines()[-1]
+        assert said.startswith(f"the block store {tmp_path / 'b' / 'blocks'} can't be reached (not mounted? ")
+        assert f"a has {tmp_path / 'a' / 'blocks'}" in said
+        assert not (tmp_path / "b" / "blocks").exists(), "it may be a mount point"
+        # A person says that it is none.
+        assert adopt(of_b, tmp_path / "b" / "blocks") == 0
         assert refuse("b", of_b).startswith(
             f"host 'b' sees the block store {tmp_path / 'b' / 'blocks'}, "
             f"and host 'a' runs receivers with {tmp_path / 'a' / 'blocks'}, which is not the same one"

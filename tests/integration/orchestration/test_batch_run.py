@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.dataset as ds
 import pytest
+import sqlalchemy as sa
 
 from forebay import Batch, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
@@ -15,8 +16,12 @@ from orchestration.apply import apply
 from orchestration.batch_run import run_batch
 from orchestration.spark.sinks.sink import unchecked
 from receiver_runtime.block_store.errors import StoreUnavailableError
+from receiver_runtime.block_store.identity import make_identity
+from receiver_runtime.block_store.local import LocalBlockStore
 from tests.integration.orchestration.batch_rig import System, local_spark
+from tests.mounts import Mount
 from tracker_store import batches
+from tracker_store.block_stores import attach_block_store
 from tracker_store.engine import connect
 from tracker_store.errors import AttemptSupersededError, BatchHeldError, DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.outputs import commits_of_batch
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    import sqlalchemy as sa
     from pyspark.sql import DataFrame, SparkSession
 
     from orchestration.spark.sinks.sink import Check
@@ -312,6 +316,56 @@ def test_h01_a_durable_block_that_is_missing_fails_the_batch(system: System) -> 
         system.run(pipeline, time, 1)
     assert system.state(time)[0] is BatchState.FAILED
     assert system.published() == []
+
+
+@pytest.mark.parametrize("durability", ["durable", "ephemeral"])
+def test_an_empty_mount_point_blocks_the_batch_and_loses_nothing(system: System, durability: str) -> None:
+    """It is the mount point of a store that is not mounted: its tasks, too, know which store it should be."""
+    root = Path(system.settings.block_store_roots)
+    identity = make_identity(LocalBlockStore(root))
+    attach_block_store(system.connection, host="here", roots={identity: str(root)})
+    mount = Mount(root)
+    pipeline = system.declare(same, max_attempts=1)
+    system.receive(["a"], durability=durability)
+    time = system.allocate(1)
+    mount.unmount()
+    with pytest.raises(Exception, match="not mounted"):
+        system.run(pipeline, time, 1)
+    assert system.state(time)[0] is BatchState.BLOCKED
+    [reason] = system.connection.execute(
+        sa.text("SELECT error FROM forebay.batch_attempts WHERE error IS NOT NULL")
+    ).scalars()
+    assert f"{root} can't be reached (not mounted?" in reason
+    assert mount.below == []
+    mount.mount()
+    [result] = system.run(pipeline, time, 2)
+    assert (system.published(), result.lost_blocks, system.state(time)[0]) == (["a"], 0, BatchState.COMPLETED)
+
+
+def test_a_batch_that_reads_past_a_damaged_replica_says_so_once(
+    engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession
+) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    with connect(engine) as connection:
+        system = System(connection, database_url, tmp_path, session, block_store=f"{first},{second}")
+        pipeline = system.declare(same)
+        system.receive(["a"], ["b"], ["c"])
+        [segment] = first.rglob("*.segment")
+        data = bytearray(segment.read_bytes())
+        data[70] ^= 1
+        data[-1] ^= 1
+        segment.write_bytes(bytes(data))
+        system.run(pipeline, system.allocate(1), 1)
+        assert system.published() == ["a", "b", "c"]
+        [placement] = placements(connection)
+        told = [
+            (kind, detail)
+            for kind, message, detail in receiver_events(connection, placement.receiver_id)
+            if message == f"the block store's replica {first} is damaged or lags"
+        ]
+        assert [kind for kind, _ in told] == [ReceiverEventKind.ERROR]
+        assert "forebay blocks repair" in told[0][1]
+        assert list(second.rglob("_notes/*")) == []
 
 
 def test_h01_a_store_that_is_not_there_is_no_loss(system: System) -> None:

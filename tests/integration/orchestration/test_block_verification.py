@@ -11,8 +11,11 @@ from typer.testing import CliRunner
 
 from forebay.cli.main import app
 from receiver_runtime.block_store.frame import FrameKind, SourceRule, encode_frame
+from receiver_runtime.block_store.identity import identity_of, make_identity
 from receiver_runtime.block_store.local import ASIDE, LocalBlockStore
 from tests.driver_log import claim_anew, make_log
+from tests.mounts import Mount
+from tracker_store.block_stores import attach_block_store
 from tracker_store.blocks import BlockHandle, NewBlock, add_blocks
 from tracker_store.engine import connect
 from tracker_store.segments import open_segment, seal_segment
@@ -193,3 +196,61 @@ def test_a_segment_that_is_being_written_is_not_copied_yet(
     assert (code, repaired["copied"]) == (1, [])
     assert repaired["not_copied"] == [[str(other), PATH, "it is being written, or being deleted: repair again later"]]
     assert not (other / PATH).exists()
+
+
+def blocks_command(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["blocks", *words])
+    return result.exit_code, " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ["verify", "repair"])
+def test_a_store_that_is_not_mounted_is_said_and_not_taken_for_empty(
+    engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    mount = Mount(tmp_path / "blocks")
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    monkeypatch.setenv("FOREBAY_BLOCK_STORE", str(mount.root))
+    with connect(engine) as connection:
+        identity = make_identity(LocalBlockStore(mount.root))
+        attach_block_store(connection, host="here", roots={identity: str(mount.root)})
+    assert blocks_command(command)[0] == 0
+    mount.unmount()
+    code, said = blocks_command(command)
+    assert code == 1
+    assert f"the block store {mount.root} can't be reached (not mounted?" in said
+    assert mount.below == []
+
+
+def test_adopting_a_root_makes_it_the_store_that_its_host_has(
+    engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "blocks"
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    with connect(engine) as connection:
+        attach_block_store(connection, host="here", roots={"directory-1": str(root)})
+    code, said = blocks_command("adopt", str(root), "--yes", "--host", "there")
+    assert (code, "host here has a store by this name" in said) == (1, True), "two hosts may have two by one name"
+    assert not root.exists()
+    code, said = blocks_command("adopt", str(root), "--host", "here")
+    assert code == 1, "nobody has said yes"
+    assert not root.exists()
+    assert blocks_command("adopt", str(root), "--yes", "--host", "here") == (0, f"{root} is the store directory-1 now.")
+    assert identity_of(LocalBlockStore(root)) == "directory-1"
+    code, said = blocks_command("adopt", str(root), "--yes", "--host", "here")
+    assert (code, said) == (0, f"{root} is the store directory-1 already.")
+
+
+def test_adopting_a_root_of_nobodys_makes_a_new_store_and_another_store_is_left_alone(
+    engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
+    new, taken = tmp_path / "new", tmp_path / "taken"
+    with connect(engine) as connection:
+        attach_block_store(connection, host="here", roots={"directory-1": str(taken)})
+    assert blocks_command("adopt", str(new), "--yes")[0] == 0
+    assert identity_of(LocalBlockStore(new)) not in (None, "directory-1")
+    other = make_identity(LocalBlockStore(taken))
+    code, said = blocks_command("adopt", str(taken), "--yes", "--host", "here")
+    assert code == 1
+    assert "forebay agents forget here" in said
+    assert identity_of(LocalBlockStore(taken)) == other

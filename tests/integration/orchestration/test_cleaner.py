@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
 
+from orchestration.attached_store import open_attached_store
 from orchestration.tracker import cleaner as cleaner_module
 from orchestration.tracker.cleaner import Cleaner
 from receiver_runtime.block_store.errors import StoreUnavailableError
+from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.local import LocalBlockStore
 from tests.driver_log import NOON, Log, make_log
+from tests.mounts import Mount
+from tracker_store.block_stores import attach_block_store
 from tracker_store.engine import connect
 from tracker_store.segments import seal_segment
 
@@ -190,4 +195,21 @@ def test_a_segment_that_can_not_be_deleted_holds_up_no_other_and_goes_later(
     away.away = set()
     for _ in range(3):
         cleaning.cleanup_old_batches(log.connection, datetime.now(UTC))
+    assert files(store) == {paths[-1]}
+
+
+def test_files_of_a_store_that_is_not_mounted_go_when_it_is_back(log: Log, tmp_path: Path) -> None:
+    """In an empty mount point every file is gone already: their rows would go, and the files stay for ever."""
+    mount = Mount(tmp_path / "blocks")
+    identity = make_identity(LocalBlockStore(mount.root))
+    attach_block_store(log.connection, host="here", roots={identity: str(mount.root)})
+    store = LocalBlockStore(mount.root)
+    paths = receive(log, store, 3)
+    finish(log, NOON + 20 * SECOND)
+    cleaning = Cleaner(partial(open_attached_store, block_store=str(mount.root)), restore_window=timedelta(0))
+    mount.unmount()
+    assert cleaning.cleanup_old_batches(log.connection, datetime.now(UTC)).segments == 0
+    mount.mount()
+    assert files(store) == set(paths)
+    assert cleaning.cleanup_old_batches(log.connection, datetime.now(UTC)).segments == 2
     assert files(store) == {paths[-1]}

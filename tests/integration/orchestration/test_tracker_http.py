@@ -27,6 +27,7 @@ from tracker_store.pipelines import apply_pipeline
 from tracker_store.processes import deregister_process, heartbeat, register_process
 from tracker_store.readers import attach_reader, move_reader
 from tracker_store.receivers import report_event
+from tracker_store.replica_events import replica_back, replica_damaged, replica_lost
 from tracker_store.schema import ProcessKind, ReceiverEventKind
 from tracker_store.status import receiver_status
 
@@ -455,6 +456,9 @@ def test_receivers_have_rates_restarts_and_dead_letters_from_look_to_look(url: s
     claimed = log.add_at(one, NOON + SECOND, NOON + 2 * SECOND, records=10)
     for kind in (ReceiverEventKind.RESTARTED, ReceiverEventKind.EXITED, ReceiverEventKind.ERROR):
         report_event(log.connection, receiver_id=two, epoch=0, kind=kind, message="m")
+    for message in (replica_lost("/b"), replica_damaged("/b")):
+        report_event(log.connection, receiver_id=one, epoch=0, kind=ReceiverEventKind.ERROR, message=message)
+    report_event(log.connection, receiver_id=one, epoch=0, kind=ReceiverEventKind.CONNECTED, message=replica_back("/b"))
     log.connection.execute(
         sa.text(
             "INSERT INTO forebay.dead_letters "
@@ -472,6 +476,8 @@ def test_receivers_have_rates_restarts_and_dead_letters_from_look_to_look(url: s
         assert second["forebay_receiver_restarts_total", "2", "lines"] == 2
         assert second["forebay_receiver_restarts_total", "1", "lines"] == 0
         assert second["forebay_receiver_dead_letters_total", "1", "lines"] == 2
+        assert second["forebay_receiver_replica_problems_total", "1", "lines"] == 2
+        assert second["forebay_receiver_replica_problems_total", "2", "lines"] == 0
     assert second["forebay_receiver_records_per_second", "1", "lines"] == 0
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestration.spark.data_source import BlockPartition, ForebayReader, partitions_of, spark_schema
 from receiver_runtime.block_store import stores
-from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError
+from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError, StoreUnavailableError
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.object_store import ObjectBlockStore
 from receiver_runtime.sources.socket_text import SocketText
@@ -54,6 +54,17 @@ def test_the_driver_logs_password_does_not_travel_to_the_tasks() -> None:
     assert pickle.loads(travelled)._options == {"stream": "lines"}
 
 
+@pytest.mark.parametrize("ephemeral", [False, True])
+def test_a_task_knows_which_store_it_reads_and_passes_over_nothing_in_another(
+    tmp_path: Path, *, ephemeral: bool
+) -> None:
+    reader = ForebayReader({"block_store": str(tmp_path)})
+    [partition] = [BlockPartition([("p", 0, 1, 2, ephemeral)], {str(tmp_path): ["directory-1"]})]
+    task = reader.read(pickle.loads(pickle.dumps(partition)))
+    with pytest.raises(StoreUnavailableError, match="not mounted"):
+        list(task)
+
+
 @pytest.mark.parametrize(
     ("store", "error", "passed_over"),
     [
@@ -74,7 +85,7 @@ def test_h01_a_task_passes_over_what_the_run_counts_and_nothing_else(
         raise error
 
     monkeypatch.setattr(made, "read_batches", read_batches)
-    monkeypatch.setattr(stores, "open_block_store", lambda _, expected: made)
+    monkeypatch.setattr(stores, "open_block_store", lambda _, **_more: made)
     reader = ForebayReader({"block_store": "any"})
     for ephemeral in (True, False):
         task = reader.read(BlockPartition([("p", 0, 1, 2, ephemeral)]))

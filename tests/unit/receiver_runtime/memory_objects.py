@@ -59,5 +59,8 @@ class MemoryObjects(Objects):
         for key, _ in self.sizes(prefix):
             del self.objects[key]
 
+    def remove(self, key: str) -> None:
+        self.objects.pop(key, None)
+
     def move(self, key: str, to: str) -> None:
         self.objects[to] = self.objects.pop(key)

@@ -25,9 +25,11 @@ def test_h02_a_lost_replica_and_its_return_are_events_that_name_it() -> None:
     reports = ReplicaReports(events, receiver_id=7)
     reports.on_replica_lost("/mnt/b", "no answer in 30 s")
     reports.on_replica_back("/mnt/b")
+    reports.on_replica_damaged("/mnt/b", 7, "wrong checksum")
     assert [(kind, message) for kind, message, _ in events.told] == [
         (ReceiverEventKind.ERROR, "the block store's replica /mnt/b is lost"),
         (ReceiverEventKind.CONNECTED, "the block store's replica /mnt/b is back"),
+        (ReceiverEventKind.ERROR, "the block store's replica /mnt/b is damaged or lags"),
     ]
     assert "no answer" in events.told[0][2]
     assert "forebay blocks repair" in events.told[1][2]

@@ -18,6 +18,7 @@ from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
+from tests.mounts import Mount
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import MemorySegments, frame
 
@@ -28,42 +29,34 @@ if TYPE_CHECKING:
 PATH = "receiver-7/9-000001.segment"
 NEXT = "receiver-7/9-000002.segment"
 FRAME = frame()
+FRAME_SEQUENCE = 1
 AT = FrameAt(0, FRAME.length, FRAME.crc32c)
 
 
-class Mount:
-    """A store at a mount point, by renaming: what is there when it is away is an empty directory, unless told else."""
+class MountedStore(Mount):
+    """A store from the beginning."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        super().__init__(root)
         self.identity = make_identity(LocalBlockStore(root))
-        self._disk = root.with_name(f"{root.name}.disk")
 
-    def unmount(self, instead: str = "an empty directory") -> None:
-        self.root.rename(self._disk)
-        if instead == "an empty directory":
-            self.root.mkdir()
-        elif instead == "another store":
+    def replace(self, instead: str) -> None:
+        """Unmount it; another store may be there then."""
+        self.unmount("nothing" if instead == "nothing" else "an empty directory")
+        if instead == "another store":
             make_identity(LocalBlockStore(self.root))
 
-    def mount(self) -> None:
-        if self.root.exists():
-            (self.root / IDENTITY_FILE).unlink(missing_ok=True)
-            self.root.rmdir()
-        self._disk.rename(self.root)
-
-    @property
-    def below(self) -> list[str]:
-        """What lies below the mount point."""
-        return sorted(path.name for path in self.root.iterdir()) if self.root.exists() else []
+    def put_back(self) -> None:
+        (self.root / IDENTITY_FILE).unlink(missing_ok=True)
+        self.mount()
 
     def store(self, files: Files | None = None) -> LocalBlockStore:
         return LocalBlockStore(self.root, expected=[self.identity], files=files)
 
 
 @pytest.fixture
-def mount(tmp_path: Path) -> Mount:
-    return Mount(tmp_path / "blocks")
+def mount(tmp_path: Path) -> MountedStore:
+    return MountedStore(tmp_path / "blocks")
 
 
 def keep(store: LocalBlockStore, path: str = PATH) -> None:
@@ -90,26 +83,23 @@ USES: dict[str, Callable[[LocalBlockStore], object]] = {
 @pytest.mark.parametrize("instead", ["an empty directory", "another store", "nothing"])
 @pytest.mark.parametrize("use", USES)
 def test_a_store_that_is_not_mounted_is_unavailable_and_nothing_is_made_in_its_place(
-    mount: Mount, use: str, instead: str
+    mount: MountedStore, use: str, instead: str
 ) -> None:
     store = mount.store()
     keep(store)
-    mount.unmount(instead)
+    mount.replace(instead)
     before = mount.below
     with pytest.raises(StoreUnavailableError, match="not mounted") as away:
         USES[use](store)
     assert str(mount.root) in str(away.value)
     assert mount.below == before
-    mount.mount()
+    mount.put_back()
     assert store.read_frame(PATH, *AT).header.sequence == FRAME_SEQUENCE
     keep(store, "receiver-7/9-000003.segment")
     assert set(store.segment_paths()) == {PATH, "receiver-7/9-000003.segment"}
 
 
-FRAME_SEQUENCE = 1
-
-
-def test_a_block_that_can_be_read_costs_no_look_at_the_identity(mount: Mount) -> None:
+def test_a_block_that_can_be_read_costs_no_look_at_the_identity(mount: MountedStore) -> None:
     class Counting(Files):
         looked = 0
 
@@ -128,7 +118,7 @@ def test_a_block_that_can_be_read_costs_no_look_at_the_identity(mount: Mount) ->
     assert files.looked == looked + 1
 
 
-def test_a_store_that_comes_back_between_two_looks_has_not_lost_its_blocks(mount: Mount) -> None:
+def test_a_store_that_comes_back_between_two_looks_has_not_lost_its_blocks(mount: MountedStore) -> None:
     """Missing is only what is missing in the very directory whose identity was right."""
 
     class MountedMeanwhile(Files):
@@ -150,7 +140,7 @@ def test_a_store_that_comes_back_between_two_looks_has_not_lost_its_blocks(mount
     assert store.lost_frames(PATH, [AT]) == set()
 
 
-def test_a_store_that_goes_between_the_look_and_the_file_takes_the_file_along(mount: Mount) -> None:
+def test_a_store_that_goes_between_the_look_and_the_file_takes_the_file_along(mount: MountedStore) -> None:
     class UnmountedMeanwhile(Files):
         def create(self, path: PurePath, *, dir_fd: int | None = None) -> int:
             mount.unmount()
@@ -162,7 +152,7 @@ def test_a_store_that_goes_between_the_look_and_the_file_takes_the_file_along(mo
     assert [type(item) for item in mount.store().scan(PATH)] == [IntactFrame]
 
 
-def test_a_directory_whose_identity_can_not_be_read_says_nothing_about_its_blocks(mount: Mount) -> None:
+def test_a_directory_whose_identity_can_not_be_read_says_nothing_about_its_blocks(mount: MountedStore) -> None:
     """As a network mount whose server has gone: its root can be opened, and nothing in it."""
     store = mount.store()
     (mount.root / IDENTITY_FILE).unlink()
@@ -171,7 +161,7 @@ def test_a_directory_whose_identity_can_not_be_read_says_nothing_about_its_block
         store.read_frame(PATH, *AT)
 
 
-def test_an_error_of_the_disk_stays_one_where_the_store_is_the_right_one(mount: Mount) -> None:
+def test_an_error_of_the_disk_stays_one_where_the_store_is_the_right_one(mount: MountedStore) -> None:
     class Failing(Files):
         def read(self, fd: int, length: int, offset: int) -> bytes:
             raise OSError(errno.EIO, "Input/output error")
@@ -189,7 +179,7 @@ def test_a_root_that_nobody_attached_takes_nothing(tmp_path: Path) -> None:
         store.create_segment(PATH)
 
 
-def test_the_log_makes_no_row_and_no_file_while_the_store_is_away_and_goes_on_by_itself(mount: Mount) -> None:
+def test_the_log_makes_no_row_and_no_file_while_the_store_is_away_and_goes_on_by_itself(mount: MountedStore) -> None:
     rows = MemorySegments()
     log = WriteAheadLog(mount.store(), rows, receiver_id=7, epoch=9, source_rule="not_sent_again", max_segment_bytes=1)
     [first] = log.write([FRAME])
@@ -217,9 +207,12 @@ class Told:
     def on_replica_back(self, name: str) -> None:
         self.back.append(name)
 
+    def on_replica_damaged(self, name: str, receiver_id: int, detail: str) -> None:
+        raise AssertionError((name, receiver_id, detail))
+
 
 def test_a_replica_that_is_not_mounted_is_away_and_the_other_takes_the_blocks(tmp_path: Path) -> None:
-    here, there = Mount(tmp_path / "a"), Mount(tmp_path / "b")
+    here, there = MountedStore(tmp_path / "a"), MountedStore(tmp_path / "b")
     told = Told()
     store = ReplicatedBlockStore([here.store(), there.store()], listener=told)
     here.unmount()
@@ -241,7 +234,7 @@ def test_a_replica_that_is_not_mounted_is_away_and_the_other_takes_the_blocks(tm
 
 
 def test_a_segment_that_only_a_replica_has_that_is_away_is_not_missing(tmp_path: Path) -> None:
-    here, there = Mount(tmp_path / "a"), Mount(tmp_path / "b")
+    here, there = MountedStore(tmp_path / "a"), MountedStore(tmp_path / "b")
     store = ReplicatedBlockStore([here.store(), there.store()])
     there.unmount()
     keep(store)  # type: ignore[arg-type]

@@ -20,7 +20,8 @@ from receiver_runtime.block_store.errors import (
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.object_store import ObjectBlockStore
 from receiver_runtime.block_store.reading import FrameAt
-from receiver_runtime.block_store.replicated import ReplicatedBlockStore
+from receiver_runtime.block_store.replica_notes import NotingListener, take_notes
+from receiver_runtime.block_store.replicated import ReplicaListener, ReplicatedBlockStore
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
@@ -69,12 +70,16 @@ class Listener:
     def __init__(self) -> None:
         self.lost: list[tuple[str, str]] = []
         self.back: list[str] = []
+        self.damaged: list[tuple[str, int, str]] = []
 
     def on_replica_lost(self, name: str, detail: str) -> None:
         self.lost.append((name, detail))
 
     def on_replica_back(self, name: str) -> None:
         self.back.append(name)
+
+    def on_replica_damaged(self, name: str, receiver_id: int, detail: str) -> None:
+        self.damaged.append((name, receiver_id, detail))
 
 
 class Replicas:
@@ -320,3 +325,38 @@ def test_h01_other_bytes_are_a_crash_s_doing_only_where_a_crash_may_leave_them(t
     here, there = LocalBlockStore(tmp_path), ObjectBlockStore(MemoryObjects(), "s3://bucket/prefix")
     assert ReplicatedBlockStore([here, here]).crash_may_spoil
     assert not ReplicatedBlockStore([here, there]).crash_may_spoil
+
+
+def test_a_read_tells_of_a_replica_that_is_damaged_or_lags_and_a_reader_leaves_word_of_it(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path)
+    replicas.write(1)
+    replicas.write(2)
+    path = replicas.rows.paths[1]
+    first, second = (LocalBlockStore(tmp_path / name) for name in "ab")
+    file = first.root / path
+    whole_file = file.read_bytes()
+    item = frame(sequence=1)
+
+    def read(listener: ReplicaListener) -> ReplicatedBlockStore:
+        store = ReplicatedBlockStore([first, second], listener=listener)
+        store.read_frame(path, 0, item.length, item.crc32c)
+        return store
+
+    read(replicas.listener)
+    assert replicas.listener.damaged == []
+    file.write_bytes(bytes([whole_file[0] ^ 1]) + whole_file[1:])
+    read(replicas.listener)
+    file.unlink()
+    read(replicas.listener)
+    assert [(name, receiver) for name, receiver, _ in replicas.listener.damaged] == [(str(first.root), 7)] * 2
+
+    for _ in range(3):
+        noting = NotingListener()
+        noting.leave(read(noting))
+    store = read(noting)
+    assert [path.parent for path in tmp_path.rglob("_notes/*")] == [second.root / "_notes"]
+    assert set(second.segment_paths()) == {path}
+    [note] = take_notes(store)
+    assert (note.replica, note.receiver_id) == (str(first.root), 7)
+    assert "no such file" in note.detail
+    assert list(take_notes(store)) == []
