@@ -31,8 +31,8 @@ def test_a_command(engine: object, database_url: str, tmp_path: Path, command: s
     assert done.returncode == 0, done.stderr
 
 
-def test_both_kinds_of_commands_are_there() -> None:
-    assert len(COMMANDS) == 2
+def test_every_kind_of_command_is_there() -> None:
+    assert len(COMMANDS) == 3
 
 
 def test_settings_and_defaults_are_the_program_s() -> None:

@@ -17,6 +17,7 @@ from receiver_runtime.block_store.errors import (
     SegmentWriteError,
     StoreUnavailableError,
 )
+from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.reading import FrameAt
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
@@ -109,6 +110,42 @@ def test_a_bucket_that_is_not_there_fails_the_write(server: S3Server) -> None:
     segment.append(frame())
     with pytest.raises(SegmentWriteError, match=r"NO_SUCH_BUCKET|NoSuchBucket|does not exist"):
         segment.sync()
+
+
+def test_a_prefix_without_the_right_identity_is_unavailable_and_takes_nothing(server: S3Server) -> None:
+    """As a bucket that was made anew, or another server behind the same address."""
+    url = server.url("known")
+    [made] = replicas_of(open_block_store(url))
+    assert made.identity() is None
+    identity = make_identity(made)
+    assert make_identity(made) == identity
+    expected = {made.name: [identity]}
+    store = open_block_store(url, expected=expected)
+    segment = store.create_segment(PATH)
+    segment.append(frame())
+    segment.sync()
+    assert list(replicas_of(store)[0].segment_paths()) == [PATH]
+    at = FrameAt(0, frame().length, frame().crc32c)
+    store.read_frame(PATH, *at)
+    other = FrameAt(frame().length, 1, 0)
+    assert store.lost_frames(PATH, [other]) == {other}
+
+    for prefix, another in (("emptied", None), ("anothers", "objects-1")):
+        [place] = replicas_of(open_block_store(server.url(prefix)))
+        if another is not None:
+            make_identity(place, another)
+        wrong = open_block_store(server.url(prefix), timeout=5, expected={place.name: [identity]})
+        for use in (
+            lambda store: store.create_segment(PATH),
+            lambda store: store.read_frame(PATH, *at),
+            lambda store: store.lost_frames(PATH, [at]),
+            lambda store: list(store.scan(PATH)),
+            lambda store: store.delete_segment(PATH),
+        ):
+            with pytest.raises(StoreUnavailableError, match="not mounted"):
+                use(wrong)
+        assert place.identity() == another
+        assert [*place.segment_paths()] == []
 
 
 def test_h01_in_another_bucket_or_prefix_a_block_is_not_missing(server: S3Server) -> None:
