@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from tracker_store.block_stores import list_block_stores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     import sqlalchemy as sa
+
+    from tracker_store.block_stores import HostStore
 
 # Of the time that is left: the driver log's silence must not be taken for the store's.
 _SHARE = 0.8
@@ -24,12 +26,12 @@ class StoreProblemError(OSError):
     """A root of the block store is not what it should be."""
 
 
-def roots_of_host(connection: sa.Connection, host: str) -> Mapping[str, str]:
-    """The roots that a host has attached: name by identity; none for a host without receivers."""
-    return next((row.roots for row in list_block_stores(connection) if row.host == host), {})
+def store_of_host(connection: sa.Connection, host: str) -> HostStore | None:
+    """Return what a host has attached; None for one without receivers."""
+    return next((row for row in list_block_stores(connection) if row.host == host), None)
 
 
-def look_at_root(root: str, known: Future[Mapping[str, str]], left: Callable[[], float]) -> None:
+def look_at_root(root: str, known: Future[HostStore | None], left: Callable[[], float]) -> None:
     """Return if nothing is wrong with a root, as this process sees it. May hang as long as its file system does.
 
     Args:
@@ -51,8 +53,9 @@ def look_at_root(root: str, known: Future[Mapping[str, str]], left: Callable[[],
         attached = known.result(left() * _SHARE)
     except Exception:  # noqa: BLE001  it is reported by itself
         return
-    names = {name: identity for identity, name in attached.items()}
-    expected = names.get(replica.name)
-    if expected is not None and found != expected:
+    expected = frozenset[str]() if attached is None else attached.identities_of(replica.name)
+    if expected and found not in expected:
         has = "no identity" if found is None else f"the identity {found}"
-        raise StoreProblemError(f"it has {has}, and this host attached {expected} there: not mounted?")
+        raise StoreProblemError(
+            f"it has {has}, and this host attached {' or '.join(sorted(expected))} there: not mounted?"
+        )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from orchestration.bounded_looks import BoundedLooks, answer
 from orchestration.spark.executor_allocation import SCALING_INTERVAL
-from orchestration.store_look import look_at_root, roots_of_host
+from orchestration.store_look import look_at_root, store_of_host
 from tracker_store import status as store
 from tracker_store.engine import connect, create_engine
 from tracker_store.leadership import read_leadership
@@ -127,7 +127,7 @@ def system_status(
     )
     decisions = ask("scaling decisions", scaling_decisions)
     # What is wrong with the block store is an exception of one of these looks, one per root.
-    known = ask("block store's identity", lambda connection: roots_of_host(connection, host))
+    known = ask("block store's identity", lambda connection: store_of_host(connection, host))
     for root in roots:
         looks.start(f"block store {root}", partial(look_at_root, root, known, looks.left))
     unreachable = looks.unreachable()

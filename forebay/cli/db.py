@@ -15,9 +15,9 @@ from rich.table import Table
 
 from forebay.cli.database import database_url, driver_log
 from forebay.cli.failures import clear_errors
+from orchestration.attached_store import open_attached_store
 from orchestration.settings import Settings
 from orchestration.unknown_frames import Fate, StoreComparison
-from receiver_runtime.block_store.stores import open_block_store
 from tracker_store import checks, migrate, roles, schema_reference
 from tracker_store.pipelines import get_pipeline
 from tracker_store.programs import FUNCTIONS
@@ -120,7 +120,7 @@ def check(
         comparison, paths = None, list[str]()
         if against_store and complete:
             with clear_errors(console):
-                comparison = StoreComparison(connection, open_block_store(Settings().block_store_roots))
+                comparison = StoreComparison(connection, open_attached_store(connection, Settings().block_store_roots))
                 paths = comparison.paths()
         _show_checks(console, results, complete=complete, as_json=as_json)
         if comparison is not None:
