@@ -273,7 +273,7 @@ def test_point_13_no_function_on_the_path_of_a_block_may_scan(connection: sa.Con
     settings: dict[str, list[str]] = {row.proname: row.proconfig for row in rows}
     assert {"add_block", "claim", "allocate_blocks_to_batch", "clean_up_receiver", "open_partition"} <= settings.keys()
     # It copies a quarantined batch's blocks, by its ranges, once in a batch's life.
-    del settings["fail_attempt"]
+    del settings["end_attempt"]
     # Its session has it: test_add_block.py::test_point_13_….
     del settings["add_one_block"]
     assert [name for name, given in settings.items() if "enable_seqscan=off" not in given] == []

@@ -46,11 +46,13 @@ def test_its_declaration_can_be_made() -> None:
 def test_its_defaults_are_the_defaults() -> None:
     named = dict(re.findall(r"^\| `(\w+)` \| (`[^`]+`|\d+) \|", HOW_TO, re.MULTILINE))
     settings = PipelineSettings()
-    assert named.pop("catch_up").strip('`"') == Pipeline("words", interval="2s").catch_up
+    pipeline = Pipeline("words", interval="2s")
+    for name in ("catch_up", "max_attempts"):
+        assert named.pop(name).strip('`"') == str(getattr(pipeline, name))
     assert {name: value.strip('`"') for name, value in named.items()} == {
         name: str(getattr(settings, name))
         for name in (
-            *("concurrent_batches", "on_failure", "ui_retained_batches"),
+            *("concurrent_batches", "max_lost_attempts", "on_failure", "ui_retained_batches"),
             *("run_retention", "failed_run_retention"),
         )
     }
