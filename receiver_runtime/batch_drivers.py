@@ -7,7 +7,9 @@ should be replaced: a successor is started, and when that is ready the old one i
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import signal
 import subprocess
 import time
@@ -164,14 +166,21 @@ class BatchDrivers:
         if self._preparation is None or self._clock() - self._ready_since < PREPARE_AFTER_SECONDS:
             return
         command, self._preparation = self._preparation, None
-        with (self._log_directory / "batch-driver-preparation.log").open("ab") as output:
-            self._preparing = subprocess.Popen(  # noqa: S603  our own command
-                command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
+        try:
+            with open_child_log(self._log_directory / "batch-driver-preparation.log") as output:
+                self._preparing = subprocess.Popen(  # noqa: S603  our own command
+                    command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                )
+        except OSError as error:
+            # Nothing depends on it, least of all the agent.
+            log.warning("the preparation of later starts can't be started", error=str(error))
 
     def _end_preparation(self, process: subprocess.Popen[bytes]) -> None:
         """It holds nothing that would be lost."""
-        process.kill()
+        if process.poll() is None:
+            # With what it has started: a JVM would go on by itself, for minutes, and write 200 MB that nobody wants.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if process.stdin is not None:
             process.stdin.close()

@@ -187,6 +187,54 @@ def test_the_preparation_ends_with_the_drivers(tmp_path: Path) -> None:
     assert preparing.returncode is not None
 
 
+def test_what_the_preparation_has_started_ends_with_it(tmp_path: Path) -> None:
+    """A JVM that has lost its parent ends in order, which writes an archive."""
+    said = tmp_path / "said"
+    script = (
+        "import pathlib, subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; "
+        "time.sleep(600)']); path = pathlib.Path(sys.argv[1]); new = path.with_suffix('.new'); "
+        "new.write_text(str(child.pid)); new.replace(path); input()"
+    )
+    rig = Rig(tmp_path, preparation=[sys.executable, "-c", script, str(said)])
+    try:
+        rig.until("it is ready", rig.ready)
+        rig.ahead += batch_drivers.PREPARE_AFTER_SECONDS
+        rig.until("the preparation", said.exists)
+        started = psutil.Process(int(said.read_text()))
+    finally:
+        rig.drivers.stop()
+
+    def has_ended() -> bool:
+        try:
+            # Where nobody asks for its exit code it stays as a zombie.
+            return not started.is_running() or started.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    eventually(has_ended, "its end")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_preparation_that_can_not_be_started_or_has_no_log_costs_nothing_else(
+    tmp_path: Path, *, exists: bool
+) -> None:
+    """Neither may end the agent: on a full disk, say."""
+    (tmp_path / "batch-driver-preparation.log").mkdir()
+    said = tmp_path / "said"
+    program = sys.executable if exists else str(tmp_path / "none")
+    rig = Rig(tmp_path, preparation=[program, "-c", PREPARATION, str(said)])
+    try:
+        rig.until("it is ready", rig.ready)
+        rig.ahead += batch_drivers.PREPARE_AFTER_SECONDS
+        rig.tick()
+        if exists:
+            rig.until("the preparation", said.exists)
+        else:
+            assert rig.drivers._preparing is None
+    finally:
+        rig.drivers.stop()
+
+
 def test_without_a_driver_nothing_is_prepared(tmp_path: Path) -> None:
     rig = Rig(tmp_path, wanted=0, preparation=[sys.executable, "-c", PREPARATION, str(tmp_path / "said")])
     rig.tick()
