@@ -69,7 +69,11 @@ class LeftProcesses:
 
     def forget(self) -> None:
         """Remove the note: this agent has ended all of its processes, and has said so."""
-        self._file.unlink(missing_ok=True)
+        try:
+            self._file.unlink(missing_ok=True)
+        except OSError as error:
+            # The successor then looks for processes that are gone, and whose rows have ended.
+            log.warning("can't remove the note of the agent's processes", file=str(self._file), error=str(error))
 
     def _read(self) -> dict[int, float]:
         try:

@@ -101,3 +101,9 @@ def test_an_agent_that_said_all_itself_leaves_no_note(file: Path) -> None:
     assert file.exists()
     left.forget()
     assert not file.exists()
+
+
+def test_a_note_that_can_not_be_removed_hinders_no_agent_from_signing_off(file: Path) -> None:
+    """On a disk that is read-only, say."""
+    file.mkdir(parents=True)
+    LeftProcesses(file, host="here").forget()
