@@ -583,15 +583,23 @@ class Agent:
         if gone := self._left_processes.take_gone():
             log.warning("processes of an agent that was killed are gone", pids=gone)
             self._ended_pids += gone
+        self._left_processes.note(self._running_pids())
+
+    def _running_pids(self) -> list[int]:
+        """The pids of all that have not been found to have ended."""
         children = [*(process.child for process in self._processes), *self._roles.values()]
         drivers = [] if self._batch_drivers is None else self._batch_drivers.pids()
-        self._left_processes.note([*(child.process.pid for child in children), *drivers])
+        return [*(child.process.pid for child in children), *drivers]
 
     def _report_ended_pids(self, connection: sa.Connection) -> None:
         """End the rows of processes that are known to have ended: seen by their parent, or looked for and not found."""
         machine = socket.gethostname()
         while self._ended_pids:
             pid = self._ended_pids[0]
+            if pid in self._running_pids():
+                # One of ours got it, while the driver log was away; whose rows those are, only heartbeats can say.
+                self._ended_pids.popleft()
+                continue
             # A batch run that it was in has its row too, under the machine's own name.
             end_processes_of_pid(connection, hosts=[self._host, machine], pid=pid, why=CRASHED)
             # A tracker has no row there. The next one then leads at once. Agents without one may lack the right to ask.

@@ -141,6 +141,22 @@ def test_a_successor_starts_under_the_assignment_that_the_leader_made_of_the_end
         assert rig.execute("SELECT assignment FROM forebay.receivers") == [(2,)]
 
 
+def test_the_end_of_a_process_whose_number_another_of_the_agents_has_by_now_ends_nobody(
+    database_url: str, tmp_path: Path
+) -> None:
+    """The end could not be said while the driver log was away; meanwhile another got its pid, and has registered."""
+    with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1) as (rig, [receiver_id]):
+        rig.place(receiver_id)
+        rig.flow([receiver_id])
+        [running] = rig.processes()
+        ended_pids = rig._agent._ended_pids
+        ended_pids.append(running.pid)
+        eventually(lambda: not ended_pids, "the agent's look at it")
+        assert rig.execute("SELECT ended_at FROM forebay.processes WHERE pid = :pid", pid=running.pid) == [(None,)]
+        rig.flow([receiver_id])
+        assert rig.epochs() == {receiver_id: 1}
+
+
 def test_an_agent_says_that_what_a_killed_one_left_is_gone_once_it_is(database_url: str, tmp_path: Path) -> None:
     file = tmp_path / "agent.processes"
     sleeping = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
