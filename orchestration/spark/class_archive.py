@@ -2,7 +2,7 @@
 
 Starting Spark is mostly the loading and checking of some twenty thousand classes. Java can keep them in a file (class
 data sharing) and map that file into the next JVM, and into all of them at once. The file belongs to one Java and one
-PySpark: a JVM that is another compares, does not use it, and starts as without it. So it is never wrong, only missing.
+Spark: a JVM that is another compares, does not use it, and starts as without it. So it is never wrong, only missing.
 
 Run as ``python -m orchestration.spark.class_archive``, it makes the archive in FOREBAY_HOME/spark, at the lowest
 priority and in a process of its own; the agent does that once its batch drivers have been ready for a while. It must
@@ -41,11 +41,12 @@ log = structlog.get_logger(__name__)
 
 
 def archive_file(directory: Path, java_home: Path) -> Path:
-    """Return where the archive of this Java and this PySpark lies in `directory`, whether it is there or not."""
+    """Return where the archive of this Java and this Spark lies in `directory`, whether it is there or not."""
     import pyspark  # noqa: PLC0415  takes a second, and a process that starts Spark has it anyway
 
     java = java_home.resolve()
-    parts = [str(java), _stamp(java / "release"), pyspark.__version__, str(Path(pyspark.__file__).resolve().parent)]
+    spark = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent).resolve()
+    parts = [str(java), _stamp(java / "release"), str(spark), *_jars(spark / "jars")]
     return directory / f"classes-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.jsa"
 
 
@@ -65,6 +66,11 @@ def options_to_make(file: Path) -> str:
 
 def make(settings: Settings) -> Path | None:
     """Make the archive unless it is there; return it, or None where there is none afterwards. Takes minutes."""
+    from orchestration.spark.session import JAVA_OPTIONS, JAVA_OPTIONS_KEY, session_configuration  # noqa: PLC0415
+
+    if session_configuration(settings).get(JAVA_OPTIONS_KEY) != JAVA_OPTIONS:
+        log.info("no archive of Spark's classes: the JVM is a Connect server's, or has options of yours")
+        return None
     directory = settings.home.absolute() / "spark"
     file = archive_file(directory, find_java_home(settings.home.absolute() / "java"))
     directory.mkdir(parents=True, exist_ok=True)
@@ -140,6 +146,15 @@ def _stamp(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _jars(directory: Path) -> list[str]:
+    """What Java compares of each: where one was installed anew it refuses the archive, were the jar the same."""
+    try:
+        found = [(jar.name, jar.stat()) for jar in directory.iterdir()]
+    except OSError:
+        return []
+    return sorted(f"{name} {status.st_size} {int(status.st_mtime)}" for name, status in found)
 
 
 def _end_with_parent() -> None:

@@ -64,6 +64,37 @@ def test_another_java_has_another_archive(tmp_path: Path) -> None:
     assert archive_file(tmp_path, one) != before, "it was upgraded in its place"
 
 
+def test_another_spark_has_another_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java refuses an archive whose jars have changed: under the same name it would be refused for ever."""
+    jar = tmp_path / "spark" / "jars" / "spark-core.jar"
+    jar.parent.mkdir(parents=True)
+    jar.touch()
+    os.utime(jar, (1, 1))
+    of_pyspark = archive_file(tmp_path, tmp_path / "java")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
+    before = archive_file(tmp_path, tmp_path / "java")
+    assert before != of_pyspark
+    assert archive_file(tmp_path, tmp_path / "java") == before
+    os.utime(jar, (2, 2))
+    installed_anew = archive_file(tmp_path, tmp_path / "java")
+    assert installed_anew != before
+    jar.write_bytes(b"another")
+    os.utime(jar, (2, 2))
+    assert archive_file(tmp_path, tmp_path / "java") not in (before, installed_anew)
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    [{"spark.driver.extraJavaOptions": "-XX:+UseG1GC"}, {"spark.remote": "sc://elsewhere"}],
+)
+def test_one_that_no_session_would_use_is_not_made(
+    home: Path, monkeypatch: pytest.MonkeyPatch, configuration: dict[str, str]
+) -> None:
+    monkeypatch.setattr(class_archive, "_run_spark", lambda *_: pytest.fail("it started Spark"))
+    assert make(Settings(home=home, spark_configuration=configuration)) is None
+    assert not (home / "spark").exists()
+
+
 def test_one_that_is_being_made_or_would_fill_the_disk_is_not_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         pytest.fail("it started Spark")
