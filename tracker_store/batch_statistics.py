@@ -60,6 +60,7 @@ class PipelineQueue:
     running: int
     due: int
     quarantined: int
+    newest_quarantined: datetime | None
 
     @property
     def depth(self) -> int:
@@ -147,10 +148,12 @@ def pipeline_queue(connection: sa.Connection, pipeline_id: int) -> PipelineQueue
                 "     / extract(epoch FROM p.batch_interval)))::bigint END "
                 "   FROM forebay.pipelines p WHERE p.id = :pipeline) AS due, "
                 "  (SELECT count(DISTINCT k.batch_time) FROM forebay.kept_blocks k WHERE k.pipeline_id = :pipeline) "
-                "     AS quarantined "
+                "     AS quarantined, "
+                "  (SELECT max(k.batch_time) FROM forebay.kept_blocks k WHERE k.pipeline_id = :pipeline) "
+                "     AS newest_quarantined "
                 "FROM forebay.batches b WHERE b.pipeline_id = :pipeline "
                 "  AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')"
             ),
             {"pipeline": pipeline_id},
         ).one()
-    return PipelineQueue(row.waiting, row.running, row.due, row.quarantined)
+    return PipelineQueue(row.waiting, row.running, row.due, row.quarantined, row.newest_quarantined)

@@ -14,10 +14,9 @@ from orchestration.dagster_defs.batch_plots import MILLISECONDS, batches_key
 from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
 from tracker_store.batch_statistics import newest_completed_batch, pipeline_queue
-from tracker_store.batches import list_batches
+from tracker_store.batches import get_batch
 from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
-from tracker_store.schema import BatchState
 
 TOTAL_DELAY = "total_delay"
 QUEUE_DEPTH = "queue_depth"
@@ -54,7 +53,9 @@ def check_batches(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg.
     )
     queue = pipeline_queue(connection, pipeline_id)
     # The newest one says why.
-    given_up = list_batches(connection, pipeline_id, states=[BatchState.QUARANTINED], limit=1)
+    given_up = (
+        None if queue.newest_quarantined is None else get_batch(connection, pipeline_id, queue.newest_quarantined)
+    )
     yield dg.AssetCheckResult(
         passed=queue.depth <= LATE,
         asset_key=key,
@@ -71,7 +72,7 @@ def check_batches(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg.
             None
             if queue.quarantined == 0
             else f"{queue.quarantined} batch(es) were given up; see: forebay batches --pipeline {pipeline.name}"
-            + "".join(f"; {row.batch_time.isoformat()}: {row.reason}" for row in given_up)
+            + ("" if given_up is None else f"; {given_up.batch_time.isoformat()}: {given_up.reason}")
         ),
         metadata={"quarantined": queue.quarantined},
     )

@@ -188,6 +188,7 @@ def test_a_batch_that_was_given_up_fails_a_check_until_a_person_has_seen_to_it(
     assert (failed.check_name, failed.severity) == ("none_quarantined", dg.AssetCheckSeverity.ERROR)
     assert failed.description is not None
     assert "forebay batches --pipeline words" in failed.description
+    assert failed.description.endswith("a division by zero")
 
 
 @pytest.mark.parametrize(
