@@ -23,7 +23,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -84,6 +84,9 @@ STEADY_SECONDS = 15.0
 # Groups of suspects shrink to a quarter with each further crash.
 _SPLIT_BITS = 2
 _MAX_REPORTS = 1000
+# A process that hangs in its disk may not even die when it is killed: so many of a receiver's, and the next one waits
+# until one of them has ended.
+_MOST_LEFT_HANGING = 3
 _SPARE = "spare"
 
 log = structlog.get_logger(__name__)
@@ -445,6 +448,7 @@ class Agent:
 
     def _start_wanted(self, wanted: Mapping[int, int]) -> None:
         running = {receiver_id for process in self._processes for receiver_id in process.members}
+        hanging = Counter(stray for process in self._processes if not process.members for stray in process.strays)
         groups: dict[int, list[tuple[int, int]]] = {}
         for receiver_id, assignment in wanted.items():
             history = self._history(_receiver_name(receiver_id))
@@ -453,6 +457,7 @@ class Agent:
                 history.refused_assignment = -1
             if (
                 receiver_id not in running
+                and hanging[receiver_id] < _MOST_LEFT_HANGING
                 and assignment > history.refused_assignment
                 and self._clock() >= history.not_before
             ):

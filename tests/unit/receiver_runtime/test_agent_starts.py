@@ -1,0 +1,54 @@
+"""Which receivers an agent starts."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from receiver_runtime.agent import Agent, _Child, _Member, _ReceiverProcess
+from tracker_store.engine import create_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pytest
+
+
+def test_processes_that_hang_and_can_not_die_do_not_become_ever_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a disk that answers no more: who waits for it there is not even killed."""
+    engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
+    agent = Agent(
+        engine,
+        name="here",
+        host="here",
+        slots=1,
+        receiver_command=lambda _: [],
+        role_commands={},
+        log_directory=tmp_path,
+    )
+    started: list[Sequence[tuple[int, int]]] = []
+    monkeypatch.setattr(agent, "_start_receivers", started.append)
+    ours, theirs = socket.socketpair()
+
+    def hanging(number: int) -> _ReceiverProcess:
+        child = _Child(f"receiver-{number}", None, 0.0, tmp_path / "log")  # type: ignore[arg-type]
+        return _ReceiverProcess(child, ours, {}, strays={7})
+
+    with ours, theirs:
+        # Where others run, it may have failed as often as it likes.
+        shared = hanging(0)
+        shared.members[8] = _Member(1, 0.0, accepted=True)
+        agent._processes = [shared, hanging(1), hanging(2)]
+        agent._start_wanted({7: 1})
+        assert started == [[(7, 1)]]
+        agent._processes.append(hanging(3))
+        agent._start_wanted({7: 1})
+        assert started == [[(7, 1)]]
+        # One has ended: the disk answers again.
+        del agent._processes[1]
+        agent._start_wanted({7: 1})
+        assert started == [[(7, 1)]] * 2
+    engine.dispose()
