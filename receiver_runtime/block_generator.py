@@ -30,6 +30,7 @@ import structlog
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.block_threads import BlockThreads
 from receiver_runtime.clock import Clock, SystemClock
+from receiver_runtime.progress import LONGEST_PAUSE_SECONDS
 from receiver_runtime.records import conform, keep_record, to_batch
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ _PORTION_RECORDS = 1024
 _PORTION_BYTES = 1024 * 1024
 _PUSH_FIRST_DELAY = 0.1
 # Everything is acknowledged within a minute of the disk's return, however long it was full.
-_PUSH_LONGEST_DELAY = 10.0
+_PUSH_LONGEST_DELAY = LONGEST_PAUSE_SECONDS
 _IDLE_SECONDS = 1.0
 # A timer that is shared cuts and encodes no more than this itself: that takes some microseconds.
 _CUT_ON_TIMER_BYTES = 32 * 1024

@@ -5,9 +5,10 @@ with a named error. The watchdog, one thread a process, looks at all of them eac
 
 - *moving*: it holds nothing, or has got something done within its limit;
 - *hindered*: it has got nothing done for the limit, and a thread has tried within it and failed by a named error (a
-  full disk, a driver log that is unavailable). That goes on by itself, so it is reported, and nothing is ended;
+  full disk, a driver log that is unavailable), or waits to try again. That goes on by itself, so it is reported, and
+  nothing is ended;
 - *stuck*: it has got nothing done for the limit, and no thread has even failed: one is gone, or hangs in a disk. Only
-  another process can go on.
+  another process can go on. Where none could, for the driver log takes no connection, that is a failure like any other.
 
 The watchdog takes no lock, writes no line and asks nobody: whatever hangs must not hold it up as well. Words and deeds
 are the threads' that it starts for them. It counts its own looks and not the clock: a process that was stopped, or a
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Between two looks.
 LOOK_SECONDS = 1.0
+#: After a failure a thread waits so long at most before it tries again.
+LONGEST_PAUSE_SECONDS = 10.0
 
 
 class Progress:
@@ -70,19 +73,24 @@ class ProgressWatch:
         self._failures = progress.failures
         self._without_progress = 0.0
         self._without_failure = 0.0
+        # What a thread waits before it tries again; none has failed, none waits.
+        self._pause = 0.0
 
     def look(self, *, holds_data: bool, limit: float, seconds: float = LOOK_SECONDS) -> Verdict:
         """Return how it is now, ``seconds`` of watching after the look before this one."""
         done, failures = self._progress.done, self._progress.failures
         if not holds_data or done != self._done:
-            self._without_progress = self._without_failure = 0.0
+            self._without_progress = self._without_failure = self._pause = 0.0
+        elif failures != self._failures:
+            self._without_progress += seconds
+            self._without_failure, self._pause = 0.0, LONGEST_PAUSE_SECONDS
         else:
             self._without_progress += seconds
-            self._without_failure = 0.0 if failures != self._failures else self._without_failure + seconds
+            self._without_failure += seconds
         self._done, self._failures = done, failures
         if self._without_progress < limit:
             return Verdict.MOVING
-        return Verdict.STUCK if self._without_failure >= limit else Verdict.HINDERED
+        return Verdict.STUCK if self._without_failure >= limit + self._pause else Verdict.HINDERED
 
 
 class Watched(Protocol):
@@ -126,14 +134,15 @@ class ProgressWatchdog:
 
     Args:
         watched: the receivers that there are now; must take no lock.
-        on_stuck: called once, on the watchdog's thread, with those that are stuck; it must end the process, and wait
-            for nothing without a limit. From then on nothing is watched any more.
+        on_stuck: called on the watchdog's thread with those that are stuck, and must wait for nothing without a limit.
+            It ends the process and returns True, and from then on nothing is watched any more; or it counts in each
+            one's progress why not, and returns False.
     """
 
     def __init__(
         self,
         watched: Callable[[], Sequence[Watched]],
-        on_stuck: Callable[[Sequence[Watched]], None],
+        on_stuck: Callable[[Sequence[Watched]], bool],
         *,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
@@ -188,6 +197,5 @@ class ProgressWatchdog:
                 stuck = self.look()
             except Exception:  # noqa: BLE001, S112  out of memory, say: it looks again, and must write no line
                 continue
-            if stuck:
-                self._on_stuck(stuck)
+            if stuck and self._on_stuck(stuck):
                 return

@@ -38,7 +38,7 @@ from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.driver_log import DriverLog, GivenUpError, ReceiverDriverLog
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, Message, Run, Stop, encode
-from receiver_runtime.progress import Progress, ProgressWatchdog
+from receiver_runtime.progress import LOOK_SECONDS, Progress, ProgressWatchdog
 from receiver_runtime.receiver_start import prepare_receiver
 from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor, progress_limit
 from receiver_runtime.receivers.reading_loop import ReadingLoop
@@ -258,8 +258,23 @@ class _ReceiverProcess:
     def _watched(self) -> Sequence[_ReceiverLife]:
         return list(self._lives.values())
 
-    def _on_stuck(self, stuck: Sequence[Watched]) -> None:
-        """Have those that are stuck reported and the others drained, for a limited time; then end, whatever hangs."""
+    def _on_stuck(self, stuck: Sequence[Watched]) -> bool:
+        """Have those that are stuck reported and the others drained, for a limited time; then end, whatever hangs.
+
+        False, and nothing is ended, while no other process could go on: one that begins needs the driver log.
+        """
+        before = [(one, one.progress.done, one.progress.failures) for one in stuck]
+        if (why := self._why_no_other_could_go_on()) is not None:
+            for one in stuck:
+                one.progress.failed(why)
+            return False
+        # A server that has only just gone on, or this machine with it, answers what hangs in it too.
+        threading.Event().wait(LOOK_SECONDS)
+        stuck = [
+            one for one, done, failures in before if (one.progress.done, one.progress.failures) == (done, failures)
+        ]
+        if not stuck:
+            return False
         self._closing = True
         lives = [life for life in self._watched() if life in stuck]
         done = threading.Semaphore(0)
@@ -286,13 +301,38 @@ class _ReceiverProcess:
         aside(lambda: self._tell_stuck(lives), "last line")
         done.acquire(timeout=_LAST_LINE_SECONDS)
         self._exit_process(ExitCode.STUCK)
+        return True
+
+    def _why_no_other_could_go_on(self) -> str | None:
+        """A server that is stopped answers neither us nor another process; what waits for it goes on when it does."""
+        found: list[str | None] = []
+        answered = threading.Event()
+
+        def ask() -> None:
+            try:
+                with connect_once(self._url(), application_name="forebay receiver that may be stuck"):
+                    found.append(None)
+            except Exception as error:  # noqa: BLE001  whatever it is, another process would meet it too
+                found.append(f"the driver log takes no connection: {error}")
+            finally:
+                answered.set()
+
+        try:
+            threading.Thread(target=ask, name="asking the driver log", daemon=True).start()
+        except (RuntimeError, MemoryError):
+            # That is this process's trouble alone.
+            return None
+        answered.wait(_LAST_SECONDS)
+        return found[0] if found else "the driver log answers no new connection"
+
+    def _url(self) -> str:
+        # For a connection of its own: those of the pool may all be in hands that hang.
+        return self._engine.url.render_as_string(hide_password=False)
 
     def _give_up(self, lives: Sequence[_ReceiverLife]) -> None:
-        # A connection of its own: those of the pool may all be in hands that hang.
-        url = self._engine.url.render_as_string(hide_password=False)
         process_id = None if self._shared is None else self._shared.process_id
         try:
-            with connect_once(url, application_name="forebay receiver that is stuck") as connection:
+            with connect_once(self._url(), application_name="forebay receiver that is stuck") as connection:
                 for life in lives:
                     if process_id is not None:
                         life.give_up(connection, process_id)
@@ -583,7 +623,9 @@ class _ReceiverLife:
         source = parse_source(spec.source)
         settings = ReceiverSettings.of_row(spec.settings)
         self._limit = progress_limit(settings)
-        receiver = prepare_receiver(source, receiver_id=self.receiver_id, ask=self._ask)
+        with self._unwatched():
+            # The receiver's own code makes it, and may take its time: nothing is held yet.
+            receiver = prepare_receiver(source, receiver_id=self.receiver_id, ask=self._ask)
         source_rule = receiver.source_rule or source.source_rule
         claimed = self._claim()
         if not self._ask(
@@ -619,7 +661,7 @@ class _ReceiverLife:
             listener=ReplicaReports(self._reporter, receiver_id=self.receiver_id),
             expected=expected,
         )
-        with _given_back(shared.starting):
+        with self._given_back(shared.starting):
             wait_for_store(store, driver_log=self._driver_log, reporter=self._reporter, progress=self.progress)
         location = store_location(shared.host, store, expected)
         claimed = salvage(
@@ -689,6 +731,26 @@ class _ReceiverLife:
             self._supervisor = supervisor
         return supervisor
 
+    @contextlib.contextmanager
+    def _given_back(self, turn: threading.Semaphore) -> Iterator[None]:
+        """Others may start meanwhile."""
+        turn.release()
+        try:
+            yield
+        finally:
+            # The others may salvage for long, and it does nothing but wait for them.
+            with self._unwatched():
+                turn.acquire()
+
+    @contextlib.contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """What lasts is no sign of a thread that hangs."""
+        self._starting = False
+        try:
+            yield
+        finally:
+            self._starting = True
+
     def _claim(self) -> Claim:
         """Take the receiver over. A claim whose answer was lost is not ours, and is made again on top of it."""
         for attempt in range(_CLAIM_ATTEMPTS):
@@ -729,16 +791,6 @@ class _ReceiverLife:
 
     def _ask(self, what: str, statement: Callable[[sa.Connection], T]) -> T:
         return self._driver_log.until_answered(what, statement)
-
-
-@contextlib.contextmanager
-def _given_back(turn: threading.Semaphore) -> Iterator[None]:
-    """Others may start meanwhile."""
-    turn.release()
-    try:
-        yield
-    finally:
-        turn.acquire()
 
 
 class _AgentLine:

@@ -37,7 +37,7 @@ from receiver_runtime.block_generator import Block, BlockGenerator
 from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.progress import Progress
+from receiver_runtime.progress import LONGEST_PAUSE_SECONDS, Progress
 from receiver_runtime.rate_limiter import RateLimiter
 from receiver_runtime.receiver_calls import HandOvers, WatchedCall, wait_for_calls
 from receiver_runtime.records import conform, to_batch
@@ -73,7 +73,9 @@ _log = structlog.get_logger(__name__)
 
 _STORE_FIRST_DELAY = 0.1
 # Everything is acknowledged within a minute of the disk's return, however long it was full.
-_STORE_LONGEST_DELAY = 10.0
+_STORE_LONGEST_DELAY = LONGEST_PAUSE_SECONDS
+# In a second; what is slower than that is not told from a disk that hangs.
+_SLOWEST_DISK_BYTES = 2**20
 # Dead letters in one write and one statement.
 _LETTERS_AT_ONCE = 1000
 # The hindrance of a disk that takes no blocks.
@@ -936,7 +938,9 @@ class ReceiverSupervisor:
     def _hinder(self, what: str, reason: str) -> None:
         with self._changed:
             self._hindrances[what] = reason
-        self._reporter.reason(reason)
+            # What fails again and again does not hide for how long it has done so.
+            shown = self._hindrances.get(_PROGRESS, reason)
+        self._reporter.reason(shown)
 
     def _clear(self, what: str) -> str:
         """A hindrance is gone: show the next one, or the reason that it hid; returns what it was."""
@@ -945,7 +949,7 @@ class ReceiverSupervisor:
             return ""
         with self._changed:
             was = self._hindrances.pop(what, "")
-            now = next(iter(self._hindrances.values()), self._reason)
+            now = self._hindrances.get(_PROGRESS) or next(iter(self._hindrances.values()), self._reason)
         if was:
             self._reporter.reason(now)
         return was
@@ -959,8 +963,13 @@ class ReceiverSupervisor:
 def progress_limit(settings: ReceiverSettings) -> float:
     """Seconds without progress, while a receiver holds data, that are too many."""
     # One write may take the block store's time-out, and so may the end of the segment before it; what has arrived may
-    # wait for its block to be cut.
-    return max(settings.progress_timeout, 2 * settings.block_store_timeout, 3 * settings.block_interval)
+    # wait for its block to be cut; a disk has no time-out, and a large block takes a slow one long.
+    return max(
+        settings.progress_timeout,
+        2 * settings.block_store_timeout,
+        3 * settings.block_interval,
+        settings.max_block_bytes / _SLOWEST_DISK_BYTES,
+    )
 
 
 class _UnfailingReporter:

@@ -184,7 +184,7 @@ def salvage(
         claimed: answered, and nothing is added under it yet.
         location: of the store, as ``store_location`` gives it.
         earlier_location: what that was for processes of an earlier version, where it was something else.
-        progress: told of each segment that was read, or could not be.
+        progress: told of each frame and segment that was read, or could not be.
 
     Raises:
         ReceiverFencedError: the receiver was taken over meanwhile.
@@ -388,6 +388,8 @@ class _Salvage:
         for item in self._store.scan(segment.path):
             if isinstance(item, TornTail):
                 break
+            # A large segment in a slow store takes long, and its reader is not stuck.
+            self._progress.made()
             length = item.offset + item.length
             header = item.header
             if (

@@ -69,7 +69,7 @@ class ReceiverSettings(BaseModel):
     #: So long a record's key is known at least, by which it is left out when its sender brings it again.
     key_window: Annotated[Seconds, Field(ge=1)] = 7 * 86_400.0
     #: So long a receiver that holds data may get nothing done, with nobody even failing, before its process is
-    #: replaced; never less than twice ``block_store_timeout`` and three times ``block_interval``.
+    #: replaced; at least what ``receiver_supervisor.progress_limit`` leaves a write and an interval.
     progress_timeout: Annotated[Seconds, Field(ge=1)] = 60.0
     #: How blocks are compressed: ``lz4`` is fast, ``zstd`` smaller, ``none`` for data that is compressed already.
     compression: Literal["lz4", "zstd", "none"] = "lz4"

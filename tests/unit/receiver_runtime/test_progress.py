@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
+
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.process_control import Ended
-from receiver_runtime.progress import Progress, ProgressWatch, ProgressWatchdog, Verdict
+from receiver_runtime.progress import LONGEST_PAUSE_SECONDS, Progress, ProgressWatch, ProgressWatchdog, Verdict
 from receiver_runtime.receiver_process import _ReceiverLife, _ReceiverProcess
 from receiver_runtime.receiver_supervisor import progress_limit
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
@@ -19,8 +22,6 @@ from tracker_store.schema import ReceiverEventKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    import pytest
 
     from receiver_runtime.process_control import Message
     from receiver_runtime.progress import Watched
@@ -58,8 +59,17 @@ def test_one_that_fails_by_a_named_error_is_hindered_for_as_long_as_it_does() ->
         found += verdicts(watch, 10)
         progress.failed("No space left on device")
     assert found == [Verdict.MOVING] * 59 + [Verdict.HINDERED] * 141
-    # The thread that tried is gone.
-    assert verdicts(watch, 61)[-2:] == [Verdict.HINDERED, Verdict.STUCK]
+    # The thread that tried is gone, or waits yet to try again.
+    assert verdicts(watch, 71)[-2:] == [Verdict.HINDERED, Verdict.STUCK]
+
+
+def test_one_that_waits_to_try_again_is_not_stuck_however_short_its_limit() -> None:
+    progress = Progress()
+    watch = ProgressWatch(progress)
+    for _ in range(5):
+        progress.failed("No space left on device")
+        found = [watch.look(holds_data=True, limit=2.0) for _ in range(int(LONGEST_PAUSE_SECONDS))]
+        assert Verdict.STUCK not in found
 
 
 def test_time_in_which_nobody_looked_does_not_count() -> None:
@@ -77,6 +87,7 @@ def test_the_limit_leaves_a_write_and_an_interval_their_time() -> None:
     assert progress_limit(ReceiverSettings.model_validate({"block_store_timeout": "2m"})) == 240.0
     assert progress_limit(ReceiverSettings.model_validate({"block_interval": "1h"})) == 3 * 3600.0
     assert progress_limit(ReceiverSettings.model_validate({"progress_timeout": "5m"})) == 300.0
+    assert progress_limit(ReceiverSettings.model_validate({"max_block_bytes": "1GiB"})) == 1024.0
 
 
 class Held:
@@ -100,7 +111,7 @@ class Held:
 
 def test_the_watchdog_has_it_said_once_and_then_that_it_is_over() -> None:
     held = Held()
-    watchdog = ProgressWatchdog(lambda: [held], lambda _: None)
+    watchdog = ProgressWatchdog(lambda: [held], lambda _: True)
     for _ in range(10):
         held.progress.failed("the disk is full")
         assert watchdog.look() == []
@@ -119,7 +130,7 @@ def test_the_watchdog_has_it_said_once_and_then_that_it_is_over() -> None:
 def test_one_that_can_say_nothing_holds_up_no_look() -> None:
     silent, stuck = Held(), Held()
     silent.may_say.clear()
-    watchdog = ProgressWatchdog(lambda: [silent, stuck], lambda _: None)
+    watchdog = ProgressWatchdog(lambda: [silent, stuck], lambda _: True)
     found: Sequence[Watched] = []
     for _ in range(3):
         silent.progress.failed("the log hangs")
@@ -128,15 +139,20 @@ def test_one_that_can_say_nothing_holds_up_no_look() -> None:
     silent.may_say.set()
 
 
-def test_the_watchdogs_thread_hands_over_those_that_are_stuck_once() -> None:
+def test_the_watchdogs_thread_hands_over_those_that_are_stuck_until_the_process_ends() -> None:
     held = Held()
     handed: list[Sequence[Watched]] = []
-    watchdog = ProgressWatchdog(lambda: [held], handed.append, look_seconds=0.01)
+
+    def hand(stuck: Sequence[Watched]) -> bool:
+        handed.append(stuck)
+        # At first it could not end.
+        return len(handed) > 1
+
+    watchdog = ProgressWatchdog(lambda: [held], hand, look_seconds=0.01)
     held.progress_limit = 0.05
     watchdog.start()
-    eventually(lambda: handed)
-    assert handed == [[held]]
-    watchdog.stop()
+    eventually(lambda: not watchdog._thread.is_alive())
+    assert handed == [[held], [held]]
 
 
 def test_a_look_that_fails_is_made_again() -> None:
@@ -149,7 +165,11 @@ def test_a_look_that_fails_is_made_again() -> None:
             raise failures.pop()
         return [held]
 
-    watchdog = ProgressWatchdog(watched, handed.append, look_seconds=0.01)
+    def hand(stuck: Sequence[Watched]) -> bool:
+        handed.append(stuck)
+        return True
+
+    watchdog = ProgressWatchdog(watched, hand, look_seconds=0.01)
     held.progress_limit = 0.05
     watchdog.start()
     eventually(lambda: handed == [[held]])
@@ -192,6 +212,8 @@ def test_a_full_disk_is_a_named_failure_on_every_way_to_store(tmp_path: Path) ->
             "data is held and nothing of it could be stored or registered, trying on",
             supervisor.progress.why,
         ) in made.reporter.events
+        supervisor.on_error("once more", OSError(28, "No space left on device"))
+        assert made.reporter.reasons[-1].startswith("hindered: "), "until it gets on"
         made.files.create_faults = 0
         eventually(lambda: not supervisor.holds_data, "nothing held")
         thread.join(60)
@@ -234,12 +256,14 @@ def test_a_process_that_is_stuck_ends_though_the_driver_log_can_not_be_told(monk
         engine, block_store="/nowhere", host="here", tell_agent=told.append, exit_process=codes.append
     )
     monkeypatch.setattr("receiver_runtime.receiver_process._LAST_SECONDS", 0.5)
+    # It went away after it was asked.
+    monkeypatch.setattr(process, "_why_no_other_could_go_on", lambda: None)
     stuck = _ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
     other = _ReceiverLife(engine, 8, 1, on_ended=lambda *_: None)
     process._lives = {7: stuck, 8: other}
     # Whoever hangs may hold it.
     with process._changed:
-        process._on_stuck([stuck])
+        assert process._on_stuck([stuck])
     [ended] = told
     assert isinstance(ended, Ended)
     assert (ended.receiver_id, ended.assignment, ended.code) == (7, 3, ExitCode.STUCK)
@@ -248,4 +272,70 @@ def test_a_process_that_is_stuck_ends_though_the_driver_log_can_not_be_told(monk
     # The other one was asked to drain.
     assert other._wanted_end is not None
     assert other._wanted_end.drained
+    engine.dispose()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_nothing_is_ended_while_the_driver_log_answers_no_other_process_either(
+    frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What hangs may hang in it: a server that is stopped, or its disk. Another process could not even begin."""
+    codes: list[int] = []
+    monkeypatch.setattr("receiver_runtime.receiver_process._LAST_SECONDS", 0.5 if frozen else 60.0)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if frozen:
+            server.listen()
+        engine = create_engine(f"postgresql://nobody@127.0.0.1:{server.getsockname()[1]}/none", application_name="t")
+        process = _ReceiverProcess(
+            engine, block_store="/nowhere", host="here", tell_agent=lambda _: None, exit_process=codes.append
+        )
+        life = _ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
+        process._lives = {7: life}
+        assert not process._on_stuck([life])
+        assert life.progress.failures == 1
+        assert life.progress.why.startswith("the driver log ")
+        assert codes == []
+        assert not process._closing
+        engine.dispose()
+
+
+def test_nothing_is_ended_that_goes_on_while_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
+    process = _ReceiverProcess(
+        engine, block_store="/nowhere", host="here", tell_agent=lambda _: None, exit_process=codes.append
+    )
+    life = _ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
+    monkeypatch.setattr(process, "_why_no_other_could_go_on", life.progress.made)
+    assert not process._on_stuck([life])
+    assert codes == []
+    engine.dispose()
+
+
+def test_who_waits_for_its_turn_to_start_is_not_stuck() -> None:
+    """A hundred receivers salvage, a few at a time, when their store is mounted again."""
+    engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
+    life = _ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
+    turn = threading.BoundedSemaphore(1)
+    waits = threading.Event()
+
+    def start() -> None:
+        with turn:
+            life._starting = True
+            with life._given_back(turn):
+                waits.set()
+                may_go_on.wait(60)
+
+    may_go_on = threading.Event()
+    thread, errors = in_thread(start)
+    assert waits.wait(60)
+    # The store is asked.
+    assert life.holds_data
+    with turn:
+        may_go_on.set()
+        eventually(lambda: not life.holds_data)
+    thread.join(60)
+    assert errors == []
+    assert life.holds_data
     engine.dispose()
