@@ -607,10 +607,12 @@ class Agent:
                 continue
             # A batch run that it was in has its row too, under the machine's own name.
             end_processes_of_pid(connection, hosts=[self._host, machine], pid=pid, why=CRASHED)
+            self._ended_pids.popleft()
             # A tracker has no row there. The next one then leads at once. Agents without one may lack the right to ask.
+            # Asked once: a statement that a killed tracker has left may hold the row for long, and while this agent
+            # waited for that again and again it would show no heartbeat. The next one then leads after the time limit.
             if self._role_commands and end_leadership_of(connection, holder_name(machine, pid)):
                 log.info("the leading tracker has ended", pid=pid)
-            self._ended_pids.popleft()
 
     def _start(self, name: str, command: Sequence[str], *, stdin: int = subprocess.PIPE) -> _Child:
         log_file = self._log_directory / f"{name}.log"

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from receiver_runtime import agent as agent_module
+from receiver_runtime.agent import Agent
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.left_processes import LeftProcesses
@@ -22,6 +23,7 @@ from tests.receiver_processes import eventually
 from tests.unread_bytes import unread_bytes
 from tracker_store.checks import check_data
 from tracker_store.engine import connect, create_engine
+from tracker_store.errors import DriverLogUnavailableError
 from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.processes import end_processes_of_pid, expire_process, register_process
 from tracker_store.schema import ProcessKind
@@ -155,6 +157,34 @@ def test_the_end_of_a_process_whose_number_another_of_the_agents_has_by_now_ends
         assert rig.execute("SELECT ended_at FROM forebay.processes WHERE pid = :pid", pid=running.pid) == [(None,)]
         rig.flow([receiver_id])
         assert rig.epochs() == {receiver_id: 1}
+
+
+def test_a_leadership_that_can_not_be_ended_now_is_left_to_its_time_limit(
+    engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a killed tracker was at may hold the row: an agent that asked again and again would show no heartbeat."""
+    asked: list[str] = []
+
+    def wait_in_vain(_: sa.Connection, holder: str) -> bool:
+        asked.append(holder)
+        raise DriverLogUnavailableError("canceling statement due to lock timeout")
+
+    monkeypatch.setattr("receiver_runtime.agent.end_leadership_of", wait_in_vain)
+    agent = Agent(
+        engine,
+        name="here",
+        host="here",
+        slots=1,
+        receiver_command=lambda _: [],
+        role_commands={"tracker": []},
+        log_directory=tmp_path,
+    )
+    agent._ended_pids.append(2**31 - 1)
+    with connect(engine) as connection:
+        with pytest.raises(DriverLogUnavailableError):
+            agent._tick(connection)
+        agent._tick(connection)
+    assert len(asked) == 1
 
 
 def test_an_agent_says_that_what_a_killed_one_left_is_gone_once_it_is(database_url: str, tmp_path: Path) -> None:
