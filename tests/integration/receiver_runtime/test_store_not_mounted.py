@@ -57,6 +57,8 @@ def test_a_store_that_is_not_mounted_takes_nothing_and_receiving_goes_on_when_it
         eventually(lambda: "not mounted?" in rig.state()[1], "the reason")
         assert rig.state()[0] == "ACTIVE"
         assert str(mount.root) in rig.state()[1]
+        # Events are written after the reason.
+        eventually(lambda: told(rig, "a block could not be stored, it is tried again"), "the event")
         assert f"{mount.root} can't be reached (not mounted?" in told(
             rig, "a block could not be stored, it is tried again"
         )
