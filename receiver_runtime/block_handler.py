@@ -147,12 +147,15 @@ class BlockHandler:
     def keep_house(self, registered_through: int = 0) -> None:
         """For a moment in which nothing is stored: close a segment that has reached its age.
 
-        Where no block was stored since the last such moment, the file first gets a note of what is registered.
+        Where no block was stored since the last such moment, or the file would be closed, it first gets a note of what
+        is registered. It is not closed while it holds blocks that such a note is still to come for.
         """
-        newest, self._newest_when_idle = self._newest_when_idle, self._newest
-        if newest == self._newest:
+        newest = self._newest
+        before, self._newest_when_idle = self._newest_when_idle, newest
+        if before == newest or self._log.is_due:
             self._note(registered_through)
-        self._log.roll_if_due(registered_through)
+        noted = self._newest_sent_again <= self._said_through
+        self._log.roll_if_due(registered_through, unless_after=newest if noted else self._said_through)
 
     def close(self, registered_through: int = 0) -> None:
         """Close the log, with a note of what is registered; seal its last segment, if everything in it is."""

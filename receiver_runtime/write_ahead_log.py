@@ -204,11 +204,21 @@ class WriteAheadLog:
                 if not self._unrecorded[handle.segment_id]:
                     del self._unrecorded[handle.segment_id]
 
-    def roll_if_due(self, registered_through: int = 0) -> None:
-        """Close a segment that has reached its age, also when nothing is written; seals what waits for it."""
+    @property
+    def is_due(self) -> bool:
+        """Whether the open segment, if there is one, has reached its age."""
+        with self._lock:
+            return self._segment is not None and self._is_old()
+
+    def roll_if_due(self, registered_through: int = 0, *, unless_after: int | None = None) -> None:
+        """Close a segment that has reached its age, also when nothing is written; seals what waits for it.
+
+        One with a block newer than ``unless_after`` stays open.
+        """
         with self._lock:
             self._registered_through = max(self._registered_through, registered_through)
-            if self._segment is not None and self._is_old():
+            wanted = unless_after is not None and self._segment_sequence > unless_after
+            if self._segment is not None and self._is_old() and not wanted:
                 self._end_segment()
             self._seal_waiting()
 
