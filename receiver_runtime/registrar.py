@@ -637,8 +637,9 @@ class Registrar:
 
     def _beat(self, receiver_ids: Sequence[int]) -> None:
         with self._changed:
-            # Before it is asked: what is registered meanwhile is no loss.
-            known = {receiver_id: lane.registered_through for receiver_id, lane in self._lanes.items()}
+            # Before it is asked: what is registered meanwhile is no loss. A receiver that is attached anew meanwhile
+            # may rightly know less than before.
+            asked = [(lane, lane.registered_through) for lane in self._lanes.values()]
         try:
             steerings = self._log.heartbeat(receiver_ids)
         except ProcessExpiredError as error:
@@ -652,10 +653,12 @@ class Registrar:
             if self._heartbeat_backoff.failures:
                 _log.info("the driver log takes heartbeats again", attempts=self._heartbeat_backoff.failures + 1)
                 self._heartbeat_backoff.reset()
+            newest = {steering.receiver_id: steering.newest_sequence for steering in steerings}
             for steering in steerings:
                 if (lane := self._lanes.get(steering.receiver_id)) is not None:
                     self._steer(lane, steering)
-                    self._compare(lane, steering.newest_sequence, known.get(steering.receiver_id, 0))
+            for lane, registered in asked:
+                self._compare(lane, newest.get(lane.receiver_id), registered)
 
     def _compare(self, lane: _Lane, newest: int | None, registered: int) -> None:
         if newest is None or newest >= registered:

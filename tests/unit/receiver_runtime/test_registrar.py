@@ -31,7 +31,7 @@ from tracker_store.processes import ProcessExpiredError
 from tracker_store.schema import DesiredState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
 
@@ -510,3 +510,38 @@ def test_lost_segments_are_their_receivers_alone(registrar: Registrar, log: Memo
     assert going.result() == block(1, receiver_id=2)
     with pytest.raises(LostCommitsError):
         failing.result(20)
+
+
+class ReattachingBlockLog(MemoryBlockLog):
+    """A receiver ends and comes again while a heartbeat is under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        return super().heartbeat(receiver_ids)
+
+
+def test_a_receiver_that_came_again_is_not_measured_by_what_its_predecessor_knew(clock: ManualClock) -> None:
+    log = ReattachingBlockLog()
+    registrar = Registrar(log, clock=clock)
+    told: list[LostCommitsError] = []
+    registrar.attach(1, registered_through=5, limit=100)
+    log.tells_newest = True
+    log.chains[1] = [block(1)]
+
+    def come_again() -> None:
+        registrar.detach(1)
+        registrar.attach(1, registered_through=1, limit=100, on_lost=told.append)
+
+    log.meanwhile = come_again
+    registrar.start()
+    try:
+        heartbeats = log.heartbeats
+        advance_until(clock, lambda: log.heartbeats > heartbeats + 2)
+        assert told == []
+    finally:
+        registrar.stop()
