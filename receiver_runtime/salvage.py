@@ -256,11 +256,14 @@ class _Salvage:
     def give_rows_to_lost_segments(self) -> None:
         """Give each file of the receiver's that no row names a row, as a segment that a killed process left open."""
         try:
-            files = self._own_files()
+            unknown = [found for page in _groups(sorted(self._own_files())) for found in self._without_row(page)]
+            if unknown:
+                # Clean-up deletes a file and then its row: one whose row went since the look is gone itself by now.
+                files = self._own_files()
+                unknown = [found for found in unknown if found in files]
         except (OSError, BlockStoreError) as error:
             _log.warning("could not look for lost segments", receiver_id=self._receiver_id, error=str(error))
             return
-        unknown = [found for page in _groups(sorted(files)) for found in self._without_row(page)]
         if not unknown:
             return
         oldest = self._driver_log.until_answered(
@@ -291,11 +294,10 @@ class _Salvage:
     def _own_files(self) -> set[tuple[int, int, str]]:
         """The receiver's files as (epoch, number, path)."""
         found = set()
-        for replica in replicas_of(self._store):
-            for path in replica.segment_paths(f"receiver-{self._receiver_id}"):
-                name = _SEGMENT_NAME.fullmatch(path)
-                if name is not None and int(name["receiver"]) == self._receiver_id:
-                    found.add((int(name["epoch"]), int(name["number"]), path))
+        for path in self._store.segment_paths(f"receiver-{self._receiver_id}"):
+            name = _SEGMENT_NAME.fullmatch(path)
+            if name is not None and int(name["receiver"]) == self._receiver_id:
+                found.add((int(name["epoch"]), int(name["number"]), path))
         return found
 
     def _without_row(self, page: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:

@@ -95,6 +95,13 @@ class BlockStore(Protocol):
         """Everything in one segment, in order. Raises FileNotFoundError where nothing is."""
         ...
 
+    def segment_paths(self, under: str = "") -> Iterator[str]:
+        """The path of everything in the store, or in its directory `under`, in no order.
+
+        Without what was set aside, notes and its identity.
+        """
+        ...
+
     def delete_segment(self, path: str) -> None:
         """Delete a segment; one that is gone already is a success. Only the clean-up calls this."""
         ...
@@ -117,13 +124,6 @@ class Replica(BlockStore, Protocol):
 
     def take_notes(self) -> list[bytes]:
         """All of them, each taken away."""
-        ...
-
-    def segment_paths(self, under: str = "") -> Iterator[str]:
-        """The path of everything in the store, or in its directory `under`, in no order.
-
-        Without what was set aside, notes and its identity.
-        """
         ...
 
     def set_aside(self, path: str) -> str:

@@ -223,6 +223,13 @@ class ReplicatedBlockStore:
             raise StoreUnavailableError(self.name, f"scanning {path}: {'; '.join(said)}")
         raise FileNotFoundError(f"no replica has {path}")
 
+    def segment_paths(self, under: str = "") -> Iterator[str]:
+        """The path of everything in any replica; see ``BlockStore``. Raises where one can't be asked, or hangs."""
+        found: set[str] = set()
+        for site in self._sites:
+            found |= site.reads.call(partial(_whole_listing, site.store, under), self._timeout)
+        yield from found
+
     def leave_note(self, key: str, text: bytes, *, about: str) -> None:
         """Keep a note in the first replica that takes it, but not the one that it is about; see ``replica_notes``."""
         for site in self._sites:
@@ -390,6 +397,10 @@ class _Part:
         if self._dropped.is_set() and self._segment is not None:
             segment, self._segment = self._segment, None
             segment.close()
+
+
+def _whole_listing(store: Replica, under: str) -> set[str]:
+    return set(store.segment_paths(under))
 
 
 def _whole_scan(store: Replica, path: str) -> list[ScannedItem]:

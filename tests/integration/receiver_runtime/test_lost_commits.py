@@ -201,3 +201,26 @@ def test_what_was_salvaged_and_lost_before_its_segment_was_sealed_is_salvaged_ag
     assert receiver.blocks() == []
     receiver.live()
     assert receiver.blocks() == [["a"]]
+
+
+def test_a_file_that_clean_up_takes_meanwhile_is_not_lost(receiver: SalvagedReceiver) -> None:
+    life = receiver.live()
+    life.keep("a")
+    life.register()
+    life.close()
+    [path] = receiver.paths()
+
+    class CleansUp(DriverLog):
+        """A file was listed, and then it is deleted, and its row."""
+
+        def until_answered(
+            self, what: str, statement: Callable[[sa.Connection], T], *, listener: OutageListener | None = None
+        ) -> T:
+            if what == "look for rows of segments":
+                (receiver.root / path).unlink()
+                receiver.execute("DELETE FROM forebay.log_segments WHERE path = :path", path=path)
+            return super().until_answered(what, statement, listener=listener)
+
+    receiver.salvage(receiver.claim(), driver_log=CleansUp(receiver.engine))
+    assert receiver.segments() == []
+    assert receiver.events("ERROR") == []

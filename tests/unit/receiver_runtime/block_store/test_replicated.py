@@ -28,7 +28,7 @@ from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemorySegments, eventually, frame, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path, PurePath
 
 PATH = "receiver-7/9-000001.segment"
@@ -360,3 +360,23 @@ def test_a_read_tells_of_a_replica_that_is_damaged_or_lags_and_a_reader_leaves_w
     assert (note.replica, note.receiver_id) == (str(first.root), 7)
     assert "no such file" in note.detail
     assert list(take_notes(store)) == []
+
+
+def test_what_is_there_is_listed_from_all_replicas_and_one_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    answers = threading.Event()
+
+    class Hanging(LocalBlockStore):
+        def segment_paths(self, under: str = "") -> Iterator[str]:
+            answers.wait(60)
+            return super().segment_paths(under)
+
+    first, second = LocalBlockStore(tmp_path / "a"), Hanging(tmp_path / "b")
+    first.create_segment(PATH).close()
+    second.create_segment("receiver-8/1-000001.segment").close()
+    store = ReplicatedBlockStore([second, first], timeout=0.01)
+    with pytest.raises(TimeoutError, match="no answer"):
+        list(store.segment_paths())
+    answers.set()
+    store = ReplicatedBlockStore([first, second])
+    assert sorted(store.segment_paths()) == [PATH, "receiver-8/1-000001.segment"]
+    assert list(store.segment_paths("receiver-7")) == [PATH]
