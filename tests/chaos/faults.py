@@ -198,8 +198,8 @@ def _start_again(server: PostgresServer) -> None:
         server.start(synchronous=True)
 
 
-def _postgres_full(system: System, _pick: float) -> Injected:
-    disk = system.database_disk()
+def _filled(disk: disks.Disk) -> Callable[[], None]:
+    """Fill a disk and keep it full; return what frees it."""
     disk.fill()
     healed = threading.Event()
 
@@ -210,10 +210,20 @@ def _postgres_full(system: System, _pick: float) -> Injected:
     thread = threading.Thread(target=keep_full, daemon=True)
     thread.start()
 
-    def heal() -> None:
+    def free() -> None:
         healed.set()
         thread.join()
         disk.free()
+
+    return free
+
+
+def _postgres_full(system: System, _pick: float) -> Injected:
+    disk = system.database_disk()
+    free = _filled(disk)
+
+    def heal() -> None:
+        free()
         # Out of space for its log the server goes down, and is started again as by a service manager.
         if isinstance(system, TwoHosts):
             _start_again(system.primary)
@@ -247,22 +257,7 @@ def _kill_broker(system: System, _pick: float) -> Injected:
 
 def _store_full(system: System, pick: float) -> Injected:
     disk = _picked(system.stores, pick, "disk")
-    disk.fill()
-    healed = threading.Event()
-
-    def keep_full() -> None:
-        while not healed.wait(_AWAY_POLL):
-            disk.keep_full()
-
-    thread = threading.Thread(target=keep_full, daemon=True)
-    thread.start()
-
-    def heal() -> None:
-        healed.set()
-        thread.join()
-        disk.free()
-
-    return Injected(f"{disk.backing.name}, which the logs share", heal)
+    return Injected(f"{disk.backing.name}, which the logs share", _filled(disk))
 
 
 def _point(system: System, pick: float) -> tuple[str, int, Path]:
