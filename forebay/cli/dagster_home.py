@@ -45,7 +45,13 @@ def write_dagster_home(directory: Path, *, code_server_port: int) -> Path:
     days = {"skipped": SKIPPED_TICK_DAYS, "success": TICK_DAYS, "failure": TICK_DAYS, "started": TICK_DAYS}
     instance = {
         # The URL holds a password, so it is named and not written.
-        "storage": {"postgres": {"postgres_url": {"env": DATABASE_VARIABLE}}},
+        "storage": {
+            "custom": {
+                "module": "orchestration.dagster_storage",
+                "class": "PooledPostgresStorage",
+                "config": {"postgres_url": {"env": DATABASE_VARIABLE}},
+            }
+        },
         # Launches at once: order and concurrency of batches are the batch sensor's.
         "run_coordinator": {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"},
         # Batch runs go to the agent's batch drivers, every other run to Dagster's default launcher.

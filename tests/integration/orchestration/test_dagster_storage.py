@@ -1,0 +1,62 @@
+"""The storage of Forebay's own Dagster instance: Dagster's, with connections that are kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import sqlalchemy as sa
+
+from forebay.cli.dagster_home import DATABASE_VARIABLE, dagster_database_url, ensure_dagster_schema, write_dagster_home
+from orchestration.dagster_storage import KEPT_CONNECTIONS
+from tracker_store.engine import psycopg2_url
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+# Since when: by their pids, connections of Dagster are told from others.
+_CONNECTIONS = sa.text(
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid() "
+    "AND application_name = ''"
+)
+_END_CONNECTIONS = sa.text(
+    "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND pid != pg_backend_pid() AND application_name = ''"
+)
+
+
+def _instance(directory: Path) -> dg.DagsterInstance:
+    return dg.DagsterInstance.from_config(str(directory))
+
+
+def _ask(instance: dg.DagsterInstance) -> None:
+    """Statements on runs, events and schedules, as Dagster's daemon makes them."""
+    instance.get_runs(limit=1)
+    instance.get_latest_materialization_event(dg.AssetKey("counts"))
+    instance.all_instigator_state()
+
+
+def test_connections_are_kept_and_shared_and_a_restarted_server_costs_no_statement(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensure_dagster_schema(database_url)
+    monkeypatch.setenv(DATABASE_VARIABLE, dagster_database_url(database_url))
+    write_dagster_home(tmp_path, code_server_port=1)
+    watcher = sa.create_engine(
+        psycopg2_url(database_url), isolation_level="AUTOCOMMIT", connect_args={"application_name": "watcher"}
+    )
+    with watcher.connect() as watching, _instance(tmp_path) as instance:
+        _ask(instance)
+        kept = set(watching.execute(_CONNECTIONS).scalars())
+        assert 0 < len(kept) <= KEPT_CONNECTIONS
+        # The code server makes an instance for each tick of a sensor.
+        for _ in range(3):
+            with _instance(tmp_path) as another:
+                _ask(another)
+        assert set(watching.execute(_CONNECTIONS).scalars()) <= kept
+        assert watching.execute(_END_CONNECTIONS).scalar_one() == len(kept)
+        _ask(instance)
+        assert not set(watching.execute(_CONNECTIONS).scalars()) & kept
+    watcher.dispose()
