@@ -191,6 +191,10 @@ class DriverLog:
         [(count,)] = self._rows("SELECT count(*) FROM forebay.batch_stats WHERE state = 'COMPLETED'")
         return int(count)
 
+    def hosts_with_receivers(self) -> set[str]:
+        """Return the names of the hosts that receivers are placed on."""
+        return {host for (host,) in self._rows("SELECT host FROM forebay.receiver_status WHERE host IS NOT NULL")}
+
     def said(self) -> list[str]:
         """Return all that events and reasons say."""
         events = self._rows(

@@ -80,7 +80,8 @@ def _kinds() -> Iterator[Kind]:
     yield Kind("kill-broker", "broker", (3.0, 10.0))
     yield Kind("store-full", "store", (10.0, 20.0), mounts)
     yield Kind("store-read-only", "store", (8.0, 20.0), mounts)
-    yield Kind("store-unmounted", "store", (10.0, 20.0), mounts)
+    # Longer than a segment lasts: so a receiver meets it.
+    yield Kind("store-unmounted", "store", (15.0, 25.0), mounts)
     yield Kind("store-slow", "sync", (8.0, 20.0), shim)
     for damage in ("flip", "cut", "delete"):
         yield Kind(f"block-{damage}", "blocks", needs=replicas)
