@@ -237,10 +237,13 @@ class Agent:
             self._sign_off()
 
     def _pause(self, stop: threading.Event) -> None:
-        """Until the next tick is due: at once when a receiver process ends that still ran before the pause."""
+        """Until the next tick is due: at once when a process ends that still ran before the pause."""
         running = [process.child.process for process in self._processes if process.child.process.poll() is None]
+        drivers = self._batch_drivers
         for _ in range(LOOKS_PER_TICK):
             if stop.wait(TICK_SECONDS / LOOKS_PER_TICK) or any(child.poll() is not None for child in running):
+                return
+            if drivers is not None and drivers.has_ended():
                 return
 
     def _tick(self, connection: sa.Connection) -> None:

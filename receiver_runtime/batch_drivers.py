@@ -122,6 +122,10 @@ class BatchDrivers:
         self._prepare(is_ready=ready >= self.wanted > 0)
         return ended
 
+    def has_ended(self) -> bool:
+        """Whether one has ended that `tick` has not found yet."""
+        return any(driver.process.poll() is not None for driver in self._drivers)
+
     def pids(self) -> list[int]:
         """The pids of all that have not been found to have ended."""
         return [driver.process.pid for driver in self._drivers]
@@ -231,9 +235,11 @@ class BatchDrivers:
         if code == 0:
             log.info("batch driver ended", child=driver.name)
             return
-        if self._clock() - driver.started >= HEALTHY_AFTER_SECONDS:
+        # One that has worked for a while says nothing about the next.
+        is_first = self._clock() - driver.started >= HEALTHY_AFTER_SECONDS
+        if is_first:
             self._backoff.reset()
-        delay = self._backoff.next_delay()
+        delay = 0.0 if is_first else self._backoff.next_delay()
         self._not_before = self._clock() + delay
         ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         log.error(

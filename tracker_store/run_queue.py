@@ -33,9 +33,11 @@ CANCEL_CHANNEL = "forebay_run_cancel"
 
 # So long a driver that starts is waited for.
 STARTING_COUNTS = timedelta(seconds=60)
-# So long after one died at work the next one is waited for. (The agent's word for it.)
+# So long after one died at work, or was left by its agent, the next one is waited for.
 CRASHED_COUNTS = timedelta(seconds=15)
+# The agent's word for the first, and the driver's own for the second.
 CRASHED = "its process ended"
+LEFT = "its agent is gone"
 
 
 class WorkerState(StrEnum):
@@ -125,7 +127,8 @@ def enqueue_run(connection: sa.Connection, *, run_id: str, location: str) -> boo
     """Hand a run to the drivers of `location`; False where none takes runs, and nothing is done then.
 
     One that starts counts too, for a while, unless one has just died of starting; and one that has just died at work,
-    for its agent starts another: both take the run sooner than a process that is started now beside them.
+    or was left by its agent, for another is started: both take the run sooner than a process that is started now
+    beside them.
     Locks: one such driver's row FOR SHARE, so that a driver that stops taking runs sees this one, or is not counted on;
     the new row. A run that is there already stays as it is.
     """
@@ -137,7 +140,7 @@ def enqueue_run(connection: sa.Connection, *, run_id: str, location: str) -> boo
                     "  FROM forebay.batch_drivers d JOIN forebay.processes p ON p.id = d.process_id "
                     "  WHERE d.location = :location), "
                     "counts AS (SELECT d.process_id FROM drivers d WHERE "
-                    "  d.state = 'READY' AND (d.ended_at IS NULL OR (d.end_reason = :crashed "
+                    "  d.state = 'READY' AND (d.ended_at IS NULL OR (d.end_reason IN (:crashed, :left) "
                     "    AND d.ended_at > clock_timestamp() - CAST(:crashed_counts AS interval))) "
                     "  OR d.state = 'STARTING' AND d.ended_at IS NULL "
                     "    AND d.since > clock_timestamp() - CAST(:starting_counts AS interval) "
@@ -156,6 +159,7 @@ def enqueue_run(connection: sa.Connection, *, run_id: str, location: str) -> boo
                     "channel": QUEUED_CHANNEL,
                     "starting_counts": STARTING_COUNTS,
                     "crashed": CRASHED,
+                    "left": LEFT,
                     "crashed_counts": CRASHED_COUNTS,
                 },
             ).one_or_none()

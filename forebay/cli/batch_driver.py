@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from typing import Annotated
 
 import structlog
@@ -44,12 +45,22 @@ def batch_driver(
     engine = create_engine(settings.require_database_url(), application_name="forebay batch driver", pool_size=1)
     # Before the seconds that Dagster and Spark take: whoever has a run knows that a driver is coming.
     registration = DriverRegistration(engine, host=host or socket.gethostname(), location=location)
-    from orchestration.run_launcher.batch_driver import BatchDriver  # noqa: PLC0415  loads Dagster
+    from orchestration.run_launcher.driver_start import start  # noqa: PLC0415  loads Spark
 
+    began = time.monotonic()
+    try:
+        started = start(settings, application=f"forebay batch driver {location}")
+        from orchestration.run_launcher.batch_driver import BatchDriver  # noqa: PLC0415  loads Dagster
+    except BaseException:
+        registration.end("it could not start")
+        raise
+    log.info("Spark started", seconds=round(time.monotonic() - began, 1))
     BatchDriver(
         settings,
+        started=started,
         registration=registration,
         drain=threading.Event() if agent is None else agent.drain,
+        is_left=threading.Event() if agent is None else agent.is_gone,
         on_ready=_nobody if agent is None else agent.ready,
         ask_for_successor=_alone if agent is None else agent.recycle,
     ).run()
@@ -68,6 +79,7 @@ class _AgentLine:
 
     def __init__(self) -> None:
         self.drain = threading.Event()
+        self.is_gone = threading.Event()
         self._is_ready = threading.Event()
         threading.Thread(target=self._listen, name="agent line", daemon=True).start()
 
@@ -97,6 +109,7 @@ class _AgentLine:
                 break
         else:
             log.warning("the agent is gone, draining")
+            self.is_gone.set()
         self.drain.set()
         if not self._is_ready.is_set():
             # It has nothing to drain, and would go on to start for seconds.

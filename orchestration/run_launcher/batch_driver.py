@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import structlog
 
-from orchestration.modules import load_pipelines
 from orchestration.run_launcher.cancellation import Cancellation
 from orchestration.run_launcher.dagster_internals import (
     EngineEventData,
@@ -29,15 +28,16 @@ from orchestration.run_launcher.dagster_internals import (
     pop_captured_interrupt,
     recon_job_from_origin,
 )
+from orchestration.run_launcher.driver_start import CODE_MODULE
 from orchestration.run_launcher.driver_state import DriverState, DriverStates
 from orchestration.run_launcher.loaded_code import LoadedCode
 from orchestration.run_launcher.recycling import Recycling
 from orchestration.run_launcher.seen_signals import SeenSignals
 from orchestration.run_launcher.warm_up import warm_up
-from orchestration.spark.session import WarmSession, own_settings, shared_configuration
 from tracker_store.engine import connect, create_engine
 from tracker_store.outage import SURVIVED, Outage
 from tracker_store.run_queue import (
+    LEFT,
     QUEUED_CHANNEL,
     Notifications,
     claim_run,
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from dagster._core.origin import JobPythonOrigin
 
     from orchestration.run_launcher.driver_registration import DriverRegistration
+    from orchestration.run_launcher.driver_start import Started
     from orchestration.settings import Settings
 
-CODE_MODULE = "orchestration.definitions"
 # A notification may be lost with its connection: so often it looks.
 LOOK_SECONDS = 1.0
 # Memory and code are looked at so often, and not before each run.
@@ -79,8 +79,10 @@ class BatchDriver:
         self,
         settings: Settings,
         *,
+        started: Started,
         registration: DriverRegistration,
         drain: threading.Event,
+        is_left: threading.Event,
         on_ready: Callable[[], object],
         ask_for_successor: Callable[[str], bool],
     ) -> None:
@@ -88,8 +90,10 @@ class BatchDriver:
 
         Args:
             settings: of this installation.
+            started: Spark, started; ended by `run`.
             registration: this process's; ended by `run`.
             drain: set by others: it takes no more runs, and ends.
+            is_left: set by others, before `drain`: its agent is gone without having told it to end.
             on_ready: called once it takes runs.
             ask_for_successor: called with the reason when it should be replaced; False where nobody starts another
                 one first: then it ends, and is started again.
@@ -98,13 +102,15 @@ class BatchDriver:
         self._registration = registration
         self._location = location = registration.location
         self._drain = drain
+        self._is_left = is_left
         self._on_ready = on_ready
         self._ask_for_successor = ask_for_successor
         self._states = DriverStates()
         self._engine: sa.Engine = create_engine(
             settings.require_database_url(), application_name=f"forebay batch driver {location}", pool_size=3
         )
-        self._session: WarmSession | None = None
+        self._session = started.session
+        self._pipelines = started.pipelines
         self._jobs: dict[str, tuple[JobPythonOrigin, ReconstructableJob]] = {}
         # Why it must not run another one.
         self._spoilt: str | None = None
@@ -118,7 +124,7 @@ class BatchDriver:
         self._unsaid: dict[str, BaseException] = {}
 
     def run(self) -> None:
-        """Load, take runs until it is drained or should be replaced, and end."""
+        """Take runs until it is drained or should be replaced, and end."""
         registration = self._registration
         with (
             dg.DagsterInstance.get() as instance,
@@ -128,19 +134,10 @@ class BatchDriver:
             registration,
         ):
             instance.optimize_for_webserver(_STATEMENT_TIMEOUT_MS, _POOL_RECYCLE_SECONDS, _POOL_OVERFLOW)
-            started = time.monotonic()
-            # A module that calls build_definitions(spark=...) says what the session is made with.
-            pipelines = load_pipelines(self._settings.module)
-            # Before the rest: a JVM keeps the standard output that it starts with.
-            self._session = WarmSession(
-                self._settings,
-                application=f"forebay batch driver {self._location}",
-                configuration=shared_configuration(pipelines),
-                own=own_settings(pipelines),
-            )
+            # Its definitions; what is wrong with them is said here, and not at the first run.
             importlib.import_module(CODE_MODULE)
             if not self._is_waited_for():
-                warm_up(self._session.session, self._settings, pipelines)
+                warm_up(self._session.session, self._settings, self._pipelines)
             recycling = Recycling(
                 LoadedCode(self._settings.module),
                 max_runs=self._settings.batch_driver_max_runs,
@@ -154,13 +151,16 @@ class BatchDriver:
                 "batch driver ready",
                 process_id=registration.process_id,
                 location=self._location,
-                seconds=round(time.monotonic() - started, 1),
             )
             why = self._take_runs(instance, registration.process_id, recycling, cancellation)
             log.info("batch driver drains", why=why, runs=recycling.runs)
             self._states.move(DriverState.DRAINING, why)
-            registration.note(BatchDriverState.DRAINING)
-            self._take_what_is_left(instance, registration.process_id, cancellation)
+            if self._is_left.is_set():
+                # Another agent starts another driver: what is handed over now is for that one.
+                registration.end(LEFT)
+            else:
+                registration.note(BatchDriverState.DRAINING)
+                self._take_what_is_left(instance, registration.process_id, cancellation)
             self._states.move(DriverState.ENDED)
         self._session.stop()
         self._engine.dispose()
@@ -227,7 +227,7 @@ class BatchDriver:
 
     def _is_spoilt(self) -> bool:
         """Whether it must not take another run. A JVM may end while nothing runs: a run would be an attempt wasted."""
-        if self._spoilt is None and self._session is not None:
+        if self._spoilt is None:
             self._spoilt = self._session.ended()
         return self._spoilt is not None
 
@@ -300,8 +300,7 @@ class BatchDriver:
         if run.status is dg.DagsterRunStatus.CANCELING:
             instance.report_run_canceled(run, message="Cancelled before the batch driver had begun with it.")
             return
-        session = self._session
-        if session is None or run.job_code_origin is None:
+        if run.job_code_origin is None:
             raise RuntimeError(f"run {run_id} names no code to load")
         instance.report_engine_event(
             f"Batch driver (process {process_id}, pid {os.getpid()} on {self._registration.host}) took the run.",
@@ -309,7 +308,7 @@ class BatchDriver:
             EngineEventData.in_process(os.getpid()),
         )
         job = self._job(run.job_code_origin)
-        session.begin(run_id)
+        self._session.begin(run_id)
         for _ in core_execute_run(job, run, instance, inject_env_vars=False):
             pass
 
@@ -321,7 +320,7 @@ class BatchDriver:
         return known[1]
 
     def _clear_up(self) -> None:
-        if self._session is None or self._spoilt is not None:
+        if self._spoilt is not None:
             return
         try:
             self._session.reset()

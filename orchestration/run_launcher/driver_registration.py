@@ -13,7 +13,7 @@ import structlog
 from tracker_store.engine import connect
 from tracker_store.errors import DriverLogError
 from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
-from tracker_store.run_queue import register_batch_driver, remove_batch_driver, set_batch_driver_state
+from tracker_store.run_queue import LEFT, register_batch_driver, remove_batch_driver, set_batch_driver_state
 from tracker_store.schema import BatchDriverState, ProcessKind
 
 if TYPE_CHECKING:
@@ -71,13 +71,19 @@ class DriverRegistration:
             set_batch_driver_state(connection, process_id=self.process_id, state=state)
 
     def end(self, reason: str) -> None:
-        """Sign off; where that can't be said, the agent or the tracker says it."""
+        """Sign off, once; where that can't be said, the agent or the tracker says it.
+
+        One that was left by its agent (LEFT) keeps its driver's row: runs wait a while for the next one.
+        """
+        if self._stop.is_set():
+            return
         self._stop.set()
         self._thread.join()
         try:
             with connect(self._engine) as connection:
                 deregister_process(connection, self.process_id, reason)
-                remove_batch_driver(connection, process_id=self.process_id)
+                if reason != LEFT:
+                    remove_batch_driver(connection, process_id=self.process_id)
         except DriverLogError as error:
             log.warning("could not sign off", error=str(error))
 

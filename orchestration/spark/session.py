@@ -7,6 +7,7 @@ afterwards gets that very session, as each run found it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -47,6 +48,15 @@ _CONNECT = "sc://"
 # Which Python the workers run; unless it is named, the one that we are.
 _PYTHON = "spark.pyspark.python"
 
+_MODULES = (
+    "pyspark.sql",
+    "orchestration.java",
+    "orchestration.spark.batch_reader",
+    "orchestration.spark.class_archive",
+    "orchestration.spark.data_source",
+    "orchestration.spark.shipping",
+    "orchestration.spark.worker_python",
+)
 # Set in a session that is ready as it is.
 _WARM_KEY = "spark.forebay.warm"
 
@@ -67,6 +77,7 @@ def spark_session(
     from orchestration.spark.class_archive import archive_file, options_to_use  # noqa: PLC0415
     from orchestration.spark.data_source import ForebayDataSource  # noqa: PLC0415
     from orchestration.spark.shipping import code_archive  # noqa: PLC0415
+    from orchestration.spark.worker_python import worker_python  # noqa: PLC0415
 
     active = SparkSession.getActiveSession()
     if active is not None and active.conf.get(_WARM_KEY, "") == "true":
@@ -85,8 +96,12 @@ def spark_session(
         root = str(Path(__file__).resolve().parents[2])
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in paths if path and path != root)])
-        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        os.environ["PYSPARK_PYTHON"] = wanted.get(_PYTHON, sys.executable)
+        # On a cluster the command is one that its workers' machines have.
+        is_local = wanted[_MASTER].startswith("local")
+        python = worker_python(settings.home.absolute() / "spark") if is_local else sys.executable
+        # The first is what looks for data sources in the driver.
+        os.environ["PYSPARK_DRIVER_PYTHON"] = python
+        os.environ["PYSPARK_PYTHON"] = wanted.get(_PYTHON, python)
     builder = SparkSession.builder.appName(application)
     for key, value in wanted.items():
         builder = builder.config(key, value)
@@ -97,6 +112,12 @@ def spark_session(
         session.sparkContext.addPyFile(str(code_archive(settings.home.absolute() / "spark")))
     session.dataSource.register(ForebayDataSource)
     return session
+
+
+def load_spark() -> None:
+    """Import what a session needs, which is nothing of Dagster's; takes half a second."""
+    for module in _MODULES:
+        importlib.import_module(module)
 
 
 def _set_what_may_be(session: SparkSession, configuration: Mapping[str, str]) -> None:

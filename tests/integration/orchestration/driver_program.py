@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestration.run_launcher.batch_driver import BatchDriver
 from orchestration.run_launcher.driver_registration import DriverRegistration
+from orchestration.run_launcher.driver_start import start
 from orchestration.settings import Settings
 from tracker_store.engine import create_engine
 
@@ -23,7 +24,6 @@ def main(key: str) -> None:
     module = Path("definitions.py")
 
     def ready() -> None:
-        assert driver._session is not None
         sys.stdout.write(f"{driver._session.session.conf.get(key)}\n")
         module.write_text(module.read_text(encoding="utf-8") + "# another configuration\n", encoding="utf-8")
 
@@ -34,8 +34,10 @@ def main(key: str) -> None:
 
     driver = BatchDriver(
         settings,
+        started=start(settings, application="tests"),
         registration=DriverRegistration(engine, host="h", location="forebay"),
         drain=drain,
+        is_left=threading.Event(),
         on_ready=ready,
         ask_for_successor=replaced,
     )

@@ -16,6 +16,8 @@ import pytest
 from orchestration.run_launcher import batch_driver
 from orchestration.run_launcher.batch_driver import BatchDriver
 from orchestration.run_launcher.dagster_internals import capture_interrupts
+from orchestration.run_launcher.driver_registration import DriverRegistration
+from orchestration.run_launcher.driver_start import Started
 from orchestration.run_launcher.driver_state import DriverState
 from orchestration.run_launcher.loaded_code import LoadedCode
 from orchestration.run_launcher.recycling import Recycling
@@ -26,6 +28,7 @@ from tracker_store.engine import connect
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
 from tracker_store.processes import register_process
 from tracker_store.run_queue import (
+    LEFT,
     claim_run,
     enqueue_run,
     finish_run,
@@ -36,7 +39,7 @@ from tracker_store.run_queue import (
 from tracker_store.schema import BatchDriverState, ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import sqlalchemy as sa
 
@@ -56,10 +59,13 @@ class Rig:
         self.instance = instance
         self.drain = threading.Event()
         registration = SimpleNamespace(host="h", location=LOCATION)
+        session = SimpleNamespace(ended=lambda: None, reset=lambda: None)
         self.driver = BatchDriver(
             Settings(),
+            started=Started([], cast("Any", session)),
             registration=cast("Any", registration),
             drain=self.drain,
+            is_left=threading.Event(),
             on_ready=lambda: None,
             ask_for_successor=lambda _: True,
         )
@@ -214,3 +220,15 @@ def test_a_run_without_a_signal_ends_nothing(rig: Rig) -> None:
     rig.take()
     assert not rig.drain.is_set()
     assert rig.driver._spoilt is None
+
+
+@pytest.mark.parametrize(("reasons", "is_waited_for"), [((LEFT, "stopped"), True), (("stopped",), False)])
+def test_runs_wait_for_the_successor_of_a_driver_that_its_agent_has_left(
+    engine: sa.Engine, reasons: Sequence[str], is_waited_for: bool
+) -> None:
+    registration = DriverRegistration(engine, host="h", location=LOCATION)
+    registration.note(BatchDriverState.READY)
+    for reason in reasons:
+        registration.end(reason)
+    with connect(engine) as connection:
+        assert enqueue_run(connection, run_id="r", location=LOCATION) is is_waited_for

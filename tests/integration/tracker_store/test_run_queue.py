@@ -14,6 +14,7 @@ from tracker_store.processes import deregister_process, end_processes_of_pid, re
 from tracker_store.run_queue import (
     CANCEL_CHANNEL,
     CRASHED,
+    LEFT,
     QUEUED_CHANNEL,
     Notifications,
     WorkerState,
@@ -108,9 +109,12 @@ def test_nobody_is_waited_for_who_starts_for_ever(connection: sa.Connection) -> 
     assert not enqueue_run(connection, run_id="r1", location=LOCATION)
 
 
-def test_one_that_died_at_work_counts_for_a_moment_for_another_is_being_started(connection: sa.Connection) -> None:
+@pytest.mark.parametrize("reason", [CRASHED, LEFT])
+def test_one_that_died_at_work_counts_for_a_moment_for_another_is_being_started(
+    connection: sa.Connection, reason: str
+) -> None:
     process_id = driver(connection)
-    deregister_process(connection, process_id, CRASHED)
+    deregister_process(connection, process_id, reason)
     assert enqueue_run(connection, run_id="r1", location=LOCATION)
     connection.execute(sa.text("UPDATE forebay.processes SET ended_at = ended_at - interval '16 seconds'"))
     assert not enqueue_run(connection, run_id="r2", location=LOCATION)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from receiver_runtime import batch_drivers
-from receiver_runtime.batch_drivers import BatchDrivers
+from receiver_runtime.batch_drivers import HEALTHY_AFTER_SECONDS, BatchDrivers
 from tests.polling import eventually
 
 if TYPE_CHECKING:
@@ -105,6 +105,23 @@ def test_a_killed_one_is_reported_and_started_again(rig: Rig) -> None:
     psutil.Process(old).kill()
     rig.until("another one is ready", lambda: rig.ready() and rig.ready() != [old])
     assert rig.ended == [old]
+
+
+def test_one_that_has_worked_for_a_while_is_started_again_at_once(rig: Rig) -> None:
+    rig.until("it is ready", rig.ready)
+    old = rig.pids()[0]
+    assert not rig.drivers.has_ended()
+    rig.ahead = HEALTHY_AFTER_SECONDS
+    psutil.Process(old).kill()
+    eventually(rig.drivers.has_ended, "its end is noticed without a tick")
+    rig.tick()
+    assert rig.ended == [old]
+    assert rig.pids(), "the tick that finds it gone starts the next"
+    # That one has worked for no time.
+    psutil.Process(rig.pids()[0]).kill()
+    eventually(rig.drivers.has_ended, "its end is noticed")
+    rig.tick()
+    assert not rig.pids()
 
 
 def test_one_that_ends_at_once_is_started_ever_later(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""What a batch driver needs before it takes runs: the user's module, a Spark session, and Dagster's code.
+
+Starting Spark is six seconds of one processor in another process, and Dagster takes two of this one: they are had side
+by side. Loads no Dagster itself, so that the session is on its way first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestration.modules import load_pipelines
+from orchestration.spark.session import WarmSession, load_spark, own_settings, shared_configuration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestration.pipeline import Pipeline
+    from orchestration.settings import Settings
+
+CODE_MODULE = "orchestration.definitions"
+_LOADED_BESIDE = ("orchestration.run_launcher.batch_driver", "dagster_postgres", CODE_MODULE)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A session for the runs of these pipelines, made with what they ask for."""
+
+    pipelines: Sequence[Pipeline]
+    session: WarmSession
+
+
+def start(settings: Settings, *, application: str) -> Started:
+    """Start Spark, and load what runs need. In the main thread.
+
+    Raises PipelineModuleError, and what ``spark_session`` raises. What the loading beside raised comes again with the
+    next import of that module.
+    """
+    # A module that calls build_definitions(spark=...) says what the session is made with.
+    pipelines = load_pipelines(settings.module)
+    # Two threads that import the same modules would wait for each other.
+    load_spark()
+    beside = threading.Thread(target=_load, name="loading", daemon=True)
+    beside.start()
+    # Before any run: a JVM keeps the standard output that it starts with.
+    session = WarmSession(
+        settings,
+        application=application,
+        configuration=shared_configuration(pipelines),
+        own=own_settings(pipelines),
+    )
+    beside.join()
+    return Started(pipelines, session)
+
+
+def _load() -> None:
+    for module in _LOADED_BESIDE:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)

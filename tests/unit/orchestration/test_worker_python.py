@@ -1,0 +1,69 @@
+"""Spark's Python workers load PySpark as it is installed, and not from a file without compiled modules."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+from structlog.testing import capture_logs
+
+from orchestration.spark.worker_python import worker_python
+
+PACKAGE = Path(pyspark.__file__).parent
+SHOWN = "import json, pyspark, sys; print(json.dumps([pyspark.__file__, sys.path, sys.argv[1:], sys.executable]))"
+
+
+@pytest.fixture(autouse=True)
+def _own_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+
+
+def path_as_spark_sets_it() -> list[str]:
+    lib = PACKAGE / "python" / "lib"
+    return [*map(str, sorted(lib.glob("*.zip"))), str(next((PACKAGE / "jars").glob("spark-core_*.jar")))]
+
+
+def test_a_worker_has_the_installed_package_and_all_else_as_it_was(tmp_path: Path) -> None:
+    command = worker_python(tmp_path)
+    assert command != sys.executable
+    own = tmp_path / "a folder * of mine"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path_as_spark_sets_it(), str(own), "/another.zip"])}
+    shown = subprocess.run(
+        [command, "-c", SHOWN, "an argument", "*"], env=environment, capture_output=True, text=True, check=True
+    )
+    file, path, arguments, executable = json.loads(shown.stdout)
+    assert Path(file).parent == PACKAGE
+    assert str(own) in path
+    assert "/another.zip" in path
+    assert not set(path_as_spark_sets_it()) & set(path)
+    assert arguments == ["an argument", "*"]
+    assert executable == sys.executable
+
+
+def test_it_is_written_once_and_again_for_another_installation(tmp_path: Path) -> None:
+    script = Path(worker_python(tmp_path))
+    before = script.stat().st_ino
+    assert Path(worker_python(tmp_path)).stat().st_ino == before
+    script.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    worker_python(tmp_path)
+    assert "exec" in script.read_text(encoding="utf-8")
+
+
+def test_another_spark_keeps_its_own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert worker_python(tmp_path / "written") == sys.executable
+    monkeypatch.setenv("SPARK_HOME", str(PACKAGE))
+    assert worker_python(tmp_path / "written") != sys.executable
+
+
+def test_what_can_not_be_written_costs_time_and_nothing_else(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+    with capture_logs() as logs:
+        assert worker_python(blocked / "spark") == sys.executable
+    assert [entry["log_level"] for entry in logs] == ["warning"]
