@@ -72,6 +72,7 @@ class Report:
     records: dict[str, dict[str, int]] = field(default_factory=dict)
     batches: int = 0
     status: dict[str, float] = field(default_factory=dict)
+    longest_answers: dict[str, float] = field(default_factory=dict)
     restarts: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -95,6 +96,7 @@ class Report:
                 {**asdict(done.planned), "hit": done.hit, "skipped": done.skipped, "named": done.named}
                 for done in self.done
             ],
+            "status_longest_by_fault": self.longest_answers,
             "records": self.records,
             "restarts": self.restarts,
             "violations": [{"round": number, **asdict(violation)} for number, violation in self.violations],
@@ -285,6 +287,7 @@ class ChaosRun:
         # Where others keep every core busy, a process takes that much longer to start and to answer.
         slow = [poll for poll in polls if poll.code is None or poll.seconds > self._status_seconds * max(1, poll.load)]
         unclear = [poll for poll in polls if poll.code is not None and not poll.is_clear]
+        self._report.longest_answers = self._longest_answers(polls)
         self._report.status = {
             "polls": len(polls),
             "median_seconds": round(statistics.median(times), 2),
@@ -295,24 +298,32 @@ class ChaosRun:
         }
         if slow:
             longest = max(slow, key=lambda poll: poll.seconds)
+            there = ", ".join(self._at(longest.at)) or "none"
             self._violated(
                 Violation(
                     "status",
                     f"{len(slow)} of {len(polls)} answers took longer than {self._status_seconds:g} s times load per "
-                    f"core, the longest {longest.seconds:.1f} s (load {longest.load}, fault {self._at(longest.at)})",
+                    f"core, the longest {longest.seconds:.1f} s (load {longest.load}, fault {there})",
                 )
             )
         if unclear:
             self._violated(Violation("status", f"{len(unclear)} answers say nothing clear: {unclear[0].said[-500:]}"))
 
-    def _at(self, moment: float) -> str:
-        """Return the fault that was there at a moment, for people."""
-        there = [
+    def _at(self, moment: float) -> list[str]:
+        """Return the kinds of the faults that were there at a moment, or had just been."""
+        return [
             done.planned.kind
             for done in self._report.done
             if not done.skipped and done.begun - 1 <= moment <= (done.ended or done.begun) + 15
         ]
-        return ", ".join(there) or "none"
+
+    def _longest_answers(self, polls: Sequence[Poll]) -> dict[str, float]:
+        """Return the longest answer of `status` in seconds, by the kind of a fault that was there when it was asked."""
+        longest: dict[str, float] = {}
+        for poll in polls:
+            for kind in self._at(poll.at) or ["none"]:
+                longest[kind] = max(longest.get(kind, 0.0), round(poll.seconds, 2))
+        return dict(sorted(longest.items()))
 
     def _name_faults(self, polls: Sequence[Poll]) -> None:
         """Look whether anything that a person reads named each fault."""

@@ -43,10 +43,15 @@ def tables(reports: Sequence[Mapping[str, Any]]) -> str:
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     layouts = sorted(injected)
-    lines += ["", f"| fault | {' | '.join(f'layout {layout}' for layout in layouts)} |"]
-    lines.append(f"|---|{'---|' * len(layouts)}")
+    longest: dict[str, float] = {}
+    for report in reports:
+        for kind, seconds in report["status_longest_by_fault"].items():
+            longest[kind] = max(longest.get(kind, 0.0), seconds)
+    lines += ["", f"| fault | {' | '.join(f'layout {layout}' for layout in layouts)} | longest answer of `status` |"]
+    lines.append(f"|---|{'---|' * len(layouts)}---|")
     for kind in sorted(set().union(*injected.values())):
-        lines.append(f"| `{kind}` | {' | '.join(str(injected[layout][kind] or '') for layout in layouts)} |")
+        answer = f"{longest[kind]:.1f} s" if kind in longest else ""
+        lines.append(f"| `{kind}` | {' | '.join(str(injected[layout][kind] or '') for layout in layouts)} | {answer} |")
     return "\n".join(lines)
 
 

@@ -19,6 +19,7 @@ def report() -> Report:
     found.calms.append(12.3)
     found.records["http"] = {"sent": 1200, "acknowledged": 1200, "seen": 1199}
     found.status = {"median_seconds": 0.7, "longest_seconds": 2.0, "load_per_core": 0.9}
+    found.longest_answers = {"kill-agent": 2.0, "none": 0.9}
     return found
 
 
@@ -34,10 +35,10 @@ def test_reports_become_a_table_of_runs_and_one_of_faults() -> None:
     assert lines[2] == "| 3 | two | 2 | 10 | 2 | 0 | 1,200 | 1 missing | 12 s | 0.7 s, 2.0 s | 0.9 |"
     assert lines[3] == "| 4 | one | 2 | 10 | 2 | 0 | 1,200 | none | 12 s | 0.7 s, 2.0 s | 0.9 |"
     assert lines[5:] == [
-        "| fault | layout one | layout two |",
-        "|---|---|---|",
-        "| `kill-agent` | 2 | 2 |",
-        "| `kill-run` |  |  |",
+        "| fault | layout one | layout two | longest answer of `status` |",
+        "|---|---|---|---|",
+        "| `kill-agent` | 2 | 2 | 2.0 s |",
+        "| `kill-run` |  |  |  |",
     ]
 
 
