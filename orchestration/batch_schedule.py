@@ -32,8 +32,12 @@ if TYPE_CHECKING:
     from tracker_store.pipelines import PipelineRow
     from tracker_store.received_block_tracker import BatchTimes
 
-# Dagster's word for the end of a run that somebody cancelled.
+# Dagster's words for the end of a run that somebody cancelled, and for a run that was created and not submitted.
 CANCELED = "CANCELED"
+NOT_STARTED = "NOT_STARTED"
+# Creating a run and submitting it are two steps of one request, and a process that is killed between them leaves the
+# run as it is for ever: Dagster looks after submitted runs alone.
+SUBMITTED_WITHIN = timedelta(minutes=1)
 # After its attempt a run has some events to write, and nothing more to do.
 LEFT_FOR = timedelta(minutes=2)
 PIPELINE_TAG = "forebay/pipeline"
@@ -312,7 +316,7 @@ def _step(
     lost = None
     if run is not None and not run.is_finished:
         # Of one that runs the tracker says so: it has its process.
-        lost = None if running else why_lost(connection, run.run_id)
+        lost = None if running else why_lost(connection, run.run_id) or _why_never_submitted(batch, launch, run)
         if lost is None:
             doing = "running" if running else "starting"
             return Wait(f"batch {time}: attempt {launch.attempt} is {doing} in run {run.run_id}")
@@ -331,6 +335,15 @@ def _step(
         max_lost_attempts=rules.max_lost_attempts,
     )
     return None
+
+
+def _why_never_submitted(batch: BatchRow, launch: Launch, run: Run) -> str | None:
+    """Why Dagster will never start a run that was created for an attempt; None where it still may."""
+    if run.status != NOT_STARTED or batch.launch_attempt != launch.attempt or batch.launch_age is None:
+        return None
+    if batch.launch_age <= SUBMITTED_WITHIN.total_seconds():
+        return None
+    return "it was created, and never submitted: the process that asked for it was ended meanwhile"
 
 
 def _ending(run: Run | None, lost: str | None, runs: Runs) -> str:

@@ -29,7 +29,7 @@ class BatchRow:
     """A batch as stored; `retry_due`: no backoff stands in the way.
 
     `run_id`, `attempt_state` and `attempt_error` are its newest attempt's; `reason` may be an earlier one's, which says
-    more. `launch_attempt`: the attempt whose run Dagster was asked for last, if any.
+    more. `launch_attempt`: the attempt whose run Dagster was asked for last, if any; `launch_age`: the seconds since.
     """
 
     batch_time: datetime
@@ -44,6 +44,7 @@ class BatchRow:
     run_id: str | None
     reason: str
     launch_attempt: int | None = None
+    launch_age: float | None = None
     attempt_state: AttemptState | None = None
     attempt_error: str = ""
 
@@ -74,7 +75,8 @@ class RunningAttempt:
 
 _BATCH = (
     "SELECT b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.bytes, b.blocks, b.retry_at, b.reason, "
-    "b.launch_attempt, "
+    # A clock that was set back must not make anything wait until it is there again.
+    "b.launch_attempt, abs(extract(epoch FROM clock_timestamp() - b.launched_at))::float8 AS launch_age, "
     # Further off than any backoff (retry.LONGEST): the clock was set back.
     "b.retry_at IS NULL OR b.retry_at NOT BETWEEN clock_timestamp() AND clock_timestamp() + interval '5 minutes' "
     "  AS retry_due, a.run_id, a.state AS attempt_state, coalesce(a.error, '') AS attempt_error "
@@ -97,6 +99,7 @@ def _batch(row: sa.Row[Any]) -> BatchRow:
         run_id=row.run_id,
         reason=row.reason,
         launch_attempt=row.launch_attempt,
+        launch_age=row.launch_age,
         attempt_state=None if row.attempt_state is None else AttemptState(row.attempt_state),
         attempt_error=row.attempt_error,
     )

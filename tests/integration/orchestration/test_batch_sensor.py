@@ -862,6 +862,32 @@ def test_a_run_that_no_driver_comes_for_is_given_up_by_the_sensor_after_a_while(
     assert run_worker(connection, run.run_id) is None, "a driver that starts later would run what was given up"
 
 
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING])
+def test_a_run_that_was_created_and_never_submitted_is_given_up_after_a_while(
+    connection: sa.Connection, instance: dg.DagsterInstance, status: dg.DagsterRunStatus
+) -> None:
+    """The webserver, say, is killed between the two: nothing would ever start the run."""
+    pipeline = declare()
+    log, [time] = behind(connection, pipeline, 1)
+    log.add_at(log.receiver_ids[0], time - SECOND)
+    launch = next_step(connection, pipeline, instance)
+    assert isinstance(launch, Launch)
+    run = add_run(instance, launch, status)
+    assert isinstance(next_step(connection, pipeline, instance), Wait), "it may be submitted just now"
+    connection.execute(sa.text("UPDATE forebay.batches SET launched_at = launched_at - interval '2 minutes'"))
+    step = next_step(connection, pipeline, instance)
+    if status is dg.DagsterRunStatus.STARTING:
+        assert isinstance(step, Wait), "one that was submitted is looked after by who has it"
+        return
+    assert step == Launch(time.isoformat(), 2)
+    state, said = newest_attempt(log, time)
+    assert state is AttemptState.LOST
+    assert "never submitted" in said
+    ended = instance.get_run_by_id(run.run_id)
+    assert ended is not None
+    assert ended.status is dg.DagsterRunStatus.FAILURE
+
+
 def test_of_two_runs_of_one_attempt_the_one_that_lives_is_waited_for(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
