@@ -309,11 +309,6 @@ class Registrar:
         self._thread = threading.Thread(target=self._run, name="registrar", daemon=True)
         self._heart = threading.Thread(target=self._run_heartbeats, name="heartbeat", daemon=True)
 
-    @property
-    def away_since_failures(self) -> int:
-        """Calls that failed in a row; 0 when the driver log answers."""
-        return self._backoff.failures
-
     def attach(
         self,
         receiver_id: int,

@@ -110,15 +110,6 @@ class PipelineProcessingTimes:
     times: list[timedelta]
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineTotals:
-    """A pipeline's batches, counted by state, with the records of those COMPLETED."""
-
-    pipeline: str
-    batches: dict[str, int]
-    completed_records: int
-
-
 def receiver_status(connection: sa.Connection) -> list[ReceiverStatus]:
     """Every receiver. No locks."""
     columns = ", ".join(ReceiverStatus.__slots__)
@@ -189,22 +180,3 @@ def processing_times(connection: sa.Connection, *, seconds: float) -> list[Pipel
             {"seconds": seconds},
         ).all()
     return [PipelineProcessingTimes(row.name, row.batch_interval, row.times) for row in rows]
-
-
-def pipeline_totals(connection: sa.Connection) -> list[PipelineTotals]:
-    """Each live pipeline's batches by state. No locks."""
-    with named_failures():
-        rows = connection.execute(
-            sa.text(
-                "SELECT p.name, b.state, count(b.batch_time) AS batches, "
-                "coalesce(sum(b.records) FILTER (WHERE b.state = 'COMPLETED'), 0)::bigint AS records "
-                "FROM forebay.pipelines p LEFT JOIN forebay.batches b ON b.pipeline_id = p.id "
-                "WHERE p.removed_at IS NULL GROUP BY p.name, b.state ORDER BY p.name"
-            )
-        ).all()
-    totals: dict[str, PipelineTotals] = {}
-    for row in rows:
-        so_far = totals.get(row.name, PipelineTotals(row.name, {}, 0))
-        batches = so_far.batches if row.state is None else {**so_far.batches, row.state: row.batches}
-        totals[row.name] = PipelineTotals(row.name, batches, so_far.completed_records + row.records)
-    return list(totals.values())
