@@ -104,12 +104,6 @@ class BlockThreads:
         with self._lock:
             return self._deaths
 
-    @property
-    def push_threads(self) -> int:
-        """How many there are now."""
-        with self._lock:
-            return self._busy + len(self._idle)
-
     def attach(self) -> None:
         """There is a user more; the first one starts the threads."""
         with self._lock:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tests.polling import eventually
+from tracker_store.batches import unfinished_batches
 from tracker_store.blocks import AddResult, BlockHandle, Claim, NewBlock, add_blocks, claim, newest_epoch
 from tracker_store.pipelines import apply_pipeline, apply_stream
 from tracker_store.received_block_tracker import ReceivedBlockTracker
@@ -17,6 +18,8 @@ from tracker_store.segments import open_segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tracker_store.batches import BatchRow
 
 NOON = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 INTERVAL = timedelta(seconds=10)
@@ -110,6 +113,12 @@ def make_log(connection: sa.Connection, *, receivers: int = 1, pipeline: str = "
         {"noon": NOON, "id": pipeline_id},
     )
     return Log(connection, stream_id, pipeline_id, [row.receiver_id for row in placements(connection)])
+
+
+def oldest_unfinished_batch(connection: sa.Connection, pipeline_id: int) -> BatchRow | None:
+    """Return the batch that the pipeline has to finish first, or None."""
+    found = unfinished_batches(connection, pipeline_id, limit=1)
+    return found[0] if found else None
 
 
 def wait_until_blocked(connection: sa.Connection, sessions: int = 1) -> None:

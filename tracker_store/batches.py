@@ -128,12 +128,6 @@ def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: in
     return [_batch(row) for row in rows]
 
 
-def oldest_unfinished_batch(connection: sa.Connection, pipeline_id: int) -> BatchRow | None:
-    """The batch that the pipeline has to finish first. No locks."""
-    found = unfinished_batches(connection, pipeline_id, limit=1)
-    return found[0] if found else None
-
-
 def claim_attempt(
     connection: sa.Connection,
     *,

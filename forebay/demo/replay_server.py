@@ -170,7 +170,6 @@ class ReplayServer:
         self._began: float | None = None
         self._seconds = 0.0
         self._stop = threading.Event()
-        self._changed = threading.Condition()
         self._state = ReplayState.WAITING
         self._connections = 0
         self._failure: BaseException | None = None
@@ -203,11 +202,6 @@ class ReplayServer:
             self._thread.join(timeout=_CLOSE_SECONDS + 2 * _POLL_SECONDS)
         self._listener.close()
 
-    def wait_changed(self, timeout: float) -> None:
-        """Return at the next change of state, or after `timeout` seconds."""
-        with self._changed:
-            self._changed.wait(timeout)
-
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -218,13 +212,11 @@ class ReplayServer:
         self.stop()
 
     def _move(self, state: ReplayState) -> None:
-        with self._changed:
-            if state is self._state:
-                return
-            if state not in TRANSITIONS[self._state]:
-                raise RuntimeError(f"The replay server can't go from {self._state} to {state}.")
-            self._state = state
-            self._changed.notify_all()
+        if state is self._state:
+            return
+        if state not in TRANSITIONS[self._state]:
+            raise RuntimeError(f"The replay server can't go from {self._state} to {state}.")
+        self._state = state
 
     def _run(self) -> None:
         try:

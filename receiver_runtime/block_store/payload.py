@@ -58,12 +58,6 @@ def decode_batches(payload: pa.Buffer) -> Iterator[pa.RecordBatch]:
         yield from reader
 
 
-def payload_schema(payload: pa.Buffer) -> pa.Schema:
-    """The schema that a payload carries."""
-    with pa.ipc.open_stream(payload) as reader:
-        return reader.schema
-
-
 class _Parts:
     """What Arrow takes for a file: it keeps the buffers that it is given, and joins the crumbs between them."""
 

@@ -32,7 +32,7 @@ import psycopg2.extensions
 import sqlalchemy as sa
 
 from tests.cutting_proxy import Cut, CuttingProxy, is_call
-from tests.driver_log import block, claim_anew
+from tests.driver_log import block, claim_anew, oldest_unfinished_batch
 from tests.postgres import PostgresProcess
 from tests.state_directory import state_directory
 from tests.stress.checker import WITNESS, Acknowledged, check, is_at_rest
@@ -375,7 +375,7 @@ def run_batches(place: Place, pipeline_id: int) -> None:
         lambda c: register_process(c, kind=ProcessKind.BATCH_RUN, name="stress", host="h", pid=os.getpid()),
     )
     while True:
-        batch = until_answered(engine, journal, lambda c: batches.oldest_unfinished_batch(c, pipeline_id))
+        batch = until_answered(engine, journal, lambda c: oldest_unfinished_batch(c, pipeline_id))
         if batch is None:
             time.sleep(0.05)
             continue

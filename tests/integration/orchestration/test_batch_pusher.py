@@ -23,7 +23,7 @@ from orchestration.tracker.dagster_client import (
     DagsterUnreachableError,
     LaunchRefusedError,
 )
-from tests.driver_log import Log
+from tests.driver_log import Log, oldest_unfinished_batch
 from tests.polling import eventually
 from tracker_store import batches
 from tracker_store.engine import connect
@@ -241,7 +241,7 @@ def test_nothing_is_pushed_for_a_sensor_that_does_not_run_the_applied_code(
     pusher(engine, dagster).turn(connection, lead(connection))
     assert dagster.launched == []
     row = get_pipeline(connection, pipeline.name)
-    assert batches.oldest_unfinished_batch(connection, row.pipeline_id) is None
+    assert oldest_unfinished_batch(connection, row.pipeline_id) is None
 
 
 def test_the_next_attempt_at_a_batch_is_pushed_once_when_it_is_due(

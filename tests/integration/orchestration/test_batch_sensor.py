@@ -30,7 +30,7 @@ from orchestration.dagster_defs.batch_sensor import batch_sensor, tick, wait_sec
 from orchestration.dagster_defs.jobs import batch_job
 from orchestration.settings import Settings
 from tests.driver_log import INTERVAL as LOG_INTERVAL
-from tests.driver_log import Log, make_log
+from tests.driver_log import Log, make_log, oldest_unfinished_batch
 from tests.polling import eventually
 from tracker_store import batches, retry
 from tracker_store.cleanup import clean_up_receiver
@@ -723,7 +723,7 @@ def test_concurrent_batches_have_their_own_blocks_whatever_the_order_in_which_th
     )
     assert cleaned.blocks <= ranges[0].first - 1, "nothing of the batch that still runs has gone"
     finish(log, first, times[0])
-    assert batches.oldest_unfinished_batch(connection, log.pipeline_id) is None
+    assert oldest_unfinished_batch(connection, log.pipeline_id) is None
 
 
 def test_an_interval_without_records_runs_where_that_is_wanted(

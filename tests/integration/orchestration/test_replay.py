@@ -14,6 +14,7 @@ from forebay import Batch, ParquetSink, Pipeline, Stream
 from forebay.sources import SocketText
 from orchestration.apply import apply
 from orchestration.spark.sinks.sink import unchecked
+from tests.driver_log import oldest_unfinished_batch
 from tests.integration.orchestration.batch_rig import System, local_spark
 from tracker_store import batches
 from tracker_store.engine import connect
@@ -348,7 +349,7 @@ def test_point_31_a_store_that_is_away_blocks_the_batch_and_uses_no_attempt_up(s
         with pytest.raises(Exception, match="can't be reached"):
             system.run(pipeline, time, attempt)
         assert system.state(time) == (BatchState.BLOCKED, attempt)
-    batch = batches.oldest_unfinished_batch(system.connection, pipeline_id(system))
+    batch = oldest_unfinished_batch(system.connection, pipeline_id(system))
     assert batch is not None
     assert batch.reason.startswith("the block store")
     assert batch.retry_at is not None

@@ -12,8 +12,18 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.driver_log import INTERVAL, NOON, Log, add, block, claim_anew, make_log, wait_until_blocked
-from tracker_store.batches import get_batch, oldest_unfinished_batch
+from tests.driver_log import (
+    INTERVAL,
+    NOON,
+    Log,
+    add,
+    block,
+    claim_anew,
+    make_log,
+    oldest_unfinished_batch,
+    wait_until_blocked,
+)
+from tracker_store.batches import get_batch
 from tracker_store.blocks import AddOutcome
 from tracker_store.engine import connect
 from tracker_store.errors import AllocationError

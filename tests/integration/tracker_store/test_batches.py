@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
-from tests.driver_log import INTERVAL, NOON, Log, make_log
+from tests.driver_log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch
 from tracker_store import batches, outputs
 from tracker_store.engine import connect
 from tracker_store.errors import AttemptSupersededError, BatchHeldError, OutputNotCommittedError
@@ -103,7 +103,7 @@ def test_a_batch_runs_commits_and_completes_once(log: Log) -> None:
     complete(log, 1)
     complete(log, 1)
     assert state(log) is BatchState.COMPLETED
-    assert batches.oldest_unfinished_batch(log.connection, log.pipeline_id) is None
+    assert oldest_unfinished_batch(log.connection, log.pipeline_id) is None
 
 
 def test_a_second_run_is_told_who_holds_the_batch(log: Log) -> None:
@@ -165,12 +165,12 @@ def test_w10_a_batch_without_its_outputs_never_completes(log: Log) -> None:
 def test_w10_a_failed_batch_waits_for_its_retry_and_is_quarantined_at_last(log: Log) -> None:
     claim(log, 1, "run1")
     assert fail(log, 1, max_attempts=2, retry_after=60) is BatchState.FAILED
-    batch = batches.oldest_unfinished_batch(log.connection, log.pipeline_id)
+    batch = oldest_unfinished_batch(log.connection, log.pipeline_id)
     assert batch is not None
     assert (batch.state, batch.retry_due, batch.reason) == (BatchState.FAILED, False, "boom")
     claim(log, 2, "run2")
     assert fail(log, 2, max_attempts=2) is BatchState.QUARANTINED
-    assert batches.oldest_unfinished_batch(log.connection, log.pipeline_id) is None
+    assert oldest_unfinished_batch(log.connection, log.pipeline_id) is None
     with pytest.raises(BatchHeldError, match="QUARANTINED"):
         claim(log, 3, "run3")
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log
+from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
 from tracker_store import batches
 from tracker_store.blocks import AddOutcome, Claim, NewBlock, add_blocks, claim
 from tracker_store.cleanup import clean_up_receiver
@@ -390,7 +390,7 @@ class DriverLogMachine(RuleBasedStateMachine):
         pipelines = [pipeline for pipeline in self.live() if pipeline.unfinished()]
         pipeline = pipelines[pick % len(pipelines)]
         batch = pipeline.unfinished()[0]
-        oldest = batches.oldest_unfinished_batch(self.connection, pipeline.pipeline_id)
+        oldest = oldest_unfinished_batch(self.connection, pipeline.pipeline_id)
         assert oldest is not None
         assert oldest.batch_time == batch.time
         if batch.state is BatchState.RUNNING:

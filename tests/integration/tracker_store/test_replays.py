@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from orchestration.tracker.tracker import Tracker
-from tests.driver_log import INTERVAL, NOON, Log, make_log, wait_until_blocked
+from tests.driver_log import INTERVAL, NOON, Log, make_log, oldest_unfinished_batch, wait_until_blocked
 from tests.polling import eventually
 from tracker_store import batches, outputs
 from tracker_store.cleanup import clean_up_receiver
@@ -209,7 +209,7 @@ def test_a_replay_is_in_nobodys_way(log: Log) -> None:
         log.connection, pipeline_id=log.pipeline_id, stream_id=log.stream_id, after=NOON, limit=10
     )
     number = claim_replay(log, T2)
-    assert batches.oldest_unfinished_batch(log.connection, log.pipeline_id) is None
+    assert oldest_unfinished_batch(log.connection, log.pipeline_id) is None
     commit(log, number, T2)
     complete_replay(log, number, T2)
     assert first == completed_batches(
@@ -375,7 +375,7 @@ def test_point_31_a_blocked_attempt_is_not_counted_and_its_batch_goes_on(log: Lo
     for attempt in (1, 2, 3):
         claim(log, attempt)
         assert fail(log, attempt, max_attempts=2, failure=AttemptFailure.BLOCKED) is BatchState.BLOCKED
-        oldest = batches.oldest_unfinished_batch(log.connection, log.pipeline_id)
+        oldest = oldest_unfinished_batch(log.connection, log.pipeline_id)
         assert oldest is not None
         assert (oldest.state, oldest.attempt, oldest.reason) == (BatchState.BLOCKED, attempt, "boom")
     claim(log, 4)

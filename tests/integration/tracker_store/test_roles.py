@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
-from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log
+from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
 from tracker_store import migrate, roles, status
 from tracker_store.agents import forget_host, set_draining
 from tracker_store.batches import (
@@ -20,7 +20,6 @@ from tracker_store.batches import (
     claim_attempt,
     complete_batch,
     fail_attempt,
-    oldest_unfinished_batch,
 )
 from tracker_store.block_stores import attach_block_store
 from tracker_store.blocks import AddOutcome, NewBlock, OffsetLink, known_keys, open_partition
