@@ -88,16 +88,14 @@ class GeneratorStateError(RuntimeError):
 class Block:
     """Records on their way to the write-ahead log; never empty.
 
-    ``number`` counts the generator's blocks from 1; ``nbytes`` is the Arrow data's size; ``metadata`` is what was
-    handed in with the data, in order. Where the generator encodes, ``encoded`` is what is to be stored, and
-    ``batches`` is empty: nothing is held twice.
+    ``number`` counts the generator's blocks from 1; ``nbytes`` is the Arrow data's size. Where the generator encodes,
+    ``encoded`` is what is to be stored, and ``batches`` is empty: nothing is held twice.
     """
 
     number: int
     batches: Sequence[pa.RecordBatch]
     records: int
     nbytes: int
-    metadata: Sequence[object]
     encoded: EncodedBlock | None = None
 
     @property
@@ -107,11 +105,7 @@ class Block:
 
 
 class BlockGeneratorListener(Protocol):
-    """Who is told. ``on_add_data`` and ``on_generate_block`` exclude each other; ``on_push_block`` is not locked."""
-
-    def on_add_data(self, data: object, metadata: object) -> None:
-        """Data with metadata was added to the buffer."""
-        ...
+    """Receives the blocks. The generator calls ``on_generate_block`` under its lock, and ``on_push_block`` without."""
 
     def on_generate_block(self, block: Block) -> None:
         """A block was cut."""
@@ -139,7 +133,6 @@ class _Buffer:
     batches: list[pa.RecordBatch] = field(default_factory=list)
     singles: list[object] = field(default_factory=list)
     singles_nbytes: int = 0
-    metadata: list[object] = field(default_factory=list)
     records: int = 0
     nbytes: int = 0
 
@@ -306,7 +299,7 @@ class BlockGenerator:
             if self._owns_threads:
                 self._threads.close()
 
-    def add_data(self, record: object, metadata: object = None) -> None:
+    def add_data(self, record: object) -> None:
         """Add one record; waits for its permit, and while the buffer is full (B03).
 
         Raises:
@@ -323,13 +316,12 @@ class BlockGenerator:
                 buffer.gather(self._schema)
             buffer.singles.append(kept)
             buffer.singles_nbytes += nbytes
-            self._count(1, nbytes, record, metadata)
+            self._count(1, nbytes)
 
-    def add_multiple_data(self, records: pa.RecordBatch | Sequence[object], metadata: object = None) -> None:
+    def add_multiple_data(self, records: pa.RecordBatch | Sequence[object]) -> None:
         """Add many records, all of them to one block (B03); waits for all their permits, and for room.
 
-        What is larger than a block comes in pieces, in order, each of them for itself; the metadata with the last, for
-        then all of it is in.
+        What is larger than a block comes in pieces, in order, each of them for itself.
 
         Raises: as ``add_data``; of what is larger than a block, pieces may be in.
         """
@@ -341,14 +333,13 @@ class BlockGenerator:
         while done < batch.num_rows:
             piece = _head_of(batch.slice(done), self._max_block_bytes)
             done += piece.num_rows
-            last = done == batch.num_rows
             nbytes = piece.nbytes
             self._limiter.acquire(piece.num_rows, nbytes)
             with self._changed:
                 self._wait_for_room(nbytes)
                 self._buffer.gather(self._schema)
                 self._buffer.batches.append(piece)
-                self._count(piece.num_rows, nbytes, records, metadata if last else None)
+                self._count(piece.num_rows, nbytes)
 
     def add_if_free(self, batch: pa.RecordBatch) -> bool:
         """As ``add_multiple_data``, if nothing is to be waited for; else nothing is added. Says whether it was.
@@ -368,7 +359,7 @@ class BlockGenerator:
             if buffer.singles:
                 buffer.gather(self._schema)
             buffer.batches.append(batch)
-            self._count(batch.num_rows, nbytes, batch, None)
+            self._count(batch.num_rows, nbytes)
         return True
 
     def _require_active(self) -> None:
@@ -387,15 +378,9 @@ class BlockGenerator:
         if self._state is not GeneratorState.ACTIVE:
             raise GeneratorStateError(f"the block generator takes no data, it is {self._state}")
 
-    def _count(self, records: int, nbytes: int, data: object, metadata: object) -> None:
+    def _count(self, records: int, nbytes: int) -> None:
         self._buffer.records += records
         self._buffer.nbytes += nbytes
-        if metadata is not None:
-            self._buffer.metadata.append(metadata)
-            try:
-                self._listener.on_add_data(data, metadata)
-            except Exception as error:  # noqa: BLE001  the data is in: who added it must not add it again
-                self._report("a listener failed when data was added", error)
         if self._buffer.nbytes >= self._max_block_bytes:
             self._ask_for_cut()
 
@@ -498,7 +483,7 @@ class BlockGenerator:
             batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
         self._buffer = _Buffer()
         self._blocks_cut += 1
-        block = Block(self._blocks_cut, batches, buffer.records, buffer.nbytes, buffer.metadata)
+        block = Block(self._blocks_cut, batches, buffer.records, buffer.nbytes)
         try:
             self._listener.on_generate_block(block)
         except Exception as error:  # noqa: BLE001  the timer must not end by it
@@ -513,7 +498,7 @@ class BlockGenerator:
         except Exception as error:  # noqa: BLE001  the timer must not end by it
             self._report(f"block {block.number} could not be encoded, it is tried again when it is pushed", error)
             return block
-        return Block(block.number, (), block.records, block.nbytes, block.metadata, encoded)
+        return Block(block.number, (), block.records, block.nbytes, encoded)
 
     # -- the push role: at most one thread at a time, the one for which `_pushing` was set ---------------------------
 

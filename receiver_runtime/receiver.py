@@ -59,12 +59,10 @@ class AttachedSupervisor(Protocol):
     def positions(self) -> SourcePositions: ...
     def is_started(self) -> bool: ...
     def is_stopped(self) -> bool: ...
-    def push_single(self, record: object, metadata: object) -> None: ...
-    def push_buffered(self, records: pa.RecordBatch | Sequence[object], metadata: object) -> None: ...
+    def push_single(self, record: object) -> None: ...
+    def push_buffered(self, records: pa.RecordBatch | Sequence[object]) -> None: ...
     def push_if_free(self, batch: pa.RecordBatch) -> bool: ...
-    def push_and_report_block(
-        self, records: pa.RecordBatch | pa.Table | Sequence[object], metadata: object
-    ) -> None: ...
+    def push_and_report_block(self, records: pa.RecordBatch | pa.Table | Sequence[object]) -> None: ...
     def open_partition(self, source: str, partition: str, start_offset: int) -> Position: ...
     def piece(self, records: int, nbytes: int) -> int: ...
     def push_linked(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> Future[NewBlock]: ...
@@ -127,7 +125,7 @@ class Receiver(ABC):
         """
         return None
 
-    def store(self, data: object, metadata: object = None) -> None:
+    def store(self, data: object) -> None:
         """Hand on one record, or many.
 
         Many (a ``RecordBatch``, ``Table``, ``list`` or iterator): one block; returns when it is registered, and
@@ -137,8 +135,6 @@ class Receiver(ABC):
         Bytes are records that were serialised elsewhere: an Arrow IPC stream of the receiver's schema, and so many
         records, one block. But where the receiver has one column, of binary or text, ``bytes`` are one record of it,
         and only a ``pa.Buffer`` is a stream.
-
-        ``metadata`` is for the supervisor and is not stored: what a reader is to see belongs into a column.
 
         Raises:
             RecordTypeError: a record does not fit the schema, or bytes are no Arrow IPC stream.
@@ -155,17 +151,17 @@ class Receiver(ABC):
         elif isinstance(data, Iterator):
             data = list(data)
         if isinstance(data, pa.RecordBatch | pa.Table | list):
-            supervisor.push_and_report_block(data, metadata)
+            supervisor.push_and_report_block(data)
         else:
-            supervisor.push_single(data, metadata)
+            supervisor.push_single(data)
 
-    def store_buffered(self, records: pa.RecordBatch | Sequence[object], metadata: object = None) -> None:
+    def store_buffered(self, records: pa.RecordBatch | Sequence[object]) -> None:
         """Hand on many records as ``store`` does one: asynchronous, rate-limited, waiting while the buffer is full.
 
         They all come into one block (B03), if they fit into one (``max_block_bytes``) and no rate limit is set; else
         they are handed on in pieces that fit, or even ones.
         """
-        self.supervisor.push_buffered(records, metadata)
+        self.supervisor.push_buffered(records)
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
         """Put aside records that can't be stored; returns when they are durable and recorded."""

@@ -371,13 +371,13 @@ class ReceiverSupervisor:
         """State is Stopped (R04)."""
         return self.state is SupervisorState.STOPPED
 
-    def push_single(self, record: object, metadata: object) -> None:
+    def push_single(self, record: object) -> None:
         """One record to the block generator."""
         with self._hand_overs:
-            self._generator.add_data(record, metadata)
+            self._generator.add_data(record)
         self._accepted = True
 
-    def push_buffered(self, records: pa.RecordBatch | Sequence[object], metadata: object) -> None:
+    def push_buffered(self, records: pa.RecordBatch | Sequence[object]) -> None:
         """Many records to the block generator; in even pieces while a rate limit is set."""
         batch = (
             conform(records, self._schema) if isinstance(records, pa.RecordBatch) else to_batch(records, self._schema)
@@ -389,7 +389,7 @@ class ReceiverSupervisor:
                 rest = batch.slice(done)
                 piece = rest.slice(0, self._limiter.piece(rest.num_rows, rest.nbytes))
                 done += piece.num_rows
-                self._generator.add_multiple_data(piece, metadata if done == batch.num_rows else None)
+                self._generator.add_multiple_data(piece)
                 self._accepted = True
 
     def push_if_free(self, batch: pa.RecordBatch) -> bool:
@@ -399,14 +399,11 @@ class ReceiverSupervisor:
         self._accepted = True
         return True
 
-    def push_and_report_block(
-        self, records: pa.RecordBatch | pa.Table | Sequence[object], metadata: object = None
-    ) -> None:
+    def push_and_report_block(self, records: pa.RecordBatch | pa.Table | Sequence[object]) -> None:
         """Many records as one block; returns when it is registered (S07).
 
         Raises: what stopped it; then the block is not registered, and the source must not be acknowledged.
         """
-        del metadata  # source offsets come with the sources that have them
         if isinstance(records, pa.RecordBatch):
             batches = [conform(records, self._schema)]
         elif isinstance(records, pa.Table):
@@ -585,9 +582,6 @@ class ReceiverSupervisor:
                 self._changed.notify_all()
 
     # -- the block generator's side (BlockGeneratorListener) ---------------------------------------------------------
-
-    def on_add_data(self, data: object, metadata: object) -> None:
-        """Nothing to note: this source has no offsets."""
 
     def on_generate_block(self, block: Block) -> None:
         """Nothing to note: this source has no offsets."""

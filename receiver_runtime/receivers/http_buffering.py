@@ -80,7 +80,7 @@ class BufferedHandOver:
     def _run(self) -> None:
         try:
             while (batch := self._first()) is not None:
-                self._supervisor.push_buffered(batch, None)
+                self._supervisor.push_buffered(batch)
                 self._done(batch)
         except GeneratorStateError as error:
             self._drop(error)

@@ -251,7 +251,7 @@ class KafkaReader:
                 found, bad = records_of(good)
                 self._keep_aside(bad)
                 for one in found:
-                    self._supervisor.push_buffered(one.batch, None)
+                    self._supervisor.push_buffered(one.batch)
 
     def _pause(self) -> float:
         return min(self._supervisor.settings.block_interval, _LONGEST_FETCH)

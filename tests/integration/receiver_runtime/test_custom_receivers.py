@@ -82,7 +82,7 @@ class Told(Receiver):
             orders = sorted(self.directory.glob("*.order"))[done:]
             for order in orders:
                 try:
-                    self.store(self.what(order.read_text()), metadata={"order": order.name})
+                    self.store(self.what(order.read_text()))
                     answer = "stored"
                 except Exception as error:
                     answer = type(error).__name__

@@ -38,15 +38,11 @@ class Listener:
     def __init__(self) -> None:
         self.pushed: list[Block] = []
         self.generated: list[int] = []
-        self.added: list[object] = []
         self.errors: list[str] = []
         self.deaths: list[BaseException] = []
         self.failures = 0
         self.gate = threading.Event()
         self.gate.set()
-
-    def on_add_data(self, data: object, metadata: object) -> None:
-        self.added.append(metadata)
 
     def on_generate_block(self, block: Block) -> None:
         self.generated.append(block.number)
@@ -200,20 +196,18 @@ def test_b03_a_batch_is_wholly_in_one_block() -> None:
     assert [sorted(set(values)) for values in listener.values] == [["a" * 10], ["b" * 10], ["c", "d"]]
 
 
-def test_b03_what_is_larger_than_a_block_comes_in_pieces_that_fit_and_its_metadata_with_the_last() -> None:
+def test_b03_what_is_larger_than_a_block_comes_in_pieces_that_fit() -> None:
     listener, clock = Listener(), ManualClock()
     listener.gate.set()
     values = ["n" * (7 * n % 90) for n in range(200)]
     values[40] = "L" * 5_000
     values[120] = "M" * 1_500
     with generator(listener, clock, max_block_bytes=1000) as made:
-        made.add_multiple_data(batch(*values), "all of it")
+        made.add_multiple_data(batch(*values))
         made.stop()
     assert [value for block in listener.values for value in block] == values
     larger = [block for block in listener.pushed if block.nbytes > 1000]
     assert [block.records for block in larger] == [1, 1]
-    assert [block.metadata for block in listener.pushed if block.metadata] == [["all of it"]]
-    assert listener.pushed[-1].metadata == ["all of it"]
     # Pieces fill their blocks: not many more than the bytes need.
     assert len(listener.pushed) <= 2 * sum(block.nbytes for block in listener.pushed) // 1000
 
@@ -239,17 +233,6 @@ def test_b03_records_of_both_kinds_keep_their_order() -> None:
         clock.advance(0.3)
         eventually(lambda: listener.pushed)
     assert listener.values == [["1", "2", "3", "4", "5"]]
-
-
-def test_b03_metadata_is_told_and_travels_with_its_block() -> None:
-    listener, clock = Listener(), ManualClock()
-    with generator(listener, clock) as made:
-        made.add_data("1", {"offset": 7})
-        made.add_data("2")
-        made.add_multiple_data(batch("3"), {"offset": 8})
-        made.stop()
-    assert listener.added == [{"offset": 7}, {"offset": 8}]
-    assert listener.pushed[0].metadata == [{"offset": 7}, {"offset": 8}]
 
 
 def test_b03_adding_needs_an_active_generator() -> None:
@@ -516,18 +499,18 @@ def test_a_cut_that_fails_keeps_the_buffer(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_b03_a_callback_that_fails_is_reported_and_the_data_is_in() -> None:
-    """Who added it must not add it again."""
+    """Whoever added it must not add it again."""
 
     class Failing(Listener):
-        def on_add_data(self, data: object, metadata: object) -> None:
+        def on_generate_block(self, block: Block) -> None:
             raise RuntimeError("no")
 
     listener = Failing()
     with generator(listener, ManualClock()) as made:
-        made.add_data("x", metadata=1)
+        made.add_data("x")
         made.stop()
     assert listener.values == [["x"]]
-    assert listener.errors == ["a listener failed when data was added: no"]
+    assert listener.errors == ["a listener failed when a block was cut: no"]
 
 
 @pytest.mark.parametrize("name", ["on_push_block", "on_generate_block"])

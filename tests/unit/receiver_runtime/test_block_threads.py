@@ -34,9 +34,6 @@ class Listener:
         self.at_once = 0
         self.most_at_once = 0
 
-    def on_add_data(self, data: object, metadata: object) -> None:
-        pass
-
     def on_generate_block(self, block: Block) -> None:
         pass
 

@@ -28,9 +28,6 @@ class Listener:
         self.waits = threading.Event()
         self.gate = threading.Event()
 
-    def on_add_data(self, data: object, metadata: object) -> None:
-        pass
-
     def on_generate_block(self, block: Block) -> None:
         assert block.encoded is None
 

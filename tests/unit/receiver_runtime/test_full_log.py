@@ -134,7 +134,7 @@ class FailingReporter(RecordingReporter):
 def test_a_full_disk_is_waited_for_and_then_everything_is_registered(tmp_path: Path) -> None:
     with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
         made.files.create_faults = 5
-        made.supervisor.push_single("x", None)
+        made.supervisor.push_single("x")
         eventually(lambda: made.log.chain(1), "the block")
         assert made.stop().drained
         assert made.values() == ["x"]
@@ -146,7 +146,7 @@ def test_a_dead_role_ends_the_receiver_for_another_process(tmp_path: Path, monke
 
     with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
         monkeypatch.setattr(made.supervisor, "on_push_block", die)
-        made.supervisor.push_single("x", None)
+        made.supervisor.push_single("x")
         ending = made.end()
         assert (ending.exit_code, ending.again) == (ExitCode.FAILED, True)
         assert "the block generator failed: SystemExit" in ending.reason

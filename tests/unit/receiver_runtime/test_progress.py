@@ -185,7 +185,7 @@ def test_a_receiver_holds_data_from_its_buffer_to_the_driver_logs_answer(tmp_pat
         assert not supervisor.holds_data
         made.log.away = True
         failures = supervisor.progress.failures
-        supervisor.push_single("x", None)
+        supervisor.push_single("x")
         assert supervisor.holds_data
         eventually(lambda: supervisor.progress.failures > failures + 2)
         assert "does not register blocks: the server is away" in supervisor.progress.why
@@ -200,7 +200,7 @@ def test_a_full_disk_is_a_named_failure_on_every_way_to_store(tmp_path: Path) ->
     with rig(tmp_path, HandReceiver()) as made:
         supervisor = made.supervisor
         made.files.create_faults = 1_000_000
-        supervisor.push_single("x", None)
+        supervisor.push_single("x")
         eventually(lambda: supervisor.progress.failures > 3)
         assert "No space left on device" in supervisor.progress.why
         thread, errors = in_thread(lambda: supervisor.push_keyed(batch("y"), ["k"]).result(60))
@@ -235,7 +235,7 @@ def test_a_write_that_hangs_is_no_failure_and_no_progress(tmp_path: Path, monkey
 
         monkeypatch.setattr(made.files, "sync", hang)
         watch = ProgressWatch(made.supervisor.progress)
-        made.supervisor.push_single("x", None)
+        made.supervisor.push_single("x")
         assert hanging.wait(60)
         found = [
             watch.look(holds_data=made.supervisor.holds_data, limit=made.supervisor.progress_limit) for _ in range(61)

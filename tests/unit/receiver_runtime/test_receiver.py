@@ -62,7 +62,7 @@ def test_r02_serialised_records_are_one_block_that_is_registered_on_return(
     receiver = Counts()
     with rig(tmp_path, receiver, block_interval="300s") as made:
         eventually(receiver.is_started)
-        receiver.store(as_bytes(stream_of(TWO, ROWS)), metadata={"from": "elsewhere"})
+        receiver.store(as_bytes(stream_of(TWO, ROWS)))
         assert rows_of(made) == ROWS
 
 

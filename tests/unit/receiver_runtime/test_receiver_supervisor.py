@@ -493,7 +493,7 @@ def test_s10_a_push_that_fails_is_an_error_event_and_the_block_is_kept(receiver:
     with rig(tmp_path, receiver) as made:
         eventually(receiver.is_started)
         made.files.write_faults = ["error"] * 3
-        receiver.store("x", metadata="offset 17")
+        receiver.store("x")
         eventually(lambda: made.values() == ["x"])
         assert made.reporter.kinds() == [ReceiverEventKind.ERROR]
         assert receiver.is_started()

@@ -174,10 +174,10 @@ def test_datagrams_that_the_kernel_drops_are_counted_in_sight(tmp_path: Path) ->
     is_held, held = threading.Event(), threading.Event()
     real = type(receiver).store_buffered
 
-    def store_buffered(records: object, metadata: object = None) -> None:
+    def store_buffered(records: object) -> None:
         is_held.set()
         held.wait(20)
-        real(receiver, records, metadata)
+        real(receiver, records)
 
     receiver.store_buffered = store_buffered  # type: ignore[method-assign]
     with rig(tmp_path, receiver) as made, socket.socket(type=socket.SOCK_DGRAM) as sender:
