@@ -92,7 +92,8 @@ class Receiver(ABC):
     schema: ClassVar[pa.Schema | None] = None
     #: Does the sender send again what was not acknowledged? A receiver that acknowledges it after ``store`` returns
     #: says SENT_AGAIN: after a crash it is for the sender, then, to bring what was stored and not registered.
-    source_rule: ClassVar[SourceRule | None] = None
+    #: A receiver whose answer depends on its source sets it in ``__init__``.
+    source_rule: SourceRule | None = None
 
     # Here, so that a child's __init__ need not call ours.
     _supervisor: AttachedSupervisor | None = None

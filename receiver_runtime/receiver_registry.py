@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from receiver_runtime.sources.base import Source
 
-#: Each kind's receiver as (module, what makes it of the source); a module may load its broker's client.
+#: Each kind's receiver as (module, class); a module may load its broker's client.
 _RECEIVERS: Mapping[str, tuple[str, str]] = {
     "amqp": ("receiver_runtime.receivers.amqp", "AmqpReceiver"),
     "file_lines": ("receiver_runtime.receivers.files", "FileLinesReceiver"),
     "followed_files": ("receiver_runtime.receivers.files", "FollowedFilesReceiver"),
     "http": ("receiver_runtime.receivers.http", "HttpReceiver"),
-    "kafka": ("receiver_runtime.receivers.kafka", "make_kafka_receiver"),
-    "mqtt": ("receiver_runtime.receivers.mqtt", "make_mqtt_receiver"),
+    "kafka": ("receiver_runtime.receivers.kafka", "KafkaReceiver"),
+    "mqtt": ("receiver_runtime.receivers.mqtt", "MqttReceiver"),
     "nats_jetstream": ("receiver_runtime.receivers.nats_jetstream", "NatsJetStreamReceiver"),
     "raw_socket": ("receiver_runtime.receivers.raw_socket", "RawSocketReceiver"),
     "redis_streams": ("receiver_runtime.receivers.redis_streams", "RedisStreamsReceiver"),

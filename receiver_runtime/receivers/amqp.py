@@ -22,7 +22,7 @@ class AmqpReceiver(RunReceiver):
     """Messages that are acknowledged when they are registered. See ``Amqp``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Amqp.columns
-    source_rule: ClassVar[SourceRule | None] = SourceRule.SENT_AGAIN
+    source_rule: SourceRule | None = SourceRule.SENT_AGAIN
 
     def __init__(self, source: Amqp) -> None:
         super().__init__()

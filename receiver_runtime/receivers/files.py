@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class _FilesReceiver(RunReceiver):
     """What all of them do."""
 
-    source_rule: ClassVar[SourceRule | None] = SourceRule.OFFSETS
+    source_rule: SourceRule | None = SourceRule.OFFSETS
 
     def __init__(self, *, name: str, per_host: bool) -> None:
         super().__init__()

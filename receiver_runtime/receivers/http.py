@@ -16,7 +16,7 @@ class HttpReceiver(RunReceiver):
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Http.columns
     # Of what was answered 202, for nobody sends it again; ``KeyedHandOver`` marks the blocks of all other requests.
-    source_rule: ClassVar[SourceRule | None] = SourceRule.NOT_SENT_AGAIN
+    source_rule: SourceRule | None = SourceRule.NOT_SENT_AGAIN
 
     def __init__(self, source: Http) -> None:
         super().__init__()

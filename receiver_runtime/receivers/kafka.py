@@ -1,4 +1,4 @@
-"""The receivers of a ``Kafka`` source. Importing this loads no client; making one does.
+"""The receiver of a ``Kafka`` source. Importing this loads no client; making one does.
 
 Owns the reader of each ``on_start``, which owns the consumer and its thread (``kafka_reader``).
 """
@@ -20,14 +20,17 @@ except ModuleNotFoundError as error:
 
 
 class KafkaReceiver(RunReceiver):
-    """Records with their positions: exactly once. See ``Kafka``."""
+    """Records with their positions: exactly once. See ``Kafka``.
+
+    With ``guarantee="at_most_once"``, records as they come; the client tells the broker what it has read (X03).
+    """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Kafka.columns
-    source_rule: ClassVar[SourceRule | None] = SourceRule.OFFSETS
 
     def __init__(self, source: Kafka) -> None:
         super().__init__()
         self._source = source
+        self.source_rule = SourceRule.OFFSETS if source.exactly_once else SourceRule.NOT_SENT_AGAIN
         self._as_objects = source.fetch == "objects" or not source.exactly_once
 
     def make_run(self) -> KafkaReader:
@@ -37,14 +40,3 @@ class KafkaReceiver(RunReceiver):
     def read_objects(self) -> None:
         """At the next start, and from then on."""
         self._as_objects = True
-
-
-class UnreliableKafkaReceiver(KafkaReceiver):
-    """Records as they come; the client tells the broker what it has read: at most once (X03)."""
-
-    source_rule: ClassVar[SourceRule | None] = SourceRule.NOT_SENT_AGAIN
-
-
-def make_kafka_receiver(source: Kafka) -> KafkaReceiver:
-    """The receiver for a source's guarantee."""
-    return KafkaReceiver(source) if source.exactly_once else UnreliableKafkaReceiver(source)

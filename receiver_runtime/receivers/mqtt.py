@@ -1,4 +1,4 @@
-"""The receivers of an ``Mqtt`` source. Importing this needs the client; the registry does it when one is made.
+"""The receiver of an ``Mqtt`` source. Importing this needs the client; the registry does it when one is made.
 
 Owns the session, which outlives connections, and the reader of each ``on_start``, which owns a connection and threads.
 """
@@ -20,27 +20,16 @@ except ModuleNotFoundError as error:
 
 
 class MqttReceiver(RunReceiver):
-    """Messages of QoS 1 and 2, acknowledged when they are registered. See ``Mqtt``."""
+    """Messages of QoS 1 and 2, acknowledged when they are registered, or of QoS 0: at most once. See ``Mqtt``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Mqtt.columns
-    source_rule: ClassVar[SourceRule | None] = SourceRule.SENT_AGAIN
 
     def __init__(self, source: Mqtt) -> None:
         super().__init__()
         self._source = source
         self._session = MqttSession()
+        self.source_rule = SourceRule.SENT_AGAIN if source.qos else SourceRule.NOT_SENT_AGAIN
 
     def make_run(self) -> MqttReader:
         """Its stop returns when all that was read is handed on, and the connection is closed."""
         return MqttReader(self, self._source, self._session)
-
-
-class UnreliableMqttReceiver(MqttReceiver):
-    """Messages of QoS 0: at most once."""
-
-    source_rule: ClassVar[SourceRule | None] = SourceRule.NOT_SENT_AGAIN
-
-
-def make_mqtt_receiver(source: Mqtt) -> MqttReceiver:
-    """The receiver for a source's quality of service."""
-    return MqttReceiver(source) if source.qos else UnreliableMqttReceiver(source)

@@ -22,7 +22,7 @@ class NatsJetStreamReceiver(RunReceiver):
     """Messages, acknowledged when they are registered. See ``NatsJetStream``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = NatsJetStream.columns
-    source_rule: ClassVar[SourceRule | None] = SourceRule.SENT_AGAIN
+    source_rule: SourceRule | None = SourceRule.SENT_AGAIN
 
     def __init__(self, source: NatsJetStream) -> None:
         super().__init__()

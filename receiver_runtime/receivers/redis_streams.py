@@ -22,7 +22,7 @@ class RedisStreamsReceiver(RunReceiver):
     """Entries, acknowledged when they are registered. See ``RedisStreams``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = RedisStreams.columns
-    source_rule: ClassVar[SourceRule | None] = SourceRule.SENT_AGAIN
+    source_rule: SourceRule | None = SourceRule.SENT_AGAIN
 
     def __init__(self, source: RedisStreams) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ class SyslogReceiver(RunReceiver):
     """Messages of a ``Syslog`` source. At most once: syslog has no acknowledgement."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Syslog.columns
-    source_rule: ClassVar[SourceRule | None] = Syslog.source_rule
+    source_rule: SourceRule | None = Syslog.source_rule
 
     def __init__(self, source: Syslog) -> None:
         super().__init__()

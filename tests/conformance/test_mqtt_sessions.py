@@ -21,7 +21,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from receiver_runtime.receivers import mqtt_reader
 from receiver_runtime.receivers.keyed_hand_over import HandedOver
-from receiver_runtime.receivers.mqtt import make_mqtt_receiver
+from receiver_runtime.receivers.mqtt import MqttReceiver
 from receiver_runtime.receivers.mqtt_session import MqttSession
 from receiver_runtime.sources.mqtt import Mqtt
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
@@ -105,7 +105,7 @@ class Running:
 
     def __init__(self, source: Mqtt, kept: Kept | None = None) -> None:
         self.kept = Kept() if kept is None else kept
-        self.receiver = make_mqtt_receiver(source)
+        self.receiver = MqttReceiver(source)
         self.receiver.attach_supervisor(cast("AttachedSupervisor", self.kept))
 
     @property

@@ -16,6 +16,7 @@ from forebay import Stream
 from forebay.cli.main import app
 from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.records import schema_of
+from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.source_registry import KINDS, parse_source
 
 if TYPE_CHECKING:
@@ -135,6 +136,21 @@ def test_a_declaration_makes_as_many_receivers_as_are_asked_for(kind: str) -> No
     assert first.record_schema.equals(second.record_schema)
     if KINDS[kind].columns:
         assert first.record_schema.equals(schema_of(KINDS[kind].columns))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "rule"),
+    [
+        ("kafka", {}, SourceRule.OFFSETS),
+        ("kafka", {"guarantee": "at_most_once"}, SourceRule.NOT_SENT_AGAIN),
+        ("mqtt", {}, SourceRule.SENT_AGAIN),
+        ("mqtt", {"qos": 0}, SourceRule.NOT_SENT_AGAIN),
+    ],
+)
+def test_a_receiver_says_what_its_sender_does_with_this_declaration(
+    kind: str, fields: Mapping[str, Any], rule: SourceRule
+) -> None:
+    assert make_receiver(parse_source({"kind": kind, **LEAST[kind], **fields})).source_rule is rule
 
 
 @pytest.mark.parametrize("kind", sorted(LEAST))
