@@ -38,7 +38,8 @@ class PipelineSettings(BaseModel):
 
     #: Whether its batches set the rate of the streams that it reads (spark.streaming.backpressure.enabled).
     backpressure_enabled: bool = False
-    #: How the rate is found (spark.streaming.backpressure.rateEstimator); there is one way.
+    #: Accepted for compatibility only (spark.streaming.backpressure.rateEstimator): no code reads it, and "pid" is its
+    #: only value.
     backpressure_rate_estimator: Literal["pid"] = "pid"
     #: How much the difference to the processing rate counts (spark.streaming.backpressure.pid.proportional).
     backpressure_pid_proportional: Weight = DEFAULT_PROPORTIONAL

@@ -55,6 +55,7 @@ def test_a_pipeline_as_in_the_readme() -> None:
         ({"interval": "1s", "start": "now"}, "earliest, latest"),
         ({"interval": "1s", "max_records_per_batch": 0}, "max_records_per_batch=0"),
         ({"interval": "1s", "retention": "-1h"}, "retention"),
+        ({"interval": "1s", "backpressure_rate_estimator": "other"}, "backpressure_rate_estimator.*'pid'"),
     ],
 )
 def test_a_pipeline_that_can_not_work_is_refused(arguments: dict[str, Any], message: str) -> None:
