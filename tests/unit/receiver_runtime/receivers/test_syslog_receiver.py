@@ -16,8 +16,6 @@ import pytest
 from receiver_runtime.receiver_registry import make_receiver
 from receiver_runtime.receivers.datagram_listener import DROPPED
 from receiver_runtime.sources.source_registry import parse_source
-from receiver_runtime.sources.syslog import Syslog
-from receiver_runtime.sources.tcp import Tls
 from tests.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.rig import Rig, rig
@@ -225,9 +223,3 @@ def test_a_udp_port_that_is_taken_is_tried_again_in_sight(tmp_path: Path) -> Non
 def test_declarations_that_can_not_be(fields: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_source({"kind": "syslog", "listen": "127.0.0.1:0", **fields})
-
-
-def test_a_declaration_is_stored_and_read_back() -> None:
-    source = Syslog(listen="[::]:6514", transports=("tcp",), tls=Tls(certificate_file="/c"), timezone="Europe/Berlin")
-    assert parse_source(source.model_dump(mode="json")) == source
-    assert source.is_listener

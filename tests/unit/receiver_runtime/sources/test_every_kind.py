@@ -101,6 +101,13 @@ def test_no_package_but_the_receivers_and_no_declaration_needs_a_brokers_client(
     assert {source.__name__ for source in KINDS.values()} <= set(done.stdout.split())
 
 
+def test_declarations_load_no_client_that_is_installed() -> None:
+    program = "import sys, forebay.sources as s; [getattr(s, name) for name in s.__all__]; print(*sys.modules)"
+    done = run(program)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) & set(CLIENTS.values()) == set()
+
+
 def test_the_block_blocks() -> None:
     assert "ModuleNotFoundError" in run(_BLOCKED + "import paho.mqtt.client").stderr
 

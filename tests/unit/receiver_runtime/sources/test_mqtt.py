@@ -7,32 +7,9 @@ import pytest
 from forebay import DeclarationError, Stream
 from receiver_runtime.sources.base import Guarantee, SourceError
 from receiver_runtime.sources.mqtt import Mqtt
-from receiver_runtime.sources.secret import EnvVar
 from receiver_runtime.sources.source_registry import parse_source
 
 GIVEN: dict[str, Any] = {"kind": "mqtt", "host": "127.0.0.1", "topics": ["a/#"], "client_id": "c"}
-
-
-def test_a_declaration_comes_back_from_its_json() -> None:
-    source = Mqtt(
-        host="::1",
-        topics=["a/+/b", "#"],
-        client_id="c",
-        group="g",
-        qos=2,
-        key="user_property:a b",
-        session_expiry="1d",
-        username="u",
-        password=EnvVar("P"),
-        tls=True,
-    )
-    again = parse_source(source.model_dump(mode="json"))
-    assert again == source
-    assert isinstance(again, Mqtt)
-    assert again.address == "[::1]:8883/a/+/b,#"
-    assert again.session_expiry == 86_400
-    assert again.subscriptions == ("$share/g/a/+/b", "$share/g/#")
-    assert str(again.password) == "env:P"
 
 
 def test_one_topic_may_be_a_name_alone_and_the_port_is_the_usual_one() -> None:

@@ -7,23 +7,12 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from receiver_runtime.sources.base import SourceError, SourceRule
+from receiver_runtime.sources.base import SourceError
 from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.socket_text import SocketText
 from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.sources.tcp import Tls
-
-
-def test_a_declaration_comes_back_from_its_json() -> None:
-    source = SocketText(host="::1", port=9999, max_record_bytes="64KiB", connect_timeout="3s", encoding="latin-1")
-    again = parse_source(source.model_dump(mode="json"))
-    assert again == source
-    assert isinstance(again, SocketText)
-    assert (again.max_record_bytes, again.connect_timeout, again.encoding) == (65536, 3.0, "iso8859-1")
-    assert again.address == "[::1]:9999"
-    assert again.columns == (("value", "string"),)
-    assert again.source_rule is SourceRule.NOT_SENT_AGAIN
 
 
 def test_the_defaults_are_those_of_the_reference() -> None:
@@ -111,16 +100,10 @@ def test_a_delimiter_that_may_be_a_part_of_a_character_is_refused() -> None:
     SocketText(host="a", port=1, encoding="shift_jis", delimiter="\r\n")
 
 
-def test_a_listening_source_comes_back_from_its_json() -> None:
-    tls = Tls(certificate_file="/etc/tls/a.pem", key_file="/etc/tls/a.key", ca_file="/etc/tls/ca.pem")
-    source = RawSocket(listen="[::]:0", tls=tls, max_connections=3)
-    assert parse_source(source.model_dump(mode="json")) == source
-    assert source.address == "[::]:0"
-    assert source.listen_address == ("::", 0)
+def test_where_it_listens_and_its_tls() -> None:
     assert RawSocket(listen="0.0.0.0:9999").listen_address == ("0.0.0.0", 9999)
     assert RawSocket(host="a", port=1, tls=True).tls == Tls()
     assert RawSocket(host="a", port=1, tls=False).tls is None
-    assert RawSocket.columns == (("value", "binary"),)
 
 
 def test_settings_take_units_and_pass_over_keys_of_others() -> None:

@@ -1,0 +1,131 @@
+"""A declaration of any kind comes back from its JSON as it was given."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from receiver_runtime.sources.amqp import Amqp
+from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
+from receiver_runtime.sources.kafka import Kafka
+from receiver_runtime.sources.mqtt import Mqtt
+from receiver_runtime.sources.nats_jetstream import NatsJetStream
+from receiver_runtime.sources.raw_socket import RawSocket
+from receiver_runtime.sources.redis_streams import RedisStreams
+from receiver_runtime.sources.secret import EnvVar
+from receiver_runtime.sources.socket_text import SocketText
+from receiver_runtime.sources.source_registry import parse_source
+from receiver_runtime.sources.syslog import Syslog
+from receiver_runtime.sources.tcp import Tls
+
+if TYPE_CHECKING:
+    from receiver_runtime.sources.base import Source
+
+S3 = {"access_key": EnvVar("KEY"), "secret_key": "env:SECRET", "endpoint_override": "127.0.0.1:9000", "scheme": "http"}
+TLS = Tls(certificate_file="/etc/tls/a.pem", key_file="/etc/tls/a.key", ca_file="/etc/tls/ca.pem")
+
+#: Each with what it has to hold when it is back.
+DECLARATIONS: list[tuple[Source, dict[str, Any]]] = [
+    (
+        Amqp(host="::1", queues="orders", virtual_host="shop", username="u", password="env:P", tls=True),
+        {"address": "[::1]:5671/shop/orders"},
+    ),
+    (Amqp(host="a", queues=("x", "y")), {"address": "a:5672/x,y"}),
+    (
+        FollowedFiles(path="/var/log/*.log*", exclude=("*.swp",), complete_after="5s", start="latest", shared=True),
+        {"source_rule": SourceRule.OFFSETS, "is_listener": False, "address": "/var/log/*.log*"},
+    ),
+    (
+        FileLines(path="/srv/in", pattern="*.csv", min_age="1m", changed="read", max_age="30d"),
+        {"source_rule": SourceRule.OFFSETS, "is_listener": False, "address": "/srv/in"},
+    ),
+    (
+        WholeFiles(path="s3://bucket/in", max_record_bytes="64MiB", options=S3),
+        {"source_rule": SourceRule.OFFSETS, "is_listener": False, "address": "s3://bucket/in"},
+    ),
+    (
+        Kafka(
+            bootstrap_servers="a:9092, [::1]:9093",
+            topics=["orders", "refunds"],
+            group="g",
+            start=datetime(2026, 1, 31, tzinfo=UTC),
+            options={"sasl.password": EnvVar("KAFKA_PASSWORD"), "fetch.min.bytes": 1, "socket.keepalive.enable": True},
+        ),
+        {
+            "options": {"sasl.password": "env:KAFKA_PASSWORD", "fetch.min.bytes": 1, "socket.keepalive.enable": True},
+            "address": "a:9092,[::1]:9093/orders,refunds",
+            "source_rule": SourceRule.OFFSETS,
+        },
+    ),
+    (
+        Mqtt(
+            host="::1",
+            topics=["a/+/b", "#"],
+            client_id="c",
+            group="g",
+            qos=2,
+            key="user_property:a b",
+            session_expiry="1d",
+            username="u",
+            password=EnvVar("P"),
+            tls=True,
+        ),
+        {
+            "address": "[::1]:8883/a/+/b,#",
+            "session_expiry": 86_400,
+            "subscriptions": ("$share/g/a/+/b", "$share/g/#"),
+            "password": EnvVar("P"),
+        },
+    ),
+    (
+        NatsJetStream(
+            servers="a:4222, b:4222",
+            stream="ORDERS",
+            durable="d",
+            username="u",
+            password=EnvVar("NATS_PASSWORD"),
+            ack_wait="1m",
+        ),
+        {"ack_wait": 60, "address": "a:4222,b:4222/ORDERS"},
+    ),
+    (
+        RawSocket(listen="[::]:0", tls=TLS, max_connections=3),
+        {"address": "[::]:0", "listen_address": ("::", 0), "columns": (("value", "binary"),)},
+    ),
+    (
+        RedisStreams(
+            host="redis", streams="orders", group="g", username="u", password=EnvVar("REDIS_PASSWORD"), claim_after="5m"
+        ),
+        {"streams": ("orders",), "claim_after": 300, "address": "redis:6379/0/orders"},
+    ),
+    (
+        SocketText(host="::1", port=9999, max_record_bytes="64KiB", connect_timeout="3s", encoding="latin-1"),
+        {
+            "max_record_bytes": 65536,
+            "connect_timeout": 3.0,
+            "encoding": "iso8859-1",
+            "address": "[::1]:9999",
+            "columns": (("value", "string"),),
+            "source_rule": SourceRule.NOT_SENT_AGAIN,
+        },
+    ),
+    (
+        Syslog(listen="[::]:6514", transports=("tcp",), tls=Tls(certificate_file="/c"), timezone="Europe/Berlin"),
+        {"is_listener": True},
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "holds"), DECLARATIONS, ids=[source.kind for source, _ in DECLARATIONS])
+def test_a_declaration_comes_back_from_its_json(source: Source, holds: dict[str, Any]) -> None:
+    again = parse_source(source.model_dump(mode="json"))
+    assert again == source
+    assert type(again) is type(source)
+    assert {name: getattr(again, name) for name in holds} == holds
+
+
+def test_a_reference_to_a_secret_is_shown_as_it_is_written() -> None:
+    assert str(EnvVar("P")) == "env:P"
