@@ -1,0 +1,83 @@
+"""The pages on sources: their declarations are good, and their tables are the fields.
+
+Their statements run in tests/integration/docs.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic_core import PydanticUndefined
+
+from forebay import Stream
+from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
+from receiver_runtime.sources.kafka import Kafka
+from receiver_runtime.sources.mqtt import Mqtt
+from receiver_runtime.sources.nats_jetstream import NatsJetStream
+from receiver_runtime.sources.redis_streams import RedisStreams
+
+if TYPE_CHECKING:
+    from receiver_runtime.sources.base import Source
+
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "sources"
+
+
+def text_of(page: str) -> str:
+    return (PAGES / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("page", "declared"),
+    [
+        ("files.md", [{"logs": FollowedFiles}, {"orders": FileLines, "scans": WholeFiles}]),
+        ("kafka.md", [{"orders": Kafka}, {"payments": Kafka}]),
+        ("mqtt.md", [{"temperatures": Mqtt}, {"orders": Mqtt}]),
+        ("nats.md", [{"orders": NatsJetStream}]),
+        ("redis.md", [{"orders": RedisStreams}]),
+    ],
+)
+def test_the_declarations_are_good(page: str, declared: list[dict[str, type[Source]]]) -> None:
+    found = []
+    for declaration in re.findall(r"^```python\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL):
+        names: dict[str, object] = {}
+        exec(compile(declaration, page, "exec"), names)
+        streams = [value for value in names.values() if isinstance(value, Stream)]
+        found.append({stream.name: type(stream.source) for stream in streams})
+    assert found == declared
+
+
+@pytest.mark.parametrize(
+    ("page", "table", "source"),
+    [
+        ("files.md", 0, FollowedFiles),
+        ("files.md", 1, FileLines),
+        ("kafka.md", None, Kafka),
+        ("mqtt.md", None, Mqtt),
+        ("nats.md", None, NatsJetStream),
+        ("redis.md", None, RedisStreams),
+    ],
+)
+def test_the_table_is_the_fields(page: str, table: int | None, source: type[Source]) -> None:
+    """`table`: the number of the table among those under "### Fields"; None where the page has one table."""
+    text = text_of(page) if table is None else text_of(page).split("### Fields")[1:][table]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `?([^`|]*?)`? \|", text, re.MULTILINE))
+    defaults = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in source.model_fields.items()
+        if name != "kind"
+    }
+    assert rows == {
+        name: "required" if default is PydanticUndefined else repr(default) for name, default in defaults.items()
+    }
+
+
+def test_whole_files_have_the_same_fields_but_for_the_encoding() -> None:
+    assert set(FileLines.model_fields) - set(WholeFiles.model_fields) == {"encoding"}
+    assert WholeFiles.model_fields["max_record_bytes"].default == 16 * 2**20
+
+
+def test_the_columns_of_mqtt_are_named() -> None:
+    assert [name for name, _ in Mqtt.columns if f"`{name}`" not in text_of("mqtt.md")] == []
