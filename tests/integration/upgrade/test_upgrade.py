@@ -177,3 +177,27 @@ def test_a_running_receiver_goes_on_while_functions_and_views_are_replaced(datab
         assert process.poll() is None, rig.logs()
         assert rig.values() == [str(number) for number in range(source.sent)]
         assert len(rig.epochs()) == 1, "it was one process all the time"
+
+
+def test_a_function_is_replaced_in_its_place_for_it_may_be_running(engine: sa.Engine, database_url: str) -> None:
+    def functions(connection: sa.Connection) -> dict[str, int]:
+        found = connection.exec_driver_sql(
+            "SELECT oid::regprocedure::text, oid::bigint FROM pg_proc WHERE pronamespace = 'forebay'::regnamespace"
+        )
+        return {signature.removeprefix("forebay."): oid for signature, oid in found}
+
+    with connect(engine) as connection:
+        before = functions(connection)
+        # Of another version: one of another result, one of other parameters, and another text for all.
+        connection.exec_driver_sql("DROP FUNCTION forebay.known_keys")
+        connection.exec_driver_sql("CREATE FUNCTION forebay.known_keys() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+        connection.exec_driver_sql("DROP FUNCTION forebay.leads")
+        connection.exec_driver_sql("CREATE FUNCTION forebay.leads(bigint) RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+        connection.exec_driver_sql("COMMENT ON SCHEMA forebay IS 'of another version'")
+    migrate.upgrade(database_url)
+    with connect(engine) as connection:
+        after = functions(connection)
+        assert [check for check in check_schema(connection) if not check.passed] == []
+    assert set(after) == set(before)
+    moved = {signature for signature, oid in before.items() if after[signature] != oid}
+    assert {signature.partition("(")[0] for signature in moved} == {"known_keys", "leads"}
