@@ -2,24 +2,27 @@
 
 Dagster's own opens a connection for each statement outside of its webserver. Its daemon makes about twenty statements a
 second, so that more than a quarter of a system's CPU time went to Postgres starting processes and checking passwords.
-Here all storages of a process, of every instance that it makes, share one pool. A connection is looked at
-before it is used, so that a server that was started again costs no statement.
+Here all storages of a process, of every instance that it makes, share one pool. A connection is looked at before it is
+used, so that a server that was started again costs no statement, and given up where it leads to a standby.
 
 It changes nothing else: tables, statements and errors are Dagster's.
 """
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self, cast
 
+import sqlalchemy as sa
 from dagster_postgres import DagsterPostgresStorage
 from dagster_postgres.utils import create_pg_engine, pg_url_from_config
+
+from tracker_store.engine import CONNECTION_TIMEOUTS, leave_a_read_only_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import sqlalchemy as sa
     from dagster._core.storage.config import PostgresStorageConfig
     from dagster._serdes import ConfigurableClassData
 
@@ -31,7 +34,7 @@ RECYCLE_SECONDS = 3_600
 @lru_cache(maxsize=1)
 def _engine(url: str) -> sa.Engine:
     """One for the process: Dagster makes an instance for each tick of a sensor, and leaves it to the collector."""
-    return create_pg_engine(
+    engine = create_pg_engine(
         url,
         isolation_level="AUTOCOMMIT",
         pool_size=KEPT_CONNECTIONS,
@@ -39,7 +42,12 @@ def _engine(url: str) -> sa.Engine:
         max_overflow=-1,
         pool_pre_ping=True,
         pool_recycle=RECYCLE_SECONDS,
+        connect_args=dict(CONNECTION_TIMEOUTS),
     )
+    sa.event.listen(engine, "handle_error", leave_a_read_only_server)
+    # A user's code may fork: two processes must not speak on one connection.
+    os.register_at_fork(after_in_child=lambda: engine.dispose(close=False))
+    return engine
 
 
 class PooledPostgresStorage(DagsterPostgresStorage):

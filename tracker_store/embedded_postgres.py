@@ -340,8 +340,7 @@ class EmbeddedPostgres:
         settings = {
             "listen_addresses": "'127.0.0.1'",
             "unix_socket_directories": "''",
-            # Dagster opens a connection per statement; each of its processes, and each of ours, a few at
-            # once.
+            # Each of Dagster's processes, and each of ours, has a few at once; its run processes one per statement.
             "max_connections": "200",
             "shared_buffers": "128MB",
             "fsync": "on" if self._durable else "off",

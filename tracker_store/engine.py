@@ -19,13 +19,21 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 STATEMENT_TIMEOUT = "30s"
 LOCK_TIMEOUT = "10s"
 IDLE_IN_TRANSACTION_TIMEOUT = "10s"
 CONNECT_TIMEOUT_SECONDS = 5
 TCP_USER_TIMEOUT_MS = 10_000
+#: As libpq names them: a server that is gone without a word is noticed by them.
+CONNECTION_TIMEOUTS: Mapping[str, int] = {
+    "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": TCP_USER_TIMEOUT_MS,
+}
 
 
 def _session_options(statement_timeout: str, lock_timeout: str) -> str:
@@ -81,20 +89,20 @@ def create_engine(
         pool_pre_ping=True,
         connect_args={
             "application_name": application_name,
+            **CONNECTION_TIMEOUTS,
             "connect_timeout": connect_timeout,
-            "keepalives_idle": 5,
-            "keepalives_interval": 2,
-            "keepalives_count": 3,
-            "tcp_user_timeout": TCP_USER_TIMEOUT_MS,
             "options": _session_options(statement_timeout, lock_timeout),
         },
     )
-    sa.event.listen(engine, "handle_error", _leave_a_read_only_server)
+    sa.event.listen(engine, "handle_error", leave_a_read_only_server)
     return engine
 
 
-def _leave_a_read_only_server(context: sa.engine.ExceptionContext) -> None:
-    # The connection is whole, and leads to a standby for ever: the address may lead to the primary by now.
+def leave_a_read_only_server(context: sa.engine.ExceptionContext) -> None:
+    """On ``handle_error``: give up a kept connection to a server that only reads.
+
+    It is whole, and leads to a standby for ever: the address may lead to the primary by now.
+    """
     if getattr(context.original_exception, "pgcode", None) == _READ_ONLY:
         context.is_disconnect = True
 

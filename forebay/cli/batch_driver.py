@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -47,6 +48,8 @@ def batch_driver(
     registration = DriverRegistration(engine, host=host or socket.gethostname(), location=location)
     from orchestration.run_launcher.driver_start import start  # noqa: PLC0415  loads Spark
 
+    # Until Dagster takes signals: a driver that is ended while it starts signs off.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(signal.SIGTERM + 128))
     began = time.monotonic()
     try:
         started = start(settings, application=f"forebay batch driver {location}")

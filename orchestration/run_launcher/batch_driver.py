@@ -7,7 +7,8 @@ about batches: a run claims its attempt, or ends.
 Others may rely on: a run is in at most one driver; a run that a driver has taken ends in Dagster (as what it ended as,
 or as failed when the driver could not run it), or its driver's process has ended, which the agent says at once and the
 tracker after its limit; a driver that stops taking runs leaves none behind that were handed to it, unless there is
-another one, or the whole system stops.
+another one, or the whole system stops, or its agent was killed: then the next driver takes them, or they are given up
+after a minute.
 """
 
 from __future__ import annotations

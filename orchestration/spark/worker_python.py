@@ -10,6 +10,7 @@ It must not be used where Spark is another installation than the package: its wo
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import sys
@@ -31,8 +32,9 @@ def worker_python(directory: Path) -> str:
     home = os.environ.get("SPARK_HOME")
     if home is not None and Path(home).resolve() != package.resolve():
         return sys.executable
-    script = directory / _NAME
     text = _script(package)
+    # A session starts workers by it as long as it lives: another installation with the same home has another one.
+    script = directory / f"{_NAME}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     try:
         if not script.is_file() or script.read_text(encoding="utf-8") != text:
             directory.mkdir(parents=True, exist_ok=True)
@@ -54,7 +56,9 @@ def _write(script: Path, text: str) -> None:
 
 
 def _script(package: Path) -> str:
-    lib, jars = shlex.quote(f"{package}/python/lib/"), shlex.quote(f"{package}/jars/")
+    # Spark names them by SPARK_HOME, which may be another way to the package.
+    places = dict.fromkeys((str(package), os.environ.get("SPARK_HOME", str(package)).rstrip("/")))
+    left_out = [f"{shlex.quote(f'{at}/python/lib/')}*.zip | {shlex.quote(f'{at}/jars/')}*.jar" for at in places]
     return f"""#!/bin/sh
 # Starts Spark's Python workers: see orchestration/spark/worker_python.py.
 path=
@@ -62,7 +66,7 @@ set -f
 IFS=:
 for entry in $PYTHONPATH; do
   case $entry in
-    {lib}*.zip | {jars}*.jar) ;;
+    {" | ".join(left_out)}) ;;
     *) path=${{path:+$path:}}$entry ;;
   esac
 done

@@ -45,13 +45,32 @@ def test_a_worker_has_the_installed_package_and_all_else_as_it_was(tmp_path: Pat
     assert executable == sys.executable
 
 
-def test_it_is_written_once_and_again_for_another_installation(tmp_path: Path) -> None:
+def test_it_is_written_once_and_what_was_cut_off_again(tmp_path: Path) -> None:
     script = Path(worker_python(tmp_path))
     before = script.stat().st_ino
     assert Path(worker_python(tmp_path)).stat().st_ino == before
-    script.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    script.write_text("#!/bin/sh\n", encoding="utf-8")
     worker_python(tmp_path)
     assert "exec" in script.read_text(encoding="utf-8")
+
+
+def test_two_installations_with_one_home_have_a_script_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = worker_python(tmp_path)
+    monkeypatch.setattr(sys, "executable", "/another/bin/python")
+    theirs = worker_python(tmp_path)
+    assert theirs != ours
+    assert sys.executable in Path(theirs).read_text(encoding="utf-8")
+    assert sys.executable not in Path(ours).read_text(encoding="utf-8")
+
+
+def test_a_link_to_the_installed_package_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = tmp_path / "spark"
+    link.symlink_to(PACKAGE)
+    monkeypatch.setenv("SPARK_HOME", str(link))
+    command = worker_python(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": f"{link}/python/lib/pyspark.zip"}
+    shown = subprocess.run([command, "-c", SHOWN], env=environment, capture_output=True, text=True, check=True)
+    assert Path(json.loads(shown.stdout)[0]).parent == PACKAGE
 
 
 def test_another_spark_keeps_its_own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
