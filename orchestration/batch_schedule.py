@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CANCELED = "CANCELED"
 NOT_STARTED = "NOT_STARTED"
 # Creating a run and submitting it are two steps of one request, and a process that is killed between them leaves the
-# run as it is for ever: Dagster looks after submitted runs alone.
+# run as it is: until Dagster's run monitoring gives it up, minutes later, and for ever where that is off.
 SUBMITTED_WITHIN = timedelta(minutes=1)
 # After its attempt a run has some events to write, and nothing more to do.
 LEFT_FOR = timedelta(minutes=2)
@@ -339,9 +339,8 @@ def _step(
 
 def _why_never_submitted(batch: BatchRow, launch: Launch, run: Run) -> str | None:
     """Why Dagster will never start a run that was created for an attempt; None where it still may."""
-    if run.status != NOT_STARTED or batch.launch_attempt != launch.attempt or batch.launch_age is None:
-        return None
-    if batch.launch_age <= SUBMITTED_WITHIN.total_seconds():
+    age = batch.launch_age if run.status == NOT_STARTED and batch.launch_attempt == launch.attempt else None
+    if age is None or age <= SUBMITTED_WITHIN.total_seconds():
         return None
     return "it was created, and never submitted: the process that asked for it was ended meanwhile"
 

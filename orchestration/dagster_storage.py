@@ -51,7 +51,7 @@ def _engine(url: str) -> sa.Engine:
 
 
 class PooledPostgresStorage(DagsterPostgresStorage):
-    """As Dagster's `storage: postgres`, and configured by the same keys but for `auth_provider`."""
+    """As Dagster's `storage: postgres`, and configured by the same keys except `auth_provider`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class PooledPostgresStorage(DagsterPostgresStorage):
         """Make it as Dagster's own is made. Raises what that raises where the server does not answer."""
         super().__init__(postgres_url, should_autocreate_tables, inst_data)
         for storage in (self._run_storage, self._event_log_storage, self._schedule_storage):
-            storage._engine = _engine(postgres_url)  # noqa: SLF001  Dagster has no other way; a test holds the name
+            storage._engine = _engine(postgres_url)  # noqa: SLF001  Dagster has no other way
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Self:

@@ -235,11 +235,12 @@ class BatchDrivers:
         if code == 0:
             log.info("batch driver ended", child=driver.name)
             return
-        # One that has worked for a while says nothing about the next.
-        is_first = self._clock() - driver.started >= HEALTHY_AFTER_SECONDS
-        if is_first:
+        if self._clock() - driver.started >= HEALTHY_AFTER_SECONDS:
+            # One that has worked for a while says nothing about the next.
             self._backoff.reset()
-        delay = 0.0 if is_first else self._backoff.next_delay()
+            delay = 0.0
+        else:
+            delay = self._backoff.next_delay()
         self._not_before = self._clock() + delay
         ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         log.error(
