@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import statistics
@@ -45,7 +46,8 @@ _STOP_SECONDS = 150.0
 _SAMPLE_SECONDS = 10.0
 _FIRST_RATE = 2_000.0
 _STEP_SECONDS = 30.0
-_MOST_STEPS = 12
+# Each halves the way between the highest rate that was kept up with and the lowest that was not.
+_HALVINGS = 2
 # A rate is kept up with while this part of it is taken, and no more waits than the newest intervals brought.
 _TAKEN = 0.95
 _MOST_WAITING_INTERVALS = 5
@@ -101,6 +103,11 @@ class System:
             "(SELECT coalesce(sum(records), 0) FROM forebay.batches WHERE state <> 'COMPLETED') AS records"
         )
         return int(row.records)
+
+    def unread(self) -> int:
+        """Return how many records were sent, and are in no block yet: a file, a topic or a socket still has them."""
+        [row] = self.rows("SELECT coalesce(sum(records), 0) AS records FROM forebay.receiver_status")
+        return max(0, self.senders.count() - int(row.records))
 
     def latencies(self, seconds: float) -> list[float]:
         """Return how long after their boundary the batches of the last seconds were complete."""
@@ -213,28 +220,40 @@ def _make_topic(servers: str) -> None:
 
 
 def _ceiling(system: System, report: Report, step_seconds: float) -> float:
-    """Double the rate until it is not kept up with; return the last one that was."""
-    kept, rate = 0.0, _FIRST_RATE
+    """Double the rate until it is not kept up with, then halve the way between; return the highest that was."""
     # Spark warms up, each receiver begins.
     system.senders.set_rate(_FIRST_RATE / 4)
     time.sleep(step_seconds)
-    for _ in range(_MOST_STEPS):
-        system.senders.set_rate(rate)
-        before, begun = system.senders.count(), time.monotonic()
-        time.sleep(step_seconds)
-        taken = (system.senders.count() - before) / (time.monotonic() - begun)
-        waiting = system.waiting()
-        keeps_up = taken >= _TAKEN * rate and waiting <= _MOST_WAITING_INTERVALS * _INTERVAL_SECONDS * rate
-        report.console.print(
-            f"  {rate:,.0f} records/s offered: {taken:,.0f} taken, {waiting:,} wait: "
-            f"{'kept up with' if keeps_up else 'too many'}"
-        )
-        if not keeps_up:
-            break
-        kept = rate
-        rate *= 2 if rate < 2 * kept or kept == _FIRST_RATE else 1.5
+    kept, rate = 0.0, _FIRST_RATE
+    while _keeps_up(system, report, rate, step_seconds):
+        kept, rate = rate, 2 * rate
+    if not kept:
+        raise SystemExit(f"{_FIRST_RATE:,.0f} records/s are too many for this machine: give a --rate")
+    too_many = rate
+    for _ in range(_HALVINGS):
+        rate = math.sqrt(kept * too_many)
+        if _keeps_up(system, report, rate, step_seconds):
+            kept = rate
+        else:
+            too_many = rate
     _drain(system)
-    return kept or _FIRST_RATE / 4
+    return kept
+
+
+def _keeps_up(system: System, report: Report, rate: float, seconds: float) -> bool:
+    """Offer a rate to a system in which nothing waits."""
+    _drain(system)
+    system.senders.set_rate(rate)
+    before, begun = system.senders.count(), time.monotonic()
+    time.sleep(seconds)
+    taken = (system.senders.count() - before) / (time.monotonic() - begun)
+    waiting = system.waiting() + system.unread()
+    keeps_up = taken >= _TAKEN * rate and waiting <= _MOST_WAITING_INTERVALS * _INTERVAL_SECONDS * rate
+    report.console.print(
+        f"  {rate:,.0f} records/s offered: {taken:,.0f} taken, {waiting:,} wait: "
+        f"{'kept up with' if keeps_up else 'too many'}"
+    )
+    return keeps_up
 
 
 def _drain(system: System) -> float:
@@ -249,14 +268,9 @@ def _drain(system: System) -> float:
                 f"{system.waiting():,} records wait after {_DRAIN_SECONDS:g} s; senders not done: {left}"
             )
         with contextlib.suppress(DriverLogError):
-            since = None if system.waiting() or _is_short(system) else (since or time.monotonic())
+            since = None if system.waiting() or system.unread() else (since or time.monotonic())
         time.sleep(0.5)
     return since - begun
-
-
-def _is_short(system: System) -> bool:
-    [row] = system.rows("SELECT coalesce(sum(records), 0) AS records FROM forebay.receiver_status")
-    return int(row.records) < system.senders.count()
 
 
 def _hold(system: System, report: Report, rate: float, seconds: float) -> None:
