@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_handler import DeadLetter
     from receiver_runtime.driver_log import SourcePositions
-    from receiver_runtime.receivers.reading_loop import ReadingLoop
+    from receiver_runtime.reading_loop import ReadingLoop
     from receiver_runtime.sources.base import SourceRule
     from receiver_runtime.sources.receiver_settings import ReceiverSettings
     from tracker_store.blocks import NewBlock, OffsetLink, Position

@@ -39,9 +39,9 @@ from receiver_runtime.driver_log import DriverLog, GivenUpError, ReceiverDriverL
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.process_control import Accepted, Declined, Ended, Lines, Message, Run, Stop, encode
 from receiver_runtime.progress import LOOK_SECONDS, Progress, ProgressWatchdog
+from receiver_runtime.reading_loop import ReadingLoop
 from receiver_runtime.receiver_start import prepare_receiver
 from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor, progress_limit
-from receiver_runtime.receivers.reading_loop import ReadingLoop
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
 from receiver_runtime.replica_reports import ReplicaReports
 from receiver_runtime.salvage import earlier_store_location, salvage, store_location

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 #: Each kind's receiver as (module, class); a module may load its broker's client.
 _RECEIVERS: Mapping[str, tuple[str, str]] = {
-    "amqp": ("receiver_runtime.receivers.amqp", "AmqpReceiver"),
-    "file_lines": ("receiver_runtime.receivers.files", "FileLinesReceiver"),
-    "followed_files": ("receiver_runtime.receivers.files", "FollowedFilesReceiver"),
-    "http": ("receiver_runtime.receivers.http", "HttpReceiver"),
-    "kafka": ("receiver_runtime.receivers.kafka", "KafkaReceiver"),
-    "mqtt": ("receiver_runtime.receivers.mqtt", "MqttReceiver"),
-    "nats_jetstream": ("receiver_runtime.receivers.nats_jetstream", "NatsJetStreamReceiver"),
-    "raw_socket": ("receiver_runtime.receivers.raw_socket", "RawSocketReceiver"),
-    "redis_streams": ("receiver_runtime.receivers.redis_streams", "RedisStreamsReceiver"),
-    "socket_text": ("receiver_runtime.receivers.socket_text", "SocketTextReceiver"),
-    "syslog": ("receiver_runtime.receivers.syslog", "SyslogReceiver"),
-    "whole_files": ("receiver_runtime.receivers.files", "WholeFilesReceiver"),
+    "amqp": ("receiver_runtime.receivers.amqp.receiver", "AmqpReceiver"),
+    "file_lines": ("receiver_runtime.receivers.files.receiver", "FileLinesReceiver"),
+    "followed_files": ("receiver_runtime.receivers.files.receiver", "FollowedFilesReceiver"),
+    "http": ("receiver_runtime.receivers.http.receiver", "HttpReceiver"),
+    "kafka": ("receiver_runtime.receivers.kafka.receiver", "KafkaReceiver"),
+    "mqtt": ("receiver_runtime.receivers.mqtt.receiver", "MqttReceiver"),
+    "nats_jetstream": ("receiver_runtime.receivers.nats.receiver", "NatsJetStreamReceiver"),
+    "raw_socket": ("receiver_runtime.receivers.sockets.raw", "RawSocketReceiver"),
+    "redis_streams": ("receiver_runtime.receivers.redis.receiver", "RedisStreamsReceiver"),
+    "socket_text": ("receiver_runtime.receivers.sockets.text", "SocketTextReceiver"),
+    "syslog": ("receiver_runtime.receivers.syslog.receiver", "SyslogReceiver"),
+    "whole_files": ("receiver_runtime.receivers.files.receiver", "WholeFilesReceiver"),
 }
 
 

@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from receiver_runtime.block_handler import BlockHandler, DeadLetter, EncodedBlock
     from receiver_runtime.block_threads import BlockThreads
     from receiver_runtime.driver_log import DeadLetterRows, KnownKeys, SourcePositions
+    from receiver_runtime.reading_loop import ReadingLoop
     from receiver_runtime.receiver import Receiver
-    from receiver_runtime.receivers.reading_loop import ReadingLoop
     from receiver_runtime.registrar import Registrar
     from receiver_runtime.sources.receiver_settings import ReceiverSettings
     from receiver_runtime.status_reporter import Reporter

@@ -1,6 +1,6 @@
 """Files: followed as they grow, or read once when they are complete, here or on an object store (issue 8).
 
-Declarations and their checks; ``receiver_runtime.receivers.files`` reads.
+Declarations and their checks; ``receiver_runtime.receivers.files.receiver`` reads.
 """
 
 from __future__ import annotations

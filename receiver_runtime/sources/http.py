@@ -1,6 +1,6 @@
 """HTTP: records that senders push, acknowledged when they are safe (issue 8).
 
-A declaration and its checks; ``receiver_runtime.receivers.http`` listens.
+A declaration and its checks; ``receiver_runtime.receivers.http.receiver`` listens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """NATS JetStream: a stream, read through a durable pull consumer by any number of receivers (X11).
 
-A declaration and its checks; ``receiver_runtime.receivers.nats_jetstream`` connects, and needs the extra
-``forebay[nats]``.
+A declaration and its checks; ``receiver_runtime.receivers.nats`` connects, and needs the extra ``forebay[nats]``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Redis Streams: stream keys, read by a consumer group of any number of receivers (X11).
 
-A declaration and its checks; ``receiver_runtime.receivers.redis_streams`` connects, and needs the extra
-``forebay[redis]``.
+A declaration and its checks; ``receiver_runtime.receivers.redis`` connects, and needs the extra ``forebay[redis]``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Syslog: RFC 5424 and RFC 3164 messages from any number of senders, over UDP, TCP and TLS (RFC 5426, 6587, 5425).
 
-A declaration and its checks; ``receiver_runtime.receivers.syslog`` opens the sockets.
+A declaration and its checks; ``receiver_runtime.receivers.syslog.receiver`` opens the sockets.
 """
 
 from __future__ import annotations

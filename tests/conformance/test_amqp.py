@@ -35,7 +35,7 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
 
 # A process that acknowledges what it never got: the broker closes the channel, and leaves the connection.
 ODD_ACKNOWLEDGEMENT = """
-from receiver_runtime.receivers.amqp_reader import AmqpReader
+from receiver_runtime.receivers.amqp.reader import AmqpReader
 _acknowledge = AmqpReader._acknowledge
 def _odd(self, channel):
     _acknowledge(self, channel)

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from receiver_runtime.receivers.kafka_library import ColumnFetcher, open_library
-from receiver_runtime.receivers.kafka_records import records_of
+from receiver_runtime.receivers.kafka.library import ColumnFetcher, open_library
+from receiver_runtime.receivers.kafka.records import records_of
 from tests.conformance.kafka_source import KafkaTopic
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 # A process whose librdkafka keeps a record's time elsewhere than its release does.
 ODD_LIBRARY = """
-from receiver_runtime.receivers import kafka_library
+from receiver_runtime.receivers.kafka import library as kafka_library
 odd = kafka_library._Layout(time=11, headers_bytes=15)
 kafka_library._PRIVATE_LAYOUTS = dict.fromkeys(kafka_library._PRIVATE_LAYOUTS, odd)
 """

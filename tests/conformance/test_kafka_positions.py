@@ -37,13 +37,13 @@ STORM_SECONDS, STORM_RATE = (int(one) for one in os.environ.get("FOREBAY_STORM",
 
 # A process that never tells the broker how far it is, as one that is killed before it does.
 NEVER_COMMITS = """
-from receiver_runtime.receivers.kafka_reader import KafkaReader
+from receiver_runtime.receivers.kafka.reader import KafkaReader
 KafkaReader._commit = lambda self, *, now=False: None
 """
 
 # A process that asks for its topics' ids not every half a minute, but at once.
 LOOKS_AT_IDS_OFTEN = """
-from receiver_runtime.receivers import kafka_reader
+from receiver_runtime.receivers.kafka import reader as kafka_reader
 kafka_reader._IDS_SECONDS = 0.2
 """
 

@@ -19,10 +19,10 @@ from paho.mqtt.client import DisconnectFlags
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
-from receiver_runtime.receivers import mqtt_reader
 from receiver_runtime.receivers.keyed_hand_over import HandedOver
-from receiver_runtime.receivers.mqtt import MqttReceiver
-from receiver_runtime.receivers.mqtt_session import MqttSession
+from receiver_runtime.receivers.mqtt import reader as mqtt_reader
+from receiver_runtime.receivers.mqtt.receiver import MqttReceiver
+from receiver_runtime.receivers.mqtt.session import MqttSession
 from receiver_runtime.sources.mqtt import Mqtt
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.sources.tcp import Tls

@@ -51,7 +51,7 @@ def keys(redis_server: RedisServer) -> RedisKeys:
 # A process to whom the answer with its first new entries does not come: Redis has given them out.
 LOSES_AN_ANSWER = """
 import redis
-from receiver_runtime.receivers import redis_reader
+from receiver_runtime.receivers.redis import reader as redis_reader
 class LosingConnection(redis.Connection):
     has_lost = False
     def read_response(self, *args, **options):

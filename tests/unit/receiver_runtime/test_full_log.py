@@ -17,8 +17,8 @@ from receiver_runtime.block_generator import BlockGenerator, GeneratorState
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.rate_limiter import RateLimiter
+from receiver_runtime.reading_loop import ReadingLoop, ReadingLoopClosedError
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
-from receiver_runtime.receivers.reading_loop import ReadingLoop, ReadingLoopClosedError
 from receiver_runtime.registrar import Registrar
 from receiver_runtime.status_reporter import StatusReporter
 from receiver_runtime.write_ahead_log import WriteAheadLog

@@ -49,25 +49,25 @@ class _SlowReader:
 
 
 @pytest.mark.parametrize(
-    ("source", "module", "reader"),
+    ("source", "room", "reader"),
     [
         (Amqp(host="a", queues="q"), "amqp", "AmqpReader"),
         (FollowedFiles(path="/nowhere/*.log"), "files", "FilesReader"),
         (Http(listen="127.0.0.1:0"), "http", "HttpServer"),
         (Kafka(bootstrap_servers="a:1", topics="t", group="g"), "kafka", "KafkaReader"),
         (Mqtt(host="a", topics="t", client_id="c"), "mqtt", "MqttReader"),
-        (NatsJetStream(servers="a:1", stream="s", durable="d"), "nats_jetstream", "NatsReader"),
-        (RedisStreams(host="a", streams="s", group="g"), "redis_streams", "RedisReader"),
-        (SocketText(host="a", port=1), "socket_receiver", "SocketClient"),
+        (NatsJetStream(servers="a:1", stream="s", durable="d"), "nats", "NatsReader"),
+        (RedisStreams(host="a", streams="s", group="g"), "redis", "RedisReader"),
+        (SocketText(host="a", port=1), "sockets", "SocketClient"),
         (Syslog(listen="127.0.0.1:0", transports=["tcp"]), "syslog", "SocketListener"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.kind,
 )
 def test_x11_a_start_that_comes_after_its_stop_begins_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Source, module: str, reader: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Source, room: str, reader: str
 ) -> None:
     slow = _SlowReader()
-    monkeypatch.setattr(import_module(f"receiver_runtime.receivers.{module}"), reader, slow)
+    monkeypatch.setattr(import_module(f"receiver_runtime.receivers.{room}.receiver"), reader, slow)
     receiver: Any = make_receiver(source)
     stopped = threading.Event()
     on_stop = receiver.on_stop

@@ -5,7 +5,7 @@ from typing import Any
 import pika
 import pytest
 
-from receiver_runtime.receivers.amqp_records import Message, batch_of, keys_of
+from receiver_runtime.receivers.amqp.records import Message, batch_of, keys_of
 from receiver_runtime.sources.base import SourceError
 from receiver_runtime.sources.source_registry import parse_source
 

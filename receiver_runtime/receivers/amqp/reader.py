@@ -1,0 +1,277 @@
+"""Reads one connection's deliveries into blocks, from an ``on_start`` to its ``on_stop``.
+
+Two threads. *The connection's* reads, acknowledges and answers heartbeats; it never waits for the driver log. *The
+handing over* one makes batches of what came and may wait as long as it takes; meanwhile nothing is acknowledged, so
+that the broker stops at its prefetch.
+
+- Messages are acknowledged when their block is registered: batches are answered in their order, so one acknowledgement
+  stands for all up to its last message (``multiple``).
+- What can't be stored is a dead letter before it is acknowledged, with the batch that it came in.
+- A connection that is lost, and a queue that is deleted, are a restart, by the supervisor's pauses; the broker delivers
+  again what was not acknowledged.
+- At a stop nothing more is taken; what was taken is handed over, waited for, and acknowledged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pika
+import structlog
+from pika.exceptions import AMQPError
+
+from receiver_runtime.block_handler import DeadLetter
+from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.receivers.amqp.client import TolerantConnection
+from receiver_runtime.receivers.amqp.records import Message, batch_of, keys_of, text_of
+from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
+from receiver_runtime.receivers.tcp import client_context
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
+    from pika.adapters.blocking_connection import BlockingChannel
+    from pika.frame import Method
+    from pika.spec import Basic
+
+    from receiver_runtime.receivers.amqp.client import DecodedProperties
+    from receiver_runtime.receivers.amqp.receiver import AmqpReceiver
+    from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.sources.amqp import Amqp
+
+_log = structlog.get_logger(__name__)
+
+_TURN_SECONDS = 1.0
+# What comes so soon behind a message is handed over with it, up to so many.
+_GATHERING_SECONDS = 0.01
+_GATHERED_MESSAGES = 500
+
+
+class AmqpConsumerError(ConnectionError):
+    """The broker ended a consumer, or the channel that all of them have."""
+
+
+class AmqpReader:
+    """See the module. ``start`` and ``stop`` once."""
+
+    def __init__(self, receiver: AmqpReceiver, source: Amqp) -> None:
+        self._receiver = receiver
+        self._supervisor = receiver.supervisor
+        self._source = source
+        # What may be under way is bounded by the prefetch.
+        self._hand_over = KeyedHandOver(self._supervisor)
+        name = f"amqp {self._supervisor.receiver_id}"
+        self._reading = threading.Thread(target=self._run, name=name, daemon=True)
+        self._storing = threading.Thread(target=self._store, name=f"{name} blocks", daemon=True)
+        # Under this lock: what came and was not handed over, how far it is registered, how far the end has come.
+        self._changed = threading.Condition()
+        self._coming: list[Message] = []
+        self._registered = 0
+        self._stopping = False
+        self._settled = False
+        self._connection: pika.BlockingConnection | None = None
+        # The connection's thread's alone.
+        self._acknowledged = 0
+        self._cancelled = ""
+
+    def start(self) -> None:
+        """Begin to read; returns at once."""
+        self._storing.start()
+        self._reading.start()
+
+    def stop(self) -> None:
+        """End; returns when what was taken is handed over, and the connection is closed."""
+        with self._changed:
+            self._stopping = True
+            connected = self._connection is not None
+            self._changed.notify_all()
+        self._storing.join()
+        self._hand_over.close()
+        with self._changed:
+            self._settled = True
+        self._wake()
+        # One that is still connecting has read nothing, and ends by itself.
+        if connected:
+            self._reading.join()
+
+    # -- the connection's thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        words = "the AMQP client could not be made"
+        try:
+            parameters = self._parameters()
+            words = "the AMQP broker can't be reached"
+            connection = pika.BlockingConnection(parameters, _impl_class=TolerantConnection)
+            with self._changed:
+                self._connection = connection
+            words = "the AMQP broker refused the queues"
+            channel = self._consume(connection)
+            self._receiver.report_connected(self._source.address)
+            words = "the connection to the AMQP broker was lost"
+            while not self._settled:
+                connection.process_data_events(time_limit=_TURN_SECONDS)
+                self._acknowledge(channel)
+                self._check_consumers(channel)
+            # What was registered at last.
+            self._acknowledge(channel)
+            connection.close()
+        except AmqpConsumerError as error:
+            self._receiver.restart("the AMQP broker cancelled a consumer", error)
+        except BaseException as error:  # noqa: BLE001  told, and begun anew
+            if not self._stopping:
+                self._receiver.restart(words, error)
+            else:
+                _log.info("the connection could not be left as it should be", error=str(error))
+        finally:
+            self._close()
+
+    def _parameters(self) -> pika.ConnectionParameters:
+        source = self._source
+        tls = None
+        if source.tls is not None:
+            tls = pika.SSLOptions(client_context(source.tls), source.tls.server_hostname or source.host)
+        password = "guest" if source.password is None else source.password.resolve()
+        return pika.ConnectionParameters(
+            host=source.host,
+            port=source.broker_port,
+            virtual_host=source.virtual_host,
+            credentials=pika.PlainCredentials(source.username, password),
+            heartbeat=int(source.heartbeat),
+            socket_timeout=source.connect_timeout,
+            stack_timeout=source.connect_timeout,
+            ssl_options=tls,
+            client_properties={"connection_name": f"forebay receiver {self._supervisor.receiver_id}"},
+        )
+
+    def _consume(self, connection: pika.BlockingConnection) -> BlockingChannel:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=self._source.prefetch)
+        channel.add_on_cancel_callback(self._on_cancel)
+        for queue in self._source.queues:
+            # The tag is what a cancellation names.
+            channel.basic_consume(queue, partial(self._on_message, queue), consumer_tag=queue)
+        return channel
+
+    def _on_cancel(self, frame: Method) -> None:
+        self._cancelled = f"{frame.method.consumer_tag}: the queue was deleted, or has moved"
+
+    def _check_consumers(self, channel: BlockingChannel) -> None:
+        if self._stopping:
+            return
+        if self._cancelled:
+            raise AmqpConsumerError(self._cancelled)
+        if not channel.is_open:
+            # The connection goes on, and the client says so only to who uses the channel: nothing would come any more.
+            raise AmqpConsumerError("the broker closed the channel, what is not acknowledged is delivered again")
+
+    def _on_message(
+        self, queue: str, _: object, method: Basic.Deliver, properties: DecodedProperties, body: bytes
+    ) -> None:
+        message = Message(
+            int(method.delivery_tag or 0),
+            queue,
+            text_of(method.exchange) or "",
+            text_of(method.routing_key) or "",
+            bool(method.redelivered),
+            properties,
+            body,
+        )
+        with self._changed:
+            # What comes at the end is not acknowledged, and delivered again.
+            if not self._stopping:
+                self._coming.append(message)
+                if len(self._coming) in {1, _GATHERED_MESSAGES}:
+                    self._changed.notify_all()
+
+    def _acknowledge(self, channel: BlockingChannel) -> None:
+        with self._changed:
+            registered = self._registered
+        if registered > self._acknowledged:
+            channel.basic_ack(registered, multiple=True)
+            self._acknowledged = registered
+
+    def _close(self) -> None:
+        """Whatever happened: the connection goes, and the other thread hands over what is left, and ends."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._connection is not None and self._connection.is_open:
+            with contextlib.suppress(AMQPError, OSError):
+                self._connection.close()
+
+    def _wake(self, _: object = None) -> None:
+        """From any thread: there may be something to acknowledge, or it is the end."""
+        connection = self._connection
+        if connection is not None:
+            # One that is closed has nothing to be told.
+            with contextlib.suppress(AMQPError, OSError):
+                connection.add_callback_threadsafe(lambda: None)
+
+    # -- the handing over thread -------------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        try:
+            while taken := self._take():
+                self._hand_on(taken)
+        except BaseException as error:  # noqa: BLE001  told, and begun anew unless nobody may
+            if not self._stopping:
+                self._receiver.restart("what came from the AMQP broker could not be stored", error)
+            _log.info("what came could not be stored, and is not acknowledged", error=str(error))
+
+    def _take(self) -> list[Message]:
+        """What came, about a block of it at once; nothing at the end."""
+        with self._changed:
+            while not self._coming and not self._stopping:
+                self._changed.wait()
+            self._changed.wait_for(self._is_gathered, _GATHERING_SECONDS)
+            most = self._about_a_block()
+            taken, self._coming = self._coming[:most], self._coming[most:]
+            return taken
+
+    def _about_a_block(self) -> int:
+        """With the lock held: how many of what came; more, after a wait, may not fit into one batch."""
+        left = self._supervisor.settings.max_block_bytes
+        for number, message in enumerate(self._coming, 1):
+            left -= len(message.body)
+            if left <= 0:
+                return number
+        return len(self._coming)
+
+    def _is_gathered(self) -> bool:
+        return self._stopping or len(self._coming) >= _GATHERED_MESSAGES
+
+    def _hand_on(self, taken: Sequence[Message]) -> None:
+        good, letters = [], []
+        for message in taken:
+            reason = self._fault(message)
+            if reason is None:
+                good.append(message)
+            else:
+                letters.append(DeadLetter(reason, message.body))
+        if letters:
+            self._receiver.store_dead_letters(letters)
+        # Also where all of it is aside: it is answered in its turn.
+        future = self._hand_over.submit(batch_of(good), keys_of(good, self._source.key))
+        future.add_done_callback(partial(self._answered, taken[-1].tag))
+
+    def _fault(self, message: Message) -> DeadLetterReason | None:
+        if len(message.body) > self._source.max_record_bytes:
+            return DeadLetterReason.RECORD_TOO_LARGE
+        if message.properties.undecodable:
+            return DeadLetterReason.INVALID_ENCODING
+        return None
+
+    def _answered(self, through: int, future: Future[HandedOver]) -> None:
+        """On the hand-over's thread, in the order of the submits."""
+        error = future.exception()
+        if error is None:
+            with self._changed:
+                self._registered = through
+            self._wake()
+        elif not self._stopping:
+            # Not by the next submit: where the prefetch is under way, none comes.
+            self._receiver.restart("what came from the AMQP broker could not be stored", error)

@@ -1,0 +1,33 @@
+"""The receivers of an ``Amqp`` source. Importing this needs the client; the registry does it when one is made.
+
+Owns the reader of each ``on_start``, which owns a connection and its threads.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from receiver_runtime.receivers.missing_client import missing_client
+from receiver_runtime.receivers.run_receiver import RunReceiver
+from receiver_runtime.sources.amqp import Amqp
+from receiver_runtime.sources.base import SourceRule
+
+try:
+    from receiver_runtime.receivers.amqp.reader import AmqpReader
+except ModuleNotFoundError as error:
+    raise missing_client(error, "amqp", "pika", "amqp", "pika") from error
+
+
+class AmqpReceiver(RunReceiver):
+    """Messages that are acknowledged when they are registered. See ``Amqp``."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = Amqp.columns
+    source_rule: SourceRule | None = SourceRule.SENT_AGAIN
+
+    def __init__(self, source: Amqp) -> None:
+        super().__init__()
+        self._source = source
+
+    def make_run(self) -> AmqpReader:
+        """Its stop returns when all that was taken is handed on, and the connection is closed."""
+        return AmqpReader(self, self._source)

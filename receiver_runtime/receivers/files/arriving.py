@@ -1,0 +1,503 @@
+"""Which complete files there are below a directory or a prefix, and which were read (``FileLines``, ``WholeFiles``).
+
+A file is known by its path, its time and its size: its partition is ``HOST/PATH@MILLISECONDS-SIZE``, without the host
+where all hosts see the same. The position of one that was read to its end is in generation 1.
+
+What is there is remembered for as long as it is there: a file's time says nothing of when it came, for a copy may keep
+an old one. What is gone is forgotten, when it is older than ``max_age`` and was gone for an hour of ours: so the driver
+log does not grow without end where files are taken away.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+import re
+import stat
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from receiver_runtime.clock import SystemClock
+from receiver_runtime.receivers.files.content import (
+    Content,
+    DecompressedFile,
+    LocalFile,
+    OpenContents,
+    OpenedFile,
+    codec_of,
+)
+from receiver_runtime.receivers.files.records import LineReader, Part, Reading, read_whole
+from receiver_runtime.sources.files import FileLines
+from tracker_store.blocks import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from receiver_runtime.clock import Clock
+    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.receivers.files.records import Limits
+    from receiver_runtime.receivers.files.sharing import Sharing
+    from receiver_runtime.sources.files import WholeFiles
+    from tracker_store.blocks import OffsetLink
+
+# Read at a time: the oldest of them all, or so many small ones for one block.
+_MOST_READY = 1000
+_SMALL_BYTES = 64 * 1024
+_MOST_OPEN = 8
+_LONGEST_RETRY = 300.0
+_FORGET_SECONDS = 60.0
+# What is gone for less may only be away.
+_GONE_SECONDS = 3600.0
+# So much may the clock of who writes files be behind ours.
+_SKEW_SECONDS = 60.0
+_AT_ONCE = 1000
+_PASSED_OVER = (".tmp", ".part")
+_NAME = re.compile(r"(.*)@(-?\d+)-(\d+)", re.DOTALL)
+_FINISHED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file of a listing; ``path`` is relative to what is listed."""
+
+    path: str
+    size: int
+    modified_ms: int
+
+
+class Folder(Protocol):
+    """What is listed. Every method raises OSError."""
+
+    def files(self) -> Iterator[Found]:
+        """Everything below, in no order."""
+        ...
+
+    def open_plain(self, path: str) -> Content:
+        """A file, as it is."""
+        ...
+
+    def open_raw(self, path: str) -> Any:  # noqa: ANN401  pyarrow has no types
+        """A file as pyarrow reads it, for what decompresses it."""
+        ...
+
+    def shown(self, path: str) -> str:
+        """As its records have it."""
+        ...
+
+
+class LocalFolder:
+    """A directory of this host."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root.rstrip("/") or "/"
+
+    def files(self) -> Iterator[Found]:
+        """See ``Folder``; a directory below that can't be listed raises too."""
+        directories = [""]
+        while directories:
+            below = directories.pop()
+            with os.scandir(f"{self._root}/{below}") as entries:
+                for entry in entries:
+                    if entry.name.startswith(("_", ".")):
+                        continue
+                    path = f"{below}{entry.name}"
+                    try:
+                        status = entry.stat()
+                    except FileNotFoundError:
+                        continue
+                    except OSError:
+                        if entry.is_symlink():
+                            # One that leads to itself holds nobody up.
+                            continue
+                        raise
+                    if stat.S_ISDIR(status.st_mode) and not entry.is_symlink():
+                        directories.append(f"{path}/")
+                    elif stat.S_ISREG(status.st_mode):
+                        yield Found(path, status.st_size, status.st_mtime_ns // 10**6)
+
+    def open_plain(self, path: str) -> Content:
+        """See ``Folder``."""
+        return LocalFile(self.shown(path))
+
+    def open_raw(self, path: str) -> Any:  # noqa: ANN401
+        """See ``Folder``."""
+        return pa.OSFile(self.shown(path))
+
+    def shown(self, path: str) -> str:
+        """See ``Folder``."""
+        return f"{self._root}/{path}"
+
+
+class ObjectFolder:
+    """Objects below a prefix.
+
+    Args:
+        filesystem: pyarrow's.
+        prefix: the bucket, and what comes after it.
+        url: of the prefix, for people.
+    """
+
+    def __init__(self, filesystem: Any, prefix: str, url: str) -> None:  # noqa: ANN401
+        self._filesystem = filesystem
+        self._prefix = prefix.strip("/")
+        self._url = url.rstrip("/")
+
+    def files(self) -> Iterator[Found]:
+        """See ``Folder``."""
+        from pyarrow.fs import FileSelector, FileType  # noqa: PLC0415  most read directories
+
+        below = len(self._prefix) + 1
+        # A prefix without objects is no error; a bucket that is not there is one.
+        if self._filesystem.get_file_info(self._prefix.partition("/")[0]).type == FileType.NotFound:
+            raise FileNotFoundError(f"{self._url}: there is no such bucket")
+        for info in self._filesystem.get_file_info(FileSelector(self._prefix, allow_not_found=True, recursive=True)):
+            if info.type == FileType.File:
+                yield Found(info.path[below:], info.size, info.mtime_ns // 10**6)
+
+    def open_plain(self, path: str) -> Content:
+        """See ``Folder``."""
+        return OpenedFile(self._filesystem.open_input_file(f"{self._prefix}/{path}"))
+
+    def open_raw(self, path: str) -> Any:  # noqa: ANN401
+        """See ``Folder``."""
+        return self._filesystem.open_input_stream(f"{self._prefix}/{path}", compression=None)
+
+    def shown(self, path: str) -> str:
+        """See ``Folder``."""
+        return f"{self._url}/{path}"
+
+
+@dataclass(slots=True, eq=False)
+class _Arrived:
+    """A file that is to be read, or was."""
+
+    found: Found
+    reading: Reading
+    ours: bool
+    first_seen: float
+    ready: bool = False
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+class ArrivingCatalog:
+    """See the module, and ``reader.Catalog``."""
+
+    def __init__(
+        self,
+        source: FileLines | WholeFiles,
+        receiver: Receiver,
+        sharing: Sharing,
+        host: str,
+        *,
+        folder: Folder,
+        clock: Clock | None = None,
+    ) -> None:
+        self.source = source.kind
+        self._settings = source
+        self._receiver = receiver
+        self._positions = receiver.supervisor.positions
+        self._sharing = sharing
+        self._folder = folder
+        self._clock = clock or SystemClock()
+        self._prefix = "" if source.shared or source.is_object_store else f"{host}/"
+        self._lines = (
+            LineReader(encoding=source.encoding, max_record_bytes=source.max_record_bytes)
+            if isinstance(source, FileLines)
+            else None
+        )
+        self._open = OpenContents(_MOST_OPEN)
+        self._known: dict[str, Position] = {}
+        # By path: the version that was read, or is being read.
+        self._versions: dict[str, str] = {}
+        # What is not read to its end, by its partition.
+        self._waiting: dict[str, _Arrived] = {}
+        self._queue: deque[_Arrived] = deque()
+        self._present: dict[str, Found] = {}
+        # What is known and not there, since when.
+        self._gone: dict[str, float] = {}
+        self._look_at = 0.0
+        self._forget_at = 0.0
+        self._changed: list[Reading] = []
+        self._told: set[tuple[str, str]] = set()
+        self._is_away = False
+
+    # -- the reader's side -------------------------------------------------------------------------------------------
+
+    def reload(self, known: Mapping[str, Position]) -> None:
+        """See ``Catalog``."""
+        self._learn(known)
+        self._changed = []
+        # All that is there is looked at anew: what was finished here may not be so in the driver log.
+        self._present = {}
+        for name, file in list(self._waiting.items()):
+            at = self._known.get(name)
+            if at is not None and at.generation >= _FINISHED:
+                self._let_go(name)
+                continue
+            file.ours = self._is_ours(file.found.path)
+            file.reading.go_to(at)
+        self._look_at = 0.0
+
+    def release(self) -> None:
+        """See ``Catalog``."""
+        for file in self._waiting.values():
+            file.ours = file.ours and self._is_ours(file.found.path)
+
+    def look(self) -> None:
+        """See ``Catalog``."""
+        now = self._clock.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + self._settings.poll_interval
+        try:
+            present = {found.path: found for found in self._folder.files() if self._is_wanted(found.path)}
+        except OSError as error:
+            if not self._is_away:
+                self._is_away = True
+                self._receiver.report_error(f"{self._settings.path} can't be listed, it is tried again", error)
+            return
+        if self._is_away:
+            self._is_away = False
+            self._receiver.report_connected(self._settings.path)
+        new = [found for path, found in present.items() if self._present.get(path) != found]
+        if not self._sharing.is_alone and new:
+            # Others may have read them.
+            self._learn(self._positions.all_of(self.source))
+        self._see(new, now)
+        self._see_what_is_gone(present)
+        self._present = present
+        for file in self._waiting.values():
+            file.ready = file.ready or self._is_complete(file, now)
+        self._queue = deque(sorted((file for file in self._waiting.values() if file.ready and file.ours), key=_age))
+        if now >= self._forget_at:
+            self._forget(now)
+
+    def ready(self) -> Iterable[Reading]:
+        """See ``Catalog``: in the order of time and name; a large one by itself."""
+        now = self._clock.monotonic()
+        while self._queue and self._queue[0].reading.name not in self._waiting:
+            self._queue.popleft()
+        taken = 0
+        for file in list(islice(self._queue, _MOST_READY)):
+            if file.reading.name not in self._waiting or not file.ours or now < file.retry_at:
+                continue
+            small = file.found.size <= _SMALL_BYTES
+            if small or not taken:
+                taken += 1
+                yield file.reading
+            if not small:
+                return
+
+    def read(self, reading: Reading, limits: Limits) -> Part | None:
+        """See ``Catalog``."""
+        file = self._waiting.get(reading.name)
+        if file is None or not file.ours:
+            return None
+        try:
+            part = self._read(file, reading, limits)
+        except OSError as error:
+            self._open.close(reading.name)
+            file.retry_at = self._clock.monotonic() + min(
+                _LONGEST_RETRY, self._settings.poll_interval * 2**file.failures
+            )
+            file.failures = min(file.failures + 1, 20)
+            self._tell(file.found.path, "can't be read, it is tried again", error)
+            return None
+        if not part.more:
+            self._finish(reading)
+        return part
+
+    def take_changed(self) -> list[Reading]:
+        """See ``Catalog``."""
+        changed, self._changed = self._changed, []
+        return changed
+
+    def registered(self, links: Sequence[OffsetLink]) -> None:
+        """See ``Catalog``."""
+        del links
+
+    def close(self) -> None:
+        """See ``Catalog``."""
+        self._open.close_all()
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    def _is_wanted(self, path: str) -> bool:
+        parts = PurePosixPath(path).parts
+        return (
+            not any(part.startswith(("_", ".")) for part in parts)
+            and not path.endswith(_PASSED_OVER)
+            and fnmatch.fnmatchcase(parts[-1], self._settings.pattern)
+        )
+
+    def _see(self, new: Sequence[Found], now: float) -> None:
+        for found in new:
+            name = self._name(found)
+            if name in self._known and self._known[name].generation >= _FINISHED:
+                continue
+            if name in self._waiting:
+                continue
+            before = self._versions.get(found.path)
+            if before is not None and before != name and not self._take_changed_file(found, before):
+                continue
+            reading = Reading(name)
+            reading.go_to(self._known.get(name))
+            self._versions[found.path] = name
+            self._waiting[name] = _Arrived(found, reading, self._is_ours(found.path), now)
+
+    def _take_changed_file(self, found: Found, before: str) -> bool:
+        """A path has another file now. Is it to be read?"""
+        waiting = self._waiting.get(before)
+        if waiting is not None:
+            begun = waiting.reading.position > waiting.reading.start
+            if begun and waiting.ours:
+                self._lose(waiting, "was changed while it was read")
+            self._let_go(before)
+            if not begun:
+                return True
+        reads = self._settings.changed == "read"
+        if self._is_ours(found.path):
+            what = "it is read anew" if reads else "what it is now is not read"
+            self._receiver.report_error(f"{self._folder.shown(found.path)} was changed after it was read: {what}")
+        return reads
+
+    def _see_what_is_gone(self, present: Mapping[str, Found]) -> None:
+        for name, file in list(self._waiting.items()):
+            if file.found.path not in present:
+                if file.ours and file.ready:
+                    self._lose(file, "is gone")
+                self._let_go(name)
+
+    def _lose(self, file: _Arrived, what: str) -> None:
+        reading, size = file.reading, file.found.size
+        path = self._folder.shown(file.found.path)
+        if codec_of(file.found.path) is not None and self._lines is not None:
+            self._receiver.report_error(f"{path} {what}, and was not read to its end")
+        elif size > reading.position:
+            self._receiver.report_error(
+                f"{path} {what}: bytes {reading.position} up to {size}, {size - reading.position} of them, are lost"
+            )
+            reading.lose(self.source, size)
+            self._changed.append(reading)
+
+    def _let_go(self, name: str) -> None:
+        self._waiting.pop(name, None)
+        self._open.close(name)
+
+    def _is_complete(self, file: _Arrived, now: float) -> bool:
+        """Has it not changed for so long? By our clock, but for what is so old that no other one matters."""
+        age = time.time() - file.found.modified_ms / 1000
+        return now - file.first_seen >= self._settings.min_age or age >= self._settings.min_age + _SKEW_SECONDS
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _read(self, file: _Arrived, reading: Reading, limits: Limits) -> Part:
+        found = file.found
+        shown = self._folder.shown(found.path)
+        codec = codec_of(found.path) if self._lines is not None else None
+        content = self._open.get(reading.name)
+        if content is None:
+            content = (
+                self._folder.open_plain(found.path)
+                if codec is None
+                else DecompressedFile(partial(self._folder.open_raw, found.path), codec)
+            )
+            self._open.put(reading.name, content)
+        at, large = reading.position, reading.large
+        kept = None if large is None else (large.next, large.part)
+        if self._lines is None:
+            most = self._settings.max_record_bytes
+            part = read_whole(
+                reading, content, path=shown, modified_ms=found.modified_ms, size=found.size, max_record_bytes=most
+            )
+        else:
+            part = self._lines.read(reading, content, limits, path=shown, modified_ms=found.modified_ms, ends=True)
+        if isinstance(content, LocalFile):
+            status = content.stat
+            # After the data was read: what was read of a file that is written to is dropped.
+            if (status.st_size, status.st_mtime_ns // 10**6) != (found.size, found.modified_ms):
+                reading.position, reading.large = at, large
+                if large is not None and kept is not None:
+                    large.next, large.part = kept
+                self._look_at = 0.0
+                raise OSError("it was changed just now")
+        return part
+
+    def _finish(self, reading: Reading) -> None:
+        """Read to its end: that goes in with the last of its records, or with the next block."""
+        reading.end(self.source)
+        self._known[reading.name] = Position(reading.generation, reading.logged)
+        self._let_go(reading.name)
+        self._changed.append(reading)
+
+    # -- what is gone ------------------------------------------------------------------------------------------------
+
+    def _forget(self, now: float) -> None:
+        """Have the driver log forget old files that were gone for long; not while none is there: all may be away."""
+        if not self._present:
+            return
+        self._forget_at = now + _FORGET_SECONDS
+        if not self._is_ours("@forget"):
+            self._gone = {}
+            return
+        if not self._sharing.is_alone:
+            self._learn(self._positions.all_of(self.source))
+        there = {self._name(found) for found in self._present.values()}
+        # Of a file that was changed and is not read anew, it is remembered that an earlier one was.
+        there |= {self._versions[path] for path in self._present if path in self._versions}
+        self._gone = {name: self._gone.get(name, now) for name in self._known if name not in there}
+        oldest = (time.time() - self._settings.max_age) * 1000
+        old = [
+            name
+            for name, since in self._gone.items()
+            if now - since >= min(_GONE_SECONDS, self._settings.max_age) and _time_of(name) < oldest
+        ]
+        for first in range(0, len(old), _AT_ONCE):
+            self._positions.forget(self.source, old[first : first + _AT_ONCE])
+        if old:
+            self._learn(self._positions.all_of(self.source))
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _learn(self, known: Mapping[str, Position]) -> None:
+        self._known = {name: at for name, at in known.items() if name.startswith(self._prefix)}
+        self._versions = {}
+        for name in [*self._known, *self._waiting]:
+            match = _NAME.fullmatch(name.removeprefix(self._prefix))
+            if match is not None:
+                before = self._versions.get(match[1])
+                if before is None or _time_of(before) <= int(match[2]):
+                    self._versions[match[1]] = name
+
+    def _name(self, found: Found) -> str:
+        path = found.path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        return f"{self._prefix}{path}@{found.modified_ms}-{found.size}"
+
+    def _is_ours(self, path: str) -> bool:
+        return self._sharing.is_ours(path)
+
+    def _tell(self, path: str, what: str, error: OSError) -> None:
+        """Once of each file and reason."""
+        told = (path, str(error))
+        if told not in self._told:
+            self._told.add(told)
+            self._receiver.report_error(f"{self._folder.shown(path)} {what}", error)
+
+
+def _age(file: _Arrived) -> tuple[int, str]:
+    return file.found.modified_ms, file.found.path
+
+
+def _time_of(name: str) -> float:
+    """A file's time, by its partition; another partition has none that is before any other."""
+    match = _NAME.fullmatch(name)
+    return math.inf if match is None else int(match[2])

@@ -1,0 +1,89 @@
+"""The receivers of ``FollowedFiles``, ``FileLines`` and ``WholeFiles``.
+
+Own the reader of each ``on_start``, which owns its thread and what it has open (``reader``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import quote, urlencode
+
+from receiver_runtime.block_store.objects import open_objects
+from receiver_runtime.receivers.files.arriving import ArrivingCatalog, LocalFolder, ObjectFolder
+from receiver_runtime.receivers.files.followed.followed_files import FollowedCatalog
+from receiver_runtime.receivers.files.reader import FilesReader
+from receiver_runtime.receivers.run_receiver import RunReceiver
+from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
+
+if TYPE_CHECKING:
+    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.receivers.files.arriving import Folder
+    from receiver_runtime.receivers.files.reader import Catalog
+    from receiver_runtime.receivers.files.sharing import Sharing
+
+
+class _FilesReceiver(RunReceiver):
+    """What all of them do."""
+
+    source_rule: SourceRule | None = SourceRule.OFFSETS
+
+    def __init__(self, *, name: str, per_host: bool) -> None:
+        super().__init__()
+        self._name = name
+        self._per_host = per_host
+
+    def make_run(self) -> FilesReader:
+        """Its stop returns when what it handed on is registered, and every file is closed."""
+        return FilesReader(self, self._make_catalog, name=self._name, per_host=self._per_host)
+
+    def _make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
+        raise NotImplementedError
+
+
+class FollowedFilesReceiver(_FilesReceiver):
+    """Lines of files that grow."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = FollowedFiles.columns
+
+    def __init__(self, source: FollowedFiles) -> None:
+        super().__init__(name=source.address, per_host=not source.shared)
+        self._source = source
+
+    def _make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
+        return FollowedCatalog(self._source, receiver, sharing, host)
+
+
+class _ArrivingFilesReceiver(_FilesReceiver):
+    def __init__(self, source: FileLines | WholeFiles) -> None:
+        super().__init__(name=source.address, per_host=not (source.shared or source.is_object_store))
+        self._source = source
+
+    def _make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
+        return ArrivingCatalog(self._source, receiver, sharing, host, folder=_folder_of(self._source))
+
+
+class FileLinesReceiver(_ArrivingFilesReceiver):
+    """Lines of files that are complete."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = FileLines.columns
+
+
+class WholeFilesReceiver(_ArrivingFilesReceiver):
+    """Files that are complete, each as it is."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = WholeFiles.columns
+
+
+def _folder_of(source: FileLines | WholeFiles) -> Folder:
+    """Raises SecretError, and ObjectStoreUrlError."""
+    if not source.is_object_store:
+        return LocalFolder(source.path)
+    options = source.resolved_options()
+    keys = [quote(options.pop(name, ""), safe="") for name in ("access_key", "secret_key")]
+    scheme, _, rest = source.path.partition("://")
+    user = f"{keys[0]}:{keys[1]}@" if any(keys) else ""
+    url = f"{scheme}://{user}{rest}"
+    if options:
+        url += f"?{urlencode(options)}"
+    return ObjectFolder(*open_objects(url).place(""), source.path)

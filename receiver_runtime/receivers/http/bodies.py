@@ -1,0 +1,45 @@
+"""The body of a request, decompressed, within a limit: a small body that grows without end is refused.
+
+Knows neither a server nor a source.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from receiver_runtime.receivers.http.pushed import PushRefusedError
+
+_CODECS = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd"}
+#: For ``Accept-Encoding`` in an answer.
+ENCODINGS = "gzip, zstd, identity"
+_PIECE_BYTES = 2**18
+
+
+def decompressed(body: bytes, encoding: str | None, *, most_bytes: int) -> bytes:
+    """The body as it was before its Content-Encoding.
+
+    Never holds more than ``most_bytes`` and a piece.
+
+    Raises:
+        PushRefusedError: 415 for an encoding that is not known, 400 for bytes that are not of it, 413 beyond the limit.
+    """
+    name = (encoding or "identity").strip().lower()
+    if name in {"identity", ""}:
+        return body
+    codec = _CODECS.get(name)
+    if codec is None:
+        raise PushRefusedError(415, f"Content-Encoding: {encoding!r} is not read here: send one of {ENCODINGS}")
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        with pa.input_stream(pa.BufferReader(body), compression=codec) as stream:
+            while piece := stream.read(_PIECE_BYTES):
+                size += len(piece)
+                if size > most_bytes:
+                    raise PushRefusedError(
+                        413, f"body: more than {most_bytes} bytes when decompressed, which is max_body_bytes: send less"
+                    )
+                pieces.append(piece)
+    except (pa.ArrowException, OSError) as error:
+        raise PushRefusedError(400, f"Content-Encoding: the body is no whole {name}: {error}") from error
+    return b"".join(pieces)

@@ -1,0 +1,222 @@
+"""OpenTelemetry's logs over HTTP (OTLP/HTTP): from an export request to one record per log record.
+
+Loads ``opentelemetry-proto``, the extra ``forebay[otlp]``. What is answered is made by ``otlp_answers``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.receivers.http.otlp_answers import JSON, PROTOBUF
+from receiver_runtime.receivers.http.pushed import (
+    Pushed,
+    PushedRecord,
+    PushRefusedError,
+    RejectedRecord,
+    header,
+    media_type,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+    from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+    from receiver_runtime.receivers.http.pushed import Headers
+
+_TRACE_ID_BYTES = 16
+_SPAN_ID_BYTES = 8
+_MILLISECOND = 1_000_000
+
+
+def parse_logs(headers: Headers, body: bytes, *, most_bytes: int, most_bytes_in_all: int) -> Pushed:
+    """The log records of an export request. One that is too large, or has an id that is none, is rejected alone.
+
+    A request that is sent again has the same bytes. So these make the records' key, where one of their times is finer
+    than a millisecond: no two requests then have the same bytes by chance. An ``Idempotency-Key`` says it better.
+
+    Args:
+        headers: of the request.
+        body: decompressed.
+        most_bytes: of one record, as it will be stored.
+        most_bytes_in_all: of all of them; each has its resource and scope with it, which the request has once.
+
+    Raises:
+        PushRefusedError: 400 for what is no request, 413 for too much in all, 415 for a media type that is none of
+            OTLP's two.
+    """
+    kind, _ = media_type(header(headers, b"content-type"))
+    if kind == PROTOBUF:
+        request = _from_protobuf(body)
+    elif kind == JSON:
+        request = _from_json(body)
+    else:
+        raise PushRefusedError(415, f"the media type {kind!r} is not read here: send {PROTOBUF} or {JSON}")
+    good: list[bytes] = []
+    rejected: list[RejectedRecord] = []
+    size = 0
+    any_fine = False
+    for of_resource in request.resource_logs:
+        resource = _dumps(_resource(of_resource.resource, of_resource.schema_url))
+        for of_scope in of_resource.scope_logs:
+            scope = _dumps(_scope(of_scope.scope, of_scope.schema_url))
+            for record in of_scope.log_records:
+                # Resource and scope are written once for all of their records.
+                data = f'{_dumps(_record(record))[:-1]},"resource":{resource},"scope":{scope}}}'.encode()
+                size += len(data)
+                if size > most_bytes_in_all:
+                    raise PushRefusedError(
+                        413,
+                        f"body: more than {most_bytes_in_all} bytes of log records, each with its resource and scope, "
+                        "which is max_waiting_bytes: export fewer at once",
+                    )
+                fault = _fault(record, len(data), most_bytes)
+                if fault is None:
+                    good.append(data)
+                    any_fine = any_fine or _is_fine(record)
+                else:
+                    rejected.append(RejectedRecord(data, *fault))
+    has_key = any_fine and header(headers, b"idempotency-key") is None
+    key = f"otlp {hashlib.sha256(body).hexdigest()}" if has_key else None
+    return Pushed([PushedRecord(data, JSON, key) for data in good], rejected)
+
+
+def _from_protobuf(body: bytes) -> ExportLogsServiceRequest:
+    try:
+        request: ExportLogsServiceRequest = ExportLogsServiceRequest.FromString(body)
+    except DecodeError as error:
+        raise PushRefusedError(
+            400, f"{len(body)} bytes are no ExportLogsServiceRequest in protobuf ({error}): send one"
+        ) from error
+    return request
+
+
+def _from_json(body: bytes) -> ExportLogsServiceRequest:
+    try:
+        found = json.loads(body.decode(), parse_constant=_refuse_constant)
+        request = ExportLogsServiceRequest()
+        ParseDict(_with_protobufs_ids(found), request, ignore_unknown_fields=True)
+    except RecursionError as error:
+        raise PushRefusedError(400, "the JSON is nested too deeply: make it flatter") from error
+    # What has the wrong type is told apart by protobuf in more than one way.
+    except (ParseError, ValueError, TypeError, AttributeError) as error:
+        raise PushRefusedError(400, f"the body is no ExportLogsServiceRequest in JSON ({error}): correct it") from error
+    return request
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON: send it as a string")
+
+
+def _with_protobufs_ids(request: Any) -> Any:  # noqa: ANN401  whatever was sent
+    """OTLP's JSON has ids in hexadecimal, protobuf's in Base64."""
+    if not isinstance(request, dict):
+        raise TypeError("it is no object")
+    if request and "resourceLogs" not in request:
+        # What is not known is left out, says OTLP. Nothing of this would be left, and its sender told that all is well.
+        raise ValueError(f"of its fields, as {min(request)!r:.100}, none is resourceLogs")
+    for of_resource in request.get("resourceLogs") or ():
+        for of_scope in of_resource.get("scopeLogs") or ():
+            for record in of_scope.get("logRecords") or ():
+                for name in ("traceId", "spanId"):
+                    if record.get(name):
+                        record[name] = base64.b64encode(_from_hex(name, record[name])).decode()
+    return request
+
+
+def _from_hex(name: str, value: object) -> bytes:
+    try:
+        if isinstance(value, str):
+            return binascii.unhexlify(value)
+    except ValueError:
+        pass
+    raise ValueError(f"{name} is {str(value)[:64]!r}, which is not hexadecimal")
+
+
+def _is_fine(record: LogRecord) -> bool:
+    return bool(record.time_unix_nano % _MILLISECOND or record.observed_time_unix_nano % _MILLISECOND)
+
+
+def _fault(record: LogRecord, size: int, most_bytes: int) -> tuple[DeadLetterReason, str] | None:
+    if len(record.trace_id) not in {0, _TRACE_ID_BYTES}:
+        why = f"a trace_id has {len(record.trace_id)} bytes: it has {_TRACE_ID_BYTES}, or none"
+        return DeadLetterReason.UNPARSABLE, why
+    if len(record.span_id) not in {0, _SPAN_ID_BYTES}:
+        why = f"a span_id has {len(record.span_id)} bytes: it has {_SPAN_ID_BYTES}, or none"
+        return DeadLetterReason.UNPARSABLE, why
+    if size > most_bytes:
+        why = f"a log record is {size} bytes in JSON: max_record_bytes is {most_bytes}"
+        return DeadLetterReason.RECORD_TOO_LARGE, why
+    return None
+
+
+def _record(record: LogRecord) -> dict[str, object]:
+    return {
+        "time_unix_nano": record.time_unix_nano or None,
+        "observed_time_unix_nano": record.observed_time_unix_nano or None,
+        "severity_number": int(record.severity_number) or None,
+        "severity_text": record.severity_text or None,
+        "event_name": record.event_name or None,
+        "body": _value(record.body),
+        "attributes": _attributes(record.attributes),
+        "dropped_attributes_count": record.dropped_attributes_count,
+        "trace_id": record.trace_id.hex() or None,
+        "span_id": record.span_id.hex() or None,
+        "flags": record.flags,
+    }
+
+
+def _resource(resource: Resource, schema_url: str) -> dict[str, object]:
+    return {"attributes": _attributes(resource.attributes), "schema_url": schema_url or None}
+
+
+def _scope(scope: InstrumentationScope, schema_url: str) -> dict[str, object]:
+    return {
+        "name": scope.name or None,
+        "version": scope.version or None,
+        "attributes": _attributes(scope.attributes),
+        "schema_url": schema_url or None,
+    }
+
+
+def _attributes(attributes: Iterable[KeyValue]) -> dict[str, object]:
+    return {attribute.key: _value(attribute.value) for attribute in attributes}
+
+
+def _value(value: AnyValue) -> object:
+    """As JSON has it: bytes in Base64, and what is no number by its name, both as strings."""
+    match kind := value.WhichOneof("value"):
+        case "string_value" | "bool_value" | "int_value":
+            return getattr(value, kind)
+        case "double_value":
+            return _number(value.double_value)
+        case "bytes_value":
+            return base64.b64encode(value.bytes_value).decode()
+        case "array_value":
+            return [_value(item) for item in value.array_value.values]
+        case "kvlist_value":
+            return _attributes(value.kvlist_value.values)
+        case _:
+            return None
+
+
+def _number(number: float) -> float | str:
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

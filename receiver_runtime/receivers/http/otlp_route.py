@@ -1,0 +1,47 @@
+"""The route of OpenTelemetry's logs: ``POST /v1/logs``, and its answers. Loads the extra ``forebay[otlp]``."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from receiver_runtime.receivers.http.otlp_answers import JSON, PROTOBUF, answer_type, exported, status
+from receiver_runtime.receivers.http.otlp_logs import parse_logs
+from receiver_runtime.receivers.http.pushed import Headers, Pushed, media_type
+from receiver_runtime.receivers.http.routes import Reply, Route
+
+if TYPE_CHECKING:
+    from receiver_runtime.receivers.http.routes import Answered, Refused
+    from receiver_runtime.sources.http import Http
+
+LOGS_PATH = "/v1/logs"
+
+
+def logs_route() -> Route:
+    """See the module."""
+    return Route(LOGS_PATH, _is_any, _parse, _answer, _refuse, (PROTOBUF, JSON))
+
+
+def _is_any(_: Headers) -> bool:
+    return True
+
+
+def _parse(headers: Headers, body: bytes, source: Http) -> Pushed:
+    return parse_logs(headers, body, most_bytes=source.max_record_bytes, most_bytes_in_all=source.max_waiting_bytes)
+
+
+def _answer(headers: Headers, answered: Answered) -> Reply:
+    kind = _type_of(headers)
+    # A sender is told 200 or an error; 202 is no success in OTLP.
+    return Reply(HTTPStatus.OK, kind, exported(kind, rejected=answered.rejected, message=answered.why))
+
+
+def _refuse(headers: Headers, refused: Refused) -> Reply:
+    kind = _type_of(headers)
+    return Reply(refused.status, kind, status(kind, refused.detail), refused.headers)
+
+
+def _type_of(headers: Headers) -> str:
+    """Of the answer; whatever the headers are, for a refusal may be because of them."""
+    given = next((value.decode("latin-1") for name, value in headers if name == b"content-type"), None)
+    return answer_type(media_type(given)[0])

@@ -1,0 +1,28 @@
+"""The receiver of an ``Http`` source. Owns the server of each ``on_start`` (``server``)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from receiver_runtime.receivers.http.routes import routes_of
+from receiver_runtime.receivers.http.server import HttpServer
+from receiver_runtime.receivers.run_receiver import RunReceiver
+from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.sources.http import Http
+
+
+class HttpReceiver(RunReceiver):
+    """Listens, and acknowledges what is registered. See ``Http``."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = Http.columns
+    # Of what was answered 202, for nobody sends it again; ``KeyedHandOver`` marks the blocks of all other requests.
+    source_rule: SourceRule | None = SourceRule.NOT_SENT_AGAIN
+
+    def __init__(self, source: Http) -> None:
+        super().__init__()
+        self._source = source
+        self._routes = routes_of(source)
+
+    def make_run(self) -> HttpServer:
+        """Its stop returns when everybody is answered and the port is free."""
+        return HttpServer(self, self._source, self._routes)

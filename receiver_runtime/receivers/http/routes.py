@@ -1,0 +1,132 @@
+"""Which requests are taken, by path and headers: a table of parsers, and how each kind's senders are answered.
+
+To take another kind of request, write a parser, a function of a request's headers (names in lower case) and its body,
+decompressed, that gives ``Pushed`` or ``Plain`` or raises ``PushRefusedError``; and have ``routes_of`` give a ``Route``
+of it. All else is the server's: authorization, limits, acknowledgement. Of the routes of a path the first one
+whose ``matches`` says so takes the request; a path without ``{stream}`` falls through to those of ``/v1/{stream}``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from receiver_runtime.receivers.http.cloud_events import BATCHED, STRUCTURED, is_cloud_event, parse_cloud_events
+from receiver_runtime.receivers.http.pushed import Headers, Pushed
+from receiver_runtime.receivers.http.records import Plain, parse_plain
+from receiver_runtime.receivers.missing_client import missing_client
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from receiver_runtime.sources.http import Http
+
+STREAM_PATH = "/v1/{stream}"
+_PLAIN_TYPES = ("application/json", "application/x-ndjson", "text/plain", "application/octet-stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What became of a request that was taken. ``rejected`` went aside as dead letters; ``why`` is the first's."""
+
+    records: int
+    duplicates: int = 0
+    rejected: int = 0
+    why: str = ""
+    buffered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a request was not taken. ``retry_after`` in seconds, where sending it again is of use."""
+
+    status: int
+    detail: str
+    retry_after: int | None = None
+    headers: Sequence[tuple[str, str]] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A response's status, media type, body and further headers."""
+
+    status: int
+    content_type: str
+    body: bytes
+    headers: Sequence[tuple[str, str]] = field(default=())
+
+
+Parser = Callable[[Headers, bytes, "Http"], Pushed | Plain]
+
+
+def answer_json(_: Headers, answered: Answered) -> Reply:
+    """Counts, as a JSON object."""
+    counts: dict[str, object] = {"records": answered.records, "duplicates": answered.duplicates}
+    if answered.rejected:
+        counts |= {"dead_letters": answered.rejected, "first_dead_letter": answered.why}
+    status = HTTPStatus.ACCEPTED if answered.buffered else HTTPStatus.OK
+    return Reply(status, "application/json", json.dumps(counts).encode())
+
+
+def refuse_by_problem(_: Headers, refused: Refused) -> Reply:
+    """A problem detail (RFC 9457)."""
+    problem = {
+        "type": "about:blank",
+        "title": HTTPStatus(refused.status).phrase,
+        "status": refused.status,
+        "detail": refused.detail,
+    }
+    return Reply(refused.status, "application/problem+json", json.dumps(problem).encode(), refused.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One kind of request. ``refuse`` answers what this route's own senders are refused with.
+
+    ``media_types`` are those that its description names (``description``); what is taken is the parser's to say.
+    """
+
+    path: str
+    matches: Callable[[Headers], bool]
+    parse: Parser
+    answer: Callable[[Headers, Answered], Reply] = answer_json
+    refuse: Callable[[Headers, Refused], Reply] = refuse_by_problem
+    media_types: Sequence[str] = ()
+
+
+def _is_any(_: Headers) -> bool:
+    return True
+
+
+def _parse_plain(headers: Headers, body: bytes, source: Http) -> Plain:
+    return parse_plain(headers, body, most_bytes=source.max_record_bytes)
+
+
+def _parse_events(headers: Headers, body: bytes, source: Http) -> Pushed:
+    return parse_cloud_events(headers, body, most_bytes=source.max_record_bytes)
+
+
+def routes_of(source: Http) -> Sequence[Route]:
+    """Of a source's server.
+
+    Raises:
+        SourceError: one needs an extra that is not installed here.
+    """
+    routes = [
+        Route(STREAM_PATH, is_cloud_event, _parse_events, media_types=(STRUCTURED, BATCHED)),
+        Route(STREAM_PATH, _is_any, _parse_plain, media_types=_PLAIN_TYPES),
+    ]
+    return [_logs_route(), *routes] if source.opentelemetry else routes
+
+
+def _logs_route() -> Route:
+    try:
+        from receiver_runtime.receivers.http.otlp_route import logs_route  # noqa: PLC0415  it loads an extra
+    except ModuleNotFoundError as error:
+        raise missing_client(
+            error, "opentelemetry", "opentelemetry-proto", "otlp", "opentelemetry", "google"
+        ) from error
+    return logs_route()

@@ -1,0 +1,209 @@
+"""One HTTP server's life, from one ``on_start`` to its ``on_stop``: its thread, loop, listening socket and TLS.
+
+At a stop the socket is closed first, so that a load balancer sends elsewhere; what is in flight is answered when its
+block is registered; connections are closed behind their answers. Who is still not answered after a few seconds, since
+the driver log is away, is told 503: its records are stored, and are registered or sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import resource
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import structlog
+import uvicorn
+
+from receiver_runtime.receivers.http.acknowledgement import Acknowledgement
+from receiver_runtime.receivers.http.app import HttpApp
+from receiver_runtime.receivers.http.buffering import BufferedHandOver
+from receiver_runtime.receivers.http.connections import Limits, limited_protocol
+from receiver_runtime.receivers.tcp import server_context
+from receiver_runtime.sources.secret import SecretError
+from receiver_runtime.sources.tcp import address_of
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Sequence
+
+    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.receivers.http.routes import Route
+    from receiver_runtime.sources.http import Http
+
+_log = structlog.get_logger(__name__)
+
+_BACKLOG = 2048
+# Of the time that a supervisor gives on_stop.
+_DRAIN_SHARE = 0.6
+# Descriptors besides the connections'.
+_OTHER_DESCRIPTORS = 256
+
+
+class HttpServer:
+    """See the module. ``start`` and ``stop`` once."""
+
+    def __init__(self, receiver: Receiver, source: Http, routes: Sequence[Route]) -> None:
+        self._receiver = receiver
+        self._source = source
+        self._routes = routes
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._wake: Callable[[], None] | None = None
+        self._acknowledgement: Acknowledgement | None = None
+        # A block's bytes wait here, and the block generator's own besides.
+        supervisor = receiver.supervisor
+        self._buffering = BufferedHandOver(supervisor, most_bytes=supervisor.settings.max_block_bytes)
+        self._thread = threading.Thread(target=self._run, name=f"http {source.listen}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Drain and end; returns when everybody is answered, the port is free, and what was taken is registered."""
+        with self._lock:
+            self._stopping = True
+            if self._wake is not None:
+                self._wake()
+        self._thread.join()
+        if self._acknowledgement is not None:
+            self._acknowledgement.close()
+        self._buffering.close()
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            tokens = [secret.resolve() for secret in self._source.tokens]
+            context = None if self._source.tls is None else server_context(self._source.tls)
+            listener = self._listen()
+        except (OSError, SecretError) as error:
+            self._receiver.restart(f"Error listening on {self._source.listen}", error)
+            return
+        try:
+            with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(self._serve(listener, context, tokens))
+        except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
+            with self._lock:
+                stopping = self._stopping
+            if not stopping:
+                self._receiver.restart("the HTTP server failed", error)
+            _log.exception("an HTTP server failed")
+
+    def _listen(self) -> socket.socket:
+        host, port = self._source.listen_address
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        # It sets SO_REUSEADDR: a receiver that is started again gets its port at once.
+        return socket.create_server(
+            address[:2],
+            family=family,
+            backlog=_BACKLOG,
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+        )
+
+    async def _serve(self, listener: socket.socket, context: ssl.SSLContext | None, tokens: list[str]) -> None:
+        loop = asyncio.get_running_loop()
+        wake = asyncio.Event()
+        with self._lock:
+            if self._stopping:
+                return
+            self._wake = lambda: _call(loop, wake.set)
+        _allow_connections(self._source.max_connections)
+        acknowledgement = Acknowledgement(self._receiver.supervisor, loop, on_failed=self._on_failed)
+        self._acknowledgement = acknowledgement
+        app = HttpApp(self._receiver, self._source, acknowledgement, self._buffering, self._routes, tokens=tokens)
+        server = uvicorn.Server(self._configuration(app, context))
+        host, port = listener.getsockname()[:2]
+        self._receiver.report_listening(address_of(host, port))
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        woken = asyncio.ensure_future(wake.wait())
+        try:
+            await asyncio.wait([serving, woken], return_when=asyncio.FIRST_COMPLETED)
+            if not woken.done():
+                await serving
+                raise RuntimeError("the server ended by itself")
+            app.draining.set()
+            for each in getattr(server, "servers", []):
+                each.close()
+            await self._drain(app, acknowledgement)
+            server.should_exit = True
+            await serving
+        finally:
+            woken.cancel()
+            app.close()
+            with self._lock:
+                self._wake = None
+
+    async def _drain(self, app: HttpApp, acknowledgement: Acknowledgement) -> None:
+        seconds = self._receiver.supervisor.settings.receiver_stop_timeout * _DRAIN_SHARE
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(app.quiet.wait(), seconds)
+        app.give_up_waiting()
+        acknowledgement.give_up()
+
+    def _configuration(self, app: HttpApp, context: ssl.SSLContext | None) -> uvicorn.Config:
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            backlog=_BACKLOG,
+            http=limited_protocol(
+                Limits(
+                    connections=self._source.max_connections,
+                    head_seconds=self._source.head_timeout,
+                    idle_seconds=self._source.idle_timeout,
+                    on_refused=self._on_refused,
+                )
+            ),
+            lifespan="off",
+            log_config=None,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+            # In whole seconds; not less than was promised.
+            timeout_keep_alive=math.ceil(self._source.idle_timeout),
+            ws="none",
+        )
+        config.load()
+        config.ssl = context
+        return config
+
+    def _on_failed(self, error: BaseException) -> None:
+        # Where the receiver was fenced it ends anyway, and is not started again.
+        self._receiver.restart("records could not be handed over", error)
+
+    def _on_refused(self, peer: str) -> None:
+        self._receiver.report_error(
+            f"a connection was refused: {self._source.max_connections} are open, which is max_connections",
+            ConnectionRefusedError(f"from {peer}"),
+        )
+
+
+def _call(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
+    # A loop that has ended needs no call.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(what)
+
+
+def _allow_connections(most: int) -> None:
+    """Raise this process's limit of descriptors, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most + _OTHER_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it is installed."""
+    try:
+        import uvloop  # noqa: PLC0415  no dependency of ours: Dagster's webserver brings it
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

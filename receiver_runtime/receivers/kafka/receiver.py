@@ -1,0 +1,42 @@
+"""The receiver of a ``Kafka`` source. Importing this loads no client; making one does.
+
+Owns the reader of each ``on_start``, which owns the consumer and its thread (``reader``).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from receiver_runtime.receivers.missing_client import missing_client
+from receiver_runtime.receivers.run_receiver import RunReceiver
+from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.sources.kafka import Kafka
+
+try:
+    from receiver_runtime.receivers.kafka.library import open_library
+    from receiver_runtime.receivers.kafka.reader import KafkaReader
+except ModuleNotFoundError as error:
+    raise missing_client(error, "kafka", "confluent-kafka", "kafka", "confluent_kafka") from error
+
+
+class KafkaReceiver(RunReceiver):
+    """Records with their positions: exactly once. See ``Kafka``.
+
+    With ``guarantee="at_most_once"``, records as they come; the client tells the broker what it has read (X03).
+    """
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = Kafka.columns
+
+    def __init__(self, source: Kafka) -> None:
+        super().__init__()
+        self._source = source
+        self.source_rule = SourceRule.OFFSETS if source.exactly_once else SourceRule.NOT_SENT_AGAIN
+        self._as_objects = source.fetch == "objects" or not source.exactly_once
+
+    def make_run(self) -> KafkaReader:
+        """Its stop returns when what it handed on is registered, and it has left its group."""
+        return KafkaReader(self, self._source, None if self._as_objects else open_library())
+
+    def read_objects(self) -> None:
+        """At the next start, and from then on."""
+        self._as_objects = True

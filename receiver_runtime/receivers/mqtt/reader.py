@@ -1,0 +1,434 @@
+"""Reads one connection's messages into blocks, from an ``on_start`` to its ``on_stop``.
+
+Two threads. *The connection's* reads, acknowledges and keeps the connection alive; it never waits for the driver log.
+*The handing over* one makes batches of what came and may wait as long as it takes; meanwhile nothing is acknowledged,
+so that the broker stops at its bound of messages in flight, and pings go on.
+
+- A message of QoS 1 or 2 is acknowledged when its block is registered, on the connection it came on last.
+- One of QoS 0 has no bound, and not every broker keeps to it. Where there is no room, reading stops for a while, which
+  holds the sender up by TCP; after that the pings' answers must be read, so what there is no room for is left out: of
+  QoS 0 it is counted and told, and the others come again on a new connection, once there is room.
+- A connection that is lost is a restart, by the supervisor's pauses; the broker's session, and ours, are kept.
+- At a stop nothing more is read; what was read is handed over, waited for, and acknowledged.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from receiver_runtime.block_handler import DeadLetter
+from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
+from receiver_runtime.receivers.mqtt.client import GivenUpError, MqttClient, UndecodableMessage
+from receiver_runtime.receivers.mqtt.records import batch_of, keys_of, pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
+    from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
+    from paho.mqtt.properties import Properties
+    from paho.mqtt.reasoncodes import ReasonCode
+
+    from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.receivers.mqtt.receiver import MqttReceiver
+    from receiver_runtime.receivers.mqtt.session import Held, MqttSession
+    from receiver_runtime.sources.mqtt import Mqtt
+
+_log = structlog.get_logger(__name__)
+
+# Batches that are stored and not registered yet, at most.
+_MOST_UNDER_WAY = 8
+# Packets that are read before acknowledgements and pings have their turn.
+_PACKETS_A_TURN = 1000
+# A message takes so much here besides its payload.
+_MESSAGE_BYTES = 1000
+# At the end, for the last acknowledgements to be taken by the network.
+_LEAVING_SECONDS = 1.0
+# Of MQTT 5: the session is another connection's now.
+_TAKEN_OVER = 0x8E
+
+_NOT_STORED = "what came from the MQTT broker could not be stored"
+_SENDS_AGAIN = "the MQTT broker sent more than there was room for: it is asked to send that again"
+
+
+class MqttConnectionError(ConnectionError):
+    """The broker ended the connection, or refused it."""
+
+
+class MqttReader:
+    """See the module. ``start`` and ``stop`` once."""
+
+    def __init__(self, receiver: MqttReceiver, source: Mqtt, session: MqttSession) -> None:
+        self._receiver = receiver
+        self._supervisor = receiver.supervisor
+        self._source = source
+        self._session = session
+        self._client_id = f"{source.client_id}-{self._supervisor.receiver_id}"
+        self._hand_over = KeyedHandOver(self._supervisor, most_in_flight=_MOST_UNDER_WAY)
+        settings = self._supervisor.settings
+        self._room_bytes = 2 * settings.max_block_bytes
+        self._wake_here, self._wake_there = socket.socketpair()
+        self._wake_here.settimeout(0)
+        self._wake_there.settimeout(0)
+        self._reading = threading.Thread(target=self._run, name=f"mqtt {self._client_id}", daemon=True)
+        self._storing = threading.Thread(target=self._store, name=f"mqtt {self._client_id} blocks", daemon=True)
+        # Under this lock: what came and was not handed over and how much it is; how far the end has come.
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._coming: list[tuple[MQTTMessage, Held | None]] = []
+        self._coming_bytes = 0
+        self._stored = False
+        self._settled = False
+        # The connection's thread's alone.
+        self._client: MqttClient | None = None
+        self._connected = False
+        self._refused = ""
+        self._full_since: float | None = None
+        self._dropped = 0
+        # Whether there was no room for messages of QoS 1 or 2, and now there is: on a new connection they come again.
+        self._left_out = False
+        self._sends_again = False
+
+    def start(self) -> None:
+        """Begin to read; returns at once."""
+        self._storing.start()
+        self._reading.start()
+
+    def stop(self) -> None:
+        """End; returns when what was read is handed over, and the connection is closed."""
+        with self._changed:
+            self._stopping = True
+            client, connected = self._client, self._connected
+            if client is not None:
+                client.give_up()
+            self._changed.notify_all()
+        self._wake()
+        self._storing.join()
+        self._hand_over.close()
+        with self._changed:
+            self._settled = True
+        self._wake()
+        # One that is still connecting has read nothing, and ends by itself.
+        if connected:
+            self._reading.join()
+
+    # -- the connection's thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            client = MqttClient(self._source, self._client_id)
+            client.on_connect = self._on_connect
+            client.on_disconnect = self._on_disconnect
+            client.on_subscribe = self._on_subscribe
+            client.on_message = self._on_message
+            client.on_release = self._session.released  # type: ignore[method-assign]
+        except Exception as error:  # noqa: BLE001  a file or a secret that is missing
+            self._receiver.restart("the MQTT client could not be made", error)
+            self._close()
+            return
+        with self._changed:
+            if self._stopping:
+                client.give_up()
+            self._client = client
+        try:
+            client.open()
+            with self._changed:
+                self._connected = True
+            poller = select.poll()
+            poller.register(self._wake_here, select.POLLIN)
+            while not self._stopping and not self._sends_again:
+                self._turn(client, poller, reads=self._has_room())
+            if self._sends_again:
+                self._receiver.restart(_SENDS_AGAIN)
+            self._leave(client, poller)
+        except GivenUpError:
+            pass
+        except BaseException as error:  # noqa: BLE001  told, and begun anew
+            if not self._stopping:
+                self._receiver.restart(self._words(), error)
+            else:
+                _log.info("the connection could not be left as it should be", error=str(error))
+        finally:
+            self._close()
+
+    def _words(self) -> str:
+        if self._refused:
+            return self._refused
+        return "the connection to the MQTT broker was lost" if self._connected else "the MQTT broker can't be reached"
+
+    def _turn(self, client: MqttClient, poller: select.poll, *, reads: bool) -> None:
+        """Read what is there, acknowledge what is due, keep alive; waits a while for something to do."""
+        connection = client.socket()
+        if connection is None:
+            raise MqttConnectionError(self._refused or MqttConnectionError.__doc__)
+        for mid, qos in self._session.due():
+            client.acknowledge(mid, qos)
+        wanted = (select.POLLIN if reads else 0) | (select.POLLOUT if client.want_write() else 0)
+        poller.register(connection.fileno(), wanted)
+        # TLS may have deciphered more than was read.
+        pending = getattr(connection, "pending", int)() if reads else 0
+        seconds = min(1.0, self._source.keepalive / 4) if reads else 0.05
+        ready = dict(poller.poll(0 if pending else seconds * 1000))
+        if ready.pop(self._wake_here.fileno(), 0):
+            self._wake_here.recv(4096)
+        if pending or any(events & ~select.POLLOUT for events in ready.values()):
+            self._read(client)
+        if client.want_write():
+            client.loop_write()
+        client.loop_misc()
+
+    def _read(self, client: MqttClient) -> None:
+        for _ in range(_PACKETS_A_TURN):
+            before = client.packets
+            client.loop_read()
+            if client.packets == before or not self._has_room():
+                return
+
+    def _has_room(self) -> bool:
+        """Whether to read. Without room not, for half a keepalive; then pings must be answered."""
+        if self._coming_bytes < self._room_bytes:
+            if self._dropped:
+                self._tell_dropped()
+            self._full_since = None
+            self._sends_again = self._left_out
+            return not self._sends_again
+        now = time.monotonic()
+        if self._full_since is None:
+            self._full_since = now
+        return now - self._full_since > self._source.keepalive / 2
+
+    def _tell_dropped(self) -> None:
+        self._receiver.report_error(
+            f"{self._dropped} messages of QoS 0 were dropped: blocks could not be registered, and there was no room"
+        )
+        self._dropped = 0
+
+    def _leave(self, client: MqttClient, poller: select.poll) -> None:
+        """Until what was read is registered, and acknowledged; what comes meanwhile is left to be sent again."""
+        while not self._settled:
+            self._turn(client, poller, reads=True)
+        deadline = time.monotonic() + _LEAVING_SECONDS
+        while self._session.is_answering() and time.monotonic() < deadline:
+            self._turn(client, poller, reads=True)
+        connection = client.socket()
+        if connection is None:
+            return
+        # paho closes its own with the last packet. Were that the end, with bytes unread, the broker might be told that
+        # the connection is broken before it has read our last acknowledgements.
+        with socket.socket(fileno=os.dup(connection.fileno())) as kept:
+            client.disconnect()
+            while client.want_write() and client.socket() is not None and time.monotonic() < deadline:
+                client.loop_write()
+            _read_to_the_end(kept, deadline)
+
+    def _close(self) -> None:
+        """Whatever happened: the socket goes, and the other thread hands over what is left, and ends."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._client is not None:
+            close_client(self._client)
+        if self._dropped:
+            self._tell_dropped()
+        with self._changed:
+            self._wake_here.close()
+            self._wake_there.close()
+
+    def _wake(self) -> None:
+        with self._changed:
+            try:
+                self._wake_there.send(b"w")
+            except OSError:
+                # It has been woken, or has ended.
+                return
+
+    # -- paho's callbacks, on the connection's thread ----------------------------------------------------------------
+
+    def _on_connect(
+        self,
+        client: Client,
+        _: object,
+        flags: ConnectFlags,
+        reason: ReasonCode,
+        __: Properties | None,
+    ) -> None:
+        if reason.is_failure:
+            self._refused = f"the MQTT broker refused the connection: {reason}"
+            raise MqttConnectionError(self._refused)
+        if self._session.begin(present=flags.session_present) and self._source.qos:
+            self._receiver.report_error(
+                f"the MQTT broker has lost the session of {self._client_id}: what was published while the receiver was "
+                "away is lost"
+            )
+        assert isinstance(client, MqttClient)
+        client.ask_for_topics()
+
+    def _on_disconnect(
+        self,
+        _: object,
+        __: object,
+        flags: DisconnectFlags,
+        reason: ReasonCode,
+        ___: Properties | None,
+    ) -> None:
+        if flags.is_disconnect_packet_from_server:
+            self._refused = f"the MQTT broker ended the connection: {reason}"
+            if reason.value == _TAKEN_OVER:
+                self._refused += f": another client uses the client id {self._client_id}, give each stream its own"
+
+    def _on_subscribe(
+        self,
+        _: object,
+        __: object,
+        ___: int,
+        reasons: Sequence[ReasonCode],
+        ____: Properties | None,
+    ) -> None:
+        for topic, reason in zip(self._source.subscriptions, reasons, strict=False):
+            if reason.is_failure:
+                self._refused = f"the MQTT broker refused the subscription to {topic!r}: {reason}"
+                raise MqttConnectionError(self._refused)
+            if reason.value < self._source.qos:
+                self._receiver.report_error(
+                    f"the MQTT broker grants QoS {reason.value} for {topic!r} where {self._source.qos} was asked for"
+                )
+        self._receiver.report_connected(self._source.address)
+
+    def _on_message(self, _: object, __: object, message: MQTTMessage) -> None:
+        size = len(message.payload) + _MESSAGE_BYTES
+        with self._changed:
+            if self._stopping or self._stored or self._sends_again:
+                # Nobody hands it on: it is not acknowledged, and comes again.
+                return
+            if self._coming_bytes + size > self._room_bytes and self._full_since is not None:
+                if message.qos:
+                    self._left_out = True
+                else:
+                    self._dropped += 1
+                return
+            held = None
+            if message.qos:
+                identity = hash((message._topic, message.payload))  # noqa: SLF001  as it came, decoded or not
+                held = self._session.arrived(message.mid, message.qos, identity, again=message.dup)
+                if held is None:
+                    return
+            self._coming.append((message, held))
+            self._coming_bytes += size
+            if len(self._coming) in {1, self._source.in_flight} or self._is_block():
+                self._changed.notify_all()
+
+    # -- the handing over thread -------------------------------------------------------------------------------------
+
+    def _is_block(self) -> bool:
+        return self._coming_bytes >= self._supervisor.settings.max_block_bytes
+
+    def _store(self) -> None:
+        taken: Sequence[tuple[MQTTMessage, Held | None]] = ()
+        failed: BaseException | None = None
+        try:
+            while taken := self._take():
+                self._hand_on(taken)
+        except BaseException as error:  # noqa: BLE001  told, and begun anew unless nobody may
+            if not self._stopping:
+                self._receiver.restart(_NOT_STORED, error)
+            failed = error
+        with self._changed:
+            self._stored = True
+            left = [*taken, *self._coming]
+            self._changed.notify_all()
+        # Whatever of it is under way all the same is stored twice at worst.
+        self._session.dropped(held for _, held in left if held is not None)
+        self._wake()
+        if failed is not None:
+            _log.info("what came could not be stored, and is not acknowledged", error=str(failed))
+
+    def _take(self) -> list[tuple[MQTTMessage, Held | None]]:
+        """What came within a block's interval; nothing at the end."""
+        with self._changed:
+            while not self._coming and not self._stopping:
+                self._changed.wait()
+            until = time.monotonic() + self._supervisor.settings.block_interval
+            while not self._stopping and not self._is_block() and len(self._coming) < self._source.in_flight:
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            taken, self._coming = self._coming, []
+            self._coming_bytes = 0
+            return taken
+
+    def _hand_on(self, taken: Sequence[tuple[MQTTMessage, Held | None]]) -> None:
+        good, letters = [], []
+        for place, (message, _) in enumerate(taken):
+            reason = self._fault(message)
+            if reason is None:
+                good.append(place)
+            else:
+                letters.append(DeadLetter(reason, bytes(message.payload)))
+        if letters:
+            self._receiver.store_dead_letters(letters)
+        messages = [taken[place][0] for place in good]
+        batch = batch_of(messages)
+        keys = keys_of(messages, self._source.key)
+        answered = 0
+        for first, end in pieces(batch, self._supervisor.settings.max_block_bytes):
+            # What is aside has its turn too: acknowledgements are to go out in the order in which messages came.
+            through = good[end] if end < len(good) else len(taken)
+            part = None if keys is None else keys.slice(first, end - first)
+            future = self._hand_over.submit(batch.slice(first, end - first), part)
+            future.add_done_callback(partial(self._answered, [held for _, held in taken[answered:through]]))
+            answered = through
+
+    def _fault(self, message: MQTTMessage) -> DeadLetterReason | None:
+        if len(message.payload) > self._source.max_record_bytes:
+            return DeadLetterReason.RECORD_TOO_LARGE
+        if isinstance(message, UndecodableMessage):
+            return DeadLetterReason.INVALID_ENCODING
+        try:
+            message.topic.encode()
+        except UnicodeError:
+            return DeadLetterReason.INVALID_ENCODING
+        return None
+
+    def _answered(self, of_it: Sequence[Held | None], future: Future[HandedOver]) -> None:
+        """On the hand-over's thread, in the order of the submits."""
+        held = [one for one in of_it if one is not None]
+        error = future.exception()
+        if error is None:
+            self._session.registered(held)
+            self._wake()
+            return
+        self._session.dropped(held)
+        if not self._stopping:
+            # Not by the next submit: where all that may be is in flight, none comes.
+            self._receiver.restart(_NOT_STORED, error)
+
+
+def _read_to_the_end(connection: socket.socket, deadline: float) -> None:
+    """Until the broker closes it, which it does when it has read all of ours."""
+    poller = select.poll()
+    poller.register(connection.fileno(), select.POLLIN)
+    try:
+        connection.shutdown(socket.SHUT_WR)
+        while (left := deadline - time.monotonic()) > 0 and poller.poll(left * 1000):
+            if not connection.recv(65_536):
+                return
+    except OSError:
+        # It is gone.
+        return
+
+
+def close_client(client: MqttClient) -> None:
+    """Its socket, whatever state it is in."""
+    connection = client.socket()
+    if connection is not None:
+        connection.close()

@@ -1,0 +1,35 @@
+"""The receiver of an ``Mqtt`` source. Importing this needs the client; the registry does it when one is made.
+
+Owns the session, which outlives connections, and the reader of each ``on_start``, which owns a connection and threads.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from receiver_runtime.receivers.missing_client import missing_client
+from receiver_runtime.receivers.mqtt.session import MqttSession
+from receiver_runtime.receivers.run_receiver import RunReceiver
+from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.sources.mqtt import Mqtt
+
+try:
+    from receiver_runtime.receivers.mqtt.reader import MqttReader
+except ModuleNotFoundError as error:
+    raise missing_client(error, "mqtt", "paho-mqtt", "mqtt", "paho") from error
+
+
+class MqttReceiver(RunReceiver):
+    """Messages of QoS 1 and 2, acknowledged when they are registered, or of QoS 0: at most once. See ``Mqtt``."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = Mqtt.columns
+
+    def __init__(self, source: Mqtt) -> None:
+        super().__init__()
+        self._source = source
+        self._session = MqttSession()
+        self.source_rule = SourceRule.SENT_AGAIN if source.qos else SourceRule.NOT_SENT_AGAIN
+
+    def make_run(self) -> MqttReader:
+        """Its stop returns when all that was read is handed on, and the connection is closed."""
+        return MqttReader(self, self._source, self._session)

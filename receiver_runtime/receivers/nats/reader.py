@@ -1,0 +1,385 @@
+"""Reads a durable consumer's messages into blocks, from one ``on_start`` to its ``on_stop``.
+
+Who decides what was read: JetStream, by the consumer's list of messages that are delivered and not acknowledged; and
+the driver log, by the keys of those that are in registered blocks. A message is acknowledged when its block is
+registered; while it waits for that, the server is told that it is being worked on. So JetStream delivers again what a
+receiver that is gone was given, and what comes again though it was registered is left out by its key.
+
+Two threads: the connection's, with its event loop, asks for messages, acknowledges and keeps the connection alive; the
+other one hands messages over, and waits there when too much is not registered. Meanwhile nothing more is asked for.
+
+- *A connection that is lost* is a restart, by the supervisor's pauses; what was delivered comes again in ``ack_wait``.
+- *At a stop* nothing more is asked for; what was read is handed over, waited for, and acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
+from receiver_runtime.receivers.nats.client import RawHeaders, TolerantClient
+from receiver_runtime.receivers.nats.records import Delivered, Place, batch_of, keys_of, sorted_out
+from receiver_runtime.receivers.tcp import client_context
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+    from datetime import datetime
+
+    from nats.aio.msg import Msg
+    from nats.js.api import ConsumerInfo
+
+    from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.receivers.nats.receiver import NatsJetStreamReceiver
+    from receiver_runtime.sources.nats_jetstream import NatsJetStream
+
+_log = structlog.get_logger(__name__)
+
+# Messages asked for at once, and for how long.
+_MOST_MESSAGES = 5_000
+_LEAST_MESSAGES = 10
+_REQUEST_SECONDS = 1.0
+# Of a message, besides what the server counts as its payload.
+_ENVELOPE_BYTES = 64 * 1024
+# What comes so close together is handed over together.
+_GATHERING_SECONDS = 0.005
+# For room to read more, and between looks at whether it is to stop.
+_PAUSE_SECONDS = 0.02
+# Batches that are stored and not registered yet, at most.
+_MOST_UNDER_WAY = 16
+_WORKING = b"+WPI"
+_AGAIN = b"-NAK"
+_DONE = b"+ACK"
+_CLOSING_SECONDS = 2.0
+
+
+class NatsError(ConnectionError):
+    """The server ended the connection, or what was asked of it."""
+
+
+@dataclass(slots=True)
+class KnownConsumer:
+    """What was seen of the consumer last: for when it is gone. Outlives readers.
+
+    ``made`` is the stream's time of making, None before the first look; all up to ``acknowledged`` was.
+    """
+
+    made: datetime | None = None
+    acknowledged: int = 0
+
+
+class NatsReader:
+    """See the module. ``start`` and ``stop`` once."""
+
+    def __init__(self, receiver: NatsJetStreamReceiver, source: NatsJetStream, known: KnownConsumer) -> None:
+        self._receiver = receiver
+        self._supervisor = receiver.supervisor
+        self._source = source
+        self._known = known
+        self._hand_over = KeyedHandOver(self._supervisor, most_in_flight=_MOST_UNDER_WAY)
+        self._stopping = threading.Event()
+        self._settled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"nats {source.durable}", daemon=True)
+        # Of the event loop's thread alone.
+        self._loop: asyncio.AbstractEventLoop
+        self._client = TolerantClient()
+        self._coming: list[Delivered] = []
+        self._came = asyncio.Event()
+        self._request_left = 0
+        self._requested = 0
+        self._most_bytes = 0
+        self._acknowledging: set[asyncio.Task[None]] = set()
+        self._held: dict[str, Delivered] = {}
+        self._bytes_each = 1000.0
+        self._failed: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin to read; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; returns when what was handed over is registered and acknowledged, or refused."""
+        self._stopping.set()
+        self._hand_over.close()
+        self._settled.set()
+        self._thread.join()
+
+    # -- the event loop's thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # noqa: BLE001  told, and begun anew
+            if not self._stopping.is_set():
+                self._receiver.restart("reading from NATS failed", error)
+            else:
+                _log.info("the connection could not be left as it should be", error=str(error))
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        pool = ThreadPoolExecutor(1, thread_name_prefix=f"nats {self._source.durable} blocks")
+        working = None
+        try:
+            inbox = await self._open()
+            self._receiver.report_connected(self._source.address)
+            working = asyncio.create_task(self._say_working())
+            with contextlib.suppress(HandOverClosedError):
+                while not self._stopping.is_set():
+                    await self._step(inbox, pool)
+            await self._loop.run_in_executor(None, self._settled.wait)
+            await asyncio.gather(*self._acknowledging)
+            await self._give_back(self._coming)
+            await self._client.flush(timeout=max(1, round(_CLOSING_SECONDS)))
+        finally:
+            if working is not None:
+                working.cancel()
+            pool.shutdown(wait=False)
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._client.close(), _CLOSING_SECONDS)
+
+    async def _open(self) -> str:
+        """Connect, make the consumer where it is missing; returns where its messages come."""
+        source = self._source
+        await self._client.connect(
+            [f"nats://{server}" for server in source.servers.split(",")],
+            name="forebay",
+            allow_reconnect=False,
+            connect_timeout=max(1, round(source.connect_timeout)),
+            ping_interval=10,
+            error_cb=self._on_error,
+            closed_cb=self._on_closed,
+            **self._login(),
+        )
+        jetstream = self._client.jetstream(timeout=source.connect_timeout)
+        about = await jetstream.stream_info(source.stream)
+        try:
+            consumer = await jetstream.consumer_info(source.stream, source.durable)
+        except NotFoundError:
+            policy, first = self._where_to_begin(about.created)
+            consumer = await jetstream.add_consumer(
+                source.stream,
+                ConsumerConfig(
+                    name=source.durable,
+                    durable_name=source.durable,
+                    deliver_policy=policy,
+                    opt_start_seq=first,
+                    ack_policy=AckPolicy.EXPLICIT,
+                    ack_wait=source.ack_wait,
+                    max_ack_pending=source.in_flight,
+                    filter_subject=source.subject,
+                ),
+            )
+        self._check(consumer.config)
+        read = consumer.delivered.stream_seq if consumer.delivered is not None else 0
+        self._note(about.created, consumer)
+        state = about.state
+        if source.subject is None and 0 < read < state.first_seq - 1:
+            self._receiver.report_error(
+                f"{source.stream}: messages {read + 1} up to {state.first_seq - 1}, {state.first_seq - 1 - read} of "
+                "them, are gone from the stream and were never read: they are lost"
+            )
+        inbox = self._client.new_inbox()
+        await self._client.subscribe(inbox, cb=self._on_message, pending_msgs_limit=-1, pending_bytes_limit=-1)
+        return inbox
+
+    def _check(self, config: ConsumerConfig) -> None:
+        """Of a consumer that somebody else has made."""
+        name = f"the consumer {self._source.durable!r} of {self._source.stream!r}"
+        policy = str(getattr(config.ack_policy, "value", config.ack_policy))
+        if policy != AckPolicy.EXPLICIT.value:
+            # By none the server forgets a message when it was sent, by all those before it too, whoever has them.
+            raise NatsError(
+                f"{name} has ack_policy {policy!r}, by which messages are lost: make it with 'explicit', or give "
+                "another durable"
+            )
+        if config.deliver_subject:
+            raise NatsError(
+                f"{name} is a push consumer, which nothing can be asked of: make it without deliver_subject, or give "
+                "another durable"
+            )
+
+    def _where_to_begin(self, made: datetime | None) -> tuple[DeliverPolicy, int | None]:
+        """With a consumer that is not there: as declared, or where the one was that is gone."""
+        source, known = self._source, self._known
+        if known.made is None:
+            return (DeliverPolicy.ALL if source.start == "earliest" else DeliverPolicy.NEW), None
+        is_same = made == known.made
+        begins = f"after message {known.acknowledged}" if is_same else "with the oldest message of the new stream"
+        self._receiver.report_error(
+            f"the consumer {source.durable!r} of {source.stream!r} was gone; it is made anew, and begins {begins}"
+        )
+        return (DeliverPolicy.BY_START_SEQUENCE, known.acknowledged + 1) if is_same else (DeliverPolicy.ALL, None)
+
+    def _note(self, made: datetime | None, consumer: ConsumerInfo) -> None:
+        places = [consumer.ack_floor, consumer.delivered if consumer.num_ack_pending == 0 else None]
+        through = max((place.stream_seq for place in places if place is not None), default=0)
+        # A consumer that has just begun in the midst of the stream may not say so.
+        before = self._known.acknowledged if made == self._known.made else 0
+        self._known.made, self._known.acknowledged = made, max(through, before)
+
+    def _login(self) -> dict[str, Any]:
+        source = self._source
+        found: dict[str, Any] = {}
+        if source.password is not None:
+            found |= {"user": source.username, "password": source.password.resolve()}
+        if source.token is not None:
+            found["token"] = source.token.resolve()
+        if source.credentials_file is not None:
+            found["user_credentials"] = source.credentials_file
+        if source.tls is not None:
+            found |= {"tls": client_context(source.tls), "tls_hostname": source.tls.server_hostname}
+        return {name: value for name, value in found.items() if value is not None}
+
+    async def _step(self, inbox: str, pool: ThreadPoolExecutor) -> None:
+        """Ask for messages where nothing is asked for, and hand over what came."""
+        if not self._coming:
+            await self._wait_for_messages(inbox)
+        messages, self._coming = self._coming, []
+        # What is delivered again while it waits here, also for its turn, is stored once, and acknowledged by its newest
+        # delivery.
+        newest = {one.place.key: one for one in messages}
+        fresh = {key: one for key, one in newest.items() if key not in self._held}
+        self._held |= newest
+        if fresh:
+            try:
+                await self._loop.run_in_executor(pool, self._take, list(fresh.values()))
+            except HandOverClosedError:
+                await self._give_back(list(fresh.values()))
+                raise
+
+    async def _wait_for_messages(self, inbox: str) -> None:
+        """Until some came, or their request is over. Raises why none will."""
+        room = self._source.in_flight - len(self._held)
+        if room <= 0:
+            await asyncio.sleep(_PAUSE_SECONDS)
+        else:
+            if self._request_left <= 0:
+                await self._ask(inbox, room)
+            try:
+                await asyncio.wait_for(self._came.wait(), _REQUEST_SECONDS + self._source.connect_timeout)
+            except TimeoutError:
+                # The server is to end each request by a word of its own.
+                raise NatsError(f"the server did not answer for {self._source.connect_timeout:g} s") from None
+            self._came.clear()
+            if self._request_left > 0:
+                await asyncio.sleep(_GATHERING_SECONDS)
+            elif not self._coming:
+                # The server may say so at once, and again.
+                await asyncio.sleep(_PAUSE_SECONDS)
+        if self._failed is not None:
+            raise self._failed
+
+    async def _ask(self, inbox: str, room: int) -> None:
+        most = int(self._supervisor.settings.max_block_bytes / self._bytes_each)
+        most = self._supervisor.piece(min(room, max(_LEAST_MESSAGES, min(_MOST_MESSAGES, most))), 0)
+        self._request_left = self._requested = most
+        # The first ones that are large come to a request for many. One message has room in any case.
+        self._most_bytes = max(
+            self._most_bytes, self._supervisor.settings.max_block_bytes, self._client.max_payload + _ENVELOPE_BYTES
+        )
+        request = {"batch": most, "expires": int(_REQUEST_SECONDS * 1e9), "max_bytes": self._most_bytes}
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._source.stream}.{self._source.durable}"
+        await self._client.publish(subject, json.dumps(request).encode(), reply=inbox)
+
+    async def _on_message(self, message: Msg) -> None:
+        place = Place.of(message.reply)
+        if place is not None:
+            self._request_left -= 1
+            headers = message.headers.raw if isinstance(message.headers, RawHeaders) else b""
+            self._coming.append(Delivered(place, message.subject, message.reply, message.data, headers))
+        else:
+            came, self._request_left = self._requested - self._request_left, 0
+            status = (message.headers or {}).get("Status", "")
+            said = (message.headers or {}).get("Description", "")
+            # 404 and 408: there are no messages; 409: the request is over, as by a change of leaders.
+            if status == "503":
+                self._fail(NatsError(f"there is no consumer {self._source.durable!r} of {self._source.stream!r} now"))
+            elif "Exceeds MaxBytes" in said and not came:
+                # It is of a time when the server took larger ones.
+                self._most_bytes *= 2
+            elif status not in ("404", "408", "409") or "Deleted" in said or "Exceeded MaxRequest" in said:
+                self._fail(NatsError(f"{status} {said}".strip() or "the server refused to deliver messages"))
+        self._came.set()
+
+    async def _on_error(self, error: Exception) -> None:
+        _log.info("the NATS client says", error=str(error) or type(error).__name__)
+        if "permissions violation" in str(error).lower():
+            self._fail(error)
+
+    async def _on_closed(self) -> None:
+        self._fail(NatsError("the connection ended"))
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = self._failed or error
+        self._came.set()
+
+    async def _say_working(self) -> None:
+        """While messages wait to be registered, they are not to be delivered to others."""
+        while True:
+            await asyncio.sleep(self._source.ack_wait / 3)
+            for one in [*self._held.values(), *self._coming]:
+                await self._client.publish(one.reply, _WORKING)
+            # Where it is gone, or can't be asked: as it was.
+            with contextlib.suppress(Exception):
+                source = self._source
+                jetstream = self._client.jetstream(timeout=source.connect_timeout)
+                self._note(self._known.made, await jetstream.consumer_info(source.stream, source.durable))
+
+    async def _give_back(self, messages: Sequence[Delivered]) -> None:
+        """To be delivered to somebody else at once."""
+        for one in messages:
+            await self._client.publish(one.reply, _AGAIN)
+
+    def _begin_to_acknowledge(self, keys: Sequence[str]) -> None:
+        task = asyncio.create_task(self._acknowledge(keys))
+        self._acknowledging.add(task)
+        task.add_done_callback(self._acknowledging.discard)
+
+    async def _acknowledge(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            one = self._held.pop(key, None)
+            if one is not None:
+                await self._client.publish(one.reply, _DONE)
+
+    # -- the other threads -------------------------------------------------------------------------------------------
+
+    def _take(self, messages: list[Delivered]) -> None:
+        """Hand messages over; waits while too much is not registered."""
+        try:
+            batch = batch_of(messages)
+        except UnicodeError:
+            good, letters = sorted_out(messages)
+            self._receiver.store_dead_letters(letters)
+            kept = {one.place.key for one in good}
+            self._tell([one.place.key for one in messages if one.place.key not in kept])
+            messages = good
+            if not messages:
+                return
+            batch = batch_of(messages)
+        self._bytes_each = max(1.0, batch.nbytes / batch.num_rows)
+        future = self._hand_over.submit(batch, keys_of(messages))
+        future.add_done_callback(partial(self._answered, [one.place.key for one in messages]))
+
+    def _answered(self, keys: list[str], future: Future[HandedOver]) -> None:
+        """On the hand-over's thread."""
+        error = future.exception()
+        # A loop that is closed acknowledges nothing: they come again, and are left out by their keys.
+        with contextlib.suppress(RuntimeError):
+            if error is None:
+                self._tell(keys)
+            else:
+                self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _tell(self, keys: list[str]) -> None:
+        self._loop.call_soon_threadsafe(self._begin_to_acknowledge, keys)

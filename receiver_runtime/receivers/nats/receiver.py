@@ -1,0 +1,34 @@
+"""The receiver of a ``NatsJetStream`` source. Importing this needs the client; the registry does it when one is made.
+
+Owns the reader of each ``on_start``, which owns a connection and its thread (``reader``).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from receiver_runtime.receivers.missing_client import missing_client
+from receiver_runtime.receivers.run_receiver import RunReceiver
+from receiver_runtime.sources.base import SourceRule
+from receiver_runtime.sources.nats_jetstream import NatsJetStream
+
+try:
+    from receiver_runtime.receivers.nats.reader import KnownConsumer, NatsReader
+except ModuleNotFoundError as error:
+    raise missing_client(error, "nats_jetstream", "nats-py", "nats", "nats") from error
+
+
+class NatsJetStreamReceiver(RunReceiver):
+    """Messages, acknowledged when they are registered. See ``NatsJetStream``."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = NatsJetStream.columns
+    source_rule: SourceRule | None = SourceRule.SENT_AGAIN
+
+    def __init__(self, source: NatsJetStream) -> None:
+        super().__init__()
+        self._source = source
+        self._known = KnownConsumer()
+
+    def make_run(self) -> NatsReader:
+        """Its stop returns when what was read is registered and acknowledged, and the connection closed."""
+        return NatsReader(self, self._source, self._known)

@@ -1,0 +1,333 @@
+"""Reads a consumer group's share of Redis streams into blocks, on one thread, from one ``on_start`` to its ``on_stop``.
+
+Who decides what was read: Redis, by the group's list of entries that are given out and not acknowledged; and the driver
+log, by the keys of those that are in registered blocks. An entry is acknowledged when its block is registered, so that
+Redis gives out again whatever was not; what comes again though it was registered is left out by its key.
+
+- *At first* what this receiver was given before and did not acknowledge is read again; then what is new.
+- *Entries of others* that were given out long ago are taken over: their receiver is gone, or does not get on.
+- *A connection that is lost* is a restart, by the supervisor's pauses.
+- *At a stop* nothing more is read; what was read is handed over, waited for, and acknowledged.
+- *Trimmed entries*, unread or given out and not stored, are told in numbers where Redis can tell.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import redis
+import structlog
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from receiver_runtime.receivers.keyed_hand_over import HandOverClosedError, KeyedHandOver
+from receiver_runtime.receivers.redis.records import Entry, batch_of, id_parts, keys_of, sorted_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from receiver_runtime.receivers.keyed_hand_over import HandedOver
+    from receiver_runtime.receivers.redis.receiver import RedisStreamsReceiver
+    from receiver_runtime.sources.redis_streams import RedisStreams
+
+_log = structlog.get_logger(__name__)
+
+# Entries asked for at once. Nobody knows how large they are: it begins with few.
+_MOST_ENTRIES = 10_000
+_LEAST_ENTRIES = 10
+_MORE_EACH_TIME = 4
+# So long Redis waits for new entries, and acknowledgements for us.
+_BLOCK_MILLISECONDS = 50
+# Between looks at what was trimmed.
+_LOOK_SECONDS = 5.0
+_ACKNOWLEDGED_AT_ONCE = 5_000
+# Batches that are stored and not registered yet, at most.
+_MOST_UNDER_WAY = 16
+# For room to read more.
+_PAUSE_SECONDS = 0.01
+
+
+class RedisReader:
+    """See the module. ``start`` and ``stop`` once."""
+
+    def __init__(self, receiver: RedisStreamsReceiver, source: RedisStreams, known_groups: set[str]) -> None:
+        self._receiver = receiver
+        self._supervisor = receiver.supervisor
+        self._source = source
+        self._known_groups = known_groups
+        self._consumer = f"{source.consumer}-{self._supervisor.receiver_id}"
+        self._hand_over = KeyedHandOver(self._supervisor, most_in_flight=_MOST_UNDER_WAY)
+        self._stopping = threading.Event()
+        self._settled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"redis {self._consumer}", daemon=True)
+        # Filled by the hand-over's thread: what may be acknowledged, or why nothing may.
+        self._registered: deque[Sequence[Entry]] = deque()
+        self._failed: BaseException | None = None
+        # All below is the thread's alone.
+        self._client: redis.Redis
+        self._held: set[str] = set()
+        self._bytes_each = 1000.0
+        self._at_once = _LEAST_ENTRIES
+        self._claim_at = time.monotonic() + source.claim_after / 2
+        self._look_at = 0.0
+        self._told_trimmed: dict[str, bytes] = {}
+
+    def start(self) -> None:
+        """Begin to read; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; returns when what was handed over is registered and acknowledged, or refused."""
+        self._stopping.set()
+        self._hand_over.close()
+        self._settled.set()
+        self._thread.join()
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._client = self._connect()
+        except Exception as error:  # noqa: BLE001  a secret or a file that is missing
+            self._receiver.restart("the Redis client could not be made", error)
+            return
+        try:
+            self._make_groups()
+            self._receiver.report_connected(self._source.address)
+            self._read_own()
+            while not self._stopping.is_set():
+                self._acknowledge()
+                self._look_for_trimmed()
+                self._take_over()
+                self._read_new()
+        except HandOverClosedError:
+            pass
+        except BaseException as error:  # noqa: BLE001  told, and begun anew
+            if not self._stopping.is_set():
+                self._receiver.restart("reading from Redis failed", error)
+                self._client.close()
+                return
+        self._leave()
+
+    def _leave(self) -> None:
+        self._settled.wait()
+        try:
+            self._acknowledge()
+        except Exception as error:  # noqa: BLE001  they come again, and are left out by their keys
+            _log.info("the last entries could not be acknowledged", error=str(error))
+        self._client.close()
+
+    def _connect(self) -> redis.Redis:
+        source = self._source
+        tls: dict[str, Any] = {}
+        if source.tls is not None:
+            tls = {
+                "ssl": True,
+                "ssl_ca_certs": source.tls.ca_file,
+                "ssl_certfile": source.tls.certificate_file,
+                "ssl_keyfile": source.tls.key_file,
+                "ssl_password": None if source.tls.key_password is None else source.tls.key_password.resolve(),
+                "ssl_cert_reqs": "required" if source.tls.verify else "none",
+                "ssl_check_hostname": source.tls.verify,
+            }
+        client = redis.Redis(
+            host=source.host,
+            port=source.port,
+            db=source.database,
+            username=source.username,
+            password=None if source.password is None else source.password.resolve(),
+            socket_timeout=source.connect_timeout,
+            socket_connect_timeout=source.connect_timeout,
+            protocol=2,
+            # The library would ask again by itself, and for what is new: what Redis has given out by an answer that
+            # was lost would wait until it is taken over.
+            retry=Retry(NoBackoff(), 0),
+            **tls,
+        )
+        # As the server sends them: the library makes a dict of a record, and its fields may have one name twice.
+        for command in ("XREADGROUP", "XAUTOCLAIM"):
+            client.set_response_callback(command, lambda response, **_: response)
+        return client
+
+    def _make_groups(self) -> None:
+        for stream in self._source.streams:
+            latest = self._source.start == "latest" and stream not in self._known_groups
+            try:
+                self._client.xgroup_create(stream, self._source.group, "$" if latest else "0", mkstream=True)
+            except redis.ResponseError as error:
+                if not str(error).startswith("BUSYGROUP"):
+                    raise
+            else:
+                if stream in self._known_groups:
+                    self._receiver.report_error(
+                        f"the group {self._source.group!r} of {stream!r} was gone, with what it had not read; it is "
+                        "made anew, and begins with the oldest entry there"
+                    )
+            self._known_groups.add(stream)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _read_own(self) -> None:
+        """What was given to us before and is not acknowledged."""
+        for stream in self._source.streams:
+            after = b"0"
+            while not self._stopping.is_set():
+                self._acknowledge()
+                found = self._read({stream: after}, self._most_at_once())
+                entries = found.get(stream, [])
+                if not entries:
+                    break
+                after = entries[-1][0]
+                self._take(stream, entries)
+
+    def _read_new(self) -> None:
+        room = self._source.in_flight - len(self._held)
+        if room <= 0:
+            self._stopping.wait(_PAUSE_SECONDS)
+            return
+        most = self._supervisor.piece(min(room, self._most_at_once()), 0)
+        for stream, entries in self._read(dict.fromkeys(self._source.streams, b">"), most).items():
+            self._take(stream, entries)
+
+    def _most_at_once(self) -> int:
+        """About a block of them, by the size of those that came last."""
+        fitting = int(self._supervisor.settings.max_block_bytes / self._bytes_each / len(self._source.streams))
+        return max(_LEAST_ENTRIES, min(self._at_once, fitting))
+
+    def _read(self, after: Mapping[str, bytes], most: int) -> dict[str, list[Any]]:
+        found: Any = self._client.xreadgroup(
+            self._source.group,
+            self._consumer,
+            dict(after),  # type: ignore[arg-type]
+            count=most,
+            block=_BLOCK_MILLISECONDS,
+        )
+        return {stream.decode(): entries for stream, entries in found or ()}
+
+    def _take_over(self) -> None:
+        """Entries that others were given and did not acknowledge in time; those of our own that wait are skipped."""
+        if time.monotonic() < self._claim_at:
+            return
+        self._claim_at = time.monotonic() + self._source.claim_after / 2
+        for stream in self._source.streams:
+            start: bytes | None = b"0-0"
+            while start and not self._stopping.is_set() and len(self._held) < self._source.in_flight:
+                next_start, entries, *trimmed = self._client.xautoclaim(
+                    stream,
+                    self._source.group,
+                    self._consumer,
+                    int(self._source.claim_after * 1000),
+                    start,
+                    count=min(1000, self._most_at_once()),
+                )
+                gone = self._not_held(stream, trimmed[0] if trimmed else [])
+                if gone:
+                    self._tell_gone(stream, gone)
+                self._take(stream, entries)
+                self._acknowledge()
+                start = next_start if next_start != b"0-0" else None
+
+    def _take(self, stream: str, found: Sequence[Any]) -> None:
+        """Hand entries over that are not under way already."""
+        gone = [entry_id for entry_id, fields in found if fields is None]
+        if gone:
+            self._tell_gone(stream, gone)
+            self._client.xack(stream, self._source.group, *gone)
+        came = [Entry(stream, entry_id, fields) for entry_id, fields in found if fields is not None]
+        entries = [entry for entry in came if entry.key not in self._held]
+        if not entries:
+            return
+        self._held.update(entry.key for entry in entries)
+        try:
+            batch = batch_of(entries)
+        except UnicodeDecodeError:
+            good, letters = sorted_out(entries)
+            self._receiver.store_dead_letters(letters)
+            kept = {entry.id for entry in good}
+            self._registered.append([entry for entry in entries if entry.id not in kept])
+            entries = good
+            if not entries:
+                return
+            batch = batch_of(entries)
+        self._bytes_each = max(1.0, batch.nbytes / batch.num_rows)
+        self._at_once = min(_MOST_ENTRIES, _MORE_EACH_TIME * self._at_once)
+        future = self._hand_over.submit(batch, keys_of(entries))
+        future.add_done_callback(partial(self._answered, entries))
+
+    def _answered(self, entries: Sequence[Entry], future: Future[HandedOver]) -> None:
+        """On the hand-over's thread."""
+        error = future.exception()
+        if error is None:
+            self._registered.append(entries)
+        else:
+            self._failed = error
+
+    def _acknowledge(self) -> None:
+        """What is registered. Raises what the hand-over ended with."""
+        by_stream: dict[str, list[Entry]] = {}
+        while self._registered:
+            for entry in self._registered.popleft():
+                by_stream.setdefault(entry.stream, []).append(entry)
+        for stream, entries in by_stream.items():
+            for first in range(0, len(entries), _ACKNOWLEDGED_AT_ONCE):
+                ids = [entry.id for entry in entries[first : first + _ACKNOWLEDGED_AT_ONCE]]
+                self._client.xack(stream, self._source.group, *ids)
+            self._held.difference_update(entry.key for entry in entries)
+        if self._failed is not None:
+            raise self._failed
+
+    # -- what is gone ------------------------------------------------------------------------------------------------
+
+    def _not_held(self, stream: str, ids: Sequence[bytes]) -> Sequence[bytes]:
+        """Without those that are under way here, and lost to nobody."""
+        if not ids:
+            return ids
+        held = {key.rpartition("@")[0] for key in self._held}
+        return [one for one in ids if f"{one.decode('ascii')}@{stream}" not in held]
+
+    def _tell_gone(self, stream: str, gone: Sequence[bytes]) -> None:
+        self._receiver.report_error(
+            f"{stream}: {len(gone)} entries were trimmed or deleted after they were given out and before they were "
+            f"stored, as {gone[0].decode()}: they are lost"
+        )
+
+    def _look_for_trimmed(self) -> None:
+        """Whether entries went that the group has never read."""
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+        for stream in self._source.streams:
+            about: Any = _by_name(self._client.xinfo_stream(stream))
+            groups: Any = self._client.xinfo_groups(stream)
+            for group in map(_by_name, groups):
+                if group["name"] == self._source.group.encode():
+                    self._compare(stream, about, group)
+
+    def _compare(self, stream: str, about: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+        read = group["last-delivered-id"]
+        first = about["first-entry"]
+        many = ""
+        if first is None or id_parts(first[0]) > id_parts(read):
+            # What was ever added, but for what was read and what is there.
+            if group.get("entries-read") is not None:
+                gone = about["entries-added"] - group["entries-read"] - about["length"]
+                many = str(gone) if gone > 0 else ""
+        elif id_parts(about.get("max-deleted-entry-id") or b"0-0") > id_parts(read):
+            many = "some"
+        if many and self._told_trimmed.get(stream) != read:
+            self._told_trimmed[stream] = read
+            self._receiver.report_error(
+                f"{stream}: {many} entries after {read.decode()} were trimmed or deleted before they were read, and "
+                "are lost"
+            )
+
+
+def _by_name(answer: Mapping[Any, Any] | Iterable[Any]) -> dict[str, Any]:
+    """Of what is one of: a dict, or names and values in turn."""
+    pairs = answer.items() if hasattr(answer, "items") else zip(*[iter(answer)] * 2, strict=True)
+    return {name.decode() if isinstance(name, bytes) else str(name): value for name, value in pairs}

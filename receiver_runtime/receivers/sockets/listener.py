@@ -1,0 +1,426 @@
+"""Reads records from every sender that connects, hundreds at once, on one thread.
+
+Each *turn* asks the kernel which connections have something, and reads from each of them once, a bounded amount: a
+sender that floods gets no more turns than one that whispers. What a turn has read becomes one Arrow batch, however
+many connections it came from. Memory per connection is the record whose end has not come.
+
+When the block generator takes no more, the thread waits in it: nothing is read or accepted, and the kernel stops the
+senders. At a stop nobody is let in any more, each connection is read once more, as in a turn, what was read is
+handed on, and a record whose end has not come goes aside as truncated.
+
+At most once, as for a client: see ``client``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import selectors
+import socket
+import ssl
+import struct
+import threading
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from receiver_runtime.block_generator import GeneratorStateError
+from receiver_runtime.clock import Clock, SystemClock
+from receiver_runtime.driver_log import GivenUpError
+from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, server_context
+from receiver_runtime.sources.tcp import address_of
+
+if TYPE_CHECKING:
+    from receiver_runtime.block_handler import DeadLetter
+    from receiver_runtime.receiver import Receiver
+    from receiver_runtime.receivers.framing import Framing, Piece, Splitter, Taken
+    from receiver_runtime.sources.tcp import Tls
+
+# A turn reads about READ_BYTES in all, and from each connection at least this much.
+_LEAST_READ_BYTES = 2**14
+_ACCEPTS_PER_TURN = 64
+_BACKLOG = 1024
+# So long nobody is let in after the system had no descriptor or memory for one more.
+_EXHAUSTED_PAUSE = 1.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# Of a record that is too large: parts of several connections would lie between each other in the dead letters.
+_MAX_PARTS = 1
+# After a turn that gave less than this, a listener that is asked to pauses.
+_LITTLE_BYTES = 2**14
+#: Close with a reset: the sender sees at once that it is not heard.
+_RESET = struct.pack("ii", 1, 0)
+
+
+class ListeningSource(Protocol):
+    """What is declared of where to listen; each source that listens has it."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def listen_address(self) -> tuple[str, int]: ...
+    @property
+    def tls(self) -> Tls | None: ...
+    @property
+    def connect_timeout(self) -> float: ...
+    @property
+    def max_connections(self) -> int: ...
+
+
+class _Ended(Enum):
+    """How a connection ended."""
+
+    BY_SENDER = "the sender ended it"
+    BROKEN = "it broke"
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    socket: socket.socket
+    peer: str
+    splitter: Splitter
+    #: By when its TLS handshake must be done; None when there is none, or no more.
+    handshake_until: float | None = None
+    #: TLS must write before it can read on: a new key was asked for, say.
+    must_write: bool = False
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What was read and not handed on."""
+
+    before: list[DeadLetter] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    after: list[DeadLetter] = field(default_factory=list)
+    nbytes: int = 0
+
+    def add(self, taken: Taken) -> None:
+        self.before += taken.before
+        if taken.piece is not None:
+            self.pieces.append(taken.piece)
+            self.nbytes += len(taken.piece.data)
+        self.after += taken.after
+        self.nbytes += sum(len(letter.data) for letter in (*taken.before, *taken.after))
+
+
+class SocketListener:
+    """One listening socket's life, from binding to the end.
+
+    Args:
+        pause: seconds without a turn after one that gave little, where cutting a little costs nearly as much as much.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        source: ListeningSource,
+        framing: Framing,
+        *,
+        clock: Clock | None = None,
+        pause: float = 0.0,
+    ) -> None:
+        self._receiver = receiver
+        self._source = source
+        self._framing = framing
+        self._clock = clock or SystemClock()
+        self._pause = pause
+        self._wake_read, self._wake_write = os.pipe()
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._done = False
+        self._thread = threading.Thread(target=self._run, name=f"socket {source.address}", daemon=True)
+
+        # Everything below belongs to the thread.
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._context: ssl.SSLContext | None = None
+        self._accept_again_at: float | None = None
+        self._connections: set[_Connection] = set()
+        # Deciphered already, so that the selector knows nothing of it.
+        self._unread: set[_Connection] = set()
+        self._buffer = bytearray(READ_BYTES)
+        self._view = memoryview(self._buffer)
+        self._gathered = _Gathered()
+
+    def start(self) -> None:
+        """Start the thread; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wake the thread, and wait until it has handed on what it had and the port is free."""
+        with self._lock:
+            self._stopping = True
+            if not self._done:
+                os.write(self._wake_write, b"\0")
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            try:
+                self._listener = self._listen()
+            except OSError as error:
+                self._restart(f"Error listening on {self._source.address}", error)
+                return
+            host, port = self._listener.getsockname()[:2]
+            self._receiver.report_listening(address_of(host, port))
+            self._serve()
+            self._finish()
+        except (GeneratorStateError, GivenUpError):
+            # The supervisor ends without draining: nobody takes records any more.
+            return
+        except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
+            self._restart("Error receiving data", error)
+        finally:
+            self._close()
+
+    def _listen(self) -> socket.socket:
+        if self._source.tls is not None:
+            self._context = server_context(self._source.tls)
+        host, port = self._source.listen_address
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        # It sets SO_REUSEADDR: a receiver that is started again gets its port at once.
+        listener = socket.create_server(
+            address[:2],
+            family=family,
+            backlog=_BACKLOG,
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+        )
+        listener.setblocking(False)  # noqa: FBT003  the standard library's own
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        return listener
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        # Not select(): that knows no descriptor above 1023.
+        wake = select.poll()
+        wake.register(self._wake_read, select.POLLIN)
+        while not self._is_stopping():
+            ready = set(self._unread)
+            self._unread.clear()
+            may_accept = False
+            for key, _ in self._selector.select(0 if ready else self._until_next_deadline()):
+                if isinstance(key.data, _Connection):
+                    ready.add(key.data)
+                elif key.fileobj is self._listener:
+                    may_accept = True
+            nbytes = self._read_all(ready)
+            if may_accept:
+                self._accept()
+            self._keep_deadlines()
+            if self._pause and ready and nbytes < _LITTLE_BYTES:
+                wake.poll(self._pause * 1000)
+
+    def _read_all(self, ready: set[_Connection]) -> int:
+        """Read from each once; returns about how many bytes were handed on at last."""
+        most = max(_LEAST_READ_BYTES, READ_BYTES // max(1, len(ready)))
+        for connection in ready:
+            if connection.handshake_until is not None:
+                self._shake_hands(connection)
+            else:
+                self._read(connection, most)
+            if self._gathered.nbytes >= READ_BYTES:
+                self._hand_on()
+        nbytes = self._gathered.nbytes
+        self._hand_on()
+        return nbytes
+
+    def _read(self, connection: _Connection, most: int) -> None:
+        if connection.must_write:
+            connection.must_write = False
+            self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
+        count, ended = self._receive(connection, most)
+        if count:
+            taken = connection.splitter.take(self._buffer, count)
+            self._gather(connection, taken)
+            if taken.refusal is not None:
+                self._refuse(connection, "a connection was closed: what came is no length of a record", taken.refusal)
+                return
+        if ended is not None:
+            self._gather(connection, connection.splitter.finish(clean=ended is _Ended.BY_SENDER))
+            self._drop(connection)
+
+    def _receive(self, connection: _Connection, most: int) -> tuple[int, _Ended | None]:
+        """Up to ``most`` bytes into the buffer; returns how many, and how the connection ended if it did."""
+        count = 0
+        try:
+            while count < most:
+                size = connection.socket.recv_into(self._view[count:most])
+                if size == 0:
+                    return count, _Ended.BY_SENDER
+                count += size
+                if self._context is None:
+                    return count, None
+                # A read of TLS gives no more than one of its records, 16 KiB.
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
+            return count, None
+        except ssl.SSLWantWriteError:
+            connection.must_write = True
+            self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
+            return count, None
+        except OSError:
+            return count, _Ended.BROKEN
+        if isinstance(connection.socket, ssl.SSLSocket) and connection.socket.pending():
+            self._unread.add(connection)
+        return count, None
+
+    def _gather(self, connection: _Connection, taken: Taken) -> None:
+        if taken.piece is not None:
+            taken.piece.peer = connection.peer
+        self._gathered.add(taken)
+
+    def _hand_on(self) -> None:
+        gathered, self._gathered = self._gathered, _Gathered()
+        letters = gathered.before
+        records = None
+        if gathered.pieces:
+            cut = self._framing.cut(gathered.pieces)
+            letters += cut.dead_letters
+            records = cut.records
+        letters += gathered.after
+        # Dead letters first: they are durable on return, and the records of this turn are not.
+        if letters:
+            self._receiver.store_dead_letters(letters)
+        if isinstance(records, pa.RecordBatch):
+            self._receiver.store_buffered(records)
+        elif records is not None:
+            self._receiver.store_buffered(pa.RecordBatch.from_arrays([records], schema=self._framing.schema))
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                accepted, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._receiver.report_error(
+                        "no connection can be taken for a second: the system has no room", error
+                    )
+                    self._selector.unregister(self._listener)
+                    self._accept_again_at = self._clock.monotonic() + _EXHAUSTED_PAUSE
+                    return
+                # Gone before it was taken.
+                continue
+            peer = address_of(address[0], address[1])
+            if len(self._connections) >= self._source.max_connections:
+                _reset(accepted)
+                self._receiver.report_error(
+                    f"a connection was refused: {self._source.max_connections} are open, which is max_connections",
+                    ConnectionRefusedError(f"from {peer}"),
+                )
+                continue
+            try:
+                self._admit(accepted, peer)
+            except OSError:
+                # Gone in the midst of it.
+                accepted.close()
+
+    def _admit(self, accepted: socket.socket, peer: str) -> None:
+        accepted.setblocking(False)  # noqa: FBT003  the standard library's own
+        keep_alive(accepted)
+        connection = _Connection(accepted, peer, self._framing.open(max_parts=_MAX_PARTS))
+        if self._context is not None:
+            check_peer(accepted)
+            connection.socket = self._context.wrap_socket(
+                accepted, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=False
+            )
+            connection.handshake_until = self._clock.monotonic() + self._source.connect_timeout
+        self._connections.add(connection)
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+
+    def _shake_hands(self, connection: _Connection) -> None:
+        assert isinstance(connection.socket, ssl.SSLSocket)
+        events = selectors.EVENT_READ
+        try:
+            connection.socket.do_handshake()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLWantWriteError:
+            events = selectors.EVENT_WRITE
+        except OSError as error:
+            self._refuse(connection, "a connection was closed: its TLS handshake failed", str(error))
+            return
+        else:
+            connection.handshake_until = None
+            # What came right behind the handshake may be here already.
+            self._unread.add(connection)
+        self._selector.modify(connection.socket, events, connection)
+
+    def _refuse(self, connection: _Connection, message: str, why: str) -> None:
+        self._drop(connection, reset=True)
+        self._receiver.report_error(message, ConnectionError(f"from {connection.peer}: {why}"))
+
+    def _drop(self, connection: _Connection, *, reset: bool = False) -> None:
+        self._selector.unregister(connection.socket)
+        self._connections.discard(connection)
+        self._unread.discard(connection)
+        if reset:
+            _reset(connection.socket)
+        else:
+            connection.socket.close()
+
+    # -- deadlines ---------------------------------------------------------------------------------------------------
+
+    def _until_next_deadline(self) -> float | None:
+        deadlines: list[float] = []
+        if self._context is not None:
+            deadlines += [c.handshake_until for c in self._connections if c.handshake_until is not None]
+        if self._accept_again_at is not None:
+            deadlines.append(self._accept_again_at)
+        return max(0.0, min(deadlines) - self._clock.monotonic()) if deadlines else None
+
+    def _keep_deadlines(self) -> None:
+        now = self._clock.monotonic()
+        if self._context is not None:
+            for connection in [c for c in self._connections if (c.handshake_until or now) < now]:
+                self._refuse(connection, "a connection was closed: its TLS handshake took too long", "no end of it")
+        if self._accept_again_at is not None and now >= self._accept_again_at and self._listener is not None:
+            self._accept_again_at = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Let nobody in, read each connection once more, hand everything on."""
+        if self._listener is not None:
+            self._listener.close()
+        self._read_all({c for c in self._connections if c.handshake_until is None})
+        for connection in self._connections:
+            self._gather(connection, connection.splitter.finish(clean=False))
+        self._hand_on()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._done = True
+        for connection in self._connections:
+            connection.socket.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _restart(self, message: str, error: BaseException) -> None:
+        if not self._is_stopping():
+            self._receiver.restart(message, error)
+
+    def _is_stopping(self) -> bool:
+        with self._lock:
+            return self._stopping
+
+
+def _reset(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    connection.close()

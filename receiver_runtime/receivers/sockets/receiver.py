@@ -1,0 +1,27 @@
+"""The receiver of a source on TCP: a client or a listener for each ``on_start``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from receiver_runtime.receivers.run_receiver import RunReceiver
+from receiver_runtime.receivers.sockets.client import SocketClient
+from receiver_runtime.receivers.sockets.listener import SocketListener
+
+if TYPE_CHECKING:
+    from receiver_runtime.receivers.framing import Framing
+    from receiver_runtime.sources.tcp import TcpSource
+
+
+class SocketReceiver(RunReceiver):
+    """Records of a ``TcpSource``, cut by a framing. At most once: see ``TcpSource``. A child declares ``columns``."""
+
+    def __init__(self, source: TcpSource, framing: Framing) -> None:
+        super().__init__()
+        self._source = source
+        self._framing = framing
+
+    def make_run(self) -> SocketClient | SocketListener:
+        """Its stop returns when every whole record that was read is handed on."""
+        make = SocketClient if self._source.listen is None else SocketListener
+        return make(self, self._source, self._framing)

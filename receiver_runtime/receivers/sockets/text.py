@@ -1,0 +1,24 @@
+"""Receives text records on TCP (X01), from a server or from any number of senders."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from receiver_runtime.receivers.lines import LineFraming
+from receiver_runtime.receivers.sockets.receiver import SocketReceiver
+from receiver_runtime.sources.socket_text import SocketText
+
+
+class SocketTextReceiver(SocketReceiver):
+    """Records of a ``SocketText`` source. At most once: a sender on a plain socket sends nothing again."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = SocketText.columns
+
+    def __init__(self, source: SocketText) -> None:
+        framing = LineFraming(
+            delimiter=source.delimiter_bytes,
+            encoding=source.encoding,
+            one_byte=source.one_byte,
+            max_record_bytes=source.max_record_bytes,
+        )
+        super().__init__(source, framing)

@@ -1,0 +1,62 @@
+"""Receives syslog messages from any number of senders: a listener for each transport of the source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from receiver_runtime.receivers.run_receiver import RunReceiver
+from receiver_runtime.receivers.sockets.datagram_listener import DatagramListener
+from receiver_runtime.receivers.sockets.listener import SocketListener
+from receiver_runtime.receivers.syslog.framing import SyslogFraming
+from receiver_runtime.sources.syslog import Syslog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from receiver_runtime.sources.base import SourceRule
+
+# Parsing one message takes as long as parsing a hundred: what comes in so many seconds is parsed together.
+_PAUSE = 0.01
+
+
+class SyslogReceiver(RunReceiver):
+    """Messages of a ``Syslog`` source. At most once: syslog has no acknowledgement."""
+
+    columns: ClassVar[tuple[tuple[str, str], ...]] = Syslog.columns
+    source_rule: SourceRule | None = Syslog.source_rule
+
+    def __init__(self, source: Syslog) -> None:
+        super().__init__()
+        self._source = source
+        self._framing = SyslogFraming(timezone=source.timezone, max_record_bytes=source.max_record_bytes)
+
+    def make_run(self) -> _Listeners:
+        """Its stop returns when every whole message that was read is handed on."""
+        listeners: list[DatagramListener | SocketListener] = []
+        if "udp" in self._source.transports:
+            listeners.append(
+                DatagramListener(
+                    self,
+                    self._source.listen_address,
+                    self._framing.cut_datagrams,
+                    receive_buffer=self._source.receive_buffer,
+                )
+            )
+        if "tcp" in self._source.transports:
+            listeners.append(SocketListener(self, self._source, self._framing, pause=_PAUSE))
+        return _Listeners(listeners)
+
+
+class _Listeners:
+    """Several, as one run."""
+
+    def __init__(self, listeners: Sequence[DatagramListener | SocketListener]) -> None:
+        self._listeners = listeners
+
+    def start(self) -> None:
+        for listener in self._listeners:
+            listener.start()
+
+    def stop(self) -> None:
+        for listener in self._listeners:
+            listener.stop()

@@ -1,0 +1,31 @@
+"""What a reader of AMQP takes at once. All else of it is tested on RabbitMQ, in tests/conformance/test_amqp.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from receiver_runtime.receivers.amqp.client import DecodedProperties
+from receiver_runtime.receivers.amqp.receiver import AmqpReceiver
+from receiver_runtime.receivers.amqp.records import Message
+from receiver_runtime.sources.amqp import Amqp
+from receiver_runtime.sources.receiver_settings import ReceiverSettings
+
+if TYPE_CHECKING:
+    from receiver_runtime.receiver import AttachedSupervisor
+
+
+def test_what_came_while_nothing_could_be_handed_over_is_taken_a_block_at_once_and_whole() -> None:
+    """All of it, after a wait, may be more than one batch can hold."""
+    receiver = AmqpReceiver(Amqp(host="127.0.0.1", queues=("q",)))
+    settings = ReceiverSettings(max_block_bytes=2048)
+    receiver.attach_supervisor(cast("AttachedSupervisor", SimpleNamespace(settings=settings, receiver_id=1)))
+    reader = receiver.make_run()
+    sizes = [1000, 1000, 1000, 0, 5000, 10, 10]
+    came = [
+        Message(tag, "q", "", "q", redelivered=False, properties=DecodedProperties(), body=b"x" * size)
+        for tag, size in enumerate(sizes, 1)
+    ]
+    reader._coming = list(came)
+    reader._stopping = True
+    assert [[one.tag for one in reader._take()] for _ in range(4)] == [[1, 2, 3], [4, 5], [6, 7], []]

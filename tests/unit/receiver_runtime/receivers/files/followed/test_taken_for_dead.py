@@ -1,0 +1,105 @@
+"""A receiver that is taken for dead has read the first of a file; it wakes up when another has read that elsewhere.
+
+What decides is who began the content first, in the driver log: it has one name, whatever inode it has by then.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.receiver_runtime.receivers.files.files_rig import Log
+from tests.unit.receiver_runtime.receivers.files.followed.test_followed_files import follow, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _go_on_elsewhere(root: Path, how: str) -> None:
+    path = root / "a.log"
+    match how:
+        case "compressed":
+            (root / "a.log.1.gz").write_bytes(gzip.compress(path.read_bytes()))
+            # Its inode is not given out anew.
+            path.rename(root / "a")
+        case "copied":
+            shutil.copy(path, root / "a.log.1")
+            path.rename(root / "a")
+        case _:
+            shutil.copy(path, root / "a.log.1")
+            os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("lines", [1, 3])
+@pytest.mark.parametrize("how", ["compressed", "copied", "copied and cut"])
+@pytest.mark.parametrize("knows_already", [False, True])
+def test_what_it_read_first_comes_once(tmp_path: Path, how: str, lines: int, *, knows_already: bool) -> None:
+    log = Log()
+    # Each believes to be alone. The second one has asked what is known before the first one began the file, or after.
+    other = follow(tmp_path, log) if knows_already else None
+    asleep = follow(tmp_path, log)
+    asleep.supervisor.holds = True
+    written = [f"line {number}" for number in range(lines)]
+    write(tmp_path / "a.log", *written)
+    asleep.step()
+    assert log.values == []
+    _go_on_elsewhere(tmp_path, how)
+    other = other or follow(tmp_path, log)
+    other.run(10)
+    assert log.values == written
+    asleep.supervisor.register()
+    asleep.supervisor.holds = False
+    for _ in range(5):
+        asleep.run(1)
+        other.run(1)
+    assert log.values == written
+    assert any("another receiver has read on" in error for error in asleep.supervisor.errors)
+
+
+def test_a_file_is_given_one_name_by_two_that_see_it_in_two_places(tmp_path: Path) -> None:
+    """One named it while it was the other's, and goes on with a copy of it; the other knows the copy alone."""
+    log = Log()
+    write(tmp_path / "a.log", "one", "two")
+    first = follow(tmp_path, log)
+    first.sharing.is_alone = False
+    first.sharing.ours = lambda _: False
+    first.step()
+    shutil.copy(tmp_path / "a.log", tmp_path / "a.log.1")
+    os.truncate(tmp_path / "a.log", 0)
+    first.step()
+    second = follow(tmp_path, log)
+    second.run(3)
+    assert log.values == ["one", "two"]
+    first.sharing.ours = lambda _: True
+    first.catalog.release()
+    for file in first.catalog._files.values():
+        # As when it is told before it asks what is known.
+        file.ours = True
+    first.run(10)
+    assert log.values == ["one", "two"]
+
+
+def test_what_was_cut_and_another_has_read_on_is_not_taken_to_be_cut_again(tmp_path: Path) -> None:
+    """Seen to be cut in the very look by which another has read what came then."""
+    log = Log()
+    write(tmp_path / "a.log", "line 1", "line 2", "line 3")
+    first, second = follow(tmp_path, log), follow(tmp_path, log)
+    for reader in (first, second):
+        reader.sharing.is_alone = False
+    second.sharing.ours = lambda _: False
+    first.step()
+    second.step()
+    second.reader._load()
+    second.step()
+    os.truncate(tmp_path / "a.log", 0)
+    write(tmp_path / "a.log", "line 4")
+    first.step()
+    first.step()
+    second.sharing.ours = lambda _: True
+    second.run(10)
+    first.run(10)
+    assert log.values == ["line 1", "line 2", "line 3", "line 4"]

@@ -1,0 +1,152 @@
+"""Files that are moved to a directory with any time, and away when they were read; and two readers that share them,
+are killed and forget, in any order.
+
+The model: each line comes once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from receiver_runtime.receivers.files.arriving import ArrivingCatalog, LocalFolder
+from receiver_runtime.sources.files import FileLines
+from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
+
+if TYPE_CHECKING:
+    from tests.unit.receiver_runtime.support import ManualClock
+
+WHICH = st.integers(0, 1)
+
+
+class ArrivingFilesModel(RuleBasedStateMachine):
+    """See the module."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="arriving-"))
+        self.log = Log()
+        self.clock: ManualClock | None = None
+        self.number = 0
+        self.modified = time.time() - 1_000_000
+        self.written: set[str] = set()
+        self.there: dict[Path, set[str]] = {}
+        self.turned = [False, False]
+        self.readers = [self._reader(0), self._reader(1)]
+
+    def _reader(self, which: int) -> Reader:
+        source = FileLines(path=str(self.root), max_age=3)
+        made = Reader(
+            self.log,
+            lambda receiver, sharing, host, clock: ArrivingCatalog(
+                source, receiver, sharing, host, folder=LocalFolder(source.path), clock=clock
+            ),
+            clock=self.clock,
+            max_block_bytes="1KiB",
+        )
+        self.clock = made.clock
+        made.sharing.is_alone = False
+        made.sharing.ours = lambda key: (len(key) % 2 == which) is not self.turned[which]
+        made.reader._load()
+        return made
+
+    def teardown(self) -> None:
+        if not hasattr(self, "root"):
+            return
+        try:
+            for which, reader in enumerate(self.readers):
+                reader.supervisor.register()
+                reader.supervisor.holds = False
+                self._learn_whose(which, turned=False)
+            for _ in range(5):
+                for reader in self.readers:
+                    reader.run(1)
+            self._check()
+            assert self.written == set(self.log.values)
+        finally:
+            for reader in self.readers:
+                reader.close()
+            shutil.rmtree(self.root)
+
+    def _check(self) -> None:
+        values = self.log.values
+        assert len(values) == len(set(values)), f"twice: {sorted({v for v in values if values.count(v) > 1})}"
+
+    @rule(
+        lines=st.sampled_from([0, 1, 3, 200]), compressed=st.booleans(), later=st.sampled_from([0.0, 0.001, 1.0, -5.0])
+    )
+    def put(self, lines: int, later: float, *, compressed: bool) -> None:
+        self.number += 1
+        self.modified += later
+        values = [f"line {number} of {self.number}" for number in range(lines)]
+        data = "\n".join(values).encode()
+        made = self.root / ".made"
+        made.write_bytes(gzip.compress(data) if compressed else data)
+        os.utime(made, (self.modified, self.modified))
+        # Long names and short ones, for the two to share.
+        path = self.root / f"{'x' * (self.number % 3)}{self.number:05d}{'.gz' if compressed else ''}"
+        made.rename(path)
+        self.there[path] = set(values)
+        self.written |= set(values)
+
+    @rule()
+    def take_away_what_was_read(self) -> None:
+        read = set(self.log.values)
+        for path, values in list(self.there.items()):
+            if values <= read:
+                path.unlink()
+                del self.there[path]
+
+    @rule(which=WHICH, seconds=st.sampled_from([0.2, 1.0, 100.0]))
+    def look(self, which: int, seconds: float) -> None:
+        self.readers[which].step(seconds)
+        self._check()
+
+    @rule(which=WHICH)
+    def hold_blocks_unregistered(self, which: int) -> None:
+        self.readers[which].supervisor.holds = True
+
+    @rule(which=WHICH)
+    def register(self, which: int) -> None:
+        self.readers[which].supervisor.register()
+        self.readers[which].supervisor.holds = False
+        self._check()
+
+    @rule(which=WHICH)
+    def kill(self, which: int) -> None:
+        self.readers[which].close()
+        self.readers[which] = self._reader(which)
+
+    @rule(which=WHICH, turned=st.booleans())
+    def learns_whose_files_are(self, which: int, *, turned: bool) -> None:
+        self._learn_whose(which, turned=turned)
+
+    def _learn_whose(self, which: int, *, turned: bool) -> None:
+        """As the reader's thread does when others share the files."""
+        reader = self.readers[which]
+        self.turned[which] = turned
+        reader.catalog.release()
+        reader.supervisor.register()
+        reader.reader._settle()
+        if reader.reader._conflict:
+            reader.reader._recover()
+        else:
+            reader.reader._load()
+
+
+TestArrivingFiles = ArrivingFilesModel.TestCase
+TestArrivingFiles.settings = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

@@ -1,0 +1,85 @@
+"""The OpenAPI document says what the server has, and nothing that it has not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from receiver_runtime.receivers.http.description import describe
+from receiver_runtime.receivers.http.routes import STREAM_PATH, routes_of
+from receiver_runtime.sources.http import Http
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def described(stream: str = "orders", **fields: Any) -> dict[str, Any]:  # noqa: ANN401  of the source
+    source = Http(listen="127.0.0.1:0", **fields)
+    return describe(source, stream, routes_of(source))
+
+
+def references(part: object) -> Iterator[str]:
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name == "$ref":
+                yield value
+            else:
+                yield from references(value)
+    elif isinstance(part, list):
+        for item in part:
+            yield from references(item)
+
+
+@pytest.mark.parametrize("opentelemetry", [False, True])
+def test_each_route_is_there_with_its_media_types(opentelemetry: bool) -> None:
+    source = Http(listen="127.0.0.1:0", opentelemetry=opentelemetry)
+    document = described(opentelemetry=opentelemetry)
+    for route in routes_of(source):
+        path = "/v1/orders" if route.path == STREAM_PATH else route.path
+        assert route.media_types
+        assert set(route.media_types) <= set(document["paths"][path]["post"]["requestBody"]["content"])
+    assert ("/v1/logs" in document["paths"]) is opentelemetry
+    json.dumps(document, allow_nan=False)
+
+
+def test_every_reference_leads_somewhere() -> None:
+    document = described(opentelemetry=True, webhook_origins="*")
+    for reference in references(document):
+        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+
+
+def test_tokens_are_asked_for_and_not_told() -> None:
+    document = described(tokens="env:A_SECRET", opentelemetry=True)
+    for path in ("/v1/orders", "/v1/logs"):
+        assert document["paths"][path]["post"]["security"] == [{"token": []}]
+        assert "401" in document["paths"][path]["post"]["responses"]
+    assert "A_SECRET" not in json.dumps(document)
+    assert "security" not in described()["paths"]["/v1/orders"]["post"]
+
+
+def test_web_hooks_are_there_where_they_are_let_in() -> None:
+    assert "options" in described(webhook_origins="*")["paths"]["/v1/orders"]
+    assert "options" not in described()["paths"]["/v1/orders"]
+
+
+def test_a_missing_extra_is_one_sentence_and_only_asked_for_where_it_is_needed() -> None:
+    program = """
+import sys
+sys.modules['opentelemetry'] = None
+from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.sources.http import Http
+from receiver_runtime.sources.base import SourceError
+make_receiver(Http(listen='127.0.0.1:0'))
+assert 'google.protobuf' not in sys.modules
+try:
+    make_receiver(Http(listen='127.0.0.1:0', opentelemetry=True))
+except SourceError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "pip install 'forebay[otlp]'" in done.stdout, done.stderr
+    assert done.stdout.count("\n") == 1

@@ -1,0 +1,281 @@
+"""OTLP/HTTP's logs, from requests to records, and what is answered: by protobuf's own classes and by the SDK's."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+from receiver_runtime.receivers.http import otlp_answers
+from receiver_runtime.receivers.http.otlp_logs import parse_logs
+from receiver_runtime.receivers.http.pushed import Pushed, PushRefusedError
+
+PROTOBUF = b"application/x-protobuf"
+JSON = b"application/json"
+TIME = 1_767_225_600_123_456_789
+TRACE = "5b8efff798038103d269b633813fc60c"
+SPAN = "eee19b7ec3c1b174"
+
+
+def request(**changes: Any) -> ExportLogsServiceRequest:  # noqa: ANN401  fields of the record
+    made = ExportLogsServiceRequest()
+    of_resource = made.resource_logs.add()
+    of_resource.resource.attributes.add(key="service.name").value.string_value = "shop"
+    of_resource.schema_url = "https://example.com/schema"
+    of_scope = of_resource.scope_logs.add()
+    of_scope.scope.name, of_scope.scope.version = "checkout", "1.2"
+    fields: dict[str, Any] = {
+        "time_unix_nano": TIME,
+        "observed_time_unix_nano": TIME + 1,
+        "severity_number": 9,
+        "severity_text": "INFO",
+        "body": AnyValue(string_value="grün"),
+        "attributes": [KeyValue(key="user", value=AnyValue(int_value=2**53 + 1))],
+        "trace_id": bytes.fromhex(TRACE),
+        "span_id": bytes.fromhex(SPAN),
+        "flags": 1,
+        "event_name": "order",
+    }
+    of_scope.log_records.add(**{**fields, **changes})
+    return made
+
+
+def parsed(body: bytes, kind: bytes = PROTOBUF, *, most_bytes: int = 10_000) -> Pushed:
+    return parse_logs([(b"content-type", kind)], body, most_bytes=most_bytes, most_bytes_in_all=100_000)
+
+
+def only(body: bytes, kind: bytes = PROTOBUF) -> dict[str, Any]:
+    [record] = parsed(body, kind).records
+    assert record.body is not None
+    found: dict[str, Any] = json.loads(record.body)
+    return found
+
+
+WHOLE = {
+    "time_unix_nano": TIME,
+    "observed_time_unix_nano": TIME + 1,
+    "severity_number": 9,
+    "severity_text": "INFO",
+    "event_name": "order",
+    "body": "grün",
+    "attributes": {"user": 2**53 + 1},
+    "dropped_attributes_count": 0,
+    "trace_id": TRACE,
+    "span_id": SPAN,
+    "flags": 1,
+    "resource": {"attributes": {"service.name": "shop"}, "schema_url": "https://example.com/schema"},
+    "scope": {"name": "checkout", "version": "1.2", "attributes": {}, "schema_url": None},
+}
+
+OTLP_JSON = {
+    "resourceLogs": [
+        {
+            "resource": {"attributes": [{"key": "service.name", "value": {"stringValue": "shop"}}]},
+            "schemaUrl": "https://example.com/schema",
+            "scopeLogs": [
+                {
+                    "scope": {"name": "checkout", "version": "1.2"},
+                    "logRecords": [
+                        {
+                            "timeUnixNano": str(TIME),
+                            "observedTimeUnixNano": TIME + 1,
+                            "severityNumber": 9,
+                            "severityText": "INFO",
+                            "eventName": "order",
+                            "body": {"stringValue": "grün"},
+                            "attributes": [{"key": "user", "value": {"intValue": str(2**53 + 1)}}],
+                            "traceId": TRACE.upper(),
+                            "spanId": SPAN,
+                            "flags": 1,
+                            "aFieldToCome": {"a": 1},
+                        }
+                    ],
+                }
+            ],
+        }
+    ]
+}
+
+
+def test_a_record_of_protobuf_keeps_everything() -> None:
+    assert only(request().SerializeToString()) == WHOLE
+
+
+def test_a_record_of_json_is_the_same() -> None:
+    assert only(json.dumps(OTLP_JSON).encode(), JSON + b"; charset=utf-8") == WHOLE
+
+
+def test_an_empty_record_has_the_same_fields() -> None:
+    made = ExportLogsServiceRequest()
+    made.resource_logs.add().scope_logs.add().log_records.add()
+    record = only(made.SerializeToString())
+    assert set(record) == set(WHOLE)
+    assert {record[name] for name in ("time_unix_nano", "severity_number", "body", "trace_id")} == {None}
+
+
+@pytest.mark.parametrize("kind", [PROTOBUF, JSON])
+def test_an_empty_request_is_no_record(kind: bytes) -> None:
+    assert parsed(b"" if kind == PROTOBUF else b"{}", kind) == Pushed([], [])
+
+
+def test_values_of_each_type() -> None:
+    values = AnyValue()
+    for value in (
+        AnyValue(bool_value=True),
+        AnyValue(double_value=1.5),
+        AnyValue(double_value=float("nan")),
+        AnyValue(double_value=float("-inf")),
+        AnyValue(bytes_value=b"\xff\x00"),
+        AnyValue(),
+    ):
+        values.array_value.values.append(value)
+    values.array_value.values.add().kvlist_value.values.add(key="k").value.int_value = -1
+    record = only(request(body=values).SerializeToString())
+    assert record["body"] == [True, 1.5, "NaN", "-Infinity", "/wA=", None, {"k": -1}]
+
+
+def test_records_of_several_resources_and_scopes_have_their_own() -> None:
+    made = request()
+    made.resource_logs[0].scope_logs.add().log_records.add(severity_text="b")
+    second = made.resource_logs.add()
+    second.resource.attributes.add(key="service.name").value.string_value = "till"
+    second.scope_logs.add().log_records.add(severity_text="c")
+    records = [json.loads(record.body or b"") for record in parsed(made.SerializeToString()).records]
+    assert [(r["severity_text"], r["resource"]["attributes"]["service.name"], r["scope"]["name"]) for r in records] == [
+        ("INFO", "shop", "checkout"),
+        ("b", "shop", None),
+        ("c", "till", None),
+    ]
+
+
+def test_the_key_is_the_requests_bytes_where_a_time_is_fine() -> None:
+    first, same, other = (
+        parsed(made.SerializeToString()).records[0].key for made in (request(), request(), request(flags=0))
+    )
+    assert first is not None
+    assert first == same != other
+
+
+def test_two_requests_that_may_be_alike_by_chance_have_no_key() -> None:
+    coarse = {"time_unix_nano": TIME // 10**6 * 10**6, "observed_time_unix_nano": 0}
+    assert parsed(request(**coarse).SerializeToString()).records[0].key is None
+
+
+def test_an_idempotency_key_is_left_to_the_server() -> None:
+    headers = [(b"content-type", PROTOBUF), (b"idempotency-key", b"k")]
+    assert (
+        parse_logs(headers, request().SerializeToString(), most_bytes=10_000, most_bytes_in_all=10_000).records[0].key
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"trace_id": b"short"}, "trace_id has 5 bytes"),
+        ({"span_id": b"x" * 16}, "span_id has 16 bytes"),
+        ({"body": AnyValue(string_value="y" * 2000)}, "max_record_bytes is 1000"),
+    ],
+)
+def test_what_is_wrong_with_a_record_rejects_it_and_no_other(changes: dict[str, Any], words: str) -> None:
+    made = request()
+    made.MergeFrom(request(**changes))
+    pushed = parsed(made.SerializeToString(), most_bytes=1000)
+    [record], [rejected] = pushed.records, pushed.rejected
+    assert json.loads(record.body or b"") == WHOLE
+    assert words in rejected.why
+    assert json.loads(rejected.data)["severity_text"] == "INFO"
+
+
+def test_what_is_too_much_in_all_is_413() -> None:
+    made = request()
+    scope = made.resource_logs[0].scope_logs[0]
+    for _ in range(1000):
+        scope.log_records.add()
+    with pytest.raises(PushRefusedError, match="max_waiting_bytes") as raised:
+        parsed(made.SerializeToString())
+    assert raised.value.status == 413
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (PROTOBUF, b"\xff\xff"),
+        (PROTOBUF, request().SerializeToString()[:-1]),
+        (JSON, b""),
+        (JSON, b"[]"),
+        (JSON, b'{"resource_logs": []}'),
+        (JSON, b"\xff"),
+        (JSON, b'{"resourceLogs": 1}'),
+        (JSON, b'{"resourceLogs": [1]}'),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [7]}]}]}'),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"traceId": "xyz"}]}]}]}'),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"traceId": 12}]}]}]}'),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"flags": NaN}]}]}]}'),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"severityText": "\\ud800"}]}]}]}'),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"timeUnixNano": "1e999999999"}]}]}]}'),
+        (JSON, b'{"a":' * 100_000),
+        (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"flags": ' + b"9" * 5000 + b"}]}]}]}"),
+    ],
+)
+def test_what_is_no_request_is_400(kind: bytes, body: bytes) -> None:
+    with pytest.raises(PushRefusedError, match=r"ExportLogsServiceRequest|nested") as raised:
+        parsed(body, kind)
+    assert raised.value.status == 400
+
+
+def test_another_media_type_is_415() -> None:
+    with pytest.raises(PushRefusedError, match="application/x-protobuf or application/json") as raised:
+        parsed(b"", b"text/plain")
+    assert raised.value.status == 415
+
+
+@given(st.binary(max_size=300), st.sampled_from([PROTOBUF, JSON]))
+def test_any_bytes_are_logs_or_refused(body: bytes, kind: bytes) -> None:
+    with suppress(PushRefusedError):
+        parsed(body, kind)
+
+
+def deep(levels: int) -> bytes:
+    """A record's body, of arrays in arrays: as bytes, for protobuf's own classes refuse to make it."""
+    made: bytes = AnyValue(string_value="x").SerializeToString()
+    for field in [b"\x0a", b"\x2a"] * levels + [b"\x2a", b"\x12", b"\x12", b"\x0a"]:
+        length, size = len(made), b""
+        while length > 127:
+            size += bytes([length & 127 | 128])
+            length >>= 7
+        made = field + size + bytes([length]) + made
+    return made
+
+
+def test_what_is_deep_is_taken_or_refused() -> None:
+    assert only(deep(40))["body"] == json.loads("[" * 40 + '"x"' + "]" * 40)
+    with pytest.raises(PushRefusedError):
+        parsed(deep(400))
+
+
+@pytest.mark.parametrize("rejected", [0, 1, 200, 70_000])
+def test_the_answer_is_what_protobuf_reads(rejected: int) -> None:
+    expected = ExportLogsServiceResponse()
+    if rejected:
+        expected.partial_success.rejected_log_records = rejected
+        expected.partial_success.error_message = "grün " * 100
+    binary = otlp_answers.exported("application/x-protobuf", rejected=rejected, message="grün " * 100)
+    assert ExportLogsServiceResponse.FromString(binary) == expected
+    assert binary == expected.SerializeToString()
+    text = otlp_answers.exported("application/json", rejected=rejected, message="grün " * 100)
+    assert json_format.Parse(text, ExportLogsServiceResponse()) == expected
+
+
+def test_an_error_is_a_status() -> None:
+    expected = Status(message="grün")
+    assert Status.FromString(otlp_answers.status("application/x-protobuf", "grün")) == expected
+    assert json_format.Parse(otlp_answers.status("application/json", "grün"), Status()) == expected

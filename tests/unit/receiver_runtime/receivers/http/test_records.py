@@ -1,0 +1,168 @@
+"""Bodies to records: the fast way and the slow way say the same, and nothing sent is changed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, NoReturn
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from receiver_runtime.receivers.http import records as http_records
+from receiver_runtime.receivers.http.acknowledgement import Waiting, batch_of
+from receiver_runtime.receivers.http.bodies import decompressed
+from receiver_runtime.receivers.http.pushed import PushRefusedError
+from receiver_runtime.receivers.http.records import _are_objects, _column, _one_by_one, parse_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LINES = [(b"content-type", b"application/x-ndjson")]
+ARRAY = [(b"content-type", b"application/json")]
+MOST = 2**20
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+objects = st.dictionaries(st.text(max_size=5), values, max_size=4)
+# Pieces of JSON and of what is nearly JSON, put together without sense.
+scraps = st.lists(
+    st.sampled_from([b"{", b"}", b"[", b"]", b'"', b"a", b'"a"', b":", b",", b"1", b" ", b"\n", b"\\", b"\xff", b"{}"]),
+    max_size=12,
+).map(b"".join)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def is_json(line: bytes) -> bool:
+    """Strictly: Python takes NaN and Infinity for JSON."""
+    try:
+        json.loads(line.decode(), parse_constant=_refuse)
+    except ValueError:
+        return False
+    return True
+
+
+def are_objects(lines: Sequence[bytes], body: bytes) -> bool:
+    return all(line[:1] == b"{" and line[-1:] == b"}" for line in lines) and _are_objects(len(lines), body)
+
+
+@settings(deadline=None)
+@given(st.lists(objects, min_size=1, max_size=8), st.booleans())
+def test_objects_are_taken_at_once(found: Sequence[object], ascii_only: bool) -> None:
+    lines = [json.dumps(value, ensure_ascii=ascii_only).encode() for value in found]
+    body = b"\n".join(lines)
+    # What Arrow does not take, as half of a surrogate pair, is looked at line by line.
+    if are_objects(lines, body):
+        assert all(is_json(line) for line in lines)
+    assert parse_plain(LINES, body, most_bytes=MOST).bodies == lines
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(scraps, min_size=1, max_size=6))
+@example([b'{"a":', b"{}}", b"{}{}"])
+@example([b'{"a":{}', b'{"b":1}}', b"{}{}"])
+@example([b'{"a":"}', b'{"}'])
+@example([b'{"a": NaN}', b'{"b": -Infinity}'])
+def test_the_fast_way_takes_only_lines_that_are_json_each(scrap: Sequence[bytes]) -> None:
+    lines = [stripped for line in b"\n".join(scrap).split(b"\n") if (stripped := line.strip(b" \t\r\n"))]
+    if lines and are_objects(lines, b"\n".join(lines)):
+        assert all(is_json(line) for line in lines)
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=30) | values.map(lambda value: json.dumps(value).encode()), min_size=1, max_size=8))
+def test_each_line_is_a_record_or_rejected_and_none_is_lost(lines: Sequence[bytes]) -> None:
+    body = b"\n".join(lines)
+    wanted = [stripped for line in body.split(b"\n") if (stripped := line.strip(b" \t\r\n"))]
+    good = [line for line in wanted if is_json(line)]
+    if not good:
+        with pytest.raises(PushRefusedError) as raised:
+            parse_plain(LINES, body, most_bytes=MOST)
+        assert raised.value.status == 400
+        return
+    found = parse_plain(LINES, body, most_bytes=MOST)
+    assert found.bodies == good
+    assert [one.data for one in found.rejected] == [line for line in wanted if not is_json(line)]
+
+
+@settings(deadline=None)
+@given(st.lists(values, min_size=1, max_size=6), st.sampled_from([None, 1]), st.booleans())
+def test_elements_of_an_array_are_kept_as_they_stand(
+    found: Sequence[object], indent: int | None, ascii_only: bool
+) -> None:
+    body = json.dumps(found, indent=indent, ensure_ascii=ascii_only)
+    try:
+        encoded = body.encode()
+    except UnicodeEncodeError:
+        return
+    records = parse_plain(ARRAY, encoded, most_bytes=MOST).bodies
+    assert [json.loads(record or b"") for record in records] == list(found)
+    assert all(record is not None and record in encoded for record in records)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(scraps | st.binary(max_size=8), max_size=4), st.sampled_from([b"", b"\n", b"\r\n", b"\n\n", b" "]))
+@example([b"{}\n" * 9 + b"{\n}"], b"")
+@example([b'{"a": Inf}'], b"")
+@example([b"{}\r"], b"\n")
+@example([], b"\n")
+@pytest.mark.parametrize("of_json", [False, True])
+def test_lines_that_are_cut_at_once_are_the_same(of_json: bool, odd: Sequence[bytes], end: bytes) -> None:
+    usual = [b'{"a": 1}', b"{}", b'{"text": "NaN"}'] * 20
+    body = b"\n".join([*usual, *odd, *usual]) + end
+    lines = [line.removesuffix(b"\r") for line in body.split(b"\n")]
+    found = _column(body, 100, is_json=of_json)
+    one_by_one = _one_by_one(lines, None, 100, is_json=of_json)
+    if found is not None:
+        assert (found.to_pylist(), one_by_one.rejected) == (one_by_one.bodies, [])
+    else:
+        assert odd or end not in {b"", b"\n"}
+
+
+@pytest.mark.parametrize("kind", [b"application/x-ndjson", b"text/plain"])
+def test_many_lines_go_the_fast_way(monkeypatch: pytest.MonkeyPatch, kind: bytes) -> None:
+    monkeypatch.setattr(http_records, "_one_by_one", None)
+    for end in (b"", b"\n"):
+        found = parse_plain([(b"content-type", kind)], b'{"a": 1}\n' * 999 + b"{}" + end, most_bytes=MOST).bodies
+        assert list(found) == [pa.scalar(b'{"a": 1}')] * 999 + [pa.scalar(b"{}")]
+    blank_ends = b'{"a": 1} \r\n\n' * 100
+    monkeypatch.setattr(http_records, "_fault_of", None)
+    assert parse_plain(LINES, blank_ends, most_bytes=MOST).bodies == [b'{"a": 1}'] * 100
+
+
+def test_requests_of_both_kinds_are_one_batch_in_order() -> None:
+    """Some as columns, which were cut at once, and some as records; with what each has of its request."""
+
+    def waiting(bodies: Sequence[bytes], number: int, *, at_once: bool) -> Waiting:
+        return Waiting(
+            pa.array(bodies, pa.binary()) if at_once else bodies,
+            "/v1/s",
+            number,
+            content_type=None if number % 2 else "text/plain",
+            request_key=f"k{number}" if number % 3 else None,
+            request_attributes={"a": "b", "n": str(number)} if number % 4 else None,
+        )
+
+    requests = [([b"%d" % n, b"x"] * (n % 5 + 1), n) for n in range(24)]
+    as_records = [waiting(bodies, n, at_once=False) for bodies, n in requests]
+    as_either = [waiting(bodies, n, at_once=n % 7 > 2) for bodies, n in requests]
+    batch = batch_of(as_either)
+    assert batch.to_pylist() == batch_of(as_records).to_pylist()
+    assert batch.schema == batch_of(as_records).schema
+    assert [one.key_array() for one in as_either] == [one.key_array() for one in as_records]
+
+
+def test_a_bomb_is_given_up_early() -> None:
+    bomb = gzip.compress(gzip.compress(b"\0" * 10**8))
+    inner = decompressed(bomb, "gzip", most_bytes=10**6)
+    with pytest.raises(PushRefusedError) as raised:
+        decompressed(inner, "gzip", most_bytes=10**6)
+    assert raised.value.status == 413

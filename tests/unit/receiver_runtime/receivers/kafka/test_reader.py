@@ -1,0 +1,142 @@
+"""What a reader of Kafka does with what the client says; no broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import KafkaError
+from structlog.testing import capture_logs
+
+from receiver_runtime.receivers.kafka.library import Fault, Fetched
+from receiver_runtime.receivers.kafka.places import Look, Partition
+from receiver_runtime.receivers.kafka.reader import KafkaReader, _ClientLog
+from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
+from receiver_runtime.sources.kafka import Kafka
+from tests.unit.receiver_runtime.rig import rig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from receiver_runtime.receivers.kafka.places import Key
+
+KEY = ("t", 0)
+
+
+class Places:
+    """Of a broker that has every partition, at 100."""
+
+    def __init__(self) -> None:
+        self.cuts: list[int | None] = []
+
+    def look(self, keys: Iterable[Key]) -> Look:
+        return Look(dict.fromkeys(keys, 1))
+
+    def open(self, _: Key, __: Look, cut_at: int | None) -> Partition:
+        self.cuts.append(cut_at)
+        return Partition(0, 100)
+
+
+class Client:
+    """Takes what is said to a consumer."""
+
+    def pause(self, _: object) -> None:
+        """Nothing is fetched here."""
+
+    def consume(self, _: int, __: float) -> list[object]:
+        """Nothing comes."""
+        return []
+
+
+class Fetcher:
+    """One that can't log in, where its consumer still can."""
+
+    def fetch(self, _: int, __: float) -> Fetched:
+        refused = Fault("", 0, KafkaError._AUTHENTICATION, "SASL authentication failed")
+        return Fetched((), (), (), [refused])
+
+
+@pytest.mark.parametrize(
+    ("said", "cut"),
+    [
+        ("Partition log truncation detected", None),
+        ("Partition log truncation detected at offset 100 (leader epoch 3): broker end offset is 60 (offset …", 60),
+    ],
+)
+def test_a_reset_whose_position_is_there_is_said(tmp_path: Path, said: str, cut: int | None) -> None:
+    """As of a log that an unclean election cut before it, and that has grown past it since."""
+    source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
+    receiver = KafkaReceiver(source)
+    with rig(tmp_path, receiver, start=False) as made:
+        reader = KafkaReader(receiver, source)
+        reader._partitions[KEY] = Partition(0, 100)
+        reader._places = places = Places()  # type: ignore[assignment]
+        reader._consumer = Client()  # type: ignore[assignment]
+        reader._on_partition_error(KEY, KafkaError(KafkaError._AUTO_OFFSET_RESET, said))
+        [(_, message, detail)] = made.reporter.events
+        assert message == "Kafka says an error, reading goes on from the position"
+        assert "Partition log truncation detected" in detail
+        assert reader._unsure == {KEY}
+        assert places.cuts == [cut]
+
+
+def test_positions_that_are_refused_again_and_again_are_said_once(tmp_path: Path) -> None:
+    source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
+    receiver = KafkaReceiver(source)
+    with rig(tmp_path, receiver, start=False) as made:
+        reader = KafkaReader(receiver, source)
+        refused = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
+        for _ in range(9):
+            reader._on_commit(refused, [])
+        reader._on_commit(None, [])
+        for _ in range(9):
+            reader._on_commit(refused, [])
+        assert made.reporter.events == []
+        for _ in range(9):
+            reader._on_commit(refused, [])
+        [(_, message, _)] = made.reporter.events
+        assert message == "the broker does not take the group's positions"
+
+
+def test_what_the_fetching_client_says_is_said_as_the_consumer_s(tmp_path: Path) -> None:
+    source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g", options={"sasl.username": "somebody"})
+    receiver = KafkaReceiver(source)
+    with rig(tmp_path, receiver, start=False) as made:
+        reader = KafkaReader(receiver, source)
+        reader._consumer = Client()  # type: ignore[assignment]
+        reader._read_columns(Fetcher())  # type: ignore[arg-type]
+        assert [message for _, message, _ in made.reporter.events] == ["the Kafka client can't log in"]
+        assert "SASL authentication failed" in made.reporter.events[0][2]
+
+
+def test_the_client_s_own_lines_are_logged_once_in_a_while() -> None:
+    """A broker that is away is tried ten times a second."""
+    client_log = _ClientLog()
+    with capture_logs() as logged:
+        for number in range(100):
+            client_log.log(3, "Connect to %s failed (after %dms)", "127.0.0.1:9092", number)
+        client_log.log(3, "another")
+    assert [line["message"] for line in logged] == ["Connect to 127.0.0.1:9092 failed (after 0ms)", "another"]
+
+
+def test_a_broker_that_is_away_is_said_once_while_the_others_bring_records(tmp_path: Path) -> None:
+    source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
+    receiver = KafkaReceiver(source)
+    with rig(tmp_path, receiver, start=False) as made:
+        reader = KafkaReader(receiver, source)
+        for number in range(10):
+            refused = f"a.example:9092/2: Connect failed: Connection refused (after {number}ms in state CONNECT)"
+            reader._on_error(KafkaError(KafkaError._TRANSPORT, refused))
+            reader._note_answer()
+        reader._on_error(KafkaError(KafkaError._TRANSPORT, "b.example:9092/3: Connect failed"))
+        reader._on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
+        reader._on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
+        reader._note_answer()
+        messages = [message for _, message, _ in made.reporter.events]
+        assert messages[:3] == [*2 * ["a Kafka broker is away, or answers by an error"], "Kafka can't be reached"]
+        assert len(messages) == 4
+        assert messages[3].startswith("connected to")

@@ -1,0 +1,344 @@
+"""How streams become syslog messages, and messages columns."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from receiver_runtime.block_handler import DeadLetter
+from receiver_runtime.block_store.frame import DeadLetterReason
+from receiver_runtime.receivers.syslog.framing import SyslogFraming
+from receiver_runtime.receivers.syslog.parsing import parse
+
+if TYPE_CHECKING:
+    from receiver_runtime.receivers.framing import Taken
+
+TOO_LARGE = DeadLetterReason.RECORD_TOO_LARGE
+TRUNCATED = DeadLetterReason.TRUNCATED
+LIMIT = 20
+NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
+
+
+def micros(when: datetime) -> int:
+    return int(when.timestamp()) * 1_000_000
+
+
+def counted(message: bytes) -> bytes:
+    return b"%d %b" % (len(message), message)
+
+
+def run(pieces: list[bytes], *, clean: bool = True, limit: int = LIMIT) -> tuple[list[bytes], list[DeadLetter]]:
+    framing = SyslogFraming(timezone="UTC", max_record_bytes=limit, now=lambda: micros(NOW))
+    splitter = framing.open()
+    # What lies behind the piece in the buffer is from an earlier read.
+    takens: list[Taken] = [splitter.take(bytearray(piece + b"\n<1>old\n"), len(piece)) for piece in pieces]
+    takens.append(splitter.finish(clean=clean))
+    records: list[bytes] = []
+    letters: list[DeadLetter] = []
+    for taken in takens:
+        letters += taken.before
+        if taken.piece is not None:
+            cut = framing.cut([taken.piece])
+            assert cut.records is not None
+            cut.records.validate(full=True)
+            records += cut.records.column("raw").to_pylist()
+        letters += taken.after
+    return records, letters
+
+
+def model(stream: bytes, *, clean: bool = True, limit: int = LIMIT) -> tuple[list[bytes], int]:
+    """The same by the plainest Python: the messages, and how many went aside."""
+    records: list[bytes] = []
+    aside = 0
+    was_counted = False
+    while stream:
+        match = re.match(rb"([1-9][0-9]{0,8}) (.)", stream, re.DOTALL)
+        if match is not None and (match[2] == b"<" or was_counted):
+            was_counted = True
+            begin, size = match.end(1) + 1, int(match[1])
+            if len(stream) < begin + size:
+                return records, aside + 1
+            if size > limit:
+                aside += 1
+            else:
+                records.append(stream[begin : begin + size])
+            stream = stream[begin + size :]
+        elif was_counted and stream[:1] == b"\n":
+            stream = stream[1:]
+        else:
+            line, newline, rest = stream.partition(b"\n")
+            may_be_count = re.fullmatch(rb"[1-9][0-9]{0,8} ?", stream)
+            if not newline and (not clean or (may_be_count and was_counted)):
+                return records, aside + 1
+            was_counted = False
+            line = line.removesuffix(b"\r")
+            if len(line) > limit:
+                aside += 1
+            else:
+                records.append(line)
+            stream = rest
+    return records, aside
+
+
+FRAMES = st.one_of(
+    st.sampled_from(
+        [b"<1>a\n", b"<13>a b\r\n", b"12 monkeys\n", b"\n", b"7\n", b"123456789012 <1>\n", b"<1>" + b"x" * 30 + b"\n"]
+    ),
+    st.sampled_from(
+        [counted(b"<1>a"), counted(b"<1>a\nb"), counted(b"no"), counted(b"<1>" + b"y" * 30), counted(b"<1>z") + b"\n"]
+    ),
+    st.binary(max_size=6),
+)
+
+
+@given(st.lists(FRAMES, max_size=8).map(b"".join), st.lists(st.integers(0, 150), max_size=6), st.booleans())
+@example(b"5 <1>a", [1, 2, 3], True)  # noqa: FBT003
+@example(b"4 <1>a4 <1>b\n<1>c\n12", [], False)  # noqa: FBT003
+@example(b"x" * (LIMIT + 1), [], True)  # noqa: FBT003
+@example(counted(b"<1>a") + b"x" * (LIMIT + 9) + b"\n\n", [LIMIT + 10], True)  # noqa: FBT003
+@settings(max_examples=400, deadline=None)
+def test_a_stream_cut_in_any_way_gives_the_same(stream: bytes, cuts: list[int], clean: bool) -> None:
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    pieces = [stream[begin:end] for begin, end in pairwise(places) if begin < end]
+    records, letters = run(pieces, clean=clean)
+    wanted, aside = model(stream, clean=clean)
+    assert records == wanted
+    assert len(letters) == aside
+
+
+def test_both_framings_on_one_connection_and_newlines_in_a_counted_message() -> None:
+    stream = b"<1>a\r\n" + counted(b"<2>b\nc") + counted(b"<3>d") + b"<4>e\n9 lives\n" + counted(b"<5>f") + b"\n<6>g"
+    assert run([stream]) == ([b"<1>a", b"<2>b\nc", b"<3>d", b"<4>e", b"9 lives", b"<5>f", b"<6>g"], [])
+
+
+def test_what_is_too_large_or_breaks_off_goes_aside_and_the_rest_comes() -> None:
+    large = b"<1>" + b"x" * 40
+    records, letters = run([b"<1>a\n" + large + b"\n<1>b\n" + counted(large) + counted(b"<1>c") + b"9 <1>d"])
+    assert records == [b"<1>a", b"<1>b", b"<1>c"]
+    assert letters == [DeadLetter(TOO_LARGE, large), DeadLetter(TOO_LARGE, large), DeadLetter(TRUNCATED, b"9 <1>d")]
+
+
+def test_memory_is_bounded_by_the_limit() -> None:
+    splitter = SyslogFraming(timezone="UTC", max_record_bytes=1000).open()
+    for begin in (b"<1>", b"100000000 <1>"):
+        splitter.take(bytearray(begin), len(begin))
+        for _ in range(1000):
+            splitter.take(bytearray(b"x" * 500), 500)
+            assert len(splitter._held) <= 1500
+        splitter.finish(clean=False)
+
+
+def rows(*messages: bytes, timezone: str = "UTC", now: datetime = NOW) -> list[dict[str, Any]]:
+    data = b"\n".join(messages)
+    lengths = np.array([len(message) for message in messages], dtype=np.int64)
+    ends = np.cumsum(lengths + 1) - 1
+    columns = parse(data, ends - lengths, ends, received_at=micros(now), timezone=timezone)
+    for column in columns.values():
+        column.validate(full=True)
+    made: list[dict[str, Any]] = [
+        dict(zip(columns, values, strict=True))
+        for values in zip(*(column.to_pylist() for column in columns.values()), strict=True)
+    ]
+    assert [row.pop("raw") for row in made] == list(messages)
+    assert {row.pop("received_at") for row in made} == {now}
+    return [{name: value for name, value in row.items() if value is not None} for row in made]
+
+
+def named(priority: int, **values: object) -> dict[str, object]:
+    return {"priority": priority, "facility": priority // 8, "severity": priority % 8, **values}
+
+
+def test_rfc_5424_by_its_own_examples() -> None:
+    data = '[exampleSDID@32473 iut="3" eventSource="Application" eventID="1011"][examplePriority@32473 class="high"]'
+    assert rows(
+        b"<34>1 2003-10-11T22:14:15.003Z mymachine.example.com su - ID47 - \xef\xbb\xbf'su root' failed",
+        b"<165>1 2003-08-24T05:14:15.000003-07:00 192.0.2.1 myproc 8710 - - %% It's time to make the do-nuts.",
+        b"<165>1 2003-10-11T22:14:15.003Z mymachine.example.com evntslog - ID47 " + data.encode(),
+        b'<0>1 - - - - - [a b="]\\" [x] "] two\nlines',
+        b"<191>1 - - - - - -",
+    ) == [
+        named(
+            34,
+            version=1,
+            timestamp=datetime(2003, 10, 11, 22, 14, 15, 3000, tzinfo=UTC),
+            hostname="mymachine.example.com",
+            app_name="su",
+            msg_id="ID47",
+            message="'su root' failed",
+        ),
+        named(
+            165,
+            version=1,
+            timestamp=datetime(2003, 8, 24, 12, 14, 15, 3, tzinfo=UTC),
+            hostname="192.0.2.1",
+            app_name="myproc",
+            proc_id="8710",
+            message="%% It's time to make the do-nuts.",
+        ),
+        named(
+            165,
+            version=1,
+            timestamp=datetime(2003, 10, 11, 22, 14, 15, 3000, tzinfo=UTC),
+            hostname="mymachine.example.com",
+            app_name="evntslog",
+            msg_id="ID47",
+            structured_data=data,
+        ),
+        named(0, version=1, structured_data='[a b="]\\" [x] "]', message="two\nlines"),
+        named(191, version=1),
+    ]
+
+
+def test_rfc_3164_by_its_own_examples_and_what_is_sent_in_its_name() -> None:
+    def at(*place: int) -> datetime:
+        return datetime(*place, tzinfo=UTC)  # type: ignore[arg-type, misc]
+
+    assert rows(
+        b"<34>Oct 11 22:14:15 mymachine su: 'su root' failed for lonvick on /dev/pts/8",
+        b"<13>Feb  5 17:32:18 10.0.0.99 Use the BFG!",
+        b"<13>Mar 10 11:59:59 host cron[77]: (root) CMD x: y",
+        b"<13>Mar 10 11:59:59 cron[77]: no host",
+        b"<13>2026-03-10T12:59:59.5+01:00 host app: by rsyslog",
+        b"<13>tag: nothing else",
+        b"<13>only text [1]: here\r\n",
+        b"<13>\0",
+    ) == [
+        named(
+            34,
+            timestamp=at(2025, 10, 11, 22, 14, 15),
+            hostname="mymachine",
+            app_name="su",
+            message="'su root' failed for lonvick on /dev/pts/8",
+        ),
+        named(13, timestamp=at(2026, 2, 5, 17, 32, 18), hostname="10.0.0.99", message="Use the BFG!"),
+        named(
+            13,
+            timestamp=at(2026, 3, 10, 11, 59, 59),
+            hostname="host",
+            app_name="cron",
+            proc_id="77",
+            message="(root) CMD x: y",
+        ),
+        named(13, timestamp=at(2026, 3, 10, 11, 59, 59), app_name="cron", proc_id="77", message="no host"),
+        named(
+            13,
+            timestamp=at(2026, 3, 10, 11, 59, 59).replace(microsecond=500_000),
+            hostname="host",
+            app_name="app",
+            message="by rsyslog",
+        ),
+        named(13, app_name="tag", message="nothing else"),
+        named(13, message="only text [1]: here"),
+        named(13, message=""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "wanted"),
+    [
+        ((2026, 1, 1), b"Dec 31 23:59:59", (2025, 12, 31, 23, 59, 59)),
+        ((2025, 12, 31), b"Jan  1 00:00:01", (2026, 1, 1, 0, 0, 1)),
+        ((2026, 3, 10), b"Apr  1 00:00:00", (2026, 4, 1, 0, 0, 0)),
+        ((2026, 3, 10), b"May  1 00:00:00", (2025, 5, 1, 0, 0, 0)),
+        ((2028, 3, 1), b"Feb 29 10:00:00", (2028, 2, 29, 10, 0, 0)),
+    ],
+)
+def test_the_year_of_a_time_without_one(now: tuple[int, int, int], text: bytes, wanted: tuple[int, ...]) -> None:
+    [row] = rows(b"<13>" + text + b" h t: m", now=datetime(*now, 12, tzinfo=UTC))
+    assert row["timestamp"] == datetime(*wanted, tzinfo=UTC)  # type: ignore[arg-type, misc]
+
+
+def test_the_zone_of_a_time_without_one() -> None:
+    [summer, twice] = rows(
+        b"<13>Jul  1 12:00:00 h t: m",
+        b"<13>Oct 25 02:30:00 h t: m",
+        timezone="Europe/Berlin",
+        now=datetime(2026, 10, 26, tzinfo=UTC),
+    )
+    assert summer["timestamp"] == datetime(2026, 7, 1, 10, tzinfo=UTC)
+    assert twice["timestamp"] == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
+
+
+def test_what_can_not_be_parsed_is_a_row_with_its_reason() -> None:
+    assert rows(
+        b"",
+        b"no priority",
+        b"<192>x",
+        b"<1x>y",
+        b"<13>1 2026-01-01T00:00:00Z host app",
+        b'<13>1 - h a p m [x y="z] m',
+        b"<13>1 2026-02-30T00:00:00Z h a p m - text",
+        b"<13>1 yesterday h a p m - text",
+        b"<13>Feb 30 10:00:00 h t: m",
+        b"<13>Mar  1 10:00:00 h t: \xff\xfe m",
+        "<13>Mar  1 10:00:00 h t: ü".encode(),
+    ) == [
+        {"message": "", "parse_error": "no priority"},
+        {"message": "no priority", "parse_error": "no priority"},
+        {"message": "<192>x", "parse_error": "no priority"},
+        {"message": "<1x>y", "parse_error": "no priority"},
+        named(13, message="1 2026-01-01T00:00:00Z host app", parse_error="no RFC 5424 header"),
+        named(13, message='1 - h a p m [x y="z] m', parse_error="no RFC 5424 header"),
+        *(
+            named(
+                13,
+                version=1,
+                hostname="h",
+                app_name="a",
+                proc_id="p",
+                msg_id="m",
+                message="text",
+                parse_error="no such time",
+            )
+            for _ in range(2)
+        ),
+        named(13, hostname="h", app_name="t", message="m", parse_error="no such time"),
+        named(
+            13,
+            timestamp=datetime(2026, 3, 1, 10, tzinfo=UTC),
+            hostname="h",
+            app_name="t",
+            message="\ufffd\ufffd m",
+            parse_error="not UTF-8",
+        ),
+        named(13, timestamp=datetime(2026, 3, 1, 10, tzinfo=UTC), hostname="h", app_name="t", message="ü"),
+    ]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=40),
+            st.text(alphabet='<>1 -[]:"\\=aJn0T', max_size=60).map(lambda text: ("<13>" + text).encode()),
+            st.text(alphabet='<>1 -[]:"\\=aJn0T\n', max_size=60).map(lambda text: ("<13>1 - " + text).encode()),
+            st.text(alphabet="0123456789: -", max_size=20).map(lambda text: ("<13>Jan " + text).encode()),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_nothing_that_comes_breaks_it_and_no_message_touches_another(messages: list[bytes]) -> None:
+    together = rows(*messages)
+    assert together == [row for message in messages for row in rows(message)]
+    for message, row in zip(messages, together, strict=True):
+        assert row.get("message", "") in message.decode("utf-8", "replace")
+
+
+def test_datagrams_are_messages_each_and_one_that_is_too_large_goes_aside() -> None:
+    framing = SyslogFraming(timezone="UTC", max_record_bytes=LIMIT)
+    cut = framing.cut_datagrams([b"<13>a\n", b"<13>b\0", b"x" * 21, b"<13>c\nd"], ["::ffff:1.2.3.4", "::1", "h", "h"])
+    assert cut.records is not None
+    assert cut.records.select(["sender", "raw"]).to_pylist() == [
+        {"sender": "1.2.3.4", "raw": b"<13>a\n"},
+        {"sender": "::1", "raw": b"<13>b\0"},
+        {"sender": "h", "raw": b"<13>c\nd"},
+    ]
+    assert cut.dead_letters == [DeadLetter(TOO_LARGE, b"x" * 21)]
