@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from orchestration.spark.data_source import ForebayDataSource, ReadOptionError
+from orchestration.spark.block_reader import ReadOptionError
+from orchestration.spark.data_source import ForebayDataSource
 
 __all__ = ["ForebayDataSource", "ReadOptionError"]

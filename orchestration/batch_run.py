@@ -353,7 +353,8 @@ def _read(
     session: SparkSession, entry: Stream | Window, batch: Batch, settings: Settings, options: Mapping[str, str]
 ) -> DataFrame:
     from orchestration.spark.batch_reader import columns_of_stream  # noqa: PLC0415  as the next
-    from orchestration.spark.data_source import FORMAT, spark_schema  # noqa: PLC0415  loads pyspark
+    from orchestration.spark.block_reader import spark_schema  # noqa: PLC0415  loads pyspark
+    from orchestration.spark.data_source import FORMAT  # noqa: PLC0415  loads pyspark
 
     stream = entry.stream if isinstance(entry, Window) else entry
     columns = columns_of_stream(settings.require_database_url(), stream.name)

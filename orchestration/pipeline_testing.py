@@ -168,7 +168,7 @@ def _result(
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415  the light parts load no Spark
     from pyspark.sql.types import StructType  # noqa: PLC0415
 
-    from orchestration.spark.data_source import spark_schema  # noqa: PLC0415  as above
+    from orchestration.spark.block_reader import spark_schema  # noqa: PLC0415  as above
 
     def frame(entry: Stream | Window) -> DataFrame:
         if isinstance(entry, Window):

@@ -14,7 +14,7 @@ import dagster as dg
 from orchestration.pipeline import Pipeline
 from orchestration.settings import DatabaseUrlMissingError, Settings
 from orchestration.spark.executor_allocation import SCALING_INTERVAL, Bounds, decide, scaling
-from orchestration.spark.session import spark_master
+from orchestration.spark.session_configuration import spark_master
 from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError
 from tracker_store.pipelines import get_pipeline

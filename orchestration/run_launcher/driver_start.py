@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.modules import load_pipelines
-from orchestration.spark.session import WarmSession, load_spark, own_settings, shared_configuration
+from orchestration.spark.session import WarmSession, load_spark
+from orchestration.spark.session_configuration import own_settings, shared_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.spark.batch_reader import columns_of_stream
-from orchestration.spark.data_source import FORMAT, spark_schema
+from orchestration.spark.block_reader import spark_schema
+from orchestration.spark.data_source import FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import shutil
 import tempfile
@@ -25,6 +24,8 @@ import structlog
 
 from orchestration.java import find_java_home
 from orchestration.settings import Settings
+from orchestration.spark.class_archive_file import archive_file
+from orchestration.spark.session_configuration import JAVA_OPTIONS, JAVA_OPTIONS_KEY, session_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,25 +41,6 @@ _UNFINISHED = "making-"
 log = structlog.get_logger(__name__)
 
 
-def archive_file(directory: Path, java_home: Path) -> Path:
-    """Return where the archive of this Java and this Spark lies in `directory`, whether it is there or not."""
-    import pyspark  # noqa: PLC0415  takes a second, and a process that starts Spark has it anyway
-
-    java = java_home.resolve()
-    spark = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent).resolve()
-    parts = [str(java), _stamp(java / "release"), str(spark), *_jars(spark / "jars")]
-    return directory / f"classes-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.jsa"
-
-
-def options_to_use(file: Path) -> str:
-    """Return Java's options to start from an archive; empty where there is none."""
-    # The first would divide the file's name in two, the others the options.
-    if not file.is_file() or any(character in str(file) for character in ":\"' "):
-        return ""
-    # A damaged file is found before anything of it is used; that takes a tenth of a second.
-    return f"-XX:SharedArchiveFile={file} -XX:+VerifySharedSpaces"
-
-
 def options_to_make(file: Path) -> str:
     """Return Java's options to write an archive at the JVM's end."""
     return f"-XX:ArchiveClassesAtExit={file}"
@@ -66,8 +48,6 @@ def options_to_make(file: Path) -> str:
 
 def make(settings: Settings) -> Path | None:
     """Make the archive unless it is there; return it, or None where there is none afterwards. Takes minutes."""
-    from orchestration.spark.session import JAVA_OPTIONS, JAVA_OPTIONS_KEY, session_configuration  # noqa: PLC0415
-
     if session_configuration(settings).get(JAVA_OPTIONS_KEY) != JAVA_OPTIONS:
         log.info("no archive of Spark's classes: the JVM is a Connect server's, or has options of yours")
         return None
@@ -105,7 +85,7 @@ def _run_spark(settings: Settings, archive: Path) -> None:
 
     from orchestration.modules import load_pipelines  # noqa: PLC0415
     from orchestration.run_launcher.warm_up import warm_up  # noqa: PLC0415
-    from orchestration.spark.session import JAVA_OPTIONS, JAVA_OPTIONS_KEY, spark_session  # noqa: PLC0415
+    from orchestration.spark.session import spark_session  # noqa: PLC0415
 
     session = spark_session(
         settings,
@@ -139,22 +119,6 @@ def _only_maker(directory: Path) -> Iterator[bool]:
             yield False
         else:
             yield True
-
-
-def _stamp(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _jars(directory: Path) -> list[str]:
-    """What Java compares of each: where one was installed anew it refuses the archive, were the jar the same."""
-    try:
-        found = [(jar.name, jar.stat()) for jar in directory.iterdir()]
-    except OSError:
-        return []
-    return sorted(f"{name} {status.st_size} {int(status.st_mtime)}" for name, status in found)
 
 
 def _end_with_parent() -> None:

@@ -2,186 +2,27 @@
 
 Options: `pipeline` and `batch_time` (ISO 8601) name the batch, `stream` the input; with `window_seconds` it is the
 blocks of all batches of the time that ends with the batch. `spark.readStream` has options of its own
-(`stream_reader`). `database_url` and `block_store` default to the
-environment's (`FOREBAY_DATABASE_URL`, …). The planner asks the driver log once, also which store the block store must
-be; a task reads files and nothing else, and verifies every block's checksum. Python workers load this module: it loads
-no Dagster.
+(`stream_reader`). `database_url` and `block_store` default to the environment's (`FOREBAY_DATABASE_URL`, …). The
+planner asks the driver log once, also which store the block store must be; what it plans is read by `block_reader`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from receiver_runtime.block_store.columns import arrow_schema, fitted
+from orchestration.spark.block_reader import ForebayReader, ReadOptionError, spark_schema
+from orchestration.spark.stream_reader import ForebayStreamReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pyspark.sql.datasource import DataSourceStreamReader
     from pyspark.sql.types import StructType
-
-    from receiver_runtime.block_store.interface import BlockStore
-    from tracker_store.received_block_tracker import AllocatedBlock
 
 FORMAT = "forebay"
 
 _OF_A_BATCH = ("pipeline", "batch_time")
-
-# Several small blocks make one task: starting a task costs more than reading a few MiB.
-PARTITION_BYTES = 32 * 1024 * 1024
-
-_SPARK_TYPES = {
-    "bool": "BOOLEAN",
-    "int8": "TINYINT",
-    "int16": "SMALLINT",
-    "int32": "INT",
-    "int64": "BIGINT",
-    # The next larger, since Spark's are signed.
-    "uint8": "SMALLINT",
-    "uint16": "INT",
-    "uint32": "BIGINT",
-    "float": "FLOAT",
-    "double": "DOUBLE",
-    "date32[day]": "DATE",
-    "string": "STRING",
-    "large_string": "STRING",
-    "binary": "BINARY",
-    "large_binary": "BINARY",
-}
-
-
-class ReadOptionError(ValueError):
-    """An option of the `forebay` format is missing or wrong."""
-
-
-def spark_schema(columns: Sequence[tuple[str, str]]) -> str:
-    """Columns of (name, Arrow type) as Spark's DDL."""
-    return ", ".join(f"{_quoted(field.name)} {_spark_type(field.type)}" for field in arrow_schema(columns))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _spark_type(kind: pa.DataType) -> str:
-    if pa.types.is_timestamp(kind):
-        return "TIMESTAMP" if kind.tz else "TIMESTAMP_NTZ"
-    if pa.types.is_decimal(kind):
-        return f"DECIMAL({kind.precision}, {kind.scale})"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"ARRAY<{_spark_type(kind.value_type)}>"
-    if pa.types.is_map(kind):
-        return f"MAP<{_spark_type(kind.key_type)}, {_spark_type(kind.item_type)}>"
-    if pa.types.is_struct(kind):
-        return f"STRUCT<{', '.join(f'{_quoted(field.name)}: {_spark_type(field.type)}' for field in kind)}>"
-    return _SPARK_TYPES[str(kind)]
-
-
-@dataclass
-class BlockPartition(InputPartition):
-    """The blocks of one task, as (path, offset, length, crc32c, ephemeral).
-
-    `expected` are the identities of the block store's roots, by name: see ``open_block_store``.
-    """
-
-    blocks: list[tuple[str, int, int, int, bool]]
-    expected: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def __init__(
-        self, blocks: list[tuple[str, int, int, int, bool]], expected: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
-        super().__init__(0)
-        self.blocks = blocks
-        self.expected = expected or {}
-
-
-def partitions_of(
-    blocks: Sequence[AllocatedBlock],
-    target_bytes: int = PARTITION_BYTES,
-    *,
-    expected: Mapping[str, Sequence[str]] | None = None,
-) -> list[BlockPartition]:
-    """Group blocks, in order, into tasks of about `target_bytes` of stored bytes, at least one block each."""
-    partitions: list[BlockPartition] = []
-    size = 0
-    for block in blocks:
-        handle = block.handle
-        if not partitions or size + handle.length > target_bytes:
-            partitions.append(BlockPartition([], expected))
-            size = 0
-        partitions[-1].blocks.append((block.path, handle.offset, handle.length, handle.crc32c, block.ephemeral))
-        size += handle.length
-    return partitions
-
-
-class ForebayReader(DataSourceReader):
-    """Plans on the driver log, reads from the block store."""
-
-    def __init__(self, options: dict[str, str], schema: pa.Schema | None = None) -> None:
-        """`options` are the format's, checked; blocks of any version are made to fit `schema`, None: as they are."""
-        self._options = options
-        self._schema = schema
-
-    def __getstate__(self) -> dict[str, object]:
-        """What travels to the tasks: they read files, so the driver log's password stays with the planner."""
-        options = {name: value for name, value in self._options.items() if name != "database_url"}
-        return {"_options": options, "_schema": self._schema}
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """One partition per group of blocks; a stream with nothing in the batch has one that is empty."""
-        from orchestration.spark.batch_reader import blocks_of_input  # noqa: PLC0415  tasks need no SQLAlchemy
-
-        window = self._options.get("window_seconds")
-        blocks, expected = blocks_of_input(
-            self._options.get("database_url"),
-            block_store=self._options["block_store"],
-            pipeline=self._options["pipeline"],
-            batch_time=datetime.fromisoformat(self._options["batch_time"]),
-            stream=self._options["stream"],
-            window=None if window is None else timedelta(seconds=float(window)),
-        )
-        only = self._options.get("only_blocks")
-        if only is not None:
-            wanted = set(only.split(","))
-            blocks = [block for block in blocks if f"{block.receiver_id}:{block.sequence}" in wanted]
-        return partitions_of(blocks, expected=expected) or [BlockPartition([])]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The record batches of the partition's blocks, in order.
-
-        A block that was never synced and is lost is passed over: the batch's run counts it (``lost_blocks``).
-        """
-        from receiver_runtime.block_store.replica_notes import NotingListener  # noqa: PLC0415
-        from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
-
-        if not isinstance(partition, BlockPartition):
-            message = f"a partition of another reader: {type(partition).__name__}"
-            raise TypeError(message)
-        noted = NotingListener()
-        store = open_block_store(self._options["block_store"], expected=partition.expected, listener=noted)
-        try:
-            yield from self._read(store, partition)
-        finally:
-            noted.leave(store)
-
-    def _read(self, store: BlockStore, partition: BlockPartition) -> Iterator[pa.RecordBatch]:
-        from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError  # noqa: PLC0415
-
-        for path, offset, length, crc32c, ephemeral in partition.blocks:
-            try:
-                batches = store.read_batches(path, offset, length, crc32c)
-            except (BlockMissingError, BlockCorruptError) as error:
-                # The same that the run counts, and no other.
-                if ephemeral and (isinstance(error, BlockMissingError) or store.crash_may_spoil):
-                    continue
-                raise
-            yield from batches if self._schema is None else map(fitted(self._schema), batches)
 
 
 class ForebayDataSource(DataSource):
@@ -221,6 +62,4 @@ class ForebayDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """A named reader of the stream, for `spark.readStream`."""
-        from orchestration.spark.stream_reader import ForebayStreamReader  # noqa: PLC0415  which needs this module
-
         return ForebayStreamReader(self._checked_options("reader"), to_arrow_schema(schema, timezone="UTC"))

@@ -16,43 +16,29 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestration.spark.executor_allocation import MAX_EXECUTORS, has_executors
+from orchestration.spark.session_configuration import (
+    JAVA_OPTIONS,
+    JAVA_OPTIONS_KEY,
+    MASTER,
+    PYTHON,
+    REMOTE,
+    session_configuration,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pyspark.sql import SparkSession
 
-    from orchestration.pipeline import Pipeline
     from orchestration.settings import Settings
 
 log = structlog.get_logger(__name__)
-
-# A batch is small and short: a cold JVM gains more from a fast start than from its optimising compiler.
-JAVA_OPTIONS_KEY = "spark.driver.extraJavaOptions"
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.net.preferIPv4Stack=true"
-
-_CONFIGURATION = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "4",
-    # Between the JVM and its Python workers: a fifth of the time of reading blocks went to TCP.
-    "spark.python.unix.domain.socket.enabled": "true",
-    JAVA_OPTIONS_KEY: JAVA_OPTIONS,
-}
-# Workers on other machines connect to the driver; those of a local master are its own threads.
-_LOCAL_CONFIGURATION = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-_MASTER = "spark.master"
-_REMOTE = "spark.remote"
-_CONNECT = "sc://"
-# Which Python the workers run; unless it is named, the one that we are.
-_PYTHON = "spark.pyspark.python"
 
 _MODULES = (
     "pyspark.sql",
     "orchestration.java",
     "orchestration.spark.batch_reader",
-    "orchestration.spark.class_archive",
+    "orchestration.spark.class_archive_file",
     "orchestration.spark.data_source",
     "orchestration.spark.shipping",
     "orchestration.spark.worker_python",
@@ -74,7 +60,7 @@ def spark_session(
     from pyspark.sql import SparkSession  # noqa: PLC0415  the light parts of this package load no Spark
 
     from orchestration.java import find_java_home  # noqa: PLC0415
-    from orchestration.spark.class_archive import archive_file, options_to_use  # noqa: PLC0415
+    from orchestration.spark.class_archive_file import archive_file, options_to_use  # noqa: PLC0415
     from orchestration.spark.data_source import ForebayDataSource  # noqa: PLC0415
     from orchestration.spark.shipping import code_archive  # noqa: PLC0415
     from orchestration.spark.worker_python import worker_python  # noqa: PLC0415
@@ -86,7 +72,7 @@ def spark_session(
         _set_what_may_be(active, configuration or {})
         return active
     wanted = session_configuration(settings, configuration)
-    if active is None and _REMOTE not in wanted:
+    if active is None and REMOTE not in wanted:
         java_home = find_java_home(settings.home.absolute() / "java")
         os.environ["JAVA_HOME"] = str(java_home)
         if settings.class_archive and wanted[JAVA_OPTIONS_KEY] == JAVA_OPTIONS:
@@ -97,18 +83,18 @@ def spark_session(
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in paths if path and path != root)])
         # On a cluster the command is one that its workers' machines have.
-        is_local = wanted[_MASTER].startswith("local")
+        is_local = wanted[MASTER].startswith("local")
         python = worker_python(settings.home.absolute() / "spark") if is_local else sys.executable
         # The first is what looks for data sources in the driver.
         os.environ["PYSPARK_DRIVER_PYTHON"] = python
-        os.environ["PYSPARK_PYTHON"] = wanted.get(_PYTHON, python)
+        os.environ["PYSPARK_PYTHON"] = wanted.get(PYTHON, python)
     builder = SparkSession.builder.appName(application)
     for key, value in wanted.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    if _REMOTE in wanted:
+    if REMOTE in wanted:
         session.addArtifacts(str(code_archive(settings.home.absolute() / "spark")), pyfile=True)
-    elif not wanted[_MASTER].startswith("local"):
+    elif not wanted[MASTER].startswith("local"):
         session.sparkContext.addPyFile(str(code_archive(settings.home.absolute() / "spark")))
     session.dataSource.register(ForebayDataSource)
     return session
@@ -137,46 +123,6 @@ def _set_what_may_be(session: SparkSession, configuration: Mapping[str, str]) ->
             "build_definitions(spark=...), or name them in its FOREBAY_SPARK_CONFIGURATION",
             keys=sorted(other),
         )
-
-
-def shared_configuration(pipelines: Iterable[Pipeline]) -> dict[str, str]:
-    """What a session that runs batches of several pipelines is made with: of each setting the first that names it.
-
-    Where they differ it is said; each pipeline's runs are given their own of what may be set in a session that runs.
-    """
-    shared: dict[str, str] = {}
-    differ: set[str] = set()
-    for pipeline in pipelines:
-        differ |= {key for key, value in pipeline.spark_configuration.items() if shared.get(key, value) != value}
-        shared = {**pipeline.spark_configuration, **shared}
-    if differ:
-        log.warning("the pipelines' Spark settings differ, and a batch driver has one session", keys=sorted(differ))
-    return shared
-
-
-def own_settings(pipelines: Iterable[Pipeline]) -> set[str]:
-    """The settings that are not the same for each of the pipelines: one that names none must not get another's."""
-    each = [pipeline.spark_configuration for pipeline in pipelines]
-    keys = {key for configuration in each for key in configuration}
-    return {key for key in keys if len({configuration.get(key) for configuration in each}) > 1}
-
-
-def session_configuration(settings: Settings, configuration: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Everything that a session is configured with, its master (or Connect's address) included."""
-    asked = {**settings.spark_configuration, **(configuration or {})}
-    if _MASTER not in asked and _REMOTE not in asked:
-        asked[_REMOTE if settings.spark_master.startswith(_CONNECT) else _MASTER] = settings.spark_master
-    if _REMOTE in asked:
-        # The driver is the server's: what belongs to it is refused from here.
-        return {key: value for key, value in asked.items() if key != _MASTER}
-    local = _LOCAL_CONFIGURATION if asked[_MASTER].startswith("local") else {}
-    return {**_CONFIGURATION, **local, **asked}
-
-
-def spark_master(settings: Settings, configuration: Mapping[str, str] | None = None) -> str:
-    """Where a session of these settings runs: a master, or a Connect server's address."""
-    wanted = session_configuration(settings, configuration)
-    return wanted.get(_MASTER) or wanted[_REMOTE]
 
 
 def hold_executors(session: SparkSession, executors: int) -> None:
@@ -239,7 +185,7 @@ class WarmSession:
             else:
                 self.session.conf.unset(key)
         # A Connect server's jobs have tags and no groups.
-        self._remote = _REMOTE in session_configuration(settings, configuration)
+        self._remote = REMOTE in session_configuration(settings, configuration)
         self.session.conf.set(_WARM_KEY, "true")
         self._conf = dict(self.session.conf.getAll)
 

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from orchestration.spark.data_source import ForebayReader, ReadOptionError, partitions_of
+from orchestration.spark.block_reader import ForebayReader, ReadOptionError, partitions_of
 from tracker_store.readers import ReaderStart
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestration.spark.executor_allocation import executor_configuration, has_executors
-from orchestration.spark.session import spark_master
+from orchestration.spark.session_configuration import spark_master
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError
 from tracker_store.scaling import scaling_decision

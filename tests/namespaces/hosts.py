@@ -20,7 +20,7 @@ import sqlalchemy as sa
 import structlog
 
 from forebay.sources import CustomSource
-from orchestration.spark.data_source import ForebayReader
+from orchestration.spark.block_reader import ForebayReader
 from receiver_runtime.block_store.stores import open_block_store
 from tests.faults.driver_log_server import DriverLogServer
 from tests.namespaces.acking import AckedSource

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from pika.frame import Method
     from pika.spec import Basic
 
+    from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.amqp.client import DecodedProperties
-    from receiver_runtime.receivers.amqp.receiver import AmqpReceiver
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
     from receiver_runtime.sources.amqp import Amqp
 
@@ -58,7 +58,7 @@ class AmqpConsumerError(ConnectionError):
 class AmqpReader:
     """See the module. ``start`` and ``stop`` once."""
 
-    def __init__(self, receiver: AmqpReceiver, source: Amqp) -> None:
+    def __init__(self, receiver: Receiver, source: Amqp) -> None:
         self._receiver = receiver
         self._supervisor = receiver.supervisor
         self._source = source

@@ -33,7 +33,8 @@ from receiver_runtime.receivers.http.bodies import ENCODINGS, decompressed
 from receiver_runtime.receivers.http.cloud_events import permission
 from receiver_runtime.receivers.http.pushed import MOST_REJECTED, Pushed, PushRefusedError, header
 from receiver_runtime.receivers.http.records import Plain
-from receiver_runtime.receivers.http.routes import STREAM_PATH, Answered, Refused, Reply, refuse_by_problem
+from receiver_runtime.receivers.http.route import Answered, Refused, Reply, refuse_by_problem
+from receiver_runtime.receivers.http.routes import STREAM_PATH
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.http.acknowledgement import Acknowledgement
     from receiver_runtime.receivers.http.buffering import BufferedHandOver
     from receiver_runtime.receivers.http.pushed import Headers
-    from receiver_runtime.receivers.http.routes import Route
+    from receiver_runtime.receivers.http.route import Route
     from receiver_runtime.sources.http import Http
 
 _log = structlog.get_logger(__name__)

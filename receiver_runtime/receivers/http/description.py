@@ -15,7 +15,7 @@ from receiver_runtime.receivers.http.routes import STREAM_PATH
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from receiver_runtime.receivers.http.routes import Route
+    from receiver_runtime.receivers.http.route import Route
     from receiver_runtime.sources.http import Http
 
 Json = dict[str, Any]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from receiver_runtime.receivers.http.otlp_answers import JSON, PROTOBUF, answer_type, exported, status
 from receiver_runtime.receivers.http.otlp_logs import parse_logs
 from receiver_runtime.receivers.http.pushed import Headers, Pushed, media_type
-from receiver_runtime.receivers.http.routes import Reply, Route
+from receiver_runtime.receivers.http.route import Reply, Route
 
 if TYPE_CHECKING:
-    from receiver_runtime.receivers.http.routes import Answered, Refused
+    from receiver_runtime.receivers.http.route import Answered, Refused
     from receiver_runtime.sources.http import Http
 
 LOGS_PATH = "/v1/logs"

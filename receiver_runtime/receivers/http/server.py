@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from receiver_runtime.receiver import Receiver
-    from receiver_runtime.receivers.http.routes import Route
+    from receiver_runtime.receivers.http.route import Route
     from receiver_runtime.sources.http import Http
 
 _log = structlog.get_logger(__name__)

@@ -30,7 +30,7 @@ from tracker_store.schema import LinkKind
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
+    from receiver_runtime.receiver import Receiver
     from receiver_runtime.sources.kafka import Kafka, Option
     from tracker_store.blocks import Position
 
@@ -85,9 +85,7 @@ class KafkaPlaces:
         settings: of the consumer.
     """
 
-    def __init__(
-        self, receiver: KafkaReceiver, source: Kafka, consumer: Consumer, settings: Mapping[str, Option]
-    ) -> None:
+    def __init__(self, receiver: Receiver, source: Kafka, consumer: Consumer, settings: Mapping[str, Option]) -> None:
         self._receiver = receiver
         self._supervisor = receiver.supervisor
         self._source = source

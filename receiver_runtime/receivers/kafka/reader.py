@@ -44,11 +44,11 @@ from tracker_store.blocks import NewBlock, OffsetLink
 from tracker_store.errors import OffsetConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from receiver_runtime.receivers.kafka.receiver import KafkaReceiver
+    from receiver_runtime.receiver import Receiver
     from receiver_runtime.sources.kafka import Kafka, Option
 
 _log = structlog.get_logger(__name__)
@@ -90,10 +90,20 @@ class _UnderWay:
 
 
 class KafkaReader:
-    """See the module. ``start`` and ``stop`` once."""
+    """See the module. ``start`` and ``stop`` once.
 
-    def __init__(self, receiver: KafkaReceiver, source: Kafka, library: Library | None = None) -> None:
+    ``library``, where there is one, fetches; ``on_library_failure`` is called when it did not do what is relied on.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        source: Kafka,
+        library: Library | None = None,
+        on_library_failure: Callable[[], None] = lambda: None,
+    ) -> None:
         self._receiver = receiver
+        self._on_library_failure = on_library_failure
         self._supervisor = receiver.supervisor
         self._source = source
         self._library = library
@@ -163,7 +173,7 @@ class KafkaReader:
                 self._consumer.subscribe(self._source.subscription, on_assign=self._on_unreliable_assign)
                 self._read_unreliably()
         except LibraryError as error:
-            self._receiver.read_objects()
+            self._on_library_failure()
             self._receiver.restart("records are read as objects from now on", error)
         except OutOfRangeError as error:
             self._receiver.stop("what is to be read next is not on the broker", error)

@@ -35,8 +35,9 @@ class KafkaReceiver(RunReceiver):
 
     def make_run(self) -> KafkaReader:
         """Its stop returns when what it handed on is registered, and it has left its group."""
-        return KafkaReader(self, self._source, None if self._as_objects else open_library())
+        library = None if self._as_objects else open_library()
+        return KafkaReader(self, self._source, library, on_library_failure=self._read_objects)
 
-    def read_objects(self) -> None:
+    def _read_objects(self) -> None:
         """At the next start, and from then on."""
         self._as_objects = True

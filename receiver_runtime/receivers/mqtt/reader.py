@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from paho.mqtt.properties import Properties
     from paho.mqtt.reasoncodes import ReasonCode
 
+    from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
-    from receiver_runtime.receivers.mqtt.receiver import MqttReceiver
     from receiver_runtime.receivers.mqtt.session import Held, MqttSession
     from receiver_runtime.sources.mqtt import Mqtt
 
@@ -67,7 +67,7 @@ class MqttConnectionError(ConnectionError):
 class MqttReader:
     """See the module. ``start`` and ``stop`` once."""
 
-    def __init__(self, receiver: MqttReceiver, source: Mqtt, session: MqttSession) -> None:
+    def __init__(self, receiver: Receiver, source: Mqtt, session: MqttSession) -> None:
         self._receiver = receiver
         self._supervisor = receiver.supervisor
         self._source = source

@@ -19,7 +19,6 @@ import contextlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +39,9 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.js.api import ConsumerInfo
 
+    from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
-    from receiver_runtime.receivers.nats.receiver import NatsJetStreamReceiver
+    from receiver_runtime.receivers.nats.session import KnownConsumer
     from receiver_runtime.sources.nats_jetstream import NatsJetStream
 
 _log = structlog.get_logger(__name__)
@@ -68,21 +68,10 @@ class NatsError(ConnectionError):
     """The server ended the connection, or what was asked of it."""
 
 
-@dataclass(slots=True)
-class KnownConsumer:
-    """What was seen of the consumer last: for when it is gone. Outlives readers.
-
-    ``made`` is the stream's time of making, None before the first look; all up to ``acknowledged`` was.
-    """
-
-    made: datetime | None = None
-    acknowledged: int = 0
-
-
 class NatsReader:
     """See the module. ``start`` and ``stop`` once."""
 
-    def __init__(self, receiver: NatsJetStreamReceiver, source: NatsJetStream, known: KnownConsumer) -> None:
+    def __init__(self, receiver: Receiver, source: NatsJetStream, known: KnownConsumer) -> None:
         self._receiver = receiver
         self._supervisor = receiver.supervisor
         self._source = source

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from receiver_runtime.receivers.missing_client import missing_client
+from receiver_runtime.receivers.nats.session import KnownConsumer
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.nats_jetstream import NatsJetStream
 
 try:
-    from receiver_runtime.receivers.nats.reader import KnownConsumer, NatsReader
+    from receiver_runtime.receivers.nats.reader import NatsReader
 except ModuleNotFoundError as error:
     raise missing_client(error, "nats_jetstream", "nats-py", "nats", "nats") from error
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
+    from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
-    from receiver_runtime.receivers.redis.receiver import RedisStreamsReceiver
     from receiver_runtime.sources.redis_streams import RedisStreams
 
 _log = structlog.get_logger(__name__)
@@ -55,7 +55,7 @@ _PAUSE_SECONDS = 0.01
 class RedisReader:
     """See the module. ``start`` and ``stop`` once."""
 
-    def __init__(self, receiver: RedisStreamsReceiver, source: RedisStreams, known_groups: set[str]) -> None:
+    def __init__(self, receiver: Receiver, source: RedisStreams, known_groups: set[str]) -> None:
         self._receiver = receiver
         self._supervisor = receiver.supervisor
         self._source = source

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from orchestration.settings import Settings
 from orchestration.spark.executor_allocation import executor_configuration
-from orchestration.spark.session import hold_executors, spark_master, spark_session
+from orchestration.spark.session import hold_executors, spark_session
+from orchestration.spark.session_configuration import spark_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,8 @@ import pytest
 from orchestration.java import find_java_home
 from orchestration.settings import Settings
 from orchestration.spark import class_archive
-from orchestration.spark.class_archive import archive_file, make, options_to_use
+from orchestration.spark.class_archive import make
+from orchestration.spark.class_archive_file import archive_file, options_to_use
 from tests.state_directory import state_directory
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles, ReadMaxRows
 
 from orchestration.spark import stream_reader
-from orchestration.spark.data_source import BlockPartition, ReadOptionError
+from orchestration.spark.block_reader import BlockPartition, ReadOptionError
 from orchestration.spark.stream_reader import MAX_BLOCKS, MAX_RECORDS, ForebayStreamReader
 from tests.driver_log import Log, make_log
 from tracker_store.cleanup import clean_up_receiver

@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
-from orchestration.spark.session import WarmSession, own_settings, shared_configuration, spark_session
+from orchestration.spark.session import WarmSession, spark_session
+from orchestration.spark.session_configuration import own_settings, shared_configuration
 from tests.polling import eventually
 from tests.state_directory import state_directory
 

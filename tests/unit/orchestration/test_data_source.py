@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestration.spark.data_source import BlockPartition, ForebayReader, partitions_of, spark_schema
+from orchestration.spark.block_reader import BlockPartition, ForebayReader, partitions_of, spark_schema
 from receiver_runtime.block_store import stores
 from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError, StoreUnavailableError
 from receiver_runtime.block_store.local import LocalBlockStore

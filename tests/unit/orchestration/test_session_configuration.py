@@ -18,7 +18,7 @@ from orchestration.modules import load_pipelines
 from orchestration.pipeline import Pipeline
 from orchestration.settings import Settings
 from orchestration.spark import shipping
-from orchestration.spark.session import session_configuration, shared_configuration, spark_master
+from orchestration.spark.session_configuration import session_configuration, shared_configuration, spark_master
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
