@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _ROOT = Path(__file__).parents[1]
-# A batch of 13 inputs takes two to three seconds whatever it holds.
+# A batch of 13 inputs takes some seconds whatever it holds.
 _INTERVAL_SECONDS = 5
 _START_SECONDS = 300.0
 _STOP_SECONDS = 150.0
+_WARM_BATCHES = 5
 _SAMPLE_SECONDS = 10.0
 _FIRST_RATE = 2_000.0
 _STEP_SECONDS = 30.0
@@ -220,11 +221,18 @@ def _make_topic(servers: str) -> None:
     admin.create_topics([NewTopic(TOPIC, 2 * EACH, 1)])[TOPIC].result(60)
 
 
+def _warm_up(system: System) -> None:
+    """Offer little until Spark has done some batches: the first takes half a minute."""
+    system.senders.set_rate(_FIRST_RATE / 4)
+    deadline = time.monotonic() + _START_SECONDS
+    while len(system.latencies(_START_SECONDS)) < _WARM_BATCHES:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{_WARM_BATCHES} batches were not done within {_START_SECONDS:g} s")
+        time.sleep(1)
+
+
 def _ceiling(system: System, report: Report, step_seconds: float) -> float:
     """Double the rate until it is not kept up with, then halve the way between; return the highest that was."""
-    # Spark warms up, each receiver begins.
-    system.senders.set_rate(_FIRST_RATE / 4)
-    time.sleep(step_seconds)
     kept, rate = 0.0, _FIRST_RATE
     while _keeps_up(system, report, rate, step_seconds):
         kept, rate = rate, 2 * rate
@@ -363,6 +371,7 @@ def main() -> int:
         home.chmod(0o711)
         report = Report("endurance", machine(receivers=4 * EACH))
         with _running(home, _INTERVAL_SECONDS) as system:
+            _warm_up(system)
             rate = arguments.rate
             if rate is None:
                 report.section("the ceiling")

@@ -2,32 +2,9 @@
 
 from __future__ import annotations
 
-from receiver_runtime.sources.amqp import Amqp
-from receiver_runtime.sources.custom import CustomSource
-from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
-from receiver_runtime.sources.http import Http
-from receiver_runtime.sources.kafka import Kafka
-from receiver_runtime.sources.mqtt import Mqtt
-from receiver_runtime.sources.nats_jetstream import NatsJetStream
-from receiver_runtime.sources.raw_socket import RawSocket
-from receiver_runtime.sources.redis_streams import RedisStreams
-from receiver_runtime.sources.socket_text import SocketText
-from receiver_runtime.sources.syslog import Syslog
+from receiver_runtime.sources import kinds
+from receiver_runtime.sources.kinds import *  # noqa: F403  the one list of them
 from receiver_runtime.sources.tcp import Tls
 
-__all__ = [
-    "Amqp",
-    "CustomSource",
-    "FileLines",
-    "FollowedFiles",
-    "Http",
-    "Kafka",
-    "Mqtt",
-    "NatsJetStream",
-    "RawSocket",
-    "RedisStreams",
-    "SocketText",
-    "Syslog",
-    "Tls",
-    "WholeFiles",
-]
+__all__ = ["Tls"]
+__all__ += kinds.__all__

@@ -10,38 +10,18 @@ from receiver_runtime.sources.base import SourceError
 from receiver_runtime.sources.custom import CustomSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from receiver_runtime.sources.base import Source
-
-#: Each kind's receiver as (module, class); a module may load its broker's client.
-_RECEIVERS: Mapping[str, tuple[str, str]] = {
-    "amqp": ("receiver_runtime.receivers.amqp.receiver", "AmqpReceiver"),
-    "file_lines": ("receiver_runtime.receivers.files.receiver", "FileLinesReceiver"),
-    "followed_files": ("receiver_runtime.receivers.files.receiver", "FollowedFilesReceiver"),
-    "http": ("receiver_runtime.receivers.http.receiver", "HttpReceiver"),
-    "kafka": ("receiver_runtime.receivers.kafka.receiver", "KafkaReceiver"),
-    "mqtt": ("receiver_runtime.receivers.mqtt.receiver", "MqttReceiver"),
-    "nats_jetstream": ("receiver_runtime.receivers.nats.receiver", "NatsJetStreamReceiver"),
-    "raw_socket": ("receiver_runtime.receivers.sockets.raw", "RawSocketReceiver"),
-    "redis_streams": ("receiver_runtime.receivers.redis.receiver", "RedisStreamsReceiver"),
-    "socket_text": ("receiver_runtime.receivers.sockets.text", "SocketTextReceiver"),
-    "syslog": ("receiver_runtime.receivers.syslog.receiver", "SyslogReceiver"),
-    "whole_files": ("receiver_runtime.receivers.files.receiver", "WholeFilesReceiver"),
-}
 
 
 def make_receiver(source: Source) -> Receiver:
     """A receiver for a source, not yet attached.
 
     Raises:
-        SourceError: a kind that nothing reads, or a class of the user's that is not here or can't be made.
+        SourceError: its client is not installed, or a class of the user's is not here or can't be made.
     """
     if isinstance(source, CustomSource):
         return _make_custom(source)
-    if source.kind not in _RECEIVERS:
-        raise SourceError(f"kind: nothing here receives from {source.kind!r}: upgrade this host's Forebay")
-    module, name = _RECEIVERS[source.kind]
+    module, _, name = source.receiver_class.partition(":")
     made: Receiver = getattr(importlib.import_module(module), name)(source)
     return made
 

@@ -60,6 +60,7 @@ class Amqp(Source):
     source_rule: ClassVar[SourceRule] = SourceRule.SENT_AGAIN
     needs_extra: ClassVar[str | None] = "amqp"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.amqp.receiver:AmqpReceiver"
 
     kind: Literal["amqp"] = "amqp"
     host: Annotated[str, Field(min_length=1)]

@@ -77,6 +77,7 @@ class FollowedFiles(_Files):
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.receiver:FollowedFilesReceiver"
 
     kind: Literal["followed_files"] = "followed_files"
     exclude: tuple[str, ...] = ()
@@ -176,6 +177,7 @@ class FileLines(_ArrivingFiles):
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.receiver:FileLinesReceiver"
 
     kind: Literal["file_lines"] = "file_lines"
     encoding: Literal["utf-8", "ascii", "latin-1"] = "utf-8"
@@ -194,6 +196,7 @@ class WholeFiles(_ArrivingFiles):
         ("path", "string"),
         ("modified_at", "timestamp[ms, tz=UTC]"),
     )
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.files.receiver:WholeFilesReceiver"
 
     kind: Literal["whole_files"] = "whole_files"
     max_record_bytes: Annotated[Size, Field(ge=1, le=_LARGEST_RECORD)] = 16 * 2**20

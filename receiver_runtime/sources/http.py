@@ -65,6 +65,7 @@ class Http(Source):
     # Of what was answered 202: nobody sends it again. Each block that is to be answered 200 says its own rule.
     source_rule: ClassVar[SourceRule] = SourceRule.NOT_SENT_AGAIN
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.http.receiver:HttpReceiver"
 
     kind: Literal["http"] = "http"
     listen: str

@@ -80,6 +80,7 @@ class Kafka(Source):
     )
     source_rule: ClassVar[SourceRule] = SourceRule.OFFSETS
     needs_extra: ClassVar[str | None] = "kafka"
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.kafka.receiver:KafkaReceiver"
 
     kind: Literal["kafka"] = "kafka"
     bootstrap_servers: str

@@ -65,6 +65,7 @@ class Mqtt(Source):
     source_rule: ClassVar[SourceRule] = SourceRule.SENT_AGAIN
     needs_extra: ClassVar[str | None] = "mqtt"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.mqtt.receiver:MqttReceiver"
 
     kind: Literal["mqtt"] = "mqtt"
     host: Annotated[str, Field(min_length=1)]

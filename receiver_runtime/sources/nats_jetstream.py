@@ -54,6 +54,7 @@ class NatsJetStream(Source):
     source_rule: ClassVar[SourceRule] = SourceRule.SENT_AGAIN
     needs_extra: ClassVar[str | None] = "nats"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.nats.receiver:NatsJetStreamReceiver"
 
     kind: Literal["nats_jetstream"] = "nats_jetstream"
     servers: str

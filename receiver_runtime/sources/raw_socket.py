@@ -16,5 +16,6 @@ class RawSocket(TcpSource):
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (("value", "binary"),)
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.sockets.raw:RawSocketReceiver"
 
     kind: Literal["raw_socket"] = "raw_socket"

@@ -47,6 +47,7 @@ class RedisStreams(Source):
     source_rule: ClassVar[SourceRule] = SourceRule.SENT_AGAIN
     needs_extra: ClassVar[str | None] = "redis"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.redis.receiver:RedisStreamsReceiver"
 
     kind: Literal["redis_streams"] = "redis_streams"
     host: Annotated[str, Field(min_length=1)]

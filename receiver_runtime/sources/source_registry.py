@@ -6,40 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from receiver_runtime.sources.amqp import Amqp
+from receiver_runtime.sources import kinds
 from receiver_runtime.sources.base import Source, SourceError
-from receiver_runtime.sources.custom import CustomSource
-from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
-from receiver_runtime.sources.http import Http
-from receiver_runtime.sources.kafka import Kafka
-from receiver_runtime.sources.mqtt import Mqtt
-from receiver_runtime.sources.nats_jetstream import NatsJetStream
-from receiver_runtime.sources.raw_socket import RawSocket
-from receiver_runtime.sources.redis_streams import RedisStreams
 from receiver_runtime.sources.secret import SecretError
-from receiver_runtime.sources.socket_text import SocketText
-from receiver_runtime.sources.syslog import Syslog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pydantic_core import ErrorDetails
 
-#: Every kind of source that Forebay has, by the name in its declaration.
+#: The kinds by the name in their declarations.
 KINDS: Mapping[str, type[Source]] = {
-    "amqp": Amqp,
-    "custom": CustomSource,
-    "file_lines": FileLines,
-    "followed_files": FollowedFiles,
-    "http": Http,
-    "kafka": Kafka,
-    "mqtt": Mqtt,
-    "nats_jetstream": NatsJetStream,
-    "raw_socket": RawSocket,
-    "redis_streams": RedisStreams,
-    "socket_text": SocketText,
-    "syslog": Syslog,
-    "whole_files": WholeFiles,
+    source.model_fields["kind"].default: source for source in map(vars(kinds).__getitem__, kinds.__all__)
 }
 
 

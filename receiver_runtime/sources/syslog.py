@@ -55,6 +55,7 @@ class Syslog(Source):
     )
     source_rule: ClassVar[SourceRule] = SourceRule.NOT_SENT_AGAIN
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
+    receiver_class: ClassVar[str] = "receiver_runtime.receivers.syslog.receiver:SyslogReceiver"
 
     kind: Literal["syslog"] = "syslog"
     listen: str

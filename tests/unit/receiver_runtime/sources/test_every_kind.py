@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import forebay.cli.sources
+import forebay.sources
 from forebay import Stream
 from forebay.cli.main import app
 from receiver_runtime.receiver_registry import make_receiver
@@ -90,9 +92,12 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_each_kind_is_here() -> None:
+def test_each_kind_of_the_one_list_is_here_and_everywhere_else() -> None:
     assert set(LEAST) == set(KINDS)
     assert {source.needs_extra for source in KINDS.values()} - {None} == set(CLIENTS) - {"otlp"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(CLIENTS) <= set(project["project"]["optional-dependencies"])
+    assert set(forebay.sources.__all__) == {source.__name__ for source in KINDS.values()} | {"Tls"}
 
 
 def test_no_package_but_the_receivers_and_no_declaration_needs_a_brokers_client() -> None:
