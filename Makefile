@@ -94,7 +94,7 @@ check: $(STAMP) ## ruff, mypy, import-linter, and Dagster's own validation of th
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	env -u DAGSTER_HOME $(BIN)/dagster definitions validate -w workspace.yaml
 
 wheel-demo: $(STAMP) ## build the wheel and run its demo in an empty environment, without Java, Postgres and uv

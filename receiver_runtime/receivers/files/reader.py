@@ -16,22 +16,20 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from receiver_runtime.receivers.files.records import Limits
 from receiver_runtime.receivers.files.sharing import Sharing
-from tracker_store.errors import OffsetConflictError
+from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from receiver_runtime.receiver import Receiver
     from receiver_runtime.receivers.files.records import Part, Reading
-    from tracker_store.blocks import NewBlock, OffsetLink, Position
+    from tracker_store.blocks import OffsetLink, Position
 
 # Of a block: so large a piece of one file; and lines in it at most.
 _SHARE = 4
@@ -85,12 +83,6 @@ class MakeCatalog(Protocol):
     def __call__(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _UnderWay:
-    future: Future[NewBlock]
-    links: Sequence[OffsetLink]
-
-
 class FilesReader:
     """See the module. ``start`` and ``stop`` once.
 
@@ -108,8 +100,7 @@ class FilesReader:
         self._thread = threading.Thread(target=self._run, name=f"files {name}", daemon=True)
         # All below is the thread's alone.
         self._catalog: Catalog
-        self._under_way: list[_UnderWay] = []
-        self._conflict = False
+        self._hand_over = LinkedHandOver(receiver, self._on_registered)
         # Of who shares the files: by which they are read, and by which what is another's was let go.
         self._version = self._released = 0
         # Whose links go in with the next block, in the order in which they changed.
@@ -140,9 +131,9 @@ class FilesReader:
             return
         try:
             self._read()
-            self._settle()
+            self._hand_over.settle()
         except BaseException as error:  # noqa: BLE001  told, and begun anew
-            wait([one.future for one in self._under_way])
+            self._hand_over.wait()
             self._receiver.restart("reading files failed", error)
         finally:
             self._catalog.close()
@@ -156,8 +147,8 @@ class FilesReader:
         self._receiver.report_connected(self._name)
         while not self._stopping.is_set():
             began = time.monotonic()
-            self._collect()
-            if self._conflict:
+            self._hand_over.collect()
+            if self._hand_over.has_conflict:
                 self._recover()
             if self._version != self._sharing.version:
                 self._share_anew()
@@ -176,11 +167,11 @@ class FilesReader:
         if self._released != version:
             self._released = version
             self._catalog.release()
-            self._settle()
+            self._hand_over.settle()
         if self._sharing.settled():
             self._version = version
-            self._settle()
-            if self._conflict:
+            self._hand_over.settle()
+            if self._hand_over.has_conflict:
                 self._recover()
             else:
                 self._load()
@@ -194,7 +185,7 @@ class FilesReader:
         nbytes = rows = 0
         more = False
         for reading in self._catalog.ready():
-            if self._stopping.is_set() or self._conflict:
+            if self._stopping.is_set() or self._hand_over.has_conflict:
                 break
             part = self._catalog.read(reading, limits)
             if part is None:
@@ -208,52 +199,27 @@ class FilesReader:
                 nbytes += part.batch.nbytes
                 rows += part.batch.num_rows
             if nbytes >= most // 2 or rows >= lines:
-                self._hand_over(batches)
+                self._push(batches)
                 batches, nbytes, rows = [], 0, 0
         if batches:
-            self._hand_over(batches)
+            self._push(batches)
         return more
 
-    def _hand_over(self, batches: Sequence[pa.RecordBatch]) -> None:
+    def _push(self, batches: Sequence[pa.RecordBatch]) -> None:
         source = self._catalog.source
         for reading in self._catalog.take_changed():
             self._changed[reading] = None
         links = [link for reading in self._changed for link in reading.take_links(source)]
         self._changed.clear()
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        try:
-            future = self._supervisor.push_linked(batch, links)
-        except OffsetConflictError as error:
-            self._note_conflict(error)
-            return
-        self._under_way.append(_UnderWay(future, links))
+        self._hand_over.push(batch, links)
 
-    # -- what is under way -------------------------------------------------------------------------------------------
-
-    def _collect(self) -> None:
-        """Note what has been registered, in order. Raises what the receiver was refused with, for good."""
-        while self._under_way and self._under_way[0].future.done():
-            answered = self._under_way.pop(0)
-            error = answered.future.exception()
-            if isinstance(error, OffsetConflictError):
-                self._note_conflict(error)
-            elif error is not None:
-                raise error
-            elif not self._conflict:
-                self._catalog.registered(answered.links)
-
-    def _note_conflict(self, error: OffsetConflictError) -> None:
-        if not self._conflict:
-            self._receiver.report_error("another receiver has read on, what was read here is dropped", error)
-        self._conflict = True
-
-    def _settle(self) -> None:
-        wait([one.future for one in self._under_way])
-        self._collect()
+    def _on_registered(self, links: Sequence[OffsetLink]) -> None:
+        # After a conflict the catalog is loaded again.
+        if not self._hand_over.has_conflict:
+            self._catalog.registered(links)
 
     def _recover(self) -> None:
         """After a conflict: nothing is under way, and positions are the driver log's."""
-        self._settle()
-        self._supervisor.go_on_after_conflict()
-        self._conflict = False
+        self._hand_over.recover()
         self._load()

@@ -26,8 +26,6 @@ import math
 import re
 import threading
 import time
-from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -40,8 +38,8 @@ from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.receivers.kafka.library import ColumnFetcher, Library, LibraryError
 from receiver_runtime.receivers.kafka.places import BROKER_SECONDS, KafkaPlaces, Look, OutOfRangeError, Partition
 from receiver_runtime.receivers.kafka.records import BadRecord, Records, Run, records_of
-from tracker_store.blocks import NewBlock, OffsetLink
-from tracker_store.errors import OffsetConflictError
+from receiver_runtime.receivers.linked_hand_over import LinkedHandOver
+from tracker_store.blocks import OffsetLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -83,12 +81,6 @@ class BadHeaderError(Exception):
     """Its value, or its place where it has none, is kept as a dead letter. Name headers in UTF-8."""
 
 
-@dataclass(frozen=True, slots=True)
-class _UnderWay:
-    future: Future[NewBlock]
-    links: Sequence[OffsetLink]
-
-
 class KafkaReader:
     """See the module. ``start`` and ``stop`` once.
 
@@ -122,11 +114,10 @@ class KafkaReader:
         self._look_at = 0.0
         self._strangers: set[str] = set()
         self._ids_at = time.monotonic() + _IDS_SECONDS
-        self._under_way: list[_UnderWay] = []
+        self._hand_over = LinkedHandOver(receiver, self._on_registered)
         # To be read from their positions before anything of them is believed.
         self._unsure: set[Key] = set()
         self._moved = False
-        self._conflict = False
         self._registered: dict[Key, int] = {}
         self._committed_at = 0.0
         self._told: dict[Key, int] = {}
@@ -214,8 +205,8 @@ class KafkaReader:
 
     def _read(self) -> None:
         while not self._stopping.is_set():
-            self._collect()
-            if self._conflict:
+            self._hand_over.collect()
+            if self._hand_over.has_conflict:
                 self._recover()
             if time.monotonic() >= self._look_at:
                 self._look_again()
@@ -281,7 +272,7 @@ class KafkaReader:
 
     def _on_partition_error(self, key: Key, error: KafkaError) -> None:
         if error.code() == _RESET and key in self._partitions:
-            self._settle()
+            self._hand_over.settle()
             cut = _CUT.search(error.str())
             self._wait_for(key, int(cut[1]) if cut else None)
             self._leave([key])
@@ -303,7 +294,7 @@ class KafkaReader:
         self._note_answer()
         self._keep_aside([one for one in bad if self._is_next(one)])
         for one in found:
-            if one.batch.num_rows and not self._conflict:
+            if one.batch.num_rows and not self._hand_over.has_conflict:
                 self._take_batch(one)
 
     def _take_batch(self, found: Records) -> None:
@@ -314,12 +305,8 @@ class KafkaReader:
             return
         for piece in found.only(runs).pieces(self._supervisor.settings.max_block_bytes):
             links = self._links(piece)
-            try:
-                future = self._supervisor.push_linked(piece.batch, links)
-            except OffsetConflictError as error:
-                self._note_conflict(error)
+            if not self._hand_over.push(piece.batch, links):
                 return
-            self._under_way.append(_UnderWay(future, links))
 
     def _is_next(self, bad: BadRecord) -> bool:
         key = (bad.topic, bad.partition)
@@ -375,35 +362,15 @@ class KafkaReader:
 
     # -- what is under way -------------------------------------------------------------------------------------------
 
-    def _collect(self) -> None:
-        """Note what has been registered, in order. Raises what the receiver was refused with, for good."""
-        while self._under_way and self._under_way[0].future.done():
-            answered = self._under_way.pop(0)
-            error = answered.future.exception()
-            if isinstance(error, OffsetConflictError):
-                self._note_conflict(error)
-            elif error is not None:
-                raise error
-            else:
-                for link in answered.links:
-                    # What is kept of a topic besides is no position.
-                    if link.partition.isdecimal():
-                        self._registered[link.source, int(link.partition)] = link.to_offset
-
-    def _note_conflict(self, error: OffsetConflictError) -> None:
-        if not self._conflict:
-            self._receiver.report_error("another receiver has read on, what was read here is dropped", error)
-        self._conflict = True
-
-    def _settle(self) -> None:
-        wait([one.future for one in self._under_way])
-        self._collect()
+    def _on_registered(self, links: Sequence[OffsetLink]) -> None:
+        for link in links:
+            # What is kept of a topic besides is no position.
+            if link.partition.isdecimal():
+                self._registered[link.source, int(link.partition)] = link.to_offset
 
     def _recover(self) -> None:
         """After a conflict: nothing is under way, and positions are the driver log's."""
-        self._settle()
-        self._supervisor.go_on_after_conflict()
-        self._conflict = False
+        self._hand_over.recover()
         keys = list(self._partitions)
         self._leave(keys)
         self._open_all(keys)
@@ -428,13 +395,13 @@ class KafkaReader:
 
     def _on_revoke(self, _: Consumer, revoked: list[TopicPartition]) -> None:
         self._moved = True
-        self._settle()
+        self._hand_over.settle()
         self._commit(now=True)
         self._forget(revoked)
 
     def _on_lost(self, _: Consumer, lost: list[TopicPartition]) -> None:
         self._moved = True
-        self._settle()
+        self._hand_over.settle()
         self._forget(lost)
         self._receiver.report_error(f"the group gave {len(lost)} partitions to others without asking us")
 
@@ -561,7 +528,7 @@ class KafkaReader:
         if self._told_away:
             return
         if anew := self._places.made_anew(list(self._partitions)):
-            self._settle()
+            self._hand_over.settle()
             self._leave(anew)
             self._open_all(anew)
         strangers = self._places.strangers()
@@ -624,7 +591,7 @@ class KafkaReader:
         self._committed_at = time.monotonic()
         ends = {key: offset for key, offset in self._registered.items() if key in self._partitions}
         self._registered = {}
-        if not self._under_way and not self._conflict:
+        if self._hand_over.is_idle and not self._hand_over.has_conflict:
             # No record stands there: who watches the group's lag is to see its end.
             ends |= {key: offset for key, offset in self._passed().items() if offset > self._partitions[key].position}
         offsets = [TopicPartition(*key, offset) for key, offset in ends.items() if offset != self._told.get(key)]

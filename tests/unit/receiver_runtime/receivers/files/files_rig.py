@@ -188,12 +188,12 @@ class Reader:
     def step(self, seconds: float = 1.0) -> bool:
         """A look, and a round; says whether there is more to be read."""
         self.clock.advance(seconds)
-        self.reader._collect()
-        if self.reader._conflict:
+        self.reader._hand_over.collect()
+        if self.reader._hand_over.has_conflict:
             self.reader._recover()
         self.catalog.look()
         more = self.reader._round()
-        self.reader._collect()
+        self.reader._hand_over.collect()
         return more
 
     def run(self, looks: int = 3) -> None:

@@ -136,8 +136,8 @@ class ArrivingFilesModel(RuleBasedStateMachine):
         self.turned[which] = turned
         reader.catalog.release()
         reader.supervisor.register()
-        reader.reader._settle()
-        if reader.reader._conflict:
+        reader.reader._hand_over.settle()
+        if reader.reader._hand_over.has_conflict:
             reader.reader._recover()
         else:
             reader.reader._load()
