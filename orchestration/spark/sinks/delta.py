@@ -11,48 +11,40 @@ Needs the package `deltalake`, and no connector in the JVM.
 from __future__ import annotations
 
 import json
-import secrets
 from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from orchestration.spark.sinks.parquet_names import batch_stamp
-from orchestration.spark.sinks.parquet_staging import BATCH_TIME, staged_files, with_batch_time
-from orchestration.spark.sinks.sink import (
-    AttemptOutdatedError,
-    Committed,
-    Guarantee,
-    Sink,
-    SinkError,
-    Step,
-    Written,
-)
-from orchestration.spark.sinks.table_columns import arrow_schema, check_fit
+from orchestration.spark.sinks.file_table import FileTableSink, batch_folder
+from orchestration.spark.sinks.parquet_staging import BATCH_TIME, with_batch_time
+from orchestration.spark.sinks.sink import Committed, SinkError, Written
+from orchestration.spark.sinks.table_columns import check_fit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
 
     from orchestration.spark.sinks.parquet_staging import StagedFile
     from orchestration.spark.sinks.sink import OutputAttempt
 
-#: How often a commit is tried again when another's came first.
-_TRIES = 20
 # How far back a commit of an earlier attempt is looked for.
 _HISTORY = 1000
 
 
-class DeltaSink(Sink):
+class DeltaSink(FileTableSink):
     """Keeps an output in a Delta table, with the column `_batch_time`. Exactly once."""
 
-    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
-    commits: ClassVar[bool] = True
+    format: ClassVar[str] = "Delta"
 
     def __init__(self, path: str | Path) -> None:
         """`path` is the table's directory, which Spark's workers share; a relative one counts from where it runs."""
         self.path = Path(path).absolute()
+
+    @property
+    def target(self) -> str:
+        """The table's directory."""
+        return str(self.path)
 
     def declaration(self) -> dict[str, Any]:
         """What `forebay apply` writes of it."""
@@ -71,41 +63,43 @@ class DeltaSink(Sink):
                 return Committed(version, Written(str(self.path), int(commit["forebay_rows"])))
         return None
 
-    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
-        """Have the tasks write files, and commit them to the table."""
-        self._deltalake()
-        schema = arrow_schema(result.schema, attempt.name)
-        self._check(schema, attempt)
-        self.reached(Step.PREPARED)
-        directory = self.path / _folder(attempt) / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
-        files = staged_files(result, directory, schema, attempt)
-        self.reached(Step.STAGED)
-        self._commit(files, schema, attempt)
-        self.reached(Step.COMMITTED)
-        return Written(str(self.path), sum(file.rows for file in files))
+    def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401
+        del attempt
+        return self._deltalake()
 
-    def _commit(self, files: Sequence[StagedFile], schema: pa.Schema, attempt: OutputAttempt) -> None:
-        """Commit, and again on what is there when another's commit came first. Raises AttemptOutdatedError."""
+    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
+        import pyarrow as pa  # noqa: PLC0415
+
+        del connection
+        table = self._table()
+        if table is not None:
+            there = pa.schema(table.schema().to_arrow())
+            check_fit(with_batch_time(schema), there, name=str(self.path), where=attempt.name)
+        return self.path
+
+    def _try_commit(
+        self,
+        connection: Any,  # noqa: ANN401
+        files: Sequence[StagedFile],
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> bool:
         from deltalake.exceptions import CommitFailedError, DeltaError  # noqa: PLC0415
 
-        for _ in range(_TRIES):
-            table = self._table()
-            try:
-                if table is None:
-                    self._create(files, schema, attempt)
-                else:
-                    self._commit_to(table, files, schema, attempt)
-            except CommitFailedError:
-                continue
-            except DeltaError as error:
-                if table is None and self._table() is not None:
-                    continue
-                raise SinkError(f"{attempt.name}: the Delta table {self.path}: {error}") from error
-            return
-        raise SinkError(
-            f"{attempt.name}: {_TRIES} commits to the Delta table {self.path} came too late for another's: run what "
-            "else writes to it at another time"
-        )
+        del connection
+        table = self._table()
+        try:
+            if table is None:
+                self._create(files, schema, attempt)
+            else:
+                self._commit_to(table, files, schema, attempt)
+        except CommitFailedError:
+            return False
+        except DeltaError as error:
+            if table is None and self._table() is not None:
+                return False
+            raise SinkError(f"{attempt.name}: the Delta table {self.path}: {error}") from error
+        return True
 
     def _create(self, files: Sequence[StagedFile], schema: pa.Schema, attempt: OutputAttempt) -> None:
         from deltalake import Schema  # noqa: PLC0415
@@ -132,12 +126,9 @@ class DeltaSink(Sink):
 
         version = table.transaction_version(attempt.application_id)
         if version is not None and version >= attempt.attempt:
-            raise AttemptOutdatedError(
-                f"{attempt.name}: the Delta table {self.path} has attempt {version} at the batch of "
-                f"{attempt.batch_time.isoformat()}: attempt {attempt.attempt} changed nothing"
-            )
+            raise self.outdated(attempt, version)
         earlier = [] if version is None else _files_with(table, attempt)
-        own = [name for name in earlier if name.startswith(f"{_folder(attempt)}/")]
+        own = [name for name in earlier if name.startswith(f"{batch_folder(attempt)}/")]
         if len(own) == len(earlier):
             table.create_write_transaction(
                 [*self._additions(files, attempt), *_removals(own)],
@@ -178,18 +169,6 @@ class DeltaSink(Sink):
             for file in files
         ]
 
-    def _check(self, schema: pa.Schema, attempt: OutputAttempt) -> None:
-        import pyarrow as pa  # noqa: PLC0415
-
-        table = self._table()
-        if table is not None:
-            check_fit(
-                with_batch_time(schema),
-                pa.schema(table.schema().to_arrow()),
-                name=str(self.path),
-                where=attempt.name,
-            )
-
     def _table(self) -> Any:  # noqa: ANN401
         """The table as it is now, or None."""
         deltalake = self._deltalake()
@@ -203,10 +182,6 @@ class DeltaSink(Sink):
                 "DeltaSink needs the package deltalake: install it where batches run, by pip install 'forebay[delta]'"
             ) from None
         return deltalake
-
-
-def _folder(attempt: OutputAttempt) -> str:
-    return f"{attempt.pipeline}.{attempt.output}/{attempt.pipeline_id}-{batch_stamp(attempt.batch_time)}"
 
 
 def _files_with(table: Any, attempt: OutputAttempt) -> list[str]:  # noqa: ANN401

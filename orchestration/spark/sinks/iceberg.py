@@ -11,37 +11,25 @@ Needs the package `pyiceberg`, and no connector in the JVM.
 from __future__ import annotations
 
 import re
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from orchestration.pipeline import DeclarationError
-from orchestration.spark.sinks.parquet_names import batch_stamp
-from orchestration.spark.sinks.parquet_staging import BATCH_TIME, staged_files, with_batch_time
-from orchestration.spark.sinks.sink import (
-    AttemptOutdatedError,
-    Committed,
-    Guarantee,
-    Sink,
-    SinkError,
-    Step,
-    Written,
-)
-from orchestration.spark.sinks.table_columns import arrow_schema, check_fit
+from orchestration.spark.sinks.file_table import FileTableSink
+from orchestration.spark.sinks.parquet_staging import BATCH_TIME, with_batch_time
+from orchestration.spark.sinks.sink import Committed, SinkError, Written
+from orchestration.spark.sinks.table_columns import check_fit
 from receiver_runtime.sources.secret import Secret, SecretError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
 
     from orchestration.spark.sinks.parquet_staging import StagedFile
     from orchestration.spark.sinks.sink import OutputAttempt
 
-#: How often a commit is tried again when another's came first.
-_TRIES = 20
 _APPLICATION = "forebay.application"
 _ATTEMPT = "forebay.attempt"
 _RUN = "forebay.run"
@@ -52,11 +40,12 @@ _LOGIN = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 _REFERENCE = ("env:", "file:/")
 
 
-class IcebergSink(Sink):
+class IcebergSink(FileTableSink):
     """Keeps an output in an Iceberg table, with the column `_batch_time`. Exactly once."""
 
-    guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
-    commits: ClassVar[bool] = True
+    format: ClassVar[str] = "Iceberg"
+    # Iceberg's smallest integer has 32 bits.
+    widens: ClassVar[bool] = True
 
     def __init__(self, table: str, *, catalog: Mapping[str, str | Secret], name: str = "forebay") -> None:
         """Declare the table.
@@ -79,6 +68,11 @@ class IcebergSink(Sink):
         self.name = name
         self._catalog = {key: _checked(key, value) for key, value in catalog.items()}
 
+    @property
+    def target(self) -> str:
+        """The table's name in its catalog."""
+        return self.table
+
     def declaration(self) -> dict[str, Any]:
         """What `forebay apply` writes of it: secrets as references."""
         return {
@@ -95,63 +89,42 @@ class IcebergSink(Sink):
             return None
         return Committed(int(found[_ATTEMPT]), Written(self.table, int(found[_ROWS])))
 
-    def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
-        """Have the tasks write files, and commit them to the table."""
-        catalog = self._load_catalog(attempt)
-        # Iceberg's smallest integer has 32 bits.
-        schema = arrow_schema(result.schema, attempt.name, widens=True)
-        table = self._prepare(catalog, schema, attempt)
-        self.reached(Step.PREPARED)
-        directory = (
-            _directory(table.location(), attempt)
-            / "data"
-            / f"{attempt.pipeline}.{attempt.output}"
-            / f"{attempt.pipeline_id}-{batch_stamp(attempt.batch_time)}"
-            / f"attempt{attempt.attempt}-{secrets.token_hex(4)}"
-        )
-        files = staged_files(result, directory, schema, attempt)
-        self.reached(Step.STAGED)
-        self._commit(catalog, files, schema, attempt)
-        self.reached(Step.COMMITTED)
-        return Written(self.table, sum(file.rows for file in files))
+    def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401
+        return self._load_catalog(attempt)
 
-    def _prepare(self, catalog: Any, schema: pa.Schema, attempt: OutputAttempt) -> Any:  # noqa: ANN401
-        """The table, made empty where it is missing."""
+    def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
         from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
         from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
 
-        table, whole = self._table(catalog), with_batch_time(schema)
+        table, whole = self._table(connection), with_batch_time(schema)
         if table is None:
-            catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+            connection.create_namespace_if_not_exists(self.table.rpartition(".")[0])
             try:
-                table = catalog.create_table(self.table, schema=whole)
+                table = connection.create_table(self.table, schema=whole)
             except TableAlreadyExistsError:
-                table = catalog.load_table(self.table)
+                table = connection.load_table(self.table)
         check_fit(whole, schema_to_pyarrow(table.schema()), name=self.table, where=attempt.name)
-        return table
+        return _directory(table.location(), attempt) / "data"
 
-    def _commit(self, catalog: Any, files: Sequence[StagedFile], schema: pa.Schema, attempt: OutputAttempt) -> None:  # noqa: ANN401
-        """Commit, and again on what is there when another's commit came first. Raises AttemptOutdatedError."""
+    def _try_commit(
+        self,
+        connection: Any,  # noqa: ANN401
+        files: Sequence[StagedFile],
+        schema: pa.Schema,
+        attempt: OutputAttempt,
+    ) -> bool:
         from pyiceberg.exceptions import CommitFailedException, ValidationException  # noqa: PLC0415
 
-        for _ in range(_TRIES):
-            table = catalog.load_table(self.table)
-            found = _newest_commit(table, attempt)
-            if found is not None and int(found[_ATTEMPT]) >= attempt.attempt:
-                raise AttemptOutdatedError(
-                    f"{attempt.name}: the Iceberg table {self.table} has attempt {found[_ATTEMPT]} at the batch of "
-                    f"{attempt.batch_time.isoformat()}: attempt {attempt.attempt} changed nothing"
-                )
-            try:
-                # Snapshots expire: a later attempt looks for rows whether or not it knows of an earlier commit.
-                self._commit_to(table, files, schema, attempt, replaces=found is not None or attempt.attempt > 1)
-            except (CommitFailedException, ValidationException):
-                continue
-            return
-        raise SinkError(
-            f"{attempt.name}: {_TRIES} commits to the Iceberg table {self.table} came too late for another's: run "
-            "what else writes to it at another time"
-        )
+        table = connection.load_table(self.table)
+        found = _newest_commit(table, attempt)
+        if found is not None and int(found[_ATTEMPT]) >= attempt.attempt:
+            raise self.outdated(attempt, int(found[_ATTEMPT]))
+        try:
+            # Snapshots expire: a later attempt looks for rows whether or not it knows of an earlier commit.
+            self._commit_to(table, files, schema, attempt, replaces=found is not None or attempt.attempt > 1)
+        except (CommitFailedException, ValidationException):
+            return False
+        return True
 
     def _commit_to(
         self,
