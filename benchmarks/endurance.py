@@ -329,14 +329,15 @@ def _burst(system: System, report: Report, rate: float) -> None:
         time.sleep(_SAMPLE_SECONDS / 2)
         peak.append(_of_processes(system.up)["all processes: memory, MiB"])
     taken = (system.senders.count() - before) / (time.monotonic() - begun)
-    waiting = system.waiting()
+    waiting, unread = system.waiting(), system.unread()
     drained = _drain(system)
     report.add(
         Figure(
             f"offered for {_BURST_SECONDS:g} s", rate * _BURST, rate, "80 % of the ceiling", None, None, "records/s"
         ),
         Figure("taken meanwhile", taken, rate, "80 % of the ceiling", None, None, "records/s"),
-        time_figure("waiting at its end", waiting, None, peer_name="", unit="records"),
+        time_figure("waiting in blocks at its end", waiting, None, peer_name="", unit="records"),
+        time_figure("and not read yet", unread, None, peer_name="", unit="records"),
         time_figure("memory at most", max(peak), None, peer_name="", unit="MiB"),
         time_figure("until nothing waits", drained, None, peer_name="", unit="s"),
     )
