@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestration.store_away import store_away
-from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.errors import TRANSIENT
 from tracker_store.schema import AttemptFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _LONGEST = 2000  # characters of an error that the driver log keeps
-_DRIVER_LOG = (DriverLogUnavailableError, OutcomeUnknownError)
 # What Spark says of its own processes, in the text of an error of PySpark's.
 _SPARK_DIED = re.compile(
     "|".join(
@@ -36,7 +35,7 @@ _SPARK_DIED = re.compile(
             # A Connect server that gives no answer.
             r"StatusCode\.UNAVAILABLE",
             # A Spark task's error comes as the text of its Python stack.
-            *(rf"\b{kind.__name__}: " for kind in _DRIVER_LOG),
+            *(rf"\b{kind.__name__}: " for kind in TRANSIENT),
         ]
     )
 )
@@ -57,7 +56,7 @@ def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> F
     if (away := store_away(error)) is not None:
         return Failure(AttemptFailure.BLOCKED, away[:_LONGEST])
     message = f"{type(error).__name__}: {error}"
-    if any(isinstance(cause, _DRIVER_LOG) for cause in _chain(error)):
+    if any(isinstance(cause, TRANSIENT) for cause in _chain(error)):
         return _lost("the driver log was unavailable", message)
     of_spark = [cause for cause in _chain(error) if type(cause).__module__.partition(".")[0] in ("pyspark", "py4j")]
     if any(_spark_died(cause) for cause in of_spark):

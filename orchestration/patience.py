@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from tracker_store.engine import connect
-from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.until_answered import until_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import sqlalchemy as sa
 
@@ -41,14 +41,22 @@ def patiently(
     Raises DriverLogUnavailableError or OutcomeUnknownError after that, and anything else at once.
     """
     give_up_at = time.monotonic() + seconds
-    wait = FIRST_PAUSE_SECONDS
+    delays = _delays()
+
+    def ask() -> Result:
+        with connect(engine) as connection:
+            return statement(connection)
+
+    def on_failure(error: Exception, delay: float) -> None:
+        if time.monotonic() + delay > give_up_at:
+            raise error
+        log.warning("the driver log is away, trying again", what=what, pause_seconds=delay, error=str(error))
+
+    return until_answered(ask, delay=lambda: next(delays), on_failure=on_failure, pause=pause)
+
+
+def _delays() -> Iterator[float]:
+    delay = FIRST_PAUSE_SECONDS
     while True:
-        try:
-            with connect(engine) as connection:
-                return statement(connection)
-        except (DriverLogUnavailableError, OutcomeUnknownError) as error:
-            if time.monotonic() + wait > give_up_at:
-                raise
-            log.warning("the driver log is away, trying again", what=what, pause_seconds=wait, error=str(error))
-        pause(wait)
-        wait = min(wait * 2, LONGEST_PAUSE_SECONDS)
+        yield delay
+        delay = min(delay * 2, LONGEST_PAUSE_SECONDS)

@@ -18,9 +18,10 @@ from receiver_runtime.progress import Progress
 from tracker_store.blocks import known_keys, open_partition
 from tracker_store.dead_letters import add_dead_letters
 from tracker_store.engine import connect
-from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError
+from tracker_store.errors import TRANSIENT
 from tracker_store.segments import open_segment, seal_segment
 from tracker_store.source_positions import forget_partitions, peers_of, source_positions
+from tracker_store.until_answered import until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +39,6 @@ T = TypeVar("T")
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 2.0
 
-#: What waiting and asking again can heal.
-TRANSIENT = (DriverLogUnavailableError, OutcomeUnknownError)
 #: A connection that was cut is healed in less; what lasts longer is told to operators.
 TELL_AFTER = 1.0
 
@@ -90,10 +89,8 @@ class DriverLog:
 
     def pause(self, seconds: float) -> None:
         """Wait between two tries of something else. Raises GivenUpError as soon as the process is ending at once."""
-        deadline = self._clock.monotonic() + seconds
+        self._wait(seconds)
         with self._wakened:
-            while not self._gave_up and (left := deadline - self._clock.monotonic()) > 0:
-                self._clock.wait_on(self._wakened, left)
             if self._gave_up:
                 raise GivenUpError(GivenUpError.__doc__)
 
@@ -118,31 +115,36 @@ class DriverLog:
         backoff = Backoff(FIRST_DELAY, LONGEST_DELAY)
         began = self._clock.monotonic()
         told = False
-        while True:
+
+        def ask() -> T:
             with self._wakened:
                 if self._gave_up:
                     raise GivenUpError(f"{what}: {GivenUpError.__doc__}")
-            try:
-                answer = self.once(statement)
-            except TRANSIENT as error:
-                self._progress.failed(f"the driver log does not {what}: {error}")
-                delay = backoff.next_delay()
-                if backoff.failures == 1:
-                    _log.warning("the driver log is away, trying again", call=what, error=str(error))
-                if listener is not None and not told and self._clock.monotonic() - began >= TELL_AFTER:
-                    told = True
-                    listener.on_driver_log_away(what, error)
-            else:
-                self._on_answer()
-                if backoff.failures:
-                    _log.info("the driver log is back", call=what, attempts=backoff.failures + 1)
-                if listener is not None and told:
-                    listener.on_driver_log_back(what, self._clock.monotonic() - began)
-                return answer
-            deadline = self._clock.monotonic() + delay
-            with self._wakened:
-                while not self._gave_up and (left := deadline - self._clock.monotonic()) > 0:
-                    self._clock.wait_on(self._wakened, left)
+            return self.once(statement)
+
+        def on_failure(error: Exception, _: float) -> None:
+            nonlocal told
+            self._progress.failed(f"the driver log does not {what}: {error}")
+            if backoff.failures == 1:
+                _log.warning("the driver log is away, trying again", call=what, error=str(error))
+            if listener is not None and not told and self._clock.monotonic() - began >= TELL_AFTER:
+                told = True
+                listener.on_driver_log_away(what, error)
+
+        answer = until_answered(ask, delay=backoff.next_delay, on_failure=on_failure, pause=self._wait)
+        self._on_answer()
+        if backoff.failures:
+            _log.info("the driver log is back", call=what, attempts=backoff.failures + 1)
+        if listener is not None and told:
+            listener.on_driver_log_back(what, self._clock.monotonic() - began)
+        return answer
+
+    def _wait(self, seconds: float) -> None:
+        """Returns early when the process is told to give up."""
+        deadline = self._clock.monotonic() + seconds
+        with self._wakened:
+            while not self._gave_up and (left := deadline - self._clock.monotonic()) > 0:
+                self._clock.wait_on(self._wakened, left)
 
 
 class DeadLetterRows(Protocol):

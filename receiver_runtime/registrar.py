@@ -34,11 +34,11 @@ import structlog
 
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.clock import Clock, SystemClock
-from receiver_runtime.driver_log import FIRST_DELAY, LONGEST_DELAY, TELL_AFTER, TRANSIENT
+from receiver_runtime.driver_log import FIRST_DELAY, LONGEST_DELAY, TELL_AFTER
 from receiver_runtime.progress import Progress
 from tracker_store.blocks import AddOutcome, AddResult, NewBlock, Steering, add_blocks, raise_for_outcome
 from tracker_store.engine import connect
-from tracker_store.errors import DriverLogError, DuplicateKeysError, LostCommitsError, OffsetConflictError
+from tracker_store.errors import TRANSIENT, DriverLogError, DuplicateKeysError, LostCommitsError, OffsetConflictError
 from tracker_store.processes import ProcessExpiredError, heartbeat
 from tracker_store.segments import receivers_of_lost_segments
 

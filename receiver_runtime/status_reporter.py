@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from receiver_runtime.clock import Clock, SystemClock
-from receiver_runtime.driver_log import TRANSIENT, DriverLog
+from tracker_store.errors import TRANSIENT
 from tracker_store.receivers import report_event, set_receiver_state
 from tracker_store.schema import ReceiverEventKind, ReceiverState
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import sqlalchemy as sa
+
+    from receiver_runtime.driver_log import DriverLog
 
 _log = structlog.get_logger(__name__)
 

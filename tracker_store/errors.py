@@ -117,3 +117,7 @@ class SharedPlaceError(DriverLogError):
 
 class StrandingChangeError(DriverLogError):
     """This change would leave blocks that nothing reads: stop the source, let the batches finish, apply again."""
+
+
+#: What waiting and asking again can heal.
+TRANSIENT = (DriverLogUnavailableError, OutcomeUnknownError)

@@ -10,7 +10,6 @@ Options: `stream` and `reader` name the two; `start` (earliest, latest) is where
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pyspark.sql.datasource import DataSourceStreamReader
@@ -41,7 +40,6 @@ MAX_RECORDS = "maxrecordspertrigger"
 
 # A driver log that is away for less is not noticed, but by the trigger that waits.
 PATIENCE_SECONDS = 60.0
-_PAUSE_SECONDS = 0.5
 
 
 class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -172,21 +170,12 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _asked(self, call: Callable[[sa.Connection], Answer]) -> Answer:
         """`call`'s answer, in time: each may be asked again, whatever became of it."""
-        from orchestration.spark.batch_reader import planner_engine  # noqa: PLC0415  tasks need no SQLAlchemy
-        from tracker_store.engine import connect  # noqa: PLC0415
-        from tracker_store.errors import DriverLogUnavailableError, OutcomeUnknownError  # noqa: PLC0415
+        from orchestration.patience import patiently  # noqa: PLC0415  tasks need no SQLAlchemy
+        from orchestration.spark.batch_reader import planner_engine  # noqa: PLC0415  as above
 
         if self._engine is None:
             self._engine = planner_engine(self._options.get("database_url"))
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                with connect(self._engine) as connection:
-                    return call(connection)
-            except (DriverLogUnavailableError, OutcomeUnknownError):
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_PAUSE_SECONDS)
+        return patiently(self._engine, call, "plan a streaming query's batch", seconds=PATIENCE_SECONDS)
 
 
 def _limit(options: dict[str, str], name: str) -> int | None:

@@ -50,13 +50,12 @@ from tracker_store.blocks import (
 from tracker_store.embedded_postgres import EmbeddedPostgres
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import (
+    TRANSIENT,
     AllocationError,
     AttemptSupersededError,
     BatchHeldError,
     ClaimLostError,
     DriverLogError,
-    DriverLogUnavailableError,
-    OutcomeUnknownError,
 )
 from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
@@ -69,7 +68,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TRANSIENT = (OutcomeUnknownError, DriverLogUnavailableError)
 INTERVALS = {"quick": 0.5, "middling": 0.9, "slow": 1.3}
 PARTITIONS = 6
 MAX_ATTEMPTS = 3

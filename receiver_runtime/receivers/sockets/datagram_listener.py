@@ -10,15 +10,12 @@ At most once. At a stop what the kernel holds is read once more and handed on.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import struct
-import threading
 from typing import TYPE_CHECKING
 
-from receiver_runtime.block_generator import GeneratorStateError
-from receiver_runtime.driver_log import GivenUpError
+from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
 from receiver_runtime.sources.tcp import address_of
 
 if TYPE_CHECKING:
@@ -46,7 +43,7 @@ class DatagramsDroppedError(OSError):
     """The kernel had no room for datagrams that came, and they are lost."""
 
 
-class DatagramListener:
+class DatagramListener(ListeningThread):
     """One UDP socket's life, from binding to the end.
 
     Args:
@@ -62,51 +59,13 @@ class DatagramListener:
         *,
         receive_buffer: int,
     ) -> None:
-        self._receiver = receiver
+        where = address_of(*listen_address)
+        super().__init__(receiver, name=f"udp {where}", where=f"{where} (UDP)")
         self._address = listen_address
         self._cut = cut
         self._receive_buffer = receive_buffer
-        self._wake_read, self._wake_write = os.pipe()
-        self._lock = threading.Lock()
-        self._stopping = False
-        self._done = False
-        self._thread = threading.Thread(target=self._run, name=f"udp {address_of(*listen_address)}", daemon=True)
         self._dropped = 0
-
-    def start(self) -> None:
-        """Start the thread; returns at once."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Wake the thread, and wait until it has handed on what it had and the port is free."""
-        with self._lock:
-            self._stopping = True
-            if not self._done:
-                os.write(self._wake_write, b"\0")
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            try:
-                listening = self._listen()
-            except OSError as error:
-                self._restart(f"Error listening on {address_of(*self._address)} (UDP)", error)
-                return
-            with listening:
-                host, port = listening.getsockname()[:2]
-                self._receiver.report_listening(address_of(host, port))
-                self._serve(listening)
-        except (GeneratorStateError, GivenUpError):
-            # The supervisor ends without draining: nobody takes records any more.
-            return
-        except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
-            self._restart("Error receiving data", error)
-        finally:
-            with self._lock:
-                self._done = True
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+        self._listening: socket.socket | None = None
 
     def _listen(self) -> socket.socket:
         host, port = self._address
@@ -123,6 +82,7 @@ class DatagramListener:
         except BaseException:
             listening.close()
             raise
+        self._listening = listening
         return listening
 
     def _serve(self, listening: socket.socket) -> None:
@@ -131,7 +91,7 @@ class DatagramListener:
         both.register(listening.fileno(), select.POLLIN)
         for one in (both, wake):
             one.register(self._wake_read, select.POLLIN)
-        while not self._stopping:
+        while not self._is_stopping():
             ready = {descriptor for descriptor, _ in both.poll(_LOOK_SECONDS * 1000)}
             if listening.fileno() in ready and self._read(listening) < _LITTLE_DATAGRAMS:
                 wake.poll(_PAUSE * 1000)
@@ -179,6 +139,6 @@ class DatagramListener:
                 ),
             )
 
-    def _restart(self, message: str, error: BaseException) -> None:
-        if not self._stopping:
-            self._receiver.restart(message, error)
+    def _close(self) -> None:
+        if self._listening is not None:
+            self._listening.close()

@@ -15,22 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import select
 import selectors
 import socket
 import ssl
 import struct
-import threading
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from receiver_runtime.block_generator import GeneratorStateError
 from receiver_runtime.clock import Clock, SystemClock
-from receiver_runtime.driver_log import GivenUpError
+from receiver_runtime.receivers.sockets.listening_thread import ListeningThread
 from receiver_runtime.receivers.tcp import READ_BYTES, check_peer, keep_alive, server_context
 from receiver_runtime.sources.tcp import address_of
 
@@ -106,7 +103,7 @@ class _Gathered:
         self.nbytes += sum(len(letter.data) for letter in (*taken.before, *taken.after))
 
 
-class SocketListener:
+class SocketListener(ListeningThread):
     """One listening socket's life, from binding to the end.
 
     Args:
@@ -122,17 +119,11 @@ class SocketListener:
         clock: Clock | None = None,
         pause: float = 0.0,
     ) -> None:
-        self._receiver = receiver
+        super().__init__(receiver, name=f"socket {source.address}", where=source.address)
         self._source = source
         self._framing = framing
         self._clock = clock or SystemClock()
         self._pause = pause
-        self._wake_read, self._wake_write = os.pipe()
-        self._lock = threading.Lock()
-        self._stopping = False
-        self._done = False
-        self._thread = threading.Thread(target=self._run, name=f"socket {source.address}", daemon=True)
-
         # Everything below belongs to the thread.
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
@@ -144,38 +135,6 @@ class SocketListener:
         self._buffer = bytearray(READ_BYTES)
         self._view = memoryview(self._buffer)
         self._gathered = _Gathered()
-
-    def start(self) -> None:
-        """Start the thread; returns at once."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Wake the thread, and wait until it has handed on what it had and the port is free."""
-        with self._lock:
-            self._stopping = True
-            if not self._done:
-                os.write(self._wake_write, b"\0")
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            try:
-                self._listener = self._listen()
-            except OSError as error:
-                self._restart(f"Error listening on {self._source.address}", error)
-                return
-            host, port = self._listener.getsockname()[:2]
-            self._receiver.report_listening(address_of(host, port))
-            self._serve()
-            self._finish()
-        except (GeneratorStateError, GivenUpError):
-            # The supervisor ends without draining: nobody takes records any more.
-            return
-        except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
-            self._restart("Error receiving data", error)
-        finally:
-            self._close()
 
     def _listen(self) -> socket.socket:
         if self._source.tls is not None:
@@ -194,11 +153,13 @@ class SocketListener:
         listener.setblocking(False)  # noqa: FBT003  the standard library's own
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._listener = listener
         return listener
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _serve(self, listening: socket.socket) -> None:
+        del listening
         # Not select(): that knows no descriptor above 1023.
         wake = select.poll()
         wake.register(self._wake_read, select.POLLIN)
@@ -217,6 +178,7 @@ class SocketListener:
             self._keep_deadlines()
             if self._pause and ready and nbytes < _LITTLE_BYTES:
                 wake.poll(self._pause * 1000)
+        self._finish()
 
     def _read_all(self, ready: set[_Connection]) -> int:
         """Read from each once; returns about how many bytes were handed on at last."""
@@ -401,23 +363,11 @@ class SocketListener:
         self._hand_on()
 
     def _close(self) -> None:
-        with self._lock:
-            self._done = True
         for connection in self._connections:
             connection.socket.close()
         if self._listener is not None:
             self._listener.close()
         self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-
-    def _restart(self, message: str, error: BaseException) -> None:
-        if not self._is_stopping():
-            self._receiver.restart(message, error)
-
-    def _is_stopping(self) -> bool:
-        with self._lock:
-            return self._stopping
 
 
 def _reset(connection: socket.socket) -> None:

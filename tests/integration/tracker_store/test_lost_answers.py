@@ -32,7 +32,7 @@ from tracker_store.blocks import (
     open_partition,
 )
 from tracker_store.engine import connect, create_engine
-from tracker_store.errors import DriverLogUnavailableError, LostCommitsError, OutcomeUnknownError
+from tracker_store.errors import TRANSIENT, LostCommitsError, OutcomeUnknownError
 from tracker_store.processes import register_process
 from tracker_store.schema import ProcessKind
 from tracker_store.segments import open_segment
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 CUTS = 1_000
 RECEIVERS = 4
-TRANSIENT = (OutcomeUnknownError, DriverLogUnavailableError)
 
 
 @pytest.fixture
