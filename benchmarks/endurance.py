@@ -245,16 +245,13 @@ def _ceiling(system: System, report: Report, step_seconds: float) -> float:
             kept = rate
         else:
             too_many = rate
-    _drain(system)
     return kept
 
 
 def _keeps_up(system: System, report: Report, rate: float, seconds: float) -> bool:
-    """Offer a rate to a system in which nothing waits."""
-    _drain(system)
+    """Offer a rate, and see what comes of it when back pressure has had as long again to find its limits."""
     system.senders.set_rate(rate)
-    # The first answers are still to come.
-    time.sleep(_INTERVAL_SECONDS)
+    time.sleep(seconds)
     before, begun = system.senders.count(), time.monotonic()
     time.sleep(seconds)
     taken = (system.senders.count() - before) / (time.monotonic() - begun)
@@ -264,6 +261,8 @@ def _keeps_up(system: System, report: Report, rate: float, seconds: float) -> bo
         f"  {rate:,.0f} records/s offered: {taken:,.0f} taken, {waiting:,} wait: "
         f"{'kept up with' if keeps_up else 'too many'}"
     )
+    if not keeps_up:
+        _drain(system)
     return keeps_up
 
 
