@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 
 import sqlalchemy as sa
 
-from tracker_store.blocks import BlockHandle
 from tracker_store.engine import named_failures
 from tracker_store.errors import NotAppliedError, ReaderPositionError, ReaderRemovedError, ReaderStreamError
 from tracker_store.received_block_tracker import AllocatedBlock
@@ -201,18 +200,7 @@ def blocks_between(
         if mark.receiver_id in ranges:
             _check_position(mark.receiver_id, mark.first, mark.low_mark, mark.newest)
             _check_position(mark.receiver_id, end[mark.receiver_id], mark.low_mark, mark.newest)
-    return [
-        AllocatedBlock(
-            receiver_id=row.receiver_id,
-            sequence=row.sequence,
-            records=row.records,
-            path=row.path,
-            handle=BlockHandle(row.segment_id, row.offset, row.length, row.crc32c),
-            added_at=row.added_at,
-            ephemeral=row.ephemeral,
-        )
-        for row in rows
-    ]
+    return [AllocatedBlock.of(row) for row in rows]
 
 
 def move_reader(connection: sa.Connection, reader_id: int, positions: Mapping[int, int]) -> None:

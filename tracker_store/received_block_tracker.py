@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -46,6 +47,19 @@ class AllocatedBlock:
     handle: BlockHandle
     added_at: datetime
     ephemeral: bool = False
+
+    @classmethod
+    def of(cls, row: Any) -> AllocatedBlock:  # noqa: ANN401  a row has no type
+        """Of a row with the columns of a block, its segment's path, and whether it is ephemeral."""
+        return cls(
+            receiver_id=row.receiver_id,
+            sequence=row.sequence,
+            records=row.records,
+            path=row.path,
+            handle=BlockHandle(row.segment_id, row.offset, row.length, row.crc32c),
+            added_at=row.added_at,
+            ephemeral=row.ephemeral,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,18 +229,7 @@ class ReceivedBlockTracker:
                 ),
                 {"pipeline": self._pipeline_id, "first": first, "last": last, "stream": stream_id},
             ).all()
-        return [
-            AllocatedBlock(
-                receiver_id=row.receiver_id,
-                sequence=row.sequence,
-                records=row.records,
-                path=row.path,
-                handle=BlockHandle(row.segment_id, row.offset, row.length, row.crc32c),
-                added_at=row.added_at,
-                ephemeral=row.ephemeral,
-            )
-            for row in rows
-        ]
+        return [AllocatedBlock.of(row) for row in rows]
 
     def has_unallocated_blocks(self) -> bool:
         """Whether a block with records lies past the pipeline's cursors (T05). No locks; O(receivers)."""

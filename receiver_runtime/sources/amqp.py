@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source, SourceRule
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.tcp import Tls, address_of, parse_tls
 from receiver_runtime.sources.units import parse_bytes, parse_duration
 
@@ -66,7 +67,7 @@ class Amqp(Source):
     host: Annotated[str, Field(min_length=1)]
     port: Annotated[int | None, Field(ge=1, le=65_535)] = None
     virtual_host: str = "/"
-    queues: tuple[str, ...]
+    queues: Several
     key: str | None = None
     prefetch: Annotated[int, Field(ge=1, le=65_535)] = 2000
     heartbeat: Annotated[float, BeforeValidator(parse_duration), Field(ge=1, le=65_535)] = 60.0
@@ -91,12 +92,6 @@ class Amqp(Source):
     def broker_port(self) -> int:
         """The port given, or the usual one."""
         return self.port or (_PORT if self.tls is None else _TLS_PORT)
-
-    @field_validator("queues", mode="before")
-    @classmethod
-    def _one_queue(cls, queues: object) -> object:
-        """One name for short."""
-        return (queues,) if isinstance(queues, str) else queues
 
     @field_validator("queues")
     @classmethod

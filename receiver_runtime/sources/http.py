@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source, SourceRule
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic evaluates it
+from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.units import parse_bytes, parse_duration
 
@@ -71,8 +72,8 @@ class Http(Source):
     listen: str
     tokens: tuple[Secret, ...] = ()
     tls: Annotated[Tls | None, BeforeValidator(parse_tls)] = None
-    headers: tuple[str, ...] = ()
-    webhook_origins: tuple[str, ...] = ()
+    headers: Several = ()
+    webhook_origins: Several = ()
     opentelemetry: bool = False
     max_body_bytes: Size = 16 * 2**20
     max_record_bytes: Size = 16 * 2**20
@@ -104,16 +105,6 @@ class Http(Source):
     def _one_token(cls, tokens: Any) -> Any:  # noqa: ANN401  whatever was given
         """One for short."""
         return tuple(tokens) if isinstance(tokens, list | tuple) else (tokens,)
-
-    @field_validator("headers", mode="before")
-    @classmethod
-    def _one_header(cls, headers: object) -> object:
-        return (headers,) if isinstance(headers, str) else headers
-
-    @field_validator("webhook_origins", mode="before")
-    @classmethod
-    def _one_origin(cls, origins: object) -> object:
-        return (origins,) if isinstance(origins, str) else origins
 
     @field_validator("webhook_origins")
     @classmethod

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Source, SourceRule
 from receiver_runtime.sources.secret import Secret
+from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +85,7 @@ class Kafka(Source):
 
     kind: Literal["kafka"] = "kafka"
     bootstrap_servers: str
-    topics: tuple[str, ...] = ()
+    topics: Several = ()
     pattern: str | None = None
     group: Annotated[str, Field(min_length=1, max_length=255)]
     start: Literal["earliest", "latest"] | datetime = "earliest"
@@ -115,12 +116,6 @@ class Kafka(Source):
             name: Secret(str(value)).resolve() if name in _SECRET_OPTIONS else value
             for name, value in self.options.items()
         }
-
-    @field_validator("topics", mode="before")
-    @classmethod
-    def _one_topic(cls, topics: object) -> object:
-        """One name for short."""
-        return (topics,) if isinstance(topics, str) else topics
 
     @field_validator("topics")
     @classmethod

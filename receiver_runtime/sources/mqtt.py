@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source, SourceRule
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.tcp import Tls, address_of, parse_tls
 from receiver_runtime.sources.units import parse_bytes, parse_duration
 
@@ -70,7 +71,7 @@ class Mqtt(Source):
     kind: Literal["mqtt"] = "mqtt"
     host: Annotated[str, Field(min_length=1)]
     port: Annotated[int | None, Field(ge=1, le=65_535)] = None
-    topics: tuple[str, ...]
+    topics: Several
     client_id: Annotated[str, Field(min_length=1, max_length=200)]
     group: str | None = None
     qos: Literal[0, 1, 2] = 1
@@ -111,12 +112,6 @@ class Mqtt(Source):
         if self.group is None:
             return "without a group each receiver of an Mqtt source is sent every message: give group too"
         return None
-
-    @field_validator("topics", mode="before")
-    @classmethod
-    def _one_topic(cls, topics: object) -> object:
-        """One filter for short."""
-        return (topics,) if isinstance(topics, str) else topics
 
     @field_validator("topics")
     @classmethod

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from receiver_runtime.sources.base import Guarantee, Source, SourceRule
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
+from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.tcp import Tls, address_of, parse_tls
 from receiver_runtime.sources.units import parse_duration
 
@@ -52,7 +53,7 @@ class RedisStreams(Source):
     kind: Literal["redis_streams"] = "redis_streams"
     host: Annotated[str, Field(min_length=1)]
     port: Annotated[int, Field(ge=1, le=65_535)] = 6379
-    streams: tuple[str, ...]
+    streams: Several
     group: Annotated[str, Field(min_length=1, max_length=255)]
     consumer: Annotated[str, Field(min_length=1, max_length=200)] = "forebay"
     start: Literal["earliest", "latest"] = "earliest"
@@ -68,12 +69,6 @@ class RedisStreams(Source):
     def address(self) -> str:
         """The server, and what is read."""
         return f"{address_of(self.host, self.port)}/{self.database}/{','.join(self.streams)}"
-
-    @field_validator("streams", mode="before")
-    @classmethod
-    def _one_stream(cls, streams: object) -> object:
-        """One key for short."""
-        return (streams,) if isinstance(streams, str) else streams
 
     @field_validator("streams")
     @classmethod

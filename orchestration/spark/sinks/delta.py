@@ -15,8 +15,9 @@ from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from orchestration.spark.sinks.batch_column import BATCH_TIME
 from orchestration.spark.sinks.file_table import FileTableSink, batch_folder
-from orchestration.spark.sinks.parquet_staging import BATCH_TIME, with_batch_time
+from orchestration.spark.sinks.parquet_staging import with_batch_time
 from orchestration.spark.sinks.sink import Committed, SinkError, Written
 from orchestration.spark.sinks.table_columns import check_fit
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from orchestration.pipeline import DeclarationError
+from orchestration.spark.sinks.batch_column import BATCH_TIME
 from orchestration.spark.sinks.file_table import FileTableSink
-from orchestration.spark.sinks.parquet_staging import BATCH_TIME, with_batch_time
+from orchestration.spark.sinks.parquet_staging import with_batch_time
 from orchestration.spark.sinks.sink import Committed, SinkError, Written
 from orchestration.spark.sinks.table_columns import check_fit
 from receiver_runtime.sources.secret import Secret, SecretError

@@ -11,8 +11,8 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+from orchestration.spark.sinks.batch_column import BATCH_TIME
 from orchestration.spark.sinks.directories import hidden_beside, recover, replace, sweep, sync
-from orchestration.spark.sinks.parquet_staging import BATCH_TIME
 from orchestration.spark.sinks.sink import SinkError, Step
 
 if TYPE_CHECKING:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestration.spark.sinks.batch_column import BATCH_TIME
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from datetime import datetime
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
 
     from orchestration.spark.sinks.sink import OutputAttempt
 
-#: The column that says which batch a row is of.
-BATCH_TIME = "_batch_time"
 #: What a task answers with: its file, by its whole path, its size in bytes and the rows in it.
 ANSWER = "path string, size bigint, rows bigint"
 

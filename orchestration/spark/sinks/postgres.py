@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from urllib.parse import parse_qsl, urlsplit
 
 from orchestration.pipeline import DeclarationError
-from orchestration.spark.sinks.postgres_columns import BATCH_TIME, Column, TableColumn, columns_of, fitted
+from orchestration.spark.sinks.batch_column import BATCH_TIME
+from orchestration.spark.sinks.postgres_columns import Column, TableColumn, columns_of, fitted
 from orchestration.spark.sinks.postgres_staging import ANSWER, Address, Staging, TargetError
 from orchestration.spark.sinks.sink import (
     AttemptOutdatedError,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestration.spark.sinks.batch_column import BATCH_TIME
 from orchestration.spark.sinks.sink import SinkError
+from orchestration.spark.sinks.table_columns import check_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql.types import DataType, StructType
 
-#: The column that says which batch a row is of.
-BATCH_TIME = "_batch_time"
 
 _JSON = "jsonb"
 # Spark's name for a type → the column that is made for it.
@@ -72,14 +72,7 @@ class TableColumn:
 
 def columns_of(schema: StructType, where: str) -> list[Column]:
     """The columns that a table for this result has. Raises SinkError for what Postgres has no type for."""
-    names = [field.name for field in schema.fields]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise SinkError(f"{where} has several columns named {', '.join(twice)}: rename them by .alias(...)")
-    if not names:
-        raise SinkError(f"{where} has no columns: select some")
-    if BATCH_TIME in names:
-        raise SinkError(f"{where} has a column {BATCH_TIME}, which is the sink's own: rename it by .alias(...)")
+    check_names(schema, where)
     return [Column(field.name, _column_type(field.name, field.dataType, where)) for field in schema.fields]
 
 

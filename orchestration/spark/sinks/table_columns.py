@@ -1,15 +1,27 @@
-"""The columns that a table of files gets from a DataFrame, and whether one that is there fits. Touches no file."""
+"""The columns that a table gets from a DataFrame, and whether a table of files that is there fits. Touches none."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestration.spark.sinks.parquet_staging import BATCH_TIME
+from orchestration.spark.sinks.batch_column import BATCH_TIME
 from orchestration.spark.sinks.sink import SinkError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+
+def check_names(schema: StructType, where: str) -> None:
+    """Raises SinkError for names that a table can't have, or not twice."""
+    names = [field.name for field in schema.fields]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SinkError(f"{where} has several columns named {', '.join(twice)}: rename them by .alias(...)")
+    if not names:
+        raise SinkError(f"{where} has no columns: select some")
+    if BATCH_TIME in names:
+        raise SinkError(f"{where} has a column {BATCH_TIME}, which is the sink's own: rename it by .alias(...)")
 
 
 def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.Schema:
@@ -20,14 +32,7 @@ def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.
     import pyarrow as pa  # noqa: PLC0415
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
-    names = [field.name for field in schema.fields]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise SinkError(f"{where} has several columns named {', '.join(twice)}: rename them by .alias(...)")
-    if not names:
-        raise SinkError(f"{where} has no columns: select some")
-    if BATCH_TIME in names:
-        raise SinkError(f"{where} has a column {BATCH_TIME}, which is the sink's own: rename it by .alias(...)")
+    check_names(schema, where)
     converted = to_arrow_schema(schema, timezone="UTC")
     return pa.schema([pa.field(field.name, _nullable(field.type, widens=widens)) for field in converted])
 
