@@ -14,22 +14,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
 from receiver_runtime.records import from_bytes, schema_of, takes_bytes
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-    from contextlib import AbstractContextManager
-
+    from receiver_runtime.attached_supervisor import AttachedSupervisor
     from receiver_runtime.block_handler import DeadLetter
-    from receiver_runtime.driver_log import SourcePositions
-    from receiver_runtime.reading_loop import ReadingLoop
     from receiver_runtime.sources.base import SourceRule
-    from receiver_runtime.sources.receiver_settings import ReceiverSettings
-    from tracker_store.blocks import NewBlock, OffsetLink, Position
 
 
 class ReceiverNotAttachedError(RuntimeError):
@@ -38,45 +32,6 @@ class ReceiverNotAttachedError(RuntimeError):
 
 class ReceiverAttachedError(RuntimeError):
     """A ReceiverSupervisor has been attached to this receiver already. Make a new receiver for each supervisor."""
-
-
-class AttachedSupervisor(Protocol):
-    """What a receiver asks of its supervisor; see ``receiver_supervisor.ReceiverSupervisor`` for each."""
-
-    @property
-    def stream_id(self) -> int: ...
-    @property
-    def receiver_id(self) -> int: ...
-    @property
-    def stream_name(self) -> str: ...
-    @property
-    def reading_loop(self) -> ReadingLoop | None: ...
-    @property
-    def settings(self) -> ReceiverSettings: ...
-    @property
-    def record_schema(self) -> pa.Schema: ...
-    @property
-    def positions(self) -> SourcePositions: ...
-    def is_started(self) -> bool: ...
-    def is_stopped(self) -> bool: ...
-    def push_single(self, record: object) -> None: ...
-    def push_buffered(self, records: pa.RecordBatch | Sequence[object]) -> None: ...
-    def push_if_free(self, batch: pa.RecordBatch) -> bool: ...
-    def push_and_report_block(self, records: pa.RecordBatch | pa.Table | Sequence[object]) -> None: ...
-    def open_partition(self, source: str, partition: str, start_offset: int) -> Position: ...
-    def piece(self, records: int, nbytes: int) -> int: ...
-    def push_linked(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> Future[NewBlock]: ...
-    def go_on_after_conflict(self) -> None: ...
-    def wait_for_rate(self, records: int, nbytes: int) -> None: ...
-    def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]: ...
-    def push_keyed(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Future[NewBlock]: ...
-    def handing_over(self) -> AbstractContextManager[None]: ...
-    def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None: ...
-    def report_connected(self, where: str) -> None: ...
-    def report_listening(self, where: str) -> None: ...
-    def report_error(self, message: str, error: BaseException | None) -> None: ...
-    def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None: ...
-    def stop(self, message: str, error: BaseException | None = None) -> None: ...
 
 
 class Receiver(ABC):
@@ -142,7 +97,7 @@ class Receiver(ABC):
             GeneratorStateError: one record, and the receiver is stopping.
             DriverLogError: many records, and the driver log refused the block (a fenced receiver, say).
         """
-        supervisor = self.supervisor
+        path = self.supervisor.block_path
         if isinstance(data, pa.Buffer) or (
             isinstance(data, bytes | bytearray | memoryview) and not takes_bytes(self.record_schema)
         ):
@@ -152,9 +107,9 @@ class Receiver(ABC):
         elif isinstance(data, Iterator):
             data = list(data)
         if isinstance(data, pa.RecordBatch | pa.Table | list):
-            supervisor.push_and_report_block(data)
+            path.push_and_report_block(data)
         else:
-            supervisor.push_single(data)
+            path.push_single(data)
 
     def store_buffered(self, records: pa.RecordBatch | Sequence[object]) -> None:
         """Hand on many records as ``store`` does one: asynchronous, rate-limited, waiting while the buffer is full.
@@ -162,11 +117,11 @@ class Receiver(ABC):
         They all come into one block (B03), if they fit into one (``max_block_bytes``) and no rate limit is set; else
         they are handed on in pieces that fit, or even ones.
         """
-        self.supervisor.push_buffered(records)
+        self.supervisor.block_path.push_buffered(records)
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
         """Put aside records that can't be stored; returns when they are durable and recorded."""
-        self.supervisor.store_dead_letters(letters)
+        self.supervisor.block_path.store_dead_letters(letters)
 
     def report_connected(self, where: str) -> None:
         """The source is there: shown as the receiver's reason."""

@@ -483,7 +483,7 @@ class _ReceiverLife:
     def holds_data(self) -> bool:
         """Whether something is to be salvaged, stored or registered. Takes no lock."""
         supervisor = self._supervisor
-        return self._starting if supervisor is None else supervisor.holds_data
+        return self._starting if supervisor is None else supervisor.block_path.holds_data
 
     @property
     def stuck_reason(self) -> str:
@@ -495,7 +495,7 @@ class _ReceiverLife:
         """Say so."""
         supervisor = self._supervisor
         if supervisor is not None:
-            supervisor.on_hindered(seconds, why)
+            supervisor.report_no_progress(seconds, why)
         else:
             # Only the driver log keeps a receiver from its start, and that can't be told so now.
             _log.warning("the receiver can't start", receiver_id=self.receiver_id, seconds=seconds, error=why)
@@ -504,7 +504,7 @@ class _ReceiverLife:
         """Say so."""
         supervisor = self._supervisor
         if supervisor is not None:
-            supervisor.on_moving()
+            supervisor.report_progress()
 
     def give_up(self, connection: sa.Connection, process_id: int) -> None:
         """In the driver log this process does not hold it any more."""
@@ -550,7 +550,7 @@ class _ReceiverLife:
         """Blocks that wait to be stored; None before it is claimed. Any thread, at any time; returns at once."""
         with self._lock:
             supervisor = self._supervisor
-        return None if supervisor is None else supervisor.generator.waiting_blocks
+        return None if supervisor is None else supervisor.block_path.generator.waiting_blocks
 
     def _run(self, shared: _Shared) -> None:
         try:
@@ -602,7 +602,7 @@ class _ReceiverLife:
         except DriverLogError as error:
             _log.warning("could not compare with the driver log", receiver_id=self.receiver_id, error=str(error))
             return
-        lost = supervisor.acknowledged.describe_after(end.sequence)
+        lost = supervisor.block_path.acknowledged.describe_after(end.sequence)
         if lost is not None:
             self._tell(
                 ReceiverEventKind.ERROR,
@@ -723,7 +723,7 @@ class _ReceiverLife:
             clock=shared.clock,
             progress=self.progress,
         )
-        rows.tell(supervisor)
+        rows.tell(supervisor.block_path)
         with self._lock:
             if self._wanted_end is not None:
                 # Asked for between two questions; nothing was read.

@@ -20,33 +20,22 @@ a receiver still does.
 
 from __future__ import annotations
 
-import math
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import structlog
 
-from receiver_runtime.acknowledged_blocks import AcknowledgedBlocks
 from receiver_runtime.backoff import Backoff
-from receiver_runtime.block_generator import Block, BlockGenerator
-from receiver_runtime.block_store.frame import SourceRule
+from receiver_runtime.block_path import BlockPath
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.progress import LONGEST_PAUSE_SECONDS, Progress
-from receiver_runtime.rate_limiter import RateLimiter
-from receiver_runtime.receiver_calls import HandOvers, WatchedCall, wait_for_calls
-from receiver_runtime.records import conform, to_batch
-from receiver_runtime.write_ahead_log import WriteAheadLogError
-from tracker_store.dead_letters import StoredDeadLetter
+from receiver_runtime.progress import Progress
+from receiver_runtime.receiver_calls import WatchedCall, wait_for_calls
+from receiver_runtime.unfailing_reporter import UnfailingReporter, describe
 from tracker_store.errors import (
-    DriverLogError,
-    DuplicateKeysError,
-    OffsetConflictError,
     ReceiverFencedError,
     SequenceGapError,
 )
@@ -54,11 +43,11 @@ from tracker_store.receivers import HINDERED
 from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Future
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Mapping
 
-    from receiver_runtime.block_handler import BlockHandler, DeadLetter, EncodedBlock
+    import pyarrow as pa
+
+    from receiver_runtime.block_handler import BlockHandler
     from receiver_runtime.block_threads import BlockThreads
     from receiver_runtime.driver_log import DeadLetterRows, KnownKeys, SourcePositions
     from receiver_runtime.reading_loop import ReadingLoop
@@ -66,21 +55,14 @@ if TYPE_CHECKING:
     from receiver_runtime.registrar import Registrar
     from receiver_runtime.sources.receiver_settings import ReceiverSettings
     from receiver_runtime.status_reporter import Reporter
-    from tracker_store.blocks import BlockHandle, Claim, NewBlock, OffsetLink, Position, Steering
+    from tracker_store.blocks import Claim, Steering
 
 _log = structlog.get_logger(__name__)
 
 
-_STORE_FIRST_DELAY = 0.1
-# Everything is acknowledged within a minute of the disk's return, however long it was full.
-_STORE_LONGEST_DELAY = LONGEST_PAUSE_SECONDS
 # In a second; what is slower than that is not told from a disk that hangs.
 _SLOWEST_DISK_BYTES = 2**20
-# Dead letters in one write and one statement.
-_LETTERS_AT_ONCE = 1000
-# The hindrance of a disk that takes no blocks.
-_STORE = "store blocks"
-# And that of whatever it is that has lasted for long.
+# The hindrance of whatever has lasted for long; what hinders blocks is the block path's to say.
 _PROGRESS = "make progress"
 
 
@@ -167,55 +149,19 @@ class ReceiverSupervisor:
         progress: Progress | None = None,
     ) -> None:
         self._receiver = receiver
-        self.progress = Progress() if progress is None else progress
         self._stream_id = stream_id
         self._stream_name = stream_name
         self._claim = claim
         self._assignment = assignment
         self._settings = settings
-        self._handler = handler
-        self._driver_log = driver_log
-        self._positions = positions
-        self._keys = keys
-        self._reporter: Reporter = _UnfailingReporter(reporter)
+        self._reporter = UnfailingReporter(reporter, receiver_id=claim.receiver_id)
         self._reading_loop = reading_loop
         self._clock = clock or SystemClock()
         self._schema = receiver.record_schema
-        self._limiter = RateLimiter(
-            rate_limit,
-            initial_rate=settings.backpressure_initial_rate,
-            max_rate=settings.receiver_max_rate,
-            max_bytes_rate=settings.receiver_max_bytes_rate,
-            clock=self._clock,
-        )
-        self._hand_overs = HandOvers(self._clock)
-        # Which threads are storing something, or wait for their turn to.
-        self._storing = HandOvers(self._clock)
-        self._generator = BlockGenerator(
-            self,
-            self._schema,
-            limiter=self._limiter,
-            block_interval=settings.block_interval,
-            queue_size=settings.block_queue_size,
-            max_block_bytes=settings.max_block_bytes,
-            name=f"receiver {claim.receiver_id}",
-            clock=self._clock,
-            encode=handler.encode,
-            threads=threads,
-        )
         self._backoff = Backoff(
             settings.receiver_restart_delay,
             max(settings.receiver_restart_delay, settings.receiver_max_restart_delay),
         )
-
-        # For people, where the driver log turns out to lack some.
-        self.acknowledged = AcknowledgedBlocks()
-
-        # Sequences are given out, stored and handed to the registrar one by one.
-        self._push_lock = threading.Lock()
-        self._next_sequence = claim.sequence + 1
-        # Whether what is under way, if anything is, are blocks with keys.
-        self._keyed = False
 
         # The control thread's alone: the newest on_start, and whether an on_stop was given up.
         self._on_start: WatchedCall | None = None
@@ -228,27 +174,32 @@ class ReceiverSupervisor:
         self._paused = False
         self._start_at = 0.0
         self._started_at = 0.0
-        self._accepted = False
         self._wanted_restart: _Restart | None = None
         self._wanted_end: Ending | None = None
-        self._refused: BaseException | None = None
-        # What was stored and then refused; the next epoch's salvage finds it, if it came before that looked.
-        self._refused_blocks = 0
-        self._refused_records = 0
+        # Why nothing more of this epoch is accepted, and the end that this is.
+        self._refusal: BaseException | None = None
         self._ending: Ending | None = None
         # What keeps blocks from being registered, and why; it is the reason that operators see, while there is any.
         self._hindrances: dict[str, str] = {}
         self._reason = "receiving"
 
-        # Last: a heartbeat may steer it at once.
-        self._registration = registrar.attach(
-            claim.receiver_id,
-            registered_through=claim.sequence,
-            limit=settings.block_queue_size,
-            on_steering=self._on_steering,
+        # Last: a heartbeat may steer us at once.
+        self.block_path = BlockPath(
+            self._schema,
+            claim=claim,
+            settings=settings,
+            handler=handler,
+            registrar=registrar,
+            driver_log=driver_log,
+            reporter=self._reporter,
             listener=self,
-            progress=self.progress,
-            on_lost=self._on_refused,
+            on_steering=self._on_steering,
+            positions=positions,
+            keys=keys,
+            rate_limit=rate_limit,
+            threads=threads,
+            clock=self._clock,
+            progress=Progress() if progress is None else progress,
         )
         receiver.attach_supervisor(self)
 
@@ -266,39 +217,24 @@ class ReceiverSupervisor:
         return self._claim.epoch
 
     @property
-    def generator(self) -> BlockGenerator:
-        """The block generator, for figures."""
-        return self._generator
-
-    @property
-    def limiter(self) -> RateLimiter:
-        """The rate limiter, for figures."""
-        return self._limiter
-
-    @property
     def progress_limit(self) -> float:
         """Seconds without progress, while it holds data, that are too many."""
         return progress_limit(self._settings)
 
-    @property
-    def holds_data(self) -> bool:
-        """Whether something is to be stored or registered. Takes no lock."""
-        return self._generator.holds_data or self._registration.has_unsettled or self._storing.any_since(math.inf)
-
-    def on_hindered(self, seconds: float, why: str) -> None:
+    def report_no_progress(self, seconds: float, why: str) -> None:
         """Operators see that it gets nothing done, and why; it goes on by itself (the watchdog, its own thread)."""
         self._hinder(_PROGRESS, f"{HINDERED}: nothing stored or registered for {seconds:g} s: {why}")
         self._reporter.event(
             ReceiverEventKind.ERROR, "data is held and nothing of it could be stored or registered, trying on", why
         )
 
-    def on_moving(self) -> None:
+    def report_progress(self) -> None:
         """It gets on again."""
         self._clear(_PROGRESS)
 
     def start(self) -> None:
         """As ``run``, on a thread of its own; returns at once."""
-        self._generator.start()
+        self.block_path.generator.start()
         threading.Thread(target=self._run, name=f"receiver {self._claim.receiver_id} supervisor", daemon=True).start()
 
     def run(self) -> Ending:
@@ -306,7 +242,7 @@ class ReceiverSupervisor:
 
         The caller's thread is the control thread.
         """
-        self._generator.start()
+        self.block_path.generator.start()
         return self._run()
 
     def stop(self, message: str, error: BaseException | None = None) -> None:
@@ -371,193 +307,6 @@ class ReceiverSupervisor:
         """State is Stopped (R04)."""
         return self.state is SupervisorState.STOPPED
 
-    def push_single(self, record: object) -> None:
-        """One record to the block generator."""
-        with self._hand_overs:
-            self._generator.add_data(record)
-        self._accepted = True
-
-    def push_buffered(self, records: pa.RecordBatch | Sequence[object]) -> None:
-        """Many records to the block generator; in even pieces while a rate limit is set."""
-        batch = (
-            conform(records, self._schema) if isinstance(records, pa.RecordBatch) else to_batch(records, self._schema)
-        )
-        done = 0
-        with self._hand_overs:
-            while done < batch.num_rows:
-                # Asked anew for each piece: a new rate takes effect in the midst of a chunk.
-                rest = batch.slice(done)
-                piece = rest.slice(0, self._limiter.piece(rest.num_rows, rest.nbytes))
-                done += piece.num_rows
-                self._generator.add_multiple_data(piece)
-                self._accepted = True
-
-    def push_if_free(self, batch: pa.RecordBatch) -> bool:
-        """As ``push_buffered``, but for a wait: where there was to be one, nothing is added; says whether it was."""
-        if not self._generator.add_if_free(batch):
-            return False
-        self._accepted = True
-        return True
-
-    def push_and_report_block(self, records: pa.RecordBatch | pa.Table | Sequence[object]) -> None:
-        """Many records as one block; returns when it is registered (S07).
-
-        Raises: what stopped it; then the block is not registered, and the source must not be acknowledged.
-        """
-        if isinstance(records, pa.RecordBatch):
-            batches = [conform(records, self._schema)]
-        elif isinstance(records, pa.Table):
-            batches = [conform(batch, self._schema) for batch in records.to_batches()]
-        else:
-            batches = [to_batch(records, self._schema)]
-        batches = [batch for batch in batches if batch.num_rows]
-        if not batches:
-            return
-        with self._hand_overs:
-            self._limiter.acquire(sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches))
-            self._push(self._handler.encode(batches)).result()
-        self._accepted = True
-
-    def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
-        """Where to read a partition of the source from, by the driver log; before its first read, ``start_offset``."""
-        if self._positions is None:
-            raise NotImplementedError("this receiver's driver log keeps no positions of sources")
-        return self._positions.open_partition(source, partition, start_offset)
-
-    @property
-    def positions(self) -> SourcePositions:
-        """All of the source's positions, for a source of very many partitions."""
-        if self._positions is None:
-            raise NotImplementedError("this receiver's driver log keeps no positions of sources")
-        return self._positions
-
-    def piece(self, records: int, nbytes: int) -> int:
-        """How many of so many records to hand on at once, so that they flow evenly under a rate limit."""
-        return self._limiter.piece(records, nbytes)
-
-    def push_linked(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> Future[NewBlock]:
-        """A batch as one block that moves its source's positions; returns when it is stored, before it is registered.
-
-        The future resolves when the driver log has block and positions. It fails with OffsetConflictError where another
-        receiver has read one of the partitions on: then nothing that is under way is registered, nothing more is taken,
-        and the receiver is to ask for the positions anew after ``go_on_after_conflict``.
-
-        Raises: what stopped it; then nothing of it is stored, or it is not registered.
-        """
-        with self._hand_overs:
-            self._limiter.acquire(batch.num_rows, batch.nbytes)
-            future = self._push(self._handler.encode([conform(batch, self._schema)]), tuple(links))
-        self._accepted = True
-        return future
-
-    def go_on_after_conflict(self) -> None:
-        """Take blocks again, after a refusal for a position or a key. Waits for what is under way.
-
-        What was refused is dropped here: who handed it over does so again, or not.
-
-        Raises: what the receiver was refused with for good.
-        """
-        with self._push_lock:
-            self._next_sequence = self._registration.go_on() + 1
-        self.progress.made()
-
-    def wait_for_rate(self, records: int, nbytes: int) -> None:
-        """Return when so many records may pass; for ``push_keyed``, which may have to push what has passed again."""
-        with self._hand_overs:
-            self._limiter.acquire(records, nbytes)
-
-    def handing_over(self) -> AbstractContextManager[None]:
-        """While in it, a thread of the receiver's waits for us; a stop gives it the time."""
-        return self._hand_overs
-
-    def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
-        """Which of these keys the stream has received within its window, by the driver log.
-
-        Without ``wait`` none of them, where it is away: a block that has some will be refused.
-        """
-        if self._keys is None:
-            raise NotImplementedError("this receiver's driver log keeps no keys")
-        with self._hand_overs:
-            return self._keys.known_keys(keys, wait=wait)
-
-    def push_keyed(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Future[NewBlock]:
-        """A batch as one block with its records' keys; returns when it is stored, before it is registered.
-
-        Its sender brings it again where it is not acknowledged, so no salvage registers it. The future resolves when
-        the driver log has block and keys. It fails with DuplicateKeysError where one of them is known: then nothing
-        with keys that is under way is registered, and nothing is taken before ``go_on_after_conflict``, which the
-        caller must come to. A disk that takes no blocks is waited for, but not at a stop.
-
-        Raises: what stopped it; then nothing of it is stored, or it is not registered.
-        """
-        with self._hand_overs:
-            encoded = self._handler.encode([conform(batch, self._schema)])
-            backoff = Backoff(_STORE_FIRST_DELAY, _STORE_LONGEST_DELAY)
-            while True:
-                try:
-                    future = self._push(encoded, keys=tuple(keys))
-                except WriteAheadLogError as error:
-                    self.on_error("a block with keys could not be stored", error)
-                    if self.is_stopped() or not self._pause_unless_refused(backoff.next_delay()):
-                        raise
-                else:
-                    self._clear(_STORE)
-                    self._accepted = True
-                    return future
-
-    def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
-        """Dead letters to the segment, then to the driver log; returns when all are recorded.
-
-        By one sync and one statement for so many of them: a sender in the wrong encoding has nothing else.
-        """
-        with self._hand_overs:
-            for first in range(0, len(letters), _LETTERS_AT_ONCE):
-                self._store_and_record(letters[first : first + _LETTERS_AT_ONCE])
-
-    def _store_and_record(self, letters: Sequence[DeadLetter]) -> None:
-        backoff = Backoff(_STORE_FIRST_DELAY, _STORE_LONGEST_DELAY)
-        while True:
-            try:
-                with self._storing:
-                    handles = self._store_dead_letters(letters)
-                self.progress.made()
-            except WriteAheadLogError as error:
-                # Not the receiver's to handle: it would drop the good lines that it read with this one.
-                self.report_error("a dead letter could not be stored, reading waits for it", error)
-                if not self._pause_unless_refused(backoff.next_delay()):
-                    raise
-            else:
-                break
-        self._driver_log.add_dead_letters(
-            [
-                StoredDeadLetter(letter.reason.label, letter.part, len(letter.data), handle)
-                for letter, handle in zip(letters, handles, strict=True)
-            ]
-        )
-        self._handler.dead_letters_recorded(handles)
-        for letter, handle in zip(letters, handles, strict=True):
-            self._reporter.event(
-                ReceiverEventKind.BAD_RECORD,
-                f"a record went aside as a dead letter: {letter.reason.label}",
-                f"part {letter.part}, {len(letter.data)} bytes, segment {handle.segment_id}, offset {handle.offset}",
-            )
-
-    def _store_dead_letters(self, letters: Sequence[DeadLetter]) -> list[BlockHandle]:
-        with self._push_lock:
-            return self._handler.store_dead_letters(
-                letters,
-                sequence=self._next_sequence - 1,
-                registered_through=self._registration.registered_through,
-            )
-
-    def _pause_unless_refused(self, seconds: float) -> bool:
-        """Wait; False as soon as nothing more is to be stored."""
-        deadline = self._clock.monotonic() + seconds
-        with self._changed:
-            while self._refused is None and (left := deadline - self._clock.monotonic()) > 0:
-                self._clock.wait_on(self._changed, left)
-            return self._refused is None
-
     def report_connected(self, where: str) -> None:
         """The source is there."""
         self._reporter.event(ReceiverEventKind.CONNECTED, f"connected to {where}")
@@ -570,9 +319,7 @@ class ReceiverSupervisor:
 
     def report_error(self, message: str, error: BaseException | None = None) -> None:
         """An event ERROR; receiving goes on (R03)."""
-        self._reporter.event(ReceiverEventKind.ERROR, message, _describe(error))
-        with suppress(Exception):
-            _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
+        self._reporter.error(message, error)
 
     def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None:
         """Ask for a restart; returns at once. Ignored unless Started, and while one is asked for (R03, S05)."""
@@ -581,125 +328,27 @@ class ReceiverSupervisor:
                 self._wanted_restart = _Restart(message, error, delay)
                 self._changed.notify_all()
 
-    # -- the block generator's side (BlockGeneratorListener) ---------------------------------------------------------
+    # -- the block path's side (BlockPathListener; any thread: leave a wish, return) ----------------------------------
 
-    def on_generate_block(self, block: Block) -> None:
-        """Nothing to note: this source has no offsets."""
-
-    def on_push_block(self, block: Block) -> None:
-        """Store a block and hand it to the registrar; what follows is stored while this one is registered."""
-        self._push(block.encoded or self._handler.encode(block.batches))
-        self._clear(_STORE)
-
-    def on_idle(self) -> None:
-        """Close a segment that has reached its age; note in its file what is acknowledged."""
-        self._handler.keep_house(self._registration.registered_through)
-
-    def on_error(self, message: str, error: Exception) -> None:
-        """A push failed; it is tried again, and when the queue is full, reading stops (W05)."""
-        with self._changed:
-            if self._refused is not None:
-                return
-        self.progress.failed(f"a block could not be stored: {_describe(error)}")
-        self._hinder(_STORE, f"a block could not be stored, reading stops when the queue is full: {_describe(error)}")
-        self.report_error("a block could not be stored, it is tried again", error)
-        with suppress(Exception):
-            _log.warning(message, receiver_id=self._claim.receiver_id, error=_describe(error))
-
-    def on_thread_death(self, error: BaseException) -> None:
-        """The generator has ended and takes nothing more: so does this process, and another is started."""
-        self.end(Ending(ExitCode.FAILED, f"the block generator failed: {_describe(error)}", drained=False, again=True))
-        self.report_error("the block generator failed", error)
-
-    def _push(
-        self, encoded: EncodedBlock, links: tuple[OffsetLink, ...] = (), keys: tuple[str, ...] | None = None
-    ) -> Future[NewBlock]:
-        with self._storing:
-            while True:
-                try:
-                    return self._push_once(encoded, links, keys)
-                except DuplicateKeysError:
-                    if keys is not None:
-                        raise
-                # Not its own fault: who has handed over the keys goes on at once.
-                self._registration.wait_until_it_goes_on()
-
-    def _push_once(
-        self, encoded: EncodedBlock, links: tuple[OffsetLink, ...], keys: tuple[str, ...] | None
-    ) -> Future[NewBlock]:
-        with self._push_lock:
-            if self._keyed is not (keys is not None):
-                # Never under way together: a refusal for a key would take the others along, and their sender may not
-                # bring them again.
-                self._registration.wait_until_settled()
-                self._keyed = keys is not None
-            self._registration.reserve()
-            try:
-                block = self._handler.store_block(
-                    encoded,
-                    sequence=self._next_sequence,
-                    registered_through=self._registration.registered_through,
-                    source_rule=None if keys is None else SourceRule.SENT_AGAIN,
-                )
-            except BaseException:
-                self._registration.release()
-                raise
-            self.progress.made()
-            self._next_sequence += 1
-            if links or keys:
-                block = replace(block, links=links, keys=keys or ())
-            future = self._registration.submit(block)
-        future.add_done_callback(partial(self._on_answer, block))
-        return future
-
-    # -- the driver log's side (OutageListener; any thread) ----------------------------------------------------------
-
-    def on_driver_log_away(self, what: str, error: Exception) -> None:
-        """Operators see why nothing comes: by the reason, where that can be written, else as soon as it can."""
-        self._hinder(
-            what, f"the driver log does not {what}, reading stops when the queue is full: {_first_line(error)}"
-        )
-
-    def on_driver_log_back(self, what: str, seconds: float) -> None:
-        """The history says how long it took, and why."""
-        why = self._clear(what)
-        self._reporter.event(
-            ReceiverEventKind.ERROR, "what was received had to wait for the driver log", f"{seconds:.1f} s: {why}"
-        )
-
-    # -- the registrar's side (its thread: leave a wish, return) -----------------------------------------------------
-
-    def _on_answer(self, block: NewBlock, future: Future[NewBlock]) -> None:
-        error = future.exception()
-        if (
-            error is None
-            or (isinstance(error, OffsetConflictError) and block.links)
-            or isinstance(error, DuplicateKeysError)
-        ):
-            # The receiver drops what it has read, and reads on from where the driver log is; or leaves out what the
-            # driver log has.
-            if error is None:
-                self.acknowledged.add(block)
-            return
-        with self._changed:
-            self._refused_blocks += 1
-            self._refused_records += block.records
-        self._on_refused(error)
-
-    def _on_refused(self, error: BaseException) -> None:
+    def on_refused(self, error: BaseException) -> None:
         """Nothing more of this epoch is accepted."""
         with self._changed:
-            if self._refused is not None:
+            if self._refusal is not None:
                 return
-            self._refused = error
+            self._refusal = error
             code = ExitCode.FENCED if isinstance(error, ReceiverFencedError) else ExitCode.FAILED
-            # It outranks an end that was to drain: there is nobody left to drain to.
+            # It outranks an end that was to drain: nothing that is drained would be accepted.
             self._wanted_end = Ending(code, str(error), drained=False, again=code is ExitCode.FAILED)
             self._changed.notify_all()
-        self._generator.abort()
+
+    def on_hindered(self, what: str, reason: str | None) -> str:
+        """Show operators what hinders blocks, or what did before; return the reason that was shown for it."""
+        if reason is None:
+            return self._clear(what)
+        self._hinder(what, reason)
+        return ""
 
     def _on_steering(self, steering: Steering) -> None:
-        self._limiter.update_rate(steering.rate_limit)
         with self._changed:
             if self._desired is not steering.desired_state:
                 self._desired = steering.desired_state
@@ -714,13 +363,13 @@ class ReceiverSupervisor:
             while (ending := self._step()) is None:
                 pass
         except BaseException as error:  # noqa: BLE001  logged, and the end all the same
-            ending = Ending(ExitCode.FAILED, f"the supervisor failed: {_describe(error)}", drained=True, again=True)
+            ending = Ending(ExitCode.FAILED, f"the supervisor failed: {describe(error)}", drained=True, again=True)
             self._log_failure("a supervisor failed", error)
         try:
             ending = self._finish(ending)
         except BaseException as error:  # noqa: BLE001  logged, and told as the end's reason
             # Whoever waits for the end must see one.
-            reason = f"{ending.reason}; then the end itself failed: {_describe(error)}"
+            reason = f"{ending.reason}; then the end itself failed: {describe(error)}"
             ending = Ending(ExitCode.FAILED, reason, drained=False, again=True)
             self._log_failure("a supervisor could not end in order", error)
         try:
@@ -769,7 +418,7 @@ class ReceiverSupervisor:
     def _start_receiver(self) -> None:
         with self._changed:
             self._wanted_restart = None
-            self._accepted = False
+            self.block_path.receiver_starts()
             self._started_at = self._clock.monotonic()
             # Started before on_start runs, which may already ask (S02).
             self._move(SupervisorState.STARTED)
@@ -799,12 +448,12 @@ class ReceiverSupervisor:
                 return True
             self._move(SupervisorState.STOPPED)
             self._wanted_restart = None
-        self._limiter.close()
+        self.block_path.receiver_stops()
         calls = [self._call(self._receiver.on_stop, self._on_stop_failed)]
         if self._on_start is not None:
             calls.append(self._on_start)
         returned = wait_for_calls(
-            calls, self._settings.receiver_stop_timeout, hand_overs=self._hand_overs, clock=self._clock
+            calls, self._settings.receiver_stop_timeout, hand_overs=self.block_path.hand_overs, clock=self._clock
         )
         if not returned:
             self._stop_hung = True
@@ -813,8 +462,8 @@ class ReceiverSupervisor:
                 "longer: what was handed over is stored, what the receiver still holds is lost"
             )
         with self._changed:
-            if self._refused is None and self._wanted_end is None:
-                self._limiter.reopen()
+            if self._wanted_end is None:
+                self.block_path.limiter.reopen()
         return returned
 
     def _end_for_another(self, why: str) -> None:
@@ -824,7 +473,7 @@ class ReceiverSupervisor:
     def _restart(self) -> None:
         with self._changed:
             restart = self._wanted_restart
-            healthy = self._accepted or (
+            healthy = self.block_path.has_accepted or (
                 self._clock.monotonic() - self._started_at >= self._settings.receiver_healthy_after
             )
         if restart is None:
@@ -847,7 +496,7 @@ class ReceiverSupervisor:
         delay = self._backoff.next_delay()
         with self._changed:
             self._start_at = self._clock.monotonic() + (delay if restart.delay is None else restart.delay)
-        self._reporter.event(ReceiverEventKind.RESTARTED, restart.message, _describe(restart.error))
+        self._reporter.event(ReceiverEventKind.RESTARTED, restart.message, describe(restart.error))
         self._say(f"trying again: {_sentence(restart)}")
 
     def _pause(self) -> None:
@@ -870,26 +519,23 @@ class ReceiverSupervisor:
         with self._changed:
             self._wanted_end = ending if self._wanted_end is None else self._wanted_end
         if not ending.drained:
-            self._generator.abort()
+            self.block_path.abort()
         with suppress(Exception):
             _log.info("receiver ends", receiver_id=self._claim.receiver_id, reason=ending.reason, drain=ending.drained)
         self._stop_receiver()
         # For a receiver that was stopped before, and for pushes of its own that still wait for permits.
-        self._limiter.close()
+        self.block_path.limiter.close()
         if ending.drained:
-            # Whatever the driver log does: what is on the disk can be salvaged, what is in the buffer is gone with us.
-            self._registration.lift_limit()
-            self._generator.stop()
-            self._registration.wait_until_settled()
-        self._handler.close(self._registration.registered_through)
+            self.block_path.drain()
+        self.block_path.close()
         with self._changed:
-            refused = self._refused is not None
+            refused = self._refusal is not None
             if refused and self._wanted_end is not None:
                 # Refused while it drained.
                 ending = self._wanted_end
         if refused:
             # Until each block is counted.
-            self._registration.wait_until_settled()
+            self.block_path.settle()
         return ending
 
     def _tell(self, ending: Ending) -> None:
@@ -901,9 +547,9 @@ class ReceiverSupervisor:
             case ExitCode.FAILED if ending.again:
                 # A new process claims anew and goes on, so this is no state to stay in.
                 what, detail = "this process ends, another claims anew", ending.reason
-                if isinstance(self._refused, SequenceGapError):
+                if isinstance(self._refusal, SequenceGapError):
                     what = f"the driver log lacks blocks that it had acknowledged: {what}"
-                    detail += f" It was acknowledged up to sequence {self._registration.registered_through}."
+                    detail += f" It was acknowledged up to sequence {self.block_path.registered_through}."
                 self._reporter.event(ReceiverEventKind.ERROR, what, detail)
             case ExitCode.FAILED:
                 self._reporter.state(ReceiverState.FAILED, ending.reason)
@@ -916,8 +562,7 @@ class ReceiverSupervisor:
                 )
 
     def _held(self) -> str:
-        with self._changed:
-            blocks, records = self._refused_blocks, self._refused_records
+        blocks, records = self.block_path.refused
         if not blocks:
             return ""
         return f"; it held {blocks} blocks with {records} records that are stored and not registered by it"
@@ -939,7 +584,7 @@ class ReceiverSupervisor:
     def _clear(self, what: str) -> str:
         """A hindrance is gone: show the next one, or the reason that it hid; returns what it was."""
         if not self._hindrances:
-            # For each block that is stored; only who stores blocks puts this one there.
+            # Asked for each block that is stored.
             return ""
         with self._changed:
             was = self._hindrances.pop(what, "")
@@ -966,39 +611,5 @@ def progress_limit(settings: ReceiverSettings) -> float:
     )
 
 
-class _UnfailingReporter:
-    """A reporter whose failures are logged: what is told must not decide what is done."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-
-    def state(self, state: ReceiverState, reason: str) -> None:
-        self._told(partial(self._reporter.state, state, reason))
-
-    def reason(self, reason: str) -> None:
-        self._told(partial(self._reporter.reason, reason))
-
-    def event(self, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
-        self._told(partial(self._reporter.event, kind, message, detail))
-
-    @staticmethod
-    def _told(word: Callable[[], None]) -> None:
-        try:
-            word()
-        except Exception:  # noqa: BLE001  logged
-            with suppress(Exception):
-                _log.exception("a report failed")
-
-
-def _describe(error: BaseException | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}"
-
-
-def _first_line(error: Exception) -> str:
-    """What the server said, without its hints."""
-    said = (error.detail if isinstance(error, DriverLogError) else None) or str(error)
-    return said.partition("\n")[0]
-
-
 def _sentence(restart: _Restart) -> str:
-    return restart.message if restart.error is None else f"{restart.message} ({_describe(restart.error)})"
+    return restart.message if restart.error is None else f"{restart.message} ({describe(restart.error)})"

@@ -48,7 +48,7 @@ from tracker_store.errors import DuplicateKeysError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from receiver_runtime.receiver import AttachedSupervisor
+    from receiver_runtime.attached_supervisor import AttachedSupervisor, KeyedPath
     from tracker_store.blocks import NewBlock
 
 _log = structlog.get_logger(__name__)
@@ -171,7 +171,8 @@ class KeyedHandOver:
     ) -> None:
         if most_in_flight < 1:
             raise ValueError(f"most_in_flight={most_in_flight}: give 1 or more")
-        self._supervisor = supervisor
+        self._schema = supervisor.record_schema
+        self._path: KeyedPath = supervisor.block_path
         settings = supervisor.settings
         self._most_in_flight = most_in_flight
         self._largest_block = settings.max_block_bytes
@@ -248,7 +249,7 @@ class KeyedHandOver:
         *,
         rows_share_keys: bool,
     ) -> _Submit:
-        conformed = conform(batch, self._supervisor.record_schema)
+        conformed = conform(batch, self._schema)
         if keys is None:
             return _Submit(conformed, None, None, conformed.nbytes)
         taken = _storable(keys)
@@ -345,9 +346,9 @@ class KeyedHandOver:
     def _recover(self) -> None:
         """After a refusal: leave out what the driver log has, and have the rest stored again."""
         under_way = [block.future for block in self._blocks if block.future is not None]
-        with self._supervisor.handing_over():
+        with self._path.handing_over():
             wait(under_way)
-        self._supervisor.go_on_after_conflict()
+        self._path.go_on_after_refusal()
         self._careful = _CAREFUL_BLOCKS
         refused = [
             block
@@ -362,7 +363,7 @@ class KeyedHandOver:
 
     def _known(self, keys: Iterable[str], *, wait: bool = True) -> set[str]:
         asked = sorted(set(keys))
-        return self._supervisor.known_keys(asked, wait=wait) if asked else set()
+        return self._path.known_keys(asked, wait=wait) if asked else set()
 
     def _store(self) -> bool:
         """Store what is to be, in order; says whether that was refused."""
@@ -370,7 +371,7 @@ class KeyedHandOver:
             if block.rows and block.future is None:
                 batches = [part.batch for part in block.parts if part.batch.num_rows]
                 try:
-                    block.future = self._supervisor.push_keyed(pa.concat_batches(batches), sorted(block.keys))
+                    block.future = self._path.push_keyed(pa.concat_batches(batches), sorted(block.keys))
                 except DuplicateKeysError:
                     return True
                 block.future.add_done_callback(self._wake)
@@ -396,7 +397,7 @@ class KeyedHandOver:
         """Make a block of what waits, and store it."""
         with self._changed:
             self._not_before = time.monotonic() + self._gathering
-            most = self._supervisor.piece(self._rows_waiting, self._bytes_waiting) if self._rows_waiting else 0
+            most = self._path.piece(self._rows_waiting, self._bytes_waiting) if self._rows_waiting else 0
             block = _Block(list(self._parts(most)))
         # From here on, so that whatever fails below is told to those who wait for it.
         self._blocks.append(block)
@@ -415,7 +416,7 @@ class KeyedHandOver:
             self._keys -= known
             self._careful = _CAREFUL_BLOCKS if known else self._careful - 1
         if block.rows:
-            self._supervisor.wait_for_rate(block.rows, sum(part.batch.nbytes for part in block.parts))
+            self._path.wait_for_rate(block.rows, sum(part.batch.nbytes for part in block.parts))
         elif len(self._blocks) > 1:
             # Answered with those before it.
             self._blocks.pop()
@@ -459,7 +460,7 @@ class KeyedHandOver:
                 return True
             seconds = self._seconds_until_next()
             if seconds != 0:
-                with self._supervisor.handing_over():
+                with self._path.handing_over():
                     self._changed.wait(seconds)
             return True
 
@@ -481,13 +482,13 @@ class KeyedHandOver:
             self._submits = self._bytes = self._rows_waiting = self._bytes_waiting = 0
         for submit in failed.values():
             submit.future.set_exception(error)
-        with self._supervisor.handing_over():
+        with self._path.handing_over():
             # Also what is under way yet may be refused for a key.
             wait(stored)
         if any(isinstance(future.exception(), DuplicateKeysError) for future in stored):
             # Others wait for it.
             with suppress(Exception):
-                self._supervisor.go_on_after_conflict()
+                self._path.go_on_after_refusal()
         with self._changed:
             self._thread = None
             self._changed.notify_all()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from receiver_runtime.attached_supervisor import LinkedPath
     from receiver_runtime.receiver import Receiver
     from tracker_store.blocks import NewBlock, OffsetLink
 
@@ -33,7 +34,7 @@ class LinkedHandOver:
 
     def __init__(self, receiver: Receiver, on_registered: Callable[[Sequence[OffsetLink]], None]) -> None:
         self._receiver = receiver
-        self._supervisor = receiver.supervisor
+        self._path: LinkedPath = receiver.supervisor.block_path
         self._on_registered = on_registered
         self._under_way: list[_UnderWay] = []
         self._conflict = False
@@ -51,7 +52,7 @@ class LinkedHandOver:
     def push(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> bool:
         """Hand over a block's records; False where another receiver has read on, and they are dropped."""
         try:
-            future = self._supervisor.push_linked(batch, links)
+            future = self._path.push_linked(batch, links)
         except OffsetConflictError as error:
             self._note_conflict(error)
             return False
@@ -82,7 +83,7 @@ class LinkedHandOver:
     def recover(self) -> None:
         """After a conflict: drop what is under way. The owner asks the driver log for every position."""
         self.settle()
-        self._supervisor.go_on_after_conflict()
+        self._path.go_on_after_refusal()
         self._conflict = False
 
     def _note_conflict(self, error: OffsetConflictError) -> None:

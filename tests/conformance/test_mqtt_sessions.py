@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from receiver_runtime.attached_supervisor import AttachedSupervisor
     from receiver_runtime.block_handler import DeadLetter
-    from receiver_runtime.receiver import AttachedSupervisor
 
 pytestmark = pytest.mark.brokers
 

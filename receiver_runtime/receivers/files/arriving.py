@@ -204,7 +204,7 @@ class ArrivingCatalog:
         self.source = source.kind
         self._settings = source
         self._receiver = receiver
-        self._positions = receiver.supervisor.positions
+        self._positions = receiver.supervisor.block_path.positions
         self._sharing = sharing
         self._folder = folder
         self._clock = clock or SystemClock()

@@ -95,7 +95,7 @@ class FilesReader:
         self._supervisor = receiver.supervisor
         self._make_catalog = make_catalog
         self._name = name
-        self._sharing = Sharing(self._supervisor.positions, per_host=per_host)
+        self._sharing = Sharing(self._supervisor.block_path.positions, per_host=per_host)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"files {name}", daemon=True)
         # All below is the thread's alone.
@@ -159,7 +159,7 @@ class FilesReader:
     def _load(self) -> None:
         """Positions are the driver log's; whatever was read beyond them is read again."""
         self._changed.clear()
-        self._catalog.reload(self._supervisor.positions.all_of(self._catalog.source))
+        self._catalog.reload(self._supervisor.block_path.positions.all_of(self._catalog.source))
 
     def _share_anew(self) -> None:
         """Others came or went: what was handed over goes in, and we go on where the log is."""
@@ -179,7 +179,7 @@ class FilesReader:
     def _round(self) -> bool:
         """A piece of each file that has one; says whether there is more to be read at once."""
         most = self._supervisor.settings.max_block_bytes
-        lines = self._supervisor.piece(_MOST_LINES, most // _SHARE)
+        lines = self._supervisor.block_path.piece(_MOST_LINES, most // _SHARE)
         limits = Limits(max(1, most // _SHARE), lines)
         batches: list[pa.RecordBatch] = []
         nbytes = rows = 0

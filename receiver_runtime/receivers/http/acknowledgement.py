@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
-    from receiver_runtime.receiver import AttachedSupervisor
+    from receiver_runtime.attached_supervisor import AttachedSupervisor
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
 
 # So long the first request of a group waits for others.

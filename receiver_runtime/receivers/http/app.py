@@ -208,7 +208,7 @@ class HttpApp:
             )
         records = self._acknowledgement.waiting_records
         # Of records, or of bytes, and then of records as large as these.
-        rate = self._supervisor.piece(records, self._acknowledgement.waiting_bytes) * _PIECES_PER_SECOND
+        rate = self._supervisor.block_path.piece(records, self._acknowledgement.waiting_bytes) * _PIECES_PER_SECOND
         if records > rate * _MOST_RATE_SECONDS:
             return Refused(
                 HTTPStatus.TOO_MANY_REQUESTS,
@@ -461,7 +461,7 @@ class HttpApp:
         key = waiting.only_key()
 
         def put_aside() -> None:
-            if key is None or not self._supervisor.known_keys([key]):
+            if key is None or not self._supervisor.block_path.known_keys([key]):
                 self._receiver.store_dead_letters(letters)
 
         async with self._in_time():

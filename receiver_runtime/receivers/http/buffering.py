@@ -17,7 +17,7 @@ from receiver_runtime.block_generator import GeneratorStateError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from receiver_runtime.receiver import AttachedSupervisor
+    from receiver_runtime.attached_supervisor import AttachedSupervisor
 
 
 class BufferedHandOver:
@@ -54,7 +54,7 @@ class BufferedHandOver:
             GeneratorStateError: the receiver is stopping.
         """
         # Past those that wait it would come before them.
-        if not self._bytes and self._supervisor.push_if_free(batch):
+        if not self._bytes and self._supervisor.block_path.push_if_free(batch):
             return True
         nbytes = batch.nbytes
         with self._changed:
@@ -80,7 +80,7 @@ class BufferedHandOver:
     def _run(self) -> None:
         try:
             while (batch := self._first()) is not None:
-                self._supervisor.push_buffered(batch)
+                self._supervisor.block_path.push_buffered(batch)
                 self._done(batch)
         except GeneratorStateError as error:
             self._drop(error)

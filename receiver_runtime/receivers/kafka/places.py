@@ -150,7 +150,7 @@ class KafkaPlaces:
         began = self._start(key, low, high)
         # The id first: what is made anew between the two is noticed the next time.
         read_by, now = self._topic_ids(key, look)
-        at = self._supervisor.open_partition(topic, str(number), began)
+        at = self._supervisor.block_path.positions.open_partition(topic, str(number), began)
         if now is not None and read_by is not None and read_by.offset != now:
             return self._made_anew(key, at, low, high, self._new_id(key, read_by, now))
         if cut_at is not None and low <= cut_at < at.offset:
@@ -226,7 +226,7 @@ class KafkaPlaces:
         if now is None:
             return None, None
         before = self._ids.get(key)
-        read_by = self._supervisor.open_partition(topic, f"{_TOPIC_ID}{number}", now)
+        read_by = self._supervisor.block_path.positions.open_partition(topic, f"{_TOPIC_ID}{number}", now)
         past = self._past_ids.setdefault(topic, set())
         if read_by.offset == now:
             past.update(() if before in (None, now) else (before,))
@@ -326,15 +326,15 @@ class KafkaPlaces:
         wanted = re.compile(self._source.pattern)
         # Before the log is asked: what is seen here was there when whoever came first had not yet put it down.
         seen = self._consumer.list_topics(timeout=BROKER_SECONDS).topics
-        if _BEGINNING not in self._supervisor.positions.all_of(subscription):
+        if _BEGINNING not in self._supervisor.block_path.positions.all_of(subscription):
             for topic, said in seen.items():
                 if wanted.fullmatch(topic):
                     self._note_beginning(topic, len(said.partitions))
-            self._supervisor.open_partition(subscription, _BEGINNING, 0)
+            self._supervisor.block_path.positions.open_partition(subscription, _BEGINNING, 0)
         return True
 
     def _note_beginning(self, topic: str, count: int) -> None:
-        at = self._supervisor.open_partition(topic, _BEGINNING, count)
+        at = self._supervisor.block_path.positions.open_partition(topic, _BEGINNING, count)
         self._partitions_at_beginning[topic] = at.offset
 
     def _count(self, topic: str) -> int:

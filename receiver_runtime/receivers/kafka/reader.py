@@ -252,7 +252,7 @@ class KafkaReader:
                 found, bad = records_of(good)
                 self._keep_aside(bad)
                 for one in found:
-                    self._supervisor.push_buffered(one.batch)
+                    self._supervisor.block_path.push_buffered(one.batch)
 
     def _pause(self) -> float:
         return min(self._supervisor.settings.block_interval, _LONGEST_FETCH)
@@ -261,7 +261,7 @@ class KafkaReader:
         most = int(self._supervisor.settings.max_block_bytes / self._bytes_each)
         bound = _MOST_MESSAGES if self._fetcher is None else _MOST_AT_ONCE
         most = max(_LEAST_MESSAGES, min(bound, most))
-        return self._supervisor.piece(most, 0)
+        return self._supervisor.block_path.piece(most, 0)
 
     def _is_record(self, message: Message) -> bool:
         error = message.error()

@@ -271,7 +271,7 @@ class NatsReader:
 
     async def _ask(self, inbox: str, room: int) -> None:
         most = int(self._supervisor.settings.max_block_bytes / self._bytes_each)
-        most = self._supervisor.piece(min(room, max(_LEAST_MESSAGES, min(_MOST_MESSAGES, most))), 0)
+        most = self._supervisor.block_path.piece(min(room, max(_LEAST_MESSAGES, min(_MOST_MESSAGES, most))), 0)
         self._request_left = self._requested = most
         # The first ones that are large come to a request for many. One message has room in any case.
         self._most_bytes = max(

@@ -190,7 +190,7 @@ class RedisReader:
         if room <= 0:
             self._stopping.wait(_PAUSE_SECONDS)
             return
-        most = self._supervisor.piece(min(room, self._most_at_once()), 0)
+        most = self._supervisor.block_path.piece(min(room, self._most_at_once()), 0)
         for stream, entries in self._read(dict.fromkeys(self._source.streams, b">"), most).items():
             self._take(stream, entries)
 

@@ -168,7 +168,7 @@ class SocketClient:
         read = self._cut(self._splitter.take(buffer, count))
         if count == len(buffer) or read.letters or read.refusal is not None:
             return read
-        if read.records is None or self._receiver.supervisor.push_if_free(read.records):
+        if read.records is None or self._receiver.supervisor.block_path.push_if_free(read.records):
             return None
         return read
 

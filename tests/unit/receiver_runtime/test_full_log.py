@@ -134,7 +134,7 @@ class FailingReporter(RecordingReporter):
 def test_a_full_disk_is_waited_for_and_then_everything_is_registered(tmp_path: Path) -> None:
     with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
         made.files.create_faults = 5
-        made.supervisor.push_single("x")
+        made.supervisor.block_path.push_single("x")
         eventually(lambda: made.log.chain(1), "the block")
         assert made.stop().drained
         assert made.values() == ["x"]
@@ -145,8 +145,8 @@ def test_a_dead_role_ends_the_receiver_for_another_process(tmp_path: Path, monke
         raise SystemExit
 
     with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
-        monkeypatch.setattr(made.supervisor, "on_push_block", die)
-        made.supervisor.push_single("x")
+        monkeypatch.setattr(made.supervisor.block_path, "on_push_block", die)
+        made.supervisor.block_path.push_single("x")
         ending = made.end()
         assert (ending.exit_code, ending.again) == (ExitCode.FAILED, True)
         assert "the block generator failed: SystemExit" in ending.reason
@@ -237,8 +237,8 @@ def test_a_report_that_is_refused_stops_no_other() -> None:
 
 def test_records_that_can_not_be_registered_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
-        monkeypatch.setattr(made.supervisor, "known_keys", _no_memory)
-        monkeypatch.setattr(made.supervisor, "push_keyed", _no_memory)
+        monkeypatch.setattr(made.supervisor.block_path, "known_keys", _no_memory)
+        monkeypatch.setattr(made.supervisor.block_path, "push_keyed", _no_memory)
         monkeypatch.setattr(threading, "excepthook", lambda _: None)
         hand_over = KeyedHandOver(made.supervisor)
         future = hand_over.submit(batch("a"), ["a"])

@@ -182,43 +182,43 @@ def test_a_look_that_fails_is_made_again() -> None:
 def test_a_receiver_holds_data_from_its_buffer_to_the_driver_logs_answer(tmp_path: Path) -> None:
     with rig(tmp_path, HandReceiver()) as made:
         supervisor = made.supervisor
-        assert not supervisor.holds_data
+        assert not supervisor.block_path.holds_data
         made.log.away = True
-        failures = supervisor.progress.failures
-        supervisor.push_single("x")
-        assert supervisor.holds_data
-        eventually(lambda: supervisor.progress.failures > failures + 2)
-        assert "does not register blocks: the server is away" in supervisor.progress.why
-        assert supervisor.holds_data
+        failures = supervisor.block_path.progress.failures
+        supervisor.block_path.push_single("x")
+        assert supervisor.block_path.holds_data
+        eventually(lambda: supervisor.block_path.progress.failures > failures + 2)
+        assert "does not register blocks: the server is away" in supervisor.block_path.progress.why
+        assert supervisor.block_path.holds_data
         made.log.away = False
-        eventually(lambda: not supervisor.holds_data, "nothing held")
+        eventually(lambda: not supervisor.block_path.holds_data, "nothing held")
         # Stored, and registered.
-        assert supervisor.progress.done >= 2
+        assert supervisor.block_path.progress.done >= 2
 
 
 def test_a_full_disk_is_a_named_failure_on_every_way_to_store(tmp_path: Path) -> None:
     with rig(tmp_path, HandReceiver()) as made:
         supervisor = made.supervisor
         made.files.create_faults = 1_000_000
-        supervisor.push_single("x")
-        eventually(lambda: supervisor.progress.failures > 3)
-        assert "No space left on device" in supervisor.progress.why
-        thread, errors = in_thread(lambda: supervisor.push_keyed(batch("y"), ["k"]).result(60))
-        eventually(lambda: supervisor.progress.failures > 7)
-        supervisor.on_hindered(60.0, supervisor.progress.why)
+        supervisor.block_path.push_single("x")
+        eventually(lambda: supervisor.block_path.progress.failures > 3)
+        assert "No space left on device" in supervisor.block_path.progress.why
+        thread, errors = in_thread(lambda: supervisor.block_path.push_keyed(batch("y"), ["k"]).result(60))
+        eventually(lambda: supervisor.block_path.progress.failures > 7)
+        supervisor.report_no_progress(60.0, supervisor.block_path.progress.why)
         assert made.reporter.reasons[-1].startswith("hindered: nothing stored or registered for 60 s: ")
         assert (
             ReceiverEventKind.ERROR,
             "data is held and nothing of it could be stored or registered, trying on",
-            supervisor.progress.why,
+            supervisor.block_path.progress.why,
         ) in made.reporter.events
-        supervisor.on_error("once more", OSError(28, "No space left on device"))
+        supervisor.block_path.on_error("once more", OSError(28, "No space left on device"))
         assert made.reporter.reasons[-1].startswith("hindered: "), "until it gets on"
         made.files.create_faults = 0
-        eventually(lambda: not supervisor.holds_data, "nothing held")
+        eventually(lambda: not supervisor.block_path.holds_data, "nothing held")
         thread.join(60)
         assert errors == []
-        supervisor.on_moving()
+        supervisor.report_progress()
         assert made.reporter.reasons[-1] == "receiving"
         assert sorted(made.values()) == ["x", "y"]
 
@@ -234,11 +234,12 @@ def test_a_write_that_hangs_is_no_failure_and_no_progress(tmp_path: Path, monkey
             sync(fd)
 
         monkeypatch.setattr(made.files, "sync", hang)
-        watch = ProgressWatch(made.supervisor.progress)
-        made.supervisor.push_single("x")
+        watch = ProgressWatch(made.supervisor.block_path.progress)
+        made.supervisor.block_path.push_single("x")
         assert hanging.wait(60)
         found = [
-            watch.look(holds_data=made.supervisor.holds_data, limit=made.supervisor.progress_limit) for _ in range(61)
+            watch.look(holds_data=made.supervisor.block_path.holds_data, limit=made.supervisor.progress_limit)
+            for _ in range(61)
         ]
         assert found[-1] is Verdict.STUCK
         gate.set()

@@ -118,7 +118,7 @@ def test_b03_a_buffered_chunk_is_wholly_in_one_block(receiver: HandReceiver, tmp
 def test_s01_states_and_order_of_start(receiver: HandReceiver, tmp_path: Path) -> None:
     seen: list[object] = []
     with rig(tmp_path, receiver, start=False) as made:
-        receiver.on_starting = lambda: seen.extend([made.supervisor.generator.state, receiver.is_started()])
+        receiver.on_starting = lambda: seen.extend([made.supervisor.block_path.generator.state, receiver.is_started()])
         seen.append(made.supervisor.state)
         made.supervisor.start()
         eventually(lambda: receiver.starts)
@@ -253,7 +253,7 @@ def test_s04_a_receiver_that_waits_for_the_driver_log_does_not_hang(receiver: Ha
         made.log.away = True
         reader, errors = in_thread(read)
         receiver.on_stopping = reader.join
-        generator = made.supervisor.generator
+        generator = made.supervisor.block_path.generator
         eventually(lambda: generator._held is not None and generator._buffer.records, "nothing to have room any more")
         made.supervisor.stop("now")
         eventually(receiver.is_stopped)
@@ -346,7 +346,7 @@ def test_w05_a_block_generator_that_dies_ends_the_process_for_another(
 ) -> None:
     with rig(tmp_path, receiver) as made:
         eventually(receiver.is_started)
-        monkeypatch.setattr(made.supervisor, "on_push_block", _exit)
+        monkeypatch.setattr(made.supervisor.block_path, "on_push_block", _exit)
         receiver.store("x")
         ending = made.end()
         assert (ending.exit_code, ending.drained, ending.again) == (ExitCode.FAILED, False, True)
@@ -377,7 +377,7 @@ def test_w05_an_end_that_fails_is_an_end(
 ) -> None:
     with rig(tmp_path, receiver) as made:
         eventually(receiver.is_started)
-        monkeypatch.setattr(made.supervisor._handler, "close", _fail)
+        monkeypatch.setattr(made.supervisor.block_path._handler, "close", _fail)
         ending = made.stop()
         assert (ending.exit_code, ending.drained, ending.again) == (ExitCode.FAILED, False, True)
         assert "the test is over; then the end itself failed: ValueError" in ending.reason
@@ -453,7 +453,7 @@ def test_s05_s06_a_restart_keeps_claim_and_buffer_and_asks_nobody(receiver: Hand
         made.stop()
         assert made.values() == ["before", "stray", "after"]
         assert {item.epoch for item in made.log.chain(1)} == {5}
-        assert made.supervisor.generator.state is GeneratorState.STOPPED_ALL
+        assert made.supervisor.block_path.generator.state is GeneratorState.STOPPED_ALL
 
 
 def test_s07_a_block_that_is_refused_raises_and_its_data_is_in_no_block(receiver: HandReceiver, tmp_path: Path) -> None:
@@ -681,22 +681,22 @@ def test_a_newer_assignment_ends_it_drained(receiver: HandReceiver, tmp_path: Pa
 def test_s08_the_rate_limit_is_taken_from_every_answer(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver) as made:
         made.log.rates[1] = 123.0
-        eventually(lambda: made.supervisor.limiter.rate == 123.0)
+        eventually(lambda: made.supervisor.block_path.limiter.rate == 123.0)
 
 
 def test_c01_the_initial_rate_counts_until_back_pressure_sets_one(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver, backpressure_initial_rate=50, receiver_max_rate=200) as made:
-        assert made.supervisor.limiter.rate == 50
+        assert made.supervisor.block_path.limiter.rate == 50
         heartbeats = made.log.heartbeats
         eventually(lambda: made.log.heartbeats > heartbeats + 2)
-        assert made.supervisor.limiter.rate == 50
+        assert made.supervisor.block_path.limiter.rate == 50
         made.log.rates[1] = 500.0
-        eventually(lambda: made.supervisor.limiter.rate == 200)
+        eventually(lambda: made.supervisor.block_path.limiter.rate == 200)
         made.log.rates[1] = 20.0
-        eventually(lambda: made.supervisor.limiter.rate == 20)
+        eventually(lambda: made.supervisor.block_path.limiter.rate == 20)
         # Back pressure has ended: nobody knows any more than at the start.
         del made.log.rates[1]
-        eventually(lambda: made.supervisor.limiter.rate == 50)
+        eventually(lambda: made.supervisor.block_path.limiter.rate == 50)
 
 
 @pytest.mark.parametrize("single", [True, False])
@@ -714,7 +714,7 @@ def test_c01_the_limit_in_bytes_holds_for_every_way_in(receiver: HandReceiver, t
                 receiver.store_buffered(batch("x" * 1000, "y" * 1000))
         # 20,000 bytes and their offsets, less what lay in the bucket.
         assert 1.9 <= clock.monotonic() - began <= 2.02
-        assert made.supervisor.limiter.rate is None
+        assert made.supervisor.block_path.limiter.rate is None
 
 
 def test_c02_store_of_many_records_is_limited_too(receiver: HandReceiver, tmp_path: Path) -> None:
@@ -734,7 +734,7 @@ def test_with_a_rate_limit_a_chunk_flows_in_even_pieces(receiver: HandReceiver, 
     with rig(tmp_path, receiver, clock=clock, receiver_max_rate=100) as made:
         eventually(receiver.is_started)
         thread, errors = in_thread(lambda: receiver.store_buffered(batch(*map(str, range(55)))))
-        eventually(lambda: made.supervisor.generator._buffer.records == 10, "the first piece")
+        eventually(lambda: made.supervisor.block_path.generator._buffer.records == 10, "the first piece")
         clock.advance(0.01)
         eventually(lambda: made.values() == [str(n) for n in range(10)])
         started = clock.monotonic()
@@ -949,15 +949,17 @@ def test_no_thread_is_left_behind(receiver: HandReceiver, tmp_path: Path) -> Non
 def test_operators_see_why_nothing_is_registered_and_afterwards_how_long_that_was(tmp_path: Path) -> None:
     with rig(tmp_path, HandReceiver()) as r:
         r.supervisor.report_connected("the source")
-        r.supervisor.on_driver_log_away("register blocks", DriverLogUnavailableError("no space left\nHINT: make some"))
-        r.supervisor.on_driver_log_away("open a segment", OutcomeUnknownError("cut"))
+        r.supervisor.block_path.on_driver_log_away(
+            "register blocks", DriverLogUnavailableError("no space left\nHINT: make some")
+        )
+        r.supervisor.block_path.on_driver_log_away("open a segment", OutcomeUnknownError("cut"))
         assert r.reporter.reasons[-2].endswith("reading stops when the queue is full: no space left")
         # What else happens does not hide it.
         r.supervisor.report_connected("the source again")
         assert r.reporter.reasons[-1].endswith(": cut")
-        r.supervisor.on_driver_log_back("open a segment", 3.0)
+        r.supervisor.block_path.on_driver_log_back("open a segment", 3.0)
         assert r.reporter.reasons[-1].endswith(": no space left")
-        r.supervisor.on_driver_log_back("register blocks", 12.34)
+        r.supervisor.block_path.on_driver_log_back("register blocks", 12.34)
         assert r.reporter.reasons[-1] == "connected to the source again"
         kind, message, detail = r.reporter.events[-1]
         assert kind is ReceiverEventKind.ERROR
@@ -976,14 +978,14 @@ def test_w01_after_a_conflict_of_positions_the_receiver_goes_on_in_the_same_epoc
     links = [OffsetLink("orders", "0", 0, 0, 2)]
     with rig(tmp_path, receiver) as made:
         eventually(receiver.is_started)
-        made.supervisor.push_linked(batch("a", "b"), links).result(20)
+        made.supervisor.block_path.push_linked(batch("a", "b"), links).result(20)
         made.log.offset_conflicts = 1
         with pytest.raises(OffsetConflictError):
-            made.supervisor.push_linked(batch("dropped"), links).result(20)
+            made.supervisor.block_path.push_linked(batch("dropped"), links).result(20)
         with pytest.raises(OffsetConflictError):
-            made.supervisor.push_linked(batch("dropped too"), links)
-        made.supervisor.go_on_after_conflict()
-        made.supervisor.push_linked(batch("c"), links).result(20)
+            made.supervisor.block_path.push_linked(batch("dropped too"), links)
+        made.supervisor.block_path.go_on_after_refusal()
+        made.supervisor.block_path.push_linked(batch("c"), links).result(20)
         assert made.values() == ["a", "b", "c"]
         assert [item.sequence for item in made.log.chain(1)] == [2, 3]
         assert [item.links for item in made.log.chain(1)] == [tuple(links)] * 2

@@ -93,7 +93,7 @@ class FollowedCatalog:
         # Contents that are in no file now.
         self._orphans: list[FollowedFile] = []
         self._bound: dict[str, FollowedFile] = {}
-        self._log = FollowedContents(self.source, self._prefix, receiver.supervisor.positions)
+        self._log = FollowedContents(self.source, self._prefix, receiver.supervisor.block_path.positions)
         self._changed: list[Reading] = []
         self._look_at = 0.0
         self._known_is_new = False

@@ -313,7 +313,7 @@ def test_a_stop_drains_and_then_nothing_is_taken(
         receiver.on_stopping = hand_over.close
         log.away = True
         futures = [hand_over.submit(batch(str(n)), [str(n)]) for n in range(50)]
-        hand_overs = one.supervisor._hand_overs
+        hand_overs = one.supervisor.block_path.hand_overs
         any_since = hand_overs.any_since
         looks = 0
 
@@ -351,7 +351,7 @@ def test_a_block_that_is_refused_after_the_hand_over_has_failed_holds_nobody_up(
         def end() -> None:
             second.exception(DEADLINE)
             one.files.write_faults = []
-            one.supervisor.push_single("plain")
+            one.supervisor.block_path.push_single("plain")
             hand_over.close()
 
         receiver.on_stopping = end
@@ -402,7 +402,7 @@ def test_blocks_without_keys_are_never_refused_along_with_those_that_have_them(
 
     def push_plain() -> None:
         for n in range(200):
-            running.supervisor.push_single(f"plain {n}")
+            running.supervisor.block_path.push_single(f"plain {n}")
             with lock:
                 plain.append(f"plain {n}")
 

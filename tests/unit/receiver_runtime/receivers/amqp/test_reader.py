@@ -12,7 +12,7 @@ from receiver_runtime.sources.amqp import Amqp
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 
 if TYPE_CHECKING:
-    from receiver_runtime.receiver import AttachedSupervisor
+    from receiver_runtime.attached_supervisor import AttachedSupervisor
 
 
 def test_what_came_while_nothing_could_be_handed_over_is_taken_a_block_at_once_and_whole() -> None:

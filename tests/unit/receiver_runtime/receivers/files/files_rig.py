@@ -113,6 +113,7 @@ class Supervisor:
     def __init__(self, log: Log, **settings: Any) -> None:  # noqa: ANN401  of the receiver
         self.settings = ReceiverSettings.model_validate(settings)
         self.positions = log
+        self.block_path = self
         self.letters: list[DeadLetter] = []
         self.errors: list[str] = []
         self.connected = 0
@@ -149,7 +150,7 @@ class Supervisor:
             else:
                 future.set_result(None)  # type: ignore[arg-type]
 
-    def go_on_after_conflict(self) -> None:
+    def go_on_after_refusal(self) -> None:
         assert not self._held
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,9 +55,11 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
         found.log = {"0": Position(0, 10), TOPIC_ID: Position(0, 1)}
         found.ids = [1]
         monkeypatch.setattr(
-            made.supervisor,
-            "open_partition",
-            lambda _, partition, start: found.log.setdefault(partition, Position(0, start)),
+            made.supervisor.block_path,
+            "_positions",
+            SimpleNamespace(
+                open_partition=lambda _, partition, start: found.log.setdefault(partition, Position(0, start))
+            ),
         )
         yield found
 

@@ -302,7 +302,7 @@ def test_a_stop_hands_on_what_was_sent_by_then_and_frees_the_port(tmp_path: Path
         senders = [stack.enter_context(connect(port)) for _ in range(50)]
         for number, sender in enumerate(senders):
             sender.sendall(b"%d\nmid" % number)
-        eventually(lambda: made.supervisor.generator._buffer.records == 50)
+        eventually(lambda: made.supervisor.block_path.generator._buffer.records == 50)
         assert made.stop().drained
         assert sorted(made.values(), key=int) == [str(number) for number in range(50)]
         assert made.dead_letters() == [("truncated", 0, b"mid")] * 50

@@ -115,7 +115,7 @@ def test_a_stop_in_mid_stream_drains_the_lines_that_were_read(server: Server, tm
     with rig(tmp_path, receiver_of(server), block_interval="60s") as made:
         connection = server.accept()
         connection.sendall(b"".join(b"%d\n" % n for n in range(10_000)) + b"mid")
-        eventually(lambda: made.supervisor.generator._buffer.records == 10_000)
+        eventually(lambda: made.supervisor.block_path.generator._buffer.records == 10_000)
         assert made.stop().drained
         assert made.values() == [str(n) for n in range(10_000)]
         assert made.dead_letters() == [("truncated", 0, b"mid")]
@@ -211,7 +211,7 @@ def test_w16_small_blocks_bound_what_is_held_though_one_read_is_many_of_them(ser
             while sent < 100 * len(lines):
                 sent += connection.send(lines[sent % len(lines) :])
         assert sent < 30 * len(lines)
-        eventually(lambda: made.supervisor.generator.waiting_blocks >= queue - 5)
+        eventually(lambda: made.supervisor.block_path.generator.waiting_blocks >= queue - 5)
         # The queue, what is on its way into it and out of it, and one read as bytes, lines and pieces.
         assert pa.total_allocated_bytes() - held_before <= queue * block + 2 * READ_BYTES
         made.log.away = False

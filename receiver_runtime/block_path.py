@@ -1,0 +1,534 @@
+"""The way of one receiver's records, under one claim, into registered blocks.
+
+Owns the rate limiter, the block generator, the order of sequences, what is under way to the registrar, dead letters,
+and the driver log's answers. Its supervisor hears of two things: that nothing more of this epoch is accepted
+(``on_refused``), and what keeps blocks from being registered meanwhile (``on_hindered``). It must never start, restart
+or end a receiver.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from receiver_runtime.acknowledged_blocks import AcknowledgedBlocks
+from receiver_runtime.backoff import Backoff
+from receiver_runtime.block_generator import Block, BlockGenerator
+from receiver_runtime.block_store.frame import SourceRule
+from receiver_runtime.progress import LONGEST_PAUSE_SECONDS
+from receiver_runtime.rate_limiter import RateLimiter
+from receiver_runtime.receiver_calls import HandOvers
+from receiver_runtime.records import conform, to_batch
+from receiver_runtime.unfailing_reporter import describe
+from receiver_runtime.write_ahead_log import WriteAheadLogError
+from tracker_store.dead_letters import StoredDeadLetter
+from tracker_store.errors import DriverLogError, DuplicateKeysError, OffsetConflictError
+from tracker_store.schema import ReceiverEventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+    from contextlib import AbstractContextManager
+
+    from receiver_runtime.block_handler import BlockHandler, DeadLetter, EncodedBlock
+    from receiver_runtime.block_threads import BlockThreads
+    from receiver_runtime.clock import Clock
+    from receiver_runtime.driver_log import DeadLetterRows, KnownKeys, SourcePositions
+    from receiver_runtime.progress import Progress
+    from receiver_runtime.registrar import Registrar
+    from receiver_runtime.sources.receiver_settings import ReceiverSettings
+    from receiver_runtime.unfailing_reporter import UnfailingReporter
+    from tracker_store.blocks import BlockHandle, Claim, NewBlock, OffsetLink, Steering
+
+_STORE_FIRST_DELAY = 0.1
+# Everything is acknowledged within a minute of the disk's return, however long it was full.
+_STORE_LONGEST_DELAY = LONGEST_PAUSE_SECONDS
+# Dead letters in one write and one statement.
+_LETTERS_AT_ONCE = 1000
+# The hindrance of a disk that takes no blocks.
+_STORE = "store blocks"
+
+
+class BlockGeneratorFailedError(RuntimeError):
+    """A thread of the block generator ended: nothing more is stored by this process, so another takes over."""
+
+
+class BlockPathListener(Protocol):
+    """Who is told. Any thread; both return at once, and may be called again with the same."""
+
+    def on_refused(self, error: BaseException) -> None:
+        """Nothing more of this epoch is accepted."""
+        ...
+
+    def on_hindered(self, what: str, reason: str | None) -> str:
+        """``what`` is hindered for this reason, or no longer (None); return the reason that it was hindered for."""
+        ...
+
+
+class BlockPath:
+    """See the module. Any thread, unless a method says otherwise.
+
+    Args:
+        schema: of the blocks.
+        claim: answered; the first block takes the sequence after its marker.
+        handler: of this epoch's write-ahead log.
+        registrar: started by its owner.
+        driver_log: for the rows of dead letters.
+        positions: of its source's partitions, for a source that has such.
+        keys: of the stream's records, for a source that has such.
+        listener: its supervisor.
+        on_steering: told what the receiver is to do; from the constructor on.
+        threads: for its block generator, where it shares them with other receivers.
+        progress: of this receiver.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        claim: Claim,
+        settings: ReceiverSettings,
+        handler: BlockHandler,
+        registrar: Registrar,
+        driver_log: DeadLetterRows,
+        reporter: UnfailingReporter,
+        listener: BlockPathListener,
+        on_steering: Callable[[Steering], None],
+        positions: SourcePositions | None,
+        keys: KnownKeys | None,
+        rate_limit: float | None,
+        threads: BlockThreads | None,
+        clock: Clock,
+        progress: Progress,
+    ) -> None:
+        self._schema = schema
+        self._handler = handler
+        self._driver_log = driver_log
+        self._reporter = reporter
+        self._listener = listener
+        self._on_steering = on_steering
+        self._positions = positions
+        self._keys = keys
+        self._clock = clock
+        self.progress = progress
+        self.limiter = RateLimiter(
+            rate_limit,
+            initial_rate=settings.backpressure_initial_rate,
+            max_rate=settings.receiver_max_rate,
+            max_bytes_rate=settings.receiver_max_bytes_rate,
+            clock=clock,
+        )
+        self.generator = BlockGenerator(
+            self,
+            schema,
+            limiter=self.limiter,
+            block_interval=settings.block_interval,
+            queue_size=settings.block_queue_size,
+            max_block_bytes=settings.max_block_bytes,
+            name=f"receiver {claim.receiver_id}",
+            clock=clock,
+            encode=handler.encode,
+            threads=threads,
+        )
+        # For people, where the driver log turns out to lack some.
+        self.acknowledged = AcknowledgedBlocks()
+        # The receiver's threads that wait in here.
+        self.hand_overs = HandOvers(clock)
+        # Whether a record was taken since the receiver's last start.
+        self.has_accepted = False
+        # Which threads are storing something, or wait for their turn to.
+        self._storing = HandOvers(clock)
+
+        # Sequences are given out, stored and handed to the registrar one by one.
+        self._push_lock = threading.Lock()
+        self._next_sequence = claim.sequence + 1
+        # Whether what is under way, if anything is, are blocks with keys.
+        self._keyed = False
+
+        # Everything below is under this lock.
+        self._changed = threading.Condition()
+        self._interrupted = False
+        self._refused = False
+        # What was stored and then refused; the next epoch's salvage finds it, if it came before that looked.
+        self._refused_blocks = 0
+        self._refused_records = 0
+
+        # Last: a heartbeat may steer it at once.
+        self._registration = registrar.attach(
+            claim.receiver_id,
+            registered_through=claim.sequence,
+            limit=settings.block_queue_size,
+            on_steering=self._steer,
+            listener=self,
+            progress=progress,
+            on_lost=self._refuse,
+        )
+
+    # -- the supervisor's side ---------------------------------------------------------------------------------------
+
+    @property
+    def holds_data(self) -> bool:
+        """Whether something is to be stored or registered. Takes no lock."""
+        return self.generator.holds_data or self._registration.has_unsettled or self._storing.any_since(math.inf)
+
+    @property
+    def registered_through(self) -> int:
+        """The newest sequence that is known to be registered."""
+        return self._registration.registered_through
+
+    @property
+    def refused(self) -> tuple[int, int]:
+        """Return how many blocks were stored and then refused, and their records."""
+        with self._changed:
+            return self._refused_blocks, self._refused_records
+
+    def receiver_starts(self) -> None:
+        """Take records of a receiver that starts."""
+        with self._changed:
+            self.has_accepted = False
+            self._interrupted = False
+
+    def receiver_stops(self) -> None:
+        """Let a receiver that stops hand over what it has read, at any rate; wait for no disk with what has a key."""
+        with self._changed:
+            self._interrupted = True
+        self.limiter.close()
+
+    def abort(self) -> None:
+        """Drop what is not stored; nothing more is taken."""
+        self.generator.abort()
+
+    def drain(self) -> None:
+        """Return when everything that was handed over is registered, or refused.
+
+        Whatever the driver log does: what is on the disk can be salvaged, what is in the buffer is gone with us.
+        """
+        self._registration.lift_limit()
+        self.generator.stop()
+        self.settle()
+
+    def settle(self) -> None:
+        """Return when no block waits for an answer any more."""
+        self._registration.wait_until_settled()
+
+    def close(self) -> None:
+        """Close the write-ahead log, and seal its last segment if everything in it is registered."""
+        self._handler.close(self._registration.registered_through)
+
+    # -- the receiver's side (BufferedPath) --------------------------------------------------------------------------
+
+    def piece(self, records: int, nbytes: int) -> int:
+        """Return how many of these records to hand on at once, so that they flow evenly under a rate limit."""
+        return self.limiter.piece(records, nbytes)
+
+    def push_single(self, record: object) -> None:
+        """One record to the block generator."""
+        with self.hand_overs:
+            self.generator.add_data(record)
+        self.has_accepted = True
+
+    def push_buffered(self, records: pa.RecordBatch | Sequence[object]) -> None:
+        """Many records to the block generator; in even pieces while a rate limit is set."""
+        batch = (
+            conform(records, self._schema) if isinstance(records, pa.RecordBatch) else to_batch(records, self._schema)
+        )
+        done = 0
+        with self.hand_overs:
+            while done < batch.num_rows:
+                # Asked again for each piece: a new rate takes effect in the midst of a chunk.
+                rest = batch.slice(done)
+                piece = rest.slice(0, self.limiter.piece(rest.num_rows, rest.nbytes))
+                done += piece.num_rows
+                self.generator.add_multiple_data(piece)
+                self.has_accepted = True
+
+    def push_if_free(self, batch: pa.RecordBatch) -> bool:
+        """As ``push_buffered``, but add nothing where that had to wait; return whether it was added."""
+        if not self.generator.add_if_free(batch):
+            return False
+        self.has_accepted = True
+        return True
+
+    def push_and_report_block(self, records: pa.RecordBatch | pa.Table | Sequence[object]) -> None:
+        """Many records as one block; returns when it is registered (S07).
+
+        Raises: what stopped it; then the block is not registered, and the source must not be acknowledged.
+        """
+        if isinstance(records, pa.RecordBatch):
+            batches = [conform(records, self._schema)]
+        elif isinstance(records, pa.Table):
+            batches = [conform(batch, self._schema) for batch in records.to_batches()]
+        else:
+            batches = [to_batch(records, self._schema)]
+        batches = [batch for batch in batches if batch.num_rows]
+        if not batches:
+            return
+        with self.hand_overs:
+            self.limiter.acquire(sum(batch.num_rows for batch in batches), sum(batch.nbytes for batch in batches))
+            self._push(self._handler.encode(batches)).result()
+        self.has_accepted = True
+
+    def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
+        """Dead letters to the segment, then to the driver log; returns when all are recorded.
+
+        By one sync and one statement for many of them: a sender in the wrong encoding has nothing else.
+        """
+        with self.hand_overs:
+            for first in range(0, len(letters), _LETTERS_AT_ONCE):
+                self._store_and_record(letters[first : first + _LETTERS_AT_ONCE])
+
+    # -- the receiver's side (LinkedPath) ----------------------------------------------------------------------------
+
+    @property
+    def positions(self) -> SourcePositions:
+        """The source's positions in the driver log."""
+        if self._positions is None:
+            raise NotImplementedError("this receiver's driver log keeps no positions of sources")
+        return self._positions
+
+    def push_linked(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> Future[NewBlock]:
+        """A batch as one block that moves its source's positions; returns when it is stored, before it is registered.
+
+        The future resolves when the driver log has block and positions. It fails with OffsetConflictError where another
+        receiver has read one of the partitions on: then nothing that is under way is registered, nothing more is taken,
+        and the receiver is to ask for the positions again after ``go_on_after_refusal``.
+
+        Raises: what stopped it; then nothing of it is stored, or it is not registered.
+        """
+        with self.hand_overs:
+            self.limiter.acquire(batch.num_rows, batch.nbytes)
+            future = self._push(self._handler.encode([conform(batch, self._schema)]), tuple(links))
+        self.has_accepted = True
+        return future
+
+    def go_on_after_refusal(self) -> None:
+        """Take blocks again, after a refusal for a position or a key. Waits for what is under way.
+
+        What was refused is dropped here: who handed it over does so again, or not.
+
+        Raises: what the receiver was refused with for good.
+        """
+        with self._push_lock:
+            self._next_sequence = self._registration.go_on() + 1
+        self.progress.made()
+
+    # -- the receiver's side (KeyedPath) -----------------------------------------------------------------------------
+
+    def handing_over(self) -> AbstractContextManager[None]:
+        """While in it, a thread of the receiver's waits for us; a stop gives it the time."""
+        return self.hand_overs
+
+    def wait_for_rate(self, records: int, nbytes: int) -> None:
+        """Return when these records may pass; for ``push_keyed``, which may have to push what has passed again."""
+        with self.hand_overs:
+            self.limiter.acquire(records, nbytes)
+
+    def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
+        """Return which of these keys the stream has received within its window, by the driver log.
+
+        Without ``wait`` none of them, where it is unavailable: a block that has some will be refused.
+        """
+        if self._keys is None:
+            raise NotImplementedError("this receiver's driver log keeps no keys")
+        with self.hand_overs:
+            return self._keys.known_keys(keys, wait=wait)
+
+    def push_keyed(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Future[NewBlock]:
+        """A batch as one block with its records' keys; returns when it is stored, before it is registered.
+
+        Its sender brings it again where it is not acknowledged, so no salvage registers it. The future resolves when
+        the driver log has block and keys. It fails with DuplicateKeysError where one of them is known: then nothing
+        with keys that is under way is registered, and nothing is taken before ``go_on_after_refusal``, which the
+        caller must come to. A disk that takes no blocks is waited for, but not at a stop.
+
+        Raises: what stopped it; then nothing of it is stored, or it is not registered.
+        """
+        with self.hand_overs:
+            encoded = self._handler.encode([conform(batch, self._schema)])
+            backoff = Backoff(_STORE_FIRST_DELAY, _STORE_LONGEST_DELAY)
+            while True:
+                try:
+                    future = self._push(encoded, keys=tuple(keys))
+                except WriteAheadLogError as error:
+                    self.on_error("a block with keys could not be stored", error)
+                    if self._interrupted or not self._pause_unless_refused(backoff.next_delay()):
+                        raise
+                else:
+                    self._listener.on_hindered(_STORE, None)
+                    self.has_accepted = True
+                    return future
+
+    # -- the block generator's side (BlockGeneratorListener) ---------------------------------------------------------
+
+    def on_generate_block(self, block: Block) -> None:
+        """Nothing to note: positions come with ``push_linked``."""
+
+    def on_push_block(self, block: Block) -> None:
+        """Store a block and hand it to the registrar; what follows is stored while this one is registered."""
+        self._push(block.encoded or self._handler.encode(block.batches))
+        self._listener.on_hindered(_STORE, None)
+
+    def on_idle(self) -> None:
+        """Close a segment that has reached its age; note in its file what is acknowledged."""
+        self._handler.keep_house(self._registration.registered_through)
+
+    def on_error(self, message: str, error: Exception) -> None:
+        """A push failed; it is tried again, and when the queue is full, reading stops (W05)."""
+        with self._changed:
+            if self._refused:
+                return
+        self.progress.failed(f"a block could not be stored: {describe(error)}")
+        self._listener.on_hindered(
+            _STORE, f"a block could not be stored, reading stops when the queue is full: {describe(error)}"
+        )
+        self._reporter.error("a block could not be stored, it is tried again", error)
+        self._reporter.warning(message, error)
+
+    def on_thread_death(self, error: BaseException) -> None:
+        """The generator has ended and takes nothing more: so does this process, and another is started."""
+        self._refuse(BlockGeneratorFailedError(f"the block generator failed: {describe(error)}"))
+        self._reporter.error("the block generator failed", error)
+
+    # -- the driver log's side (OutageListener) ----------------------------------------------------------------------
+
+    def on_driver_log_away(self, what: str, error: Exception) -> None:
+        """Operators see why nothing comes: by the reason, where that can be written, else as soon as it can."""
+        self._listener.on_hindered(
+            what, f"the driver log does not {what}, reading stops when the queue is full: {_first_line(error)}"
+        )
+
+    def on_driver_log_back(self, what: str, seconds: float) -> None:
+        """The history says how long it took, and why."""
+        why = self._listener.on_hindered(what, None)
+        self._reporter.event(
+            ReceiverEventKind.ERROR, "what was received had to wait for the driver log", f"{seconds:.1f} s: {why}"
+        )
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    def _push(
+        self, encoded: EncodedBlock, links: tuple[OffsetLink, ...] = (), keys: tuple[str, ...] | None = None
+    ) -> Future[NewBlock]:
+        with self._storing:
+            while True:
+                try:
+                    return self._push_once(encoded, links, keys)
+                except DuplicateKeysError:
+                    if keys is not None:
+                        raise
+                # Not its own fault: the thread that has handed over the keys goes on at once.
+                self._registration.wait_until_it_goes_on()
+
+    def _push_once(
+        self, encoded: EncodedBlock, links: tuple[OffsetLink, ...], keys: tuple[str, ...] | None
+    ) -> Future[NewBlock]:
+        with self._push_lock:
+            if self._keyed is not (keys is not None):
+                # Never under way together: a refusal for a key would take the others along, and their sender may not
+                # bring them again.
+                self._registration.wait_until_settled()
+                self._keyed = keys is not None
+            self._registration.reserve()
+            try:
+                block = self._handler.store_block(
+                    encoded,
+                    sequence=self._next_sequence,
+                    registered_through=self._registration.registered_through,
+                    source_rule=None if keys is None else SourceRule.SENT_AGAIN,
+                )
+            except BaseException:
+                self._registration.release()
+                raise
+            self.progress.made()
+            self._next_sequence += 1
+            if links or keys:
+                block = replace(block, links=links, keys=keys or ())
+            future = self._registration.submit(block)
+        future.add_done_callback(partial(self._on_answer, block))
+        return future
+
+    def _store_and_record(self, letters: Sequence[DeadLetter]) -> None:
+        backoff = Backoff(_STORE_FIRST_DELAY, _STORE_LONGEST_DELAY)
+        while True:
+            try:
+                with self._storing:
+                    handles = self._store_dead_letters(letters)
+                self.progress.made()
+            except WriteAheadLogError as error:
+                # Not the receiver's to handle: it would drop the good lines that it read with this one.
+                self._reporter.error("a dead letter could not be stored, reading waits for it", error)
+                if not self._pause_unless_refused(backoff.next_delay()):
+                    raise
+            else:
+                break
+        self._driver_log.add_dead_letters(
+            [
+                StoredDeadLetter(letter.reason.label, letter.part, len(letter.data), handle)
+                for letter, handle in zip(letters, handles, strict=True)
+            ]
+        )
+        self._handler.dead_letters_recorded(handles)
+        for letter, handle in zip(letters, handles, strict=True):
+            self._reporter.event(
+                ReceiverEventKind.BAD_RECORD,
+                f"a record went aside as a dead letter: {letter.reason.label}",
+                f"part {letter.part}, {len(letter.data)} bytes, segment {handle.segment_id}, offset {handle.offset}",
+            )
+
+    def _store_dead_letters(self, letters: Sequence[DeadLetter]) -> list[BlockHandle]:
+        with self._push_lock:
+            return self._handler.store_dead_letters(
+                letters,
+                sequence=self._next_sequence - 1,
+                registered_through=self._registration.registered_through,
+            )
+
+    def _pause_unless_refused(self, seconds: float) -> bool:
+        """Wait; False as soon as nothing more is to be stored."""
+        deadline = self._clock.monotonic() + seconds
+        with self._changed:
+            while not self._refused and (left := deadline - self._clock.monotonic()) > 0:
+                self._clock.wait_on(self._changed, left)
+            return not self._refused
+
+    # -- the registrar's side (its thread: leave a wish, return) -----------------------------------------------------
+
+    def _on_answer(self, block: NewBlock, future: Future[NewBlock]) -> None:
+        error = future.exception()
+        if error is None:
+            self.acknowledged.add(block)
+            return
+        if (isinstance(error, OffsetConflictError) and block.links) or isinstance(error, DuplicateKeysError):
+            # The receiver drops what it has read, and reads on from where the driver log is; or leaves out what the
+            # driver log has.
+            return
+        with self._changed:
+            self._refused_blocks += 1
+            self._refused_records += block.records
+        self._refuse(error)
+
+    def _refuse(self, error: BaseException) -> None:
+        """Nothing more of this epoch is accepted."""
+        # First: who sees that blocks are refused finds the supervisor knowing why.
+        self._listener.on_refused(error)
+        with self._changed:
+            if self._refused:
+                return
+            self._refused = True
+            self._changed.notify_all()
+        self.generator.abort()
+
+    def _steer(self, steering: Steering) -> None:
+        self.limiter.update_rate(steering.rate_limit)
+        self._on_steering(steering)
+
+
+def _first_line(error: Exception) -> str:
+    """Return what the server said, without its hints."""
+    said = (error.detail if isinstance(error, DriverLogError) else None) or str(error)
+    return said.partition("\n")[0]
