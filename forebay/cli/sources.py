@@ -90,7 +90,7 @@ def _named(name: str, entry: EntryPoint) -> Kind:
         for parameter in inspect.signature(found).parameters.values()
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     }
-    rule = getattr(found, "source_rule", None) or CustomSource.source_rule
+    rule = getattr(found, "source_rule", None) or SourceRule.NOT_SENT_AGAIN
     words = _BY_RULE[rule].words
     return Kind("custom", name, declaration, options, words, package, guarantees=(words,), columns=_columns_of(found))
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.base import Guarantee, Source
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.tcp import Tls, address_of, parse_tls
@@ -58,7 +58,6 @@ class Amqp(Source):
         ("timestamp", "timestamp[s, tz=UTC]"),
         ("headers", "list<item: struct<key: string, value: string>>"),
     )
-    source_rule: ClassVar[SourceRule] = SourceRule.SENT_AGAIN
     needs_extra: ClassVar[str | None] = "amqp"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.amqp.receiver:AmqpReceiver"

@@ -38,6 +38,14 @@ class Guarantee(StrEnum):
         return {Guarantee.AT_LEAST_ONCE_DEDUPLICATED: "at least once, deduplicated"}.get(self, self.replace("_", " "))
 
 
+_RULES = {
+    Guarantee.EXACTLY_ONCE: SourceRule.OFFSETS,
+    Guarantee.AT_LEAST_ONCE_DEDUPLICATED: SourceRule.SENT_AGAIN,
+    Guarantee.AT_LEAST_ONCE: SourceRule.SENT_AGAIN,
+    Guarantee.AT_MOST_ONCE: SourceRule.NOT_SENT_AGAIN,
+}
+
+
 class SourceError(ValueError):
     """A source's declaration can't be used. The message names the field, its value and the way out."""
 
@@ -50,7 +58,6 @@ class Source(BaseModel):
 
     #: The record's columns as (name, Arrow type by name), fixed per kind of source (design §5).
     columns: ClassVar[tuple[tuple[str, str], ...]]
-    source_rule: ClassVar[SourceRule]
     #: Who reads it, as ``module:Class``; loaded where one is made, and its broker's client with it.
     receiver_class: ClassVar[str]
     #: The extra of our package that its receivers need, where the agent runs; None where they need none.
@@ -60,6 +67,11 @@ class Source(BaseModel):
         guarantee: ClassVar[Guarantee]
 
     kind: str
+
+    @property
+    def source_rule(self) -> SourceRule:
+        """Return what senders do with records that were not acknowledged. The guarantee implies it for most kinds."""
+        return _RULES[Guarantee(self.guarantee)]
 
     @classmethod
     def guarantees(cls) -> tuple[Guarantee, ...]:

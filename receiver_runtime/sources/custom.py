@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from receiver_runtime.sources.base import Guarantee, Source, SourceError, SourceRule
+from receiver_runtime.sources.base import Guarantee, Source, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,8 +39,6 @@ class CustomSource(Source):
 
     #: The class declares them, and each start of its receivers registers them (``forebay.stream_schemas``).
     columns: ClassVar[tuple[tuple[str, str], ...]] = ()
-    #: The class's ``source_rule`` counts.
-    source_rule: ClassVar[SourceRule] = SourceRule.NOT_SENT_AGAIN
     #: Of a class that says no ``source_rule``.
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
 

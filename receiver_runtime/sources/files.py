@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.base import Guarantee, Source
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.units import parse_bytes, parse_duration
 
@@ -38,7 +38,6 @@ _LINE_COLUMNS = (
 class _Files(Source):
     """What all sources of files have."""
 
-    source_rule: ClassVar[SourceRule] = SourceRule.OFFSETS
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
 
     path: Annotated[str, Field(min_length=1)]

@@ -63,8 +63,6 @@ class Http(Source):
         ("id", "string"),
         ("attributes", "map<string, string>"),
     )
-    # Of what was answered 202: nobody sends it again. Each block that is to be answered 200 says its own rule.
-    source_rule: ClassVar[SourceRule] = SourceRule.NOT_SENT_AGAIN
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.http.receiver:HttpReceiver"
 
@@ -83,6 +81,11 @@ class Http(Source):
     request_timeout: Seconds = 30.0
     idle_timeout: Seconds = 75.0
     acknowledgement_timeout: Seconds = 30.0
+
+    @property
+    def source_rule(self) -> SourceRule:
+        """What was answered 202 is never sent again. Each block that is to be answered 200 has its own rule."""
+        return SourceRule.NOT_SENT_AGAIN
 
     @property
     def address(self) -> str:

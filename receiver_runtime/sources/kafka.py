@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from receiver_runtime.sources.base import Source, SourceRule
+from receiver_runtime.sources.base import Source
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
 
@@ -79,7 +79,6 @@ class Kafka(Source):
         ("timestamp", "timestamp[ms, tz=UTC]"),
         ("headers", "list<item: struct<key: string, value: binary>>"),
     )
-    source_rule: ClassVar[SourceRule] = SourceRule.OFFSETS
     needs_extra: ClassVar[str | None] = "kafka"
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.kafka.receiver:KafkaReceiver"
 

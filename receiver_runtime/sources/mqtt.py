@@ -63,7 +63,6 @@ class Mqtt(Source):
         ("correlation_data", "binary"),
         ("user_properties", "list<item: struct<key: string, value: string>>"),
     )
-    source_rule: ClassVar[SourceRule] = SourceRule.SENT_AGAIN
     needs_extra: ClassVar[str | None] = "mqtt"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.mqtt.receiver:MqttReceiver"
@@ -105,6 +104,11 @@ class Mqtt(Source):
     def subscriptions(self) -> tuple[str, ...]:
         """The filters as the broker takes them."""
         return self.topics if self.group is None else tuple(f"{_SHARE}{self.group}/{topic}" for topic in self.topics)
+
+    @property
+    def source_rule(self) -> SourceRule:
+        """QoS 0 is sent once."""
+        return SourceRule.SENT_AGAIN if self.qos else SourceRule.NOT_SENT_AGAIN
 
     @property
     def one_receiver(self) -> str | None:

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.base import Guarantee, Source
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.tcp import Tls, parse_tls
 from receiver_runtime.sources.units import parse_duration
@@ -51,7 +51,6 @@ class NatsJetStream(Source):
         ("sequence", "int64"),
         ("timestamp", "timestamp[us, tz=UTC]"),
     )
-    source_rule: ClassVar[SourceRule] = SourceRule.SENT_AGAIN
     needs_extra: ClassVar[str | None] = "nats"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.nats.receiver:NatsJetStreamReceiver"

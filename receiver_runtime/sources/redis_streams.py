@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.base import Guarantee, Source
 from receiver_runtime.sources.secret import Secret  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.several import Several  # noqa: TC001  pydantic reads it
 from receiver_runtime.sources.tcp import Tls, address_of, parse_tls
@@ -45,7 +45,6 @@ class RedisStreams(Source):
         ("timestamp", "timestamp[ms, tz=UTC]"),
         ("fields", "map<string, binary>"),
     )
-    source_rule: ClassVar[SourceRule] = SourceRule.SENT_AGAIN
     needs_extra: ClassVar[str | None] = "redis"
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE_DEDUPLICATED
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.redis.receiver:RedisStreamsReceiver"

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from receiver_runtime.sources.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.base import Guarantee, Source
 from receiver_runtime.sources.tcp import Tls, parse_listen, parse_tls
 from receiver_runtime.sources.units import parse_bytes, parse_duration
 
@@ -53,7 +53,6 @@ class Syslog(Source):
         ("parse_error", "string"),
         ("raw", "binary"),
     )
-    source_rule: ClassVar[SourceRule] = SourceRule.NOT_SENT_AGAIN
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
     receiver_class: ClassVar[str] = "receiver_runtime.receivers.syslog.receiver:SyslogReceiver"
 

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from receiver_runtime.sources.base import Guarantee, Source, SourceRule
+from receiver_runtime.sources.base import Guarantee, Source
 from receiver_runtime.sources.secret import Secret
 from receiver_runtime.sources.units import parse_bytes, parse_duration
 
@@ -88,7 +88,6 @@ class TcpSource(Source):
         max_connections: when listening, how many at once; the next one is refused, and reported.
     """
 
-    source_rule: ClassVar[SourceRule] = SourceRule.NOT_SENT_AGAIN
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
 
     host: str | None = None

@@ -10,7 +10,6 @@ from typing import ClassVar
 from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.amqp import Amqp
-from receiver_runtime.sources.base import SourceRule
 
 try:
     from receiver_runtime.receivers.amqp.reader import AmqpReader
@@ -22,7 +21,6 @@ class AmqpReceiver(RunReceiver):
     """Messages that are acknowledged when they are registered. See ``Amqp``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Amqp.columns
-    source_rule: SourceRule | None = SourceRule.SENT_AGAIN
 
     def __init__(self, source: Amqp) -> None:
         super().__init__()

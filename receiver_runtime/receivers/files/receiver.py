@@ -13,7 +13,6 @@ from receiver_runtime.receivers.files.arriving import ArrivingCatalog, LocalFold
 from receiver_runtime.receivers.files.followed.followed_files import FollowedCatalog
 from receiver_runtime.receivers.files.reader import FilesReader
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 class _FilesReceiver(RunReceiver):
     """What all of them do."""
-
-    source_rule: SourceRule | None = SourceRule.OFFSETS
 
     def __init__(self, *, name: str, per_host: bool) -> None:
         super().__init__()

@@ -7,7 +7,6 @@ from typing import ClassVar
 from receiver_runtime.receivers.http.routes import routes_of
 from receiver_runtime.receivers.http.server import HttpServer
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.http import Http
 
 
@@ -16,7 +15,6 @@ class HttpReceiver(RunReceiver):
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Http.columns
     # Of what was answered 202, for nobody sends it again; ``KeyedHandOver`` marks the blocks of all other requests.
-    source_rule: SourceRule | None = SourceRule.NOT_SENT_AGAIN
 
     def __init__(self, source: Http) -> None:
         super().__init__()

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.kafka import Kafka
 
 try:
@@ -30,7 +29,6 @@ class KafkaReceiver(RunReceiver):
     def __init__(self, source: Kafka) -> None:
         super().__init__()
         self._source = source
-        self.source_rule = SourceRule.OFFSETS if source.exactly_once else SourceRule.NOT_SENT_AGAIN
         self._as_objects = source.fetch == "objects" or not source.exactly_once
 
     def make_run(self) -> KafkaReader:

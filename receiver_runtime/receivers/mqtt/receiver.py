@@ -10,7 +10,6 @@ from typing import ClassVar
 from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.mqtt.session import MqttSession
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.mqtt import Mqtt
 
 try:
@@ -28,7 +27,6 @@ class MqttReceiver(RunReceiver):
         super().__init__()
         self._source = source
         self._session = MqttSession()
-        self.source_rule = SourceRule.SENT_AGAIN if source.qos else SourceRule.NOT_SENT_AGAIN
 
     def make_run(self) -> MqttReader:
         """Its stop returns when all that was read is handed on, and the connection is closed."""

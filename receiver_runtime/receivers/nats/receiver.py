@@ -10,7 +10,6 @@ from typing import ClassVar
 from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.nats.session import KnownConsumer
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.nats_jetstream import NatsJetStream
 
 try:
@@ -23,7 +22,6 @@ class NatsJetStreamReceiver(RunReceiver):
     """Messages, acknowledged when they are registered. See ``NatsJetStream``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = NatsJetStream.columns
-    source_rule: SourceRule | None = SourceRule.SENT_AGAIN
 
     def __init__(self, source: NatsJetStream) -> None:
         super().__init__()

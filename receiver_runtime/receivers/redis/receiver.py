@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from receiver_runtime.receivers.missing_client import missing_client
 from receiver_runtime.receivers.run_receiver import RunReceiver
-from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.sources.redis_streams import RedisStreams
 
 try:
@@ -22,7 +21,6 @@ class RedisStreamsReceiver(RunReceiver):
     """Entries, acknowledged when they are registered. See ``RedisStreams``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = RedisStreams.columns
-    source_rule: SourceRule | None = SourceRule.SENT_AGAIN
 
     def __init__(self, source: RedisStreams) -> None:
         super().__init__()

@@ -13,7 +13,6 @@ from receiver_runtime.sources.syslog import Syslog
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from receiver_runtime.sources.base import SourceRule
 
 # Parsing one message takes as long as parsing a hundred: what comes in so many seconds is parsed together.
 _PAUSE = 0.01
@@ -23,7 +22,6 @@ class SyslogReceiver(RunReceiver):
     """Messages of a ``Syslog`` source. At most once: syslog has no acknowledgement."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Syslog.columns
-    source_rule: SourceRule | None = Syslog.source_rule
 
     def __init__(self, source: Syslog) -> None:
         super().__init__()

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: The least that each kind is declared with, for several receivers.
+LEAST: Mapping[str, Mapping[str, Any]] = {
+    "amqp": {"host": "b", "queues": ["q"]},
+    "custom": {"receiver": "package.module:Class"},
+    "file_lines": {"path": "/in", "shared": True},
+    "followed_files": {"path": "/in", "shared": True},
+    "http": {"listen": "0.0.0.0:8080"},
+    "kafka": {"bootstrap_servers": "b:9092", "topics": ["t"], "group": "g"},
+    "mqtt": {"host": "b", "topics": ["t"], "client_id": "c", "group": "g"},
+    "nats_jetstream": {"servers": "b:4222", "stream": "s", "durable": "d"},
+    "raw_socket": {"listen": "0.0.0.0:9998"},
+    "redis_streams": {"host": "b", "streams": ["s"], "group": "g"},
+    "socket_text": {"listen": "0.0.0.0:9999"},
+    "syslog": {"listen": "0.0.0.0:5514"},
+    "whole_files": {"path": "/in", "shared": True},
+}
