@@ -31,7 +31,7 @@ from receiver_runtime.backoff import Backoff
 from receiver_runtime.block_threads import BlockThreads
 from receiver_runtime.clock import Clock, SystemClock
 from receiver_runtime.progress import LONGEST_PAUSE_SECONDS
-from receiver_runtime.records import conform, keep_record, to_batch
+from receiver_runtime.records import keep_record, to_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -318,17 +318,17 @@ class BlockGenerator:
             buffer.singles_nbytes += nbytes
             self._count(1, nbytes)
 
-    def add_multiple_data(self, records: pa.RecordBatch | Sequence[object]) -> None:
+    def add_multiple_data(self, batch: pa.RecordBatch) -> None:
         """Add many records, all of them to one block (B03); waits for all their permits, and for room.
+
+        The batch has the generator's schema (``records.conform``).
 
         What is larger than a block comes in pieces, in order, each of them for itself.
 
-        Raises: as ``add_data``; of what is larger than a block, pieces may be in.
+        Raises:
+            GeneratorStateError: not Active; of what is larger than a block, pieces may be in.
         """
         self._require_active()
-        batch = (
-            conform(records, self._schema) if isinstance(records, pa.RecordBatch) else to_batch(records, self._schema)
-        )
         done = 0
         while done < batch.num_rows:
             piece = _head_of(batch.slice(done), self._max_block_bytes)
@@ -344,9 +344,8 @@ class BlockGenerator:
     def add_if_free(self, batch: pa.RecordBatch) -> bool:
         """As ``add_multiple_data``, if nothing is to be waited for; else nothing is added. Says whether it was.
 
-        Raises: as ``add_data``.
+        Raises: as ``add_multiple_data``.
         """
-        batch = conform(batch, self._schema)
         nbytes = batch.nbytes
         with self._lock:
             if self._state is not GeneratorState.ACTIVE:

@@ -249,7 +249,7 @@ class BlockPath:
 
     def push_if_free(self, batch: pa.RecordBatch) -> bool:
         """As ``push_buffered``, but add nothing where that had to wait; return whether it was added."""
-        if not self.generator.add_if_free(batch):
+        if not self.generator.add_if_free(conform(batch, self._schema)):
             return False
         self.has_accepted = True
         return True
@@ -341,15 +341,16 @@ class BlockPath:
     def push_keyed(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Future[NewBlock]:
         """A batch as one block with its records' keys; returns when it is stored, before it is registered.
 
-        Its sender brings it again where it is not acknowledged, so no salvage registers it. The future resolves when
-        the driver log has block and keys. It fails with DuplicateKeysError where one of them is known: then nothing
-        with keys that is under way is registered, and nothing is taken before ``go_on_after_refusal``, which the
-        caller must come to. A disk that takes no blocks is waited for, but not at a stop.
+        The batch has the receiver's schema (``records.conform``). Its sender brings it again where it is not
+        acknowledged, so no salvage registers it. The future resolves when the driver log has block and keys. It fails
+        with DuplicateKeysError where one of them is known: then nothing with keys that is under way is registered, and
+        nothing is taken before ``go_on_after_refusal``, which the caller must come to. A disk that takes no blocks is
+        waited for, but not at a stop.
 
         Raises: what stopped it; then nothing of it is stored, or it is not registered.
         """
         with self.hand_overs:
-            encoded = self._handler.encode([conform(batch, self._schema)])
+            encoded = self._handler.encode([batch])
             backoff = Backoff(_STORE_FIRST_DELAY, _STORE_LONGEST_DELAY)
             while True:
                 try:

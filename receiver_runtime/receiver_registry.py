@@ -17,10 +17,12 @@ def make_receiver(source: Source) -> Receiver:
     """A receiver for a source, not yet attached.
 
     Raises:
-        SourceError: its client is not installed, or a class of the user's is not here or can't be made.
+        SourceError: nothing reads it, its client is not installed, or a user's class is missing or can't be made.
     """
     if isinstance(source, CustomSource):
         return _make_custom(source)
+    if not source.receiver_class:
+        raise SourceError(f"kind: nothing here receives from {source.kind!r}: upgrade this host's Forebay")
     module, _, name = source.receiver_class.partition(":")
     made: Receiver = getattr(importlib.import_module(module), name)(source)
     return made

@@ -58,8 +58,8 @@ class Source(BaseModel):
 
     #: The record's columns as (name, Arrow type by name), fixed per kind of source (design §5).
     columns: ClassVar[tuple[tuple[str, str], ...]]
-    #: Who reads it, as ``module:Class``; loaded where one is made, and its broker's client with it.
-    receiver_class: ClassVar[str]
+    #: Its receiver, as ``module:Class``; loaded where one is made, and its broker's client with it.
+    receiver_class: ClassVar[str] = ""
     #: The extra of our package that its receivers need, where the agent runs; None where they need none.
     needs_extra: ClassVar[str | None] = None
     if TYPE_CHECKING:

@@ -185,9 +185,9 @@ def test_a_large_block_is_not_cut_on_the_shared_timer() -> None:
         listener = Watching()
         generator = BlockGenerator(listener, SCHEMA, limiter=RateLimiter(), block_interval=0.01, threads=shared)
         generator.start()
-        generator.add_multiple_data(["x" * 100_000])
+        generator.add_multiple_data(pa.record_batch([pa.array(["x" * 100_000])], schema=SCHEMA))
         eventually(lambda: len(listener.pushed) == 1)
-        generator.add_multiple_data(["x"])
+        generator.add_multiple_data(pa.record_batch([pa.array(["x"])], schema=SCHEMA))
         eventually(lambda: len(listener.pushed) == 2)
         generator.stop()
     assert names == ["receivers block push", "receivers block timer"]

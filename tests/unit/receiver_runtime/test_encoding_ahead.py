@@ -72,9 +72,9 @@ def test_a_block_is_encoded_while_the_one_before_it_is_written() -> None:
     listener, encoder = Listener(), Encoder()
     made = _generator(listener, encoder)
     try:
-        made.add_multiple_data(["first"])
+        made.add_multiple_data(pa.record_batch([pa.array(["first"])], schema=SCHEMA))
         assert listener.waits.wait(30)
-        made.add_multiple_data(["second"])
+        made.add_multiple_data(pa.record_batch([pa.array(["second"])], schema=SCHEMA))
         eventually(lambda: encoder.encoded == 2)
         assert not listener.pushed
     finally:
@@ -97,10 +97,10 @@ def test_a_block_that_could_not_be_encoded_ahead_is_pushed_as_it_is() -> None:
     encoder.broken = True
     listener.gate.set()
     made = _generator(listener, encoder)
-    made.add_multiple_data(["first"])
+    made.add_multiple_data(pa.record_batch([pa.array(["first"])], schema=SCHEMA))
     eventually(lambda: len(listener.pushed) == 1)
     encoder.broken = False
-    made.add_multiple_data(["second"])
+    made.add_multiple_data(pa.record_batch([pa.array(["second"])], schema=SCHEMA))
     made.stop()
     first, second = listener.pushed
     assert first.encoded is None

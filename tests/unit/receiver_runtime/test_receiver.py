@@ -95,6 +95,10 @@ def test_r02_bytes_that_are_no_stream_of_the_schema_are_refused_and_nothing_is_s
         other = pa.schema([("word", pa.string()), ("count", pa.float64())])
         with pytest.raises(RecordTypeError, match="the batch has word: string, count: double, the receiver declares"):
             receiver.store(stream_of(other, [{"word": "a", "count": 1.0}]))
+        wrong = pa.RecordBatch.from_pylist([{"word": "a", "count": 1.0}], schema=other)
+        for push in (receiver.store_buffered, made.supervisor.block_path.push_if_free):
+            with pytest.raises(RecordTypeError, match="the batch has word: string, count: double"):
+                push(wrong)
         made.stop()
         assert rows_of(made) == []
 

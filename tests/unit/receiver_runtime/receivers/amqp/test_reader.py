@@ -19,7 +19,10 @@ def test_what_came_while_nothing_could_be_handed_over_is_taken_a_block_at_once_a
     """All of it, after a wait, may be more than one batch can hold."""
     receiver = AmqpReceiver(Amqp(host="127.0.0.1", queues=("q",)))
     settings = ReceiverSettings(max_block_bytes=2048)
-    receiver.attach_supervisor(cast("AttachedSupervisor", SimpleNamespace(settings=settings, receiver_id=1)))
+    attached = SimpleNamespace(
+        settings=settings, receiver_id=1, record_schema=receiver.record_schema, block_path=SimpleNamespace()
+    )
+    receiver.attach_supervisor(cast("AttachedSupervisor", attached))
     reader = receiver.make_run()
     sizes = [1000, 1000, 1000, 0, 5000, 10, 10]
     came = [
