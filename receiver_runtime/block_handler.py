@@ -52,20 +52,12 @@ class BlockHandler:
     """Stores one epoch's blocks. Safe from any thread; the caller gives sequences out in order."""
 
     def __init__(
-        self,
-        log: WriteAheadLog,
-        schema: pa.Schema,
-        *,
-        receiver_id: int,
-        epoch: int,
-        source_rule: SourceRule,
-        compression: Compression = DEFAULT_COMPRESSION,
+        self, log: WriteAheadLog, schema: pa.Schema, *, compression: Compression = DEFAULT_COMPRESSION
     ) -> None:
         self._log = log
         self._schema = stamped(schema)
-        self._receiver_id = receiver_id
-        self._epoch = epoch
-        self._source_rule = source_rule
+        self._claim = log.claim
+        self.registered_through = log.registered_through
         self._compression = compression
         # The newest block, and the newest of those that are sent again until they are acknowledged.
         self._newest = 0
@@ -84,7 +76,6 @@ class BlockHandler:
         block: EncodedBlock | Sequence[pa.RecordBatch],
         *,
         sequence: int,
-        registered_through: int,
         source_rule: SourceRule | None = None,
     ) -> NewBlock:
         """Store one block; on return it survives a crash and waits to be registered.
@@ -94,27 +85,26 @@ class BlockHandler:
         Raises: as ``WriteAheadLog.write``, and InvalidFrameError for a block without records.
         """
         encoded = block if isinstance(block, EncodedBlock) else self.encode(block)
-        rule = self._source_rule if source_rule is None else source_rule
+        rule = self._log.source_rule if source_rule is None else source_rule
+        through = self.registered_through.sequence
         frame = encode_frame(
             encoded.payload,
             kind=FrameKind.BLOCK,
             source_rule=rule,
-            receiver_id=self._receiver_id,
-            epoch=self._epoch,
+            receiver_id=self._claim.receiver_id,
+            epoch=self._claim.epoch,
             sequence=sequence,
-            registered_through=registered_through,
+            registered_through=through,
             records=encoded.records,
         )
-        handle = self._log.write([frame], sequence=sequence, registered_through=registered_through)[0]
+        handle = self._log.write([frame], sequence=sequence)[0]
         self._newest = sequence
-        self._said_through = max(self._said_through, registered_through)
+        self._said_through = max(self._said_through, through)
         if rule is SourceRule.SENT_AGAIN:
             self._newest_sent_again = sequence
-        return NewBlock(self._receiver_id, self._epoch, sequence, encoded.records, handle.length, handle)
+        return NewBlock(self._claim.receiver_id, self._claim.epoch, sequence, encoded.records, handle.length, handle)
 
-    def store_dead_letters(
-        self, letters: Sequence[DeadLetter], *, sequence: int, registered_through: int
-    ) -> list[BlockHandle]:
+    def store_dead_letters(self, letters: Sequence[DeadLetter], *, sequence: int) -> list[BlockHandle]:
         """Store dead letters by one sync; returns their handles, in order. Raises as ``WriteAheadLog.write``.
 
         To be followed by ``dead_letters_recorded``.
@@ -124,11 +114,11 @@ class BlockHandler:
                 encode_frame(
                     letter.data,
                     kind=FrameKind.DEAD_LETTER,
-                    source_rule=self._source_rule,
-                    receiver_id=self._receiver_id,
-                    epoch=self._epoch,
+                    source_rule=self._log.source_rule,
+                    receiver_id=self._claim.receiver_id,
+                    epoch=self._claim.epoch,
                     sequence=sequence,
-                    registered_through=registered_through,
+                    registered_through=self.registered_through.sequence,
                     records=1,
                     reason=letter.reason,
                     part=letter.part,
@@ -136,7 +126,6 @@ class BlockHandler:
                 for letter in letters
             ],
             sequence=sequence,
-            registered_through=registered_through,
             until_recorded=True,
         )
 
@@ -144,7 +133,7 @@ class BlockHandler:
         """Say that these have their rows: until then their segment is not sealed."""
         self._log.recorded(handles)
 
-    def keep_house(self, registered_through: int = 0) -> None:
+    def keep_house(self) -> None:
         """For a moment in which nothing is stored: close a segment that has reached its age.
 
         Where no block was stored since the last such moment, or the file would be closed, it first gets a note of what
@@ -153,32 +142,33 @@ class BlockHandler:
         newest = self._newest
         before, self._newest_when_idle = self._newest_when_idle, newest
         if before == newest or self._log.is_due:
-            self._note(registered_through)
+            self._note()
         noted = self._newest_sent_again <= self._said_through
-        self._log.roll_if_due(registered_through, unless_after=newest if noted else self._said_through)
+        self._log.roll_if_due(unless_after=newest if noted else self._said_through)
 
-    def close(self, registered_through: int = 0) -> None:
+    def close(self) -> None:
         """Close the log, with a note of what is registered; seal its last segment, if everything in it is."""
-        self._note(registered_through)
-        self._log.close(registered_through)
+        self._note()
+        self._log.close()
 
-    def _note(self, registered_through: int) -> None:
+    def _note(self) -> None:
         """Write down what was acknowledged, if no frame says so and its senders will not bring it again.
 
         A driver log that lost its last commits does not know it any more; the frame's own file then tells a block that
         was acknowledged from one that its sender brings again. What can't be written is not needed yet.
         """
-        if min(self._newest_sent_again, registered_through) <= self._said_through:
+        through = self.registered_through.sequence
+        if min(self._newest_sent_again, through) <= self._said_through:
             return
         frame = encode_frame(
             _NOTE_PAYLOAD,
             kind=FrameKind.NOTE,
-            source_rule=self._source_rule,
-            receiver_id=self._receiver_id,
-            epoch=self._epoch,
+            source_rule=self._log.source_rule,
+            receiver_id=self._claim.receiver_id,
+            epoch=self._claim.epoch,
             sequence=self._newest,
-            registered_through=registered_through,
+            registered_through=through,
             records=1,
         )
         if self._log.note(frame):
-            self._said_through = registered_through
+            self._said_through = through

@@ -161,7 +161,7 @@ class BlockPath:
         # Last: a heartbeat may steer it at once.
         self._registration = registrar.attach(
             claim.receiver_id,
-            registered_through=claim.sequence,
+            registered_through=handler.registered_through,
             limit=settings.block_queue_size,
             on_steering=self._steer,
             listener=self,
@@ -179,7 +179,7 @@ class BlockPath:
     @property
     def registered_through(self) -> int:
         """The newest sequence that is known to be registered."""
-        return self._registration.registered_through
+        return self._handler.registered_through.sequence
 
     @property
     def refused(self) -> tuple[int, int]:
@@ -218,7 +218,7 @@ class BlockPath:
 
     def close(self) -> None:
         """Close the write-ahead log, and seal its last segment if everything in it is registered."""
-        self._handler.close(self._registration.registered_through)
+        self._handler.close()
 
     # -- the receiver's side (BufferedPath) --------------------------------------------------------------------------
 
@@ -376,7 +376,7 @@ class BlockPath:
 
     def on_idle(self) -> None:
         """Close a segment that has reached its age; note in its file what is acknowledged."""
-        self._handler.keep_house(self._registration.registered_through)
+        self._handler.keep_house()
 
     def on_error(self, message: str, error: Exception) -> None:
         """A push failed; it is tried again, and when the queue is full, reading stops (W05)."""
@@ -439,7 +439,6 @@ class BlockPath:
                 block = self._handler.store_block(
                     encoded,
                     sequence=self._next_sequence,
-                    registered_through=self._registration.registered_through,
                     source_rule=None if keys is None else SourceRule.SENT_AGAIN,
                 )
             except BaseException:
@@ -483,11 +482,7 @@ class BlockPath:
 
     def _store_dead_letters(self, letters: Sequence[DeadLetter]) -> list[BlockHandle]:
         with self._push_lock:
-            return self._handler.store_dead_letters(
-                letters,
-                sequence=self._next_sequence - 1,
-                registered_through=self._registration.registered_through,
-            )
+            return self._handler.store_dead_letters(letters, sequence=self._next_sequence - 1)
 
     def _pause_unless_refused(self, seconds: float) -> bool:
         """Wait; False as soon as nothing more is to be stored."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from tracker_store.blocks import Position
+    from tracker_store.blocks import Claim, Position
     from tracker_store.dead_letters import StoredDeadLetter
     from tracker_store.source_positions import Peer
 
@@ -195,14 +195,12 @@ class ReceiverDriverLog:
         self,
         driver_log: DriverLog,
         *,
-        receiver_id: int,
-        epoch: int,
+        claim: Claim,
         store: str | None = None,
         durability: str = "durable",
     ) -> None:
         self._driver_log = driver_log
-        self._receiver_id = receiver_id
-        self._epoch = epoch
+        self._claim = claim
         self._store = store
         self._durability = durability
         self._listener: OutageListener | None = None
@@ -217,8 +215,8 @@ class ReceiverDriverLog:
             "open a segment",
             lambda connection: open_segment(
                 connection,
-                receiver_id=self._receiver_id,
-                epoch=self._epoch,
+                receiver_id=self._claim.receiver_id,
+                epoch=self._claim.epoch,
                 path=path,
                 source_rule=source_rule,
                 store=self._store,
@@ -232,7 +230,7 @@ class ReceiverDriverLog:
 
         A driver log that lost its newest block, `sequence`, leaves it open for salvage.
         """
-        owner = (self._receiver_id, self._epoch)
+        owner = (self._claim.receiver_id, self._claim.epoch)
         self._driver_log.once(
             lambda connection: seal_segment(
                 connection, segment_id=segment_id, length=length, through=sequence, owner=owner
@@ -245,7 +243,7 @@ class ReceiverDriverLog:
             "open a partition",
             lambda connection: open_partition(
                 connection,
-                receiver_id=self._receiver_id,
+                receiver_id=self._claim.receiver_id,
                 source=source,
                 partition=partition,
                 start_offset=start_offset,
@@ -256,13 +254,13 @@ class ReceiverDriverLog:
     @property
     def receiver_id(self) -> int:
         """Of the receiver."""
-        return self._receiver_id
+        return self._claim.receiver_id
 
     def all_of(self, source: str) -> Mapping[str, Position]:
         """Where each partition of a source stands."""
         return self._driver_log.until_answered(
             "read the positions of a source",
-            lambda connection: source_positions(connection, receiver_id=self._receiver_id, source=source),
+            lambda connection: source_positions(connection, receiver_id=self._claim.receiver_id, source=source),
             listener=self._listener,
         )
 
@@ -271,20 +269,20 @@ class ReceiverDriverLog:
         self._driver_log.until_answered(
             "forget positions of a source",
             lambda connection: forget_partitions(
-                connection, receiver_id=self._receiver_id, source=source, partitions=partitions
+                connection, receiver_id=self._claim.receiver_id, source=source, partitions=partitions
             ),
             listener=self._listener,
         )
 
     def peers(self) -> Sequence[Peer]:
         """Who reads the stream now."""
-        return self._driver_log.once(lambda connection: peers_of(connection, receiver_id=self._receiver_id))
+        return self._driver_log.once(lambda connection: peers_of(connection, receiver_id=self._claim.receiver_id))
 
     def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
         """Which of them the stream has received; without ``wait`` none, where that can't be asked just now."""
 
         def statement(connection: sa.Connection) -> set[str]:
-            return known_keys(connection, receiver_id=self._receiver_id, keys=keys)
+            return known_keys(connection, receiver_id=self._claim.receiver_id, keys=keys)
 
         if wait:
             return self._driver_log.until_answered("look up keys", statement, listener=self._listener)
@@ -297,6 +295,8 @@ class ReceiverDriverLog:
         """The rows of stored dead letters."""
         self._driver_log.until_answered(
             "record dead letters",
-            lambda connection: add_dead_letters(connection, letters, receiver_id=self._receiver_id, epoch=self._epoch),
+            lambda connection: add_dead_letters(
+                connection, letters, receiver_id=self._claim.receiver_id, epoch=self._claim.epoch
+            ),
             listener=self._listener,
         )

@@ -42,6 +42,7 @@ from receiver_runtime.progress import LOOK_SECONDS, Progress, ProgressWatchdog
 from receiver_runtime.reading_loop import ReadingLoop
 from receiver_runtime.receiver_start import prepare_receiver
 from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor, progress_limit
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
 from receiver_runtime.replica_reports import ReplicaReports
 from receiver_runtime.salvage import earlier_store_location, salvage, store_location
@@ -644,12 +645,7 @@ class _ReceiverLife:
             "read what the receiver is to do",
             lambda c: heartbeat(c, process_id=shared.process_id, receiver_ids=[self.receiver_id]),
         )[0]
-        self._reporter = shared.reporter.for_receiver(
-            receiver_id=self.receiver_id,
-            assignment=self.assignment,
-            epoch=claimed.epoch,
-            process_id=shared.process_id,
-        )
+        self._reporter = shared.reporter.for_receiver(claimed, assignment=self.assignment, process_id=shared.process_id)
         expected = self._ask(
             "read which block store this host has",
             lambda c: attached_identities(c, root_names(shared.block_store), host=shared.host),
@@ -675,17 +671,16 @@ class _ReceiverLife:
         )
         rows = ReceiverDriverLog(
             self._driver_log,
-            receiver_id=self.receiver_id,
-            epoch=claimed.epoch,
+            claim=claimed,
             durability=settings.durability,
             store=location,
         )
         log = WriteAheadLog(
             store,
             rows,
-            receiver_id=self.receiver_id,
-            epoch=claimed.epoch,
-            source_rule=source_rule,
+            claim=claimed,
+            source_rule=frame.SourceRule[source_rule.name],
+            registered_through=RegisteredThrough(claimed.sequence),
             segment_interval=settings.segment_interval,
             max_segment_bytes=settings.max_segment_bytes,
             max_failures=settings.write_ahead_log_max_failures,
@@ -693,14 +688,7 @@ class _ReceiverLife:
             clock=shared.clock,
             progress=self.progress,
         )
-        handler = BlockHandler(
-            log,
-            receiver.record_schema,
-            receiver_id=self.receiver_id,
-            epoch=claimed.epoch,
-            source_rule=frame.SourceRule[source_rule.name],
-            compression=settings.compression,
-        )
+        handler = BlockHandler(log, receiver.record_schema, compression=settings.compression)
         self._reporter.state(ReceiverState.ACTIVE, f"starting on {source.address}")
         self._reporter.event(ReceiverEventKind.STARTED, f"claimed on {shared.host}", f"epoch {claimed.epoch}")
         supervisor = ReceiverSupervisor(

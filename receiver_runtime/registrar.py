@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from receiver_runtime.driver_log import OutageListener
+    from receiver_runtime.registered_through import RegisteredThrough
 
 _log = structlog.get_logger(__name__)
 
@@ -160,7 +161,7 @@ class _Lane:
     limit: int
     on_steering: Callable[[Steering], None]
     listener: OutageListener | None
-    registered_through: int
+    registered_through: RegisteredThrough
     progress: Progress
     waiting: deque[_Waiting] = field(default_factory=deque)
     sent: list[_Waiting] = field(default_factory=list)
@@ -197,7 +198,7 @@ class Registration:
     @property
     def registered_through(self) -> int:
         """The newest sequence that is known to be registered."""
-        return self._lane.registered_through
+        return self._lane.registered_through.sequence
 
     @property
     def has_unsettled(self) -> bool:
@@ -249,7 +250,7 @@ class Registration:
                 raise lane.refused
             lane.refused = None
             lane.moved.notify_all()
-            return lane.registered_through
+            return lane.registered_through.sequence
 
     def wait_until_it_goes_on(self) -> None:
         """After a refusal for a key: return when blocks are taken again, or never will be."""
@@ -313,7 +314,7 @@ class Registrar:
         self,
         receiver_id: int,
         *,
-        registered_through: int,
+        registered_through: RegisteredThrough,
         limit: int,
         on_steering: Callable[[Steering], None] = lambda _: None,
         listener: OutageListener | None = None,
@@ -323,7 +324,7 @@ class Registrar:
         """Take a receiver in, after its claim.
 
         Args:
-            registered_through: the claim's sequence.
+            registered_through: the claim's sequence; raised here.
             limit: blocks that may be here and not registered.
             on_steering: told what the receiver is to do, with an answer or heartbeat that says something new.
             listener: told when its blocks wait long, and then when they are answered.
@@ -546,7 +547,7 @@ class Registrar:
 
     def _settle(self, lane: _Lane) -> None:
         # Futures first: who waits until all is settled may rely on their callbacks having run.
-        lane.registered_through = lane.sent[-1].block.sequence
+        lane.registered_through.sequence = lane.sent[-1].block.sequence
         for waiting in lane.sent:
             waiting.future.set_result(waiting.block)
         with self._lock:
@@ -634,7 +635,7 @@ class Registrar:
         with self._changed:
             # Before it is asked: what is registered meanwhile is no loss. A receiver that is attached anew meanwhile
             # may rightly know less than before.
-            asked = [(lane, lane.registered_through) for lane in self._lanes.values()]
+            asked = [(lane, lane.registered_through.sequence) for lane in self._lanes.values()]
         try:
             steerings = self._log.heartbeat(receiver_ids)
         except ProcessExpiredError as error:

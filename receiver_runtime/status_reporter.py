@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from receiver_runtime.driver_log import DriverLog
+    from tracker_store.blocks import Claim
 
 _log = structlog.get_logger(__name__)
 
@@ -53,9 +54,8 @@ class _Repeated:
 class _Queue:
     """One receiver's reports, under the reporter's lock."""
 
-    receiver_id: int
+    claim: Claim
     assignment: int
-    epoch: int
     process_id: int
     events: deque[_Event] = field(default_factory=deque)
     repeated: dict[tuple[ReceiverEventKind, str], _Repeated] = field(default_factory=dict)
@@ -122,9 +122,9 @@ class StatusReporter:
         self._stop_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="status reporter", daemon=True)
 
-    def for_receiver(self, *, receiver_id: int, assignment: int, epoch: int, process_id: int) -> ReceiverReporter:
+    def for_receiver(self, claim: Claim, *, assignment: int, process_id: int) -> ReceiverReporter:
         """The reports of one receiver under one claim."""
-        queue = _Queue(receiver_id, assignment, epoch, process_id, written=threading.Condition(self._lock))
+        queue = _Queue(claim, assignment, process_id, written=threading.Condition(self._lock))
         with self._changed:
             self._queues.append(queue)
         return ReceiverReporter(queue, self._set_state, self._add_event)
@@ -166,7 +166,7 @@ class StatusReporter:
                 return
             queue.state = queue.last_state = (state, reason)
             self._changed.notify_all()
-        _log.info("receiver state", receiver_id=queue.receiver_id, state=state.value, reason=reason)
+        _log.info("receiver state", receiver_id=queue.claim.receiver_id, state=state.value, reason=reason)
 
     def _add_event(self, queue: _Queue, event: _Event) -> None:
         now = self._clock.monotonic()
@@ -183,7 +183,7 @@ class StatusReporter:
             self._enqueue(queue, event)
         _log.info(
             "receiver event",
-            receiver_id=queue.receiver_id,
+            receiver_id=queue.claim.receiver_id,
             kind=event.kind.value,
             message=event.message,
             detail=event.detail,
@@ -265,7 +265,7 @@ class StatusReporter:
 def _state_statement(queue: _Queue, state: ReceiverState, reason: str) -> Callable[[sa.Connection], object]:
     return lambda connection: set_receiver_state(
         connection,
-        receiver_id=queue.receiver_id,
+        receiver_id=queue.claim.receiver_id,
         assignment=queue.assignment,
         state=state,
         reason=reason,
@@ -276,8 +276,8 @@ def _state_statement(queue: _Queue, state: ReceiverState, reason: str) -> Callab
 def _event_statement(queue: _Queue, event: _Event) -> Callable[[sa.Connection], object]:
     return lambda connection: report_event(
         connection,
-        receiver_id=queue.receiver_id,
-        epoch=queue.epoch,
+        receiver_id=queue.claim.receiver_id,
+        epoch=queue.claim.epoch,
         kind=event.kind,
         message=event.message,
         detail=event.detail,

@@ -28,8 +28,10 @@ from tracker_store.blocks import BlockHandle
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from receiver_runtime.block_store.frame import EncodedFrame
+    from receiver_runtime.block_store.frame import EncodedFrame, SourceRule
     from receiver_runtime.block_store.interface import Segment
+    from receiver_runtime.registered_through import RegisteredThrough
+    from tracker_store.blocks import Claim
 
 _log = structlog.get_logger(__name__)
 
@@ -72,9 +74,9 @@ class WriteAheadLog:
     Args:
         store: of the segment files.
         rows: of the segments in the driver log.
-        receiver_id: for the files' names.
-        epoch: of the claim; in the files' names, so that no two epochs ever share one.
+        claim: in the files' names, so that no two epochs ever share one.
         source_rule: written into each segment's row.
+        registered_through: segments that wait for it are sealed.
         segment_interval: a segment is closed at this age, in seconds from its first frame.
         max_segment_bytes: or before it would grow past this; a larger frame has a segment to itself.
         max_failures: attempts at one write, each in a new segment.
@@ -87,9 +89,9 @@ class WriteAheadLog:
         store: SegmentStore,
         rows: SegmentRows,
         *,
-        receiver_id: int,
-        epoch: int,
-        source_rule: str,
+        claim: Claim,
+        source_rule: SourceRule,
+        registered_through: RegisteredThrough,
         segment_interval: float = 60.0,
         max_segment_bytes: int = 128 * 2**20,
         max_failures: int = 3,
@@ -100,9 +102,9 @@ class WriteAheadLog:
         self._progress = progress or Progress()
         self._store = store
         self._rows = rows
-        self._directory = f"receiver-{receiver_id}"
-        self._epoch = epoch
-        self._source_rule = source_rule
+        self.claim = claim
+        self.source_rule = source_rule
+        self.registered_through = registered_through
         self._interval = segment_interval
         self._max_bytes = max_segment_bytes
         self._max_failures = max_failures
@@ -114,9 +116,8 @@ class WriteAheadLog:
         self._segment: Segment | None = None
         self._segment_id = 0
         self._segment_since = 0.0
-        # The newest block in the open segment, and the newest one that is registered.
+        # The newest block in the open segment.
         self._segment_sequence = 0
-        self._registered_through = 0
         # By segment: dead letters that have no row yet.
         self._unrecorded: dict[int, int] = {}
         # Closed and not yet sealed in the driver log, as (segment id, length, newest block); a few at most.
@@ -128,7 +129,6 @@ class WriteAheadLog:
         frames: Sequence[EncodedFrame],
         *,
         sequence: int = 0,
-        registered_through: int = 0,
         until_recorded: bool = False,
     ) -> list[BlockHandle]:
         """Store frames, next to each other, by one sync; returns their handles, in order.
@@ -136,7 +136,6 @@ class WriteAheadLog:
         Args:
             frames: blocks, or dead letters.
             sequence: the newest block among them.
-            registered_through: the newest block that is registered; segments that wait for it are sealed.
             until_recorded: the segment is not to be sealed before ``recorded`` is called for each of the frames.
 
         Raises:
@@ -144,8 +143,7 @@ class WriteAheadLog:
             WriteAheadLogClosedError: after ``close``.
         """
         with self._lock:
-            self._registered_through = max(self._registered_through, registered_through)
-            if self._to_seal and self._to_seal[0][2] <= registered_through:
+            if self._to_seal and self._to_seal[0][2] <= self.registered_through.sequence:
                 self._seal_waiting()
             failures: list[str] = []
             while len(failures) < self._max_failures:
@@ -210,25 +208,23 @@ class WriteAheadLog:
         with self._lock:
             return self._segment is not None and self._is_old()
 
-    def roll_if_due(self, registered_through: int = 0, *, unless_after: int | None = None) -> None:
+    def roll_if_due(self, *, unless_after: int | None = None) -> None:
         """Close a segment that has reached its age, also when nothing is written; seals what waits for it.
 
         One with a block newer than ``unless_after`` stays open.
         """
         with self._lock:
-            self._registered_through = max(self._registered_through, registered_through)
             wanted = unless_after is not None and self._segment_sequence > unless_after
             if self._segment is not None and self._is_old() and not wanted:
                 self._end_segment()
             self._seal_waiting()
 
-    def close(self, registered_through: int = 0) -> None:
+    def close(self) -> None:
         """Close and seal the open segment; safe to call twice.
 
         A seal that fails, and that of a segment with blocks that are not registered, is the successor's to make.
         """
         with self._lock:
-            self._registered_through = max(self._registered_through, registered_through)
             self._closed = True
             self._end_segment()
             self._seal_waiting()
@@ -249,8 +245,8 @@ class WriteAheadLog:
             # Before its row: a store that is away for hours leaves none behind.
             self._store.check()
             self._number += 1
-            path = f"{self._directory}/{self._epoch}-{self._number:06d}.segment"
-            segment_id = self._rows.open_segment(path, self._source_rule)
+            path = f"receiver-{self.claim.receiver_id}/{self.claim.epoch}-{self._number:06d}.segment"
+            segment_id = self._rows.open_segment(path, self.source_rule.label)
             try:
                 segment = self._store.create_segment(path)
             except (OSError, BlockStoreError):
@@ -273,7 +269,7 @@ class WriteAheadLog:
     def _seal_waiting(self) -> None:
         while self._to_seal:
             segment_id, length, sequence = self._to_seal[0]
-            if sequence > self._registered_through or segment_id in self._unrecorded:
+            if sequence > self.registered_through.sequence or segment_id in self._unrecorded:
                 return
             if not _quietly("seal a segment", partial(self._rows.seal_segment, segment_id, length, sequence)):
                 return

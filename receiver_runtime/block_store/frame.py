@@ -73,6 +73,11 @@ class SourceRule(IntEnum):
     SENT_AGAIN = 2  # HTTP, AMQP, MQTT: the sender had no acknowledgement and sends again
     OFFSETS = 3  # Kafka: the chain of offsets decides
 
+    @property
+    def label(self) -> str:
+        """Return the rule as the table of segments spells it."""
+        return self.name.lower()
+
 
 class DeadLetterReason(IntEnum):
     """Why a record went aside. The driver log has the name in lower case (``label``)."""

@@ -22,9 +22,11 @@ from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.object_store import ObjectBlockStore
 from receiver_runtime.block_store.replicated import ReplicatedBlockStore
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogClosedError
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import FaultyFiles, MemorySegments, eventually, frame
+from tracker_store.blocks import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +41,12 @@ T = TypeVar("T")
 def make_log(store: BlockStore, *, max_segment_bytes: int = 2**20) -> tuple[WriteAheadLog, MemorySegments]:
     rows = MemorySegments()
     log = WriteAheadLog(
-        store, rows, receiver_id=7, epoch=9, source_rule="not_sent_again", max_segment_bytes=max_segment_bytes
+        store,
+        rows,
+        claim=Claim(7, 9, 0),
+        source_rule=SourceRule.NOT_SENT_AGAIN,
+        registered_through=RegisteredThrough(),
+        max_segment_bytes=max_segment_bytes,
     )
     return log, rows
 
@@ -151,7 +158,7 @@ def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_leng
 def make_handler(store: BlockStore) -> tuple[BlockHandler, MemorySegments]:
     log, rows = make_log(store)
     schema = pa.schema([("value", pa.string())])
-    return BlockHandler(log, schema, receiver_id=7, epoch=9, source_rule=SourceRule.NOT_SENT_AGAIN), rows
+    return BlockHandler(log, schema), rows
 
 
 def lines(*values: str) -> pa.RecordBatch:
@@ -161,7 +168,7 @@ def lines(*values: str) -> pa.RecordBatch:
 def test_h02_a_block_is_serialized_once_and_every_replica_has_the_same_bytes(tmp_path: Path) -> None:
     sites = [LocalBlockStore(tmp_path / name) for name in ("a", "b")]
     handler, rows = make_handler(ReplicatedBlockStore(sites, min_replicas=2))
-    block = handler.store_block([lines("one", "two"), lines("three")], sequence=1, registered_through=0)
+    block = handler.store_block([lines("one", "two"), lines("three")], sequence=1)
     assert (block.records, block.bytes) == (3, block.handle.length)
     one, other = ((site.root / rows.paths[1]).read_bytes() for site in sites)
     assert one == other
@@ -172,7 +179,7 @@ def test_h05_a_block_without_records_is_refused_and_leaves_nothing(tmp_path: Pat
     """The original accepts it, and it becomes an empty partition."""
     handler, rows = make_handler(LocalBlockStore(tmp_path))
     with pytest.raises(InvalidFrameError, match="0 records"):
-        handler.store_block([lines()], sequence=1, registered_through=0)
+        handler.store_block([lines()], sequence=1)
     assert rows.paths == {}
 
 

@@ -23,6 +23,7 @@ from receiver_runtime.block_store.columns import columns_of, fingerprint_of
 from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.block_store.stores import open_block_store
 from receiver_runtime.driver_log import DriverLog, ReceiverDriverLog
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.sources.base import SourceError
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tests.driver_log import claim_anew
@@ -85,26 +86,17 @@ def receive(engine: sa.Engine, root: str, schema: pa.Schema, *rows: dict[str, An
             connection, receiver_id=placement.receiver_id, fingerprint=fingerprint_of(columns), columns=columns
         )
         claimed = claim_anew(connection, placement.receiver_id)
-        rows_of_it = ReceiverDriverLog(DriverLog(engine), receiver_id=claimed.receiver_id, epoch=claimed.epoch)
+        rows_of_it = ReceiverDriverLog(DriverLog(engine), claim=claimed)
         log = WriteAheadLog(
             open_block_store(root),
             rows_of_it,
-            receiver_id=claimed.receiver_id,
-            epoch=claimed.epoch,
-            source_rule="not_sent_again",
-        )
-        handler = BlockHandler(
-            log,
-            schema,
-            receiver_id=claimed.receiver_id,
-            epoch=claimed.epoch,
+            claim=claimed,
             source_rule=SourceRule.NOT_SENT_AGAIN,
+            registered_through=RegisteredThrough(claimed.sequence),
         )
+        handler = BlockHandler(log, schema)
         batch = pa.RecordBatch.from_pylist(list(rows), schema=schema)
-        add_blocks(
-            connection,
-            [handler.store_block([batch], sequence=claimed.sequence + 1, registered_through=claimed.sequence)],
-        )
+        add_blocks(connection, [handler.store_block([batch], sequence=claimed.sequence + 1)])
         handler.close()
 
 

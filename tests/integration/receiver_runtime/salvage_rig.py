@@ -14,6 +14,7 @@ from receiver_runtime.block_store.frame import DeadLetterReason
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.driver_log import DriverLog, ReceiverDriverLog
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.salvage import salvage, store_location
 from receiver_runtime.sources.base import SourceRule
 from receiver_runtime.write_ahead_log import WriteAheadLog
@@ -62,7 +63,12 @@ class Life:
     handler: BlockHandler
     rows: ReceiverDriverLog
     stored: list[NewBlock] = field(default_factory=list)
-    registered_through: int = 0
+    # Of its blocks, where it is not that of the others.
+    rule: frame.SourceRule | None = None
+
+    @property
+    def registered_through(self) -> int:
+        return self.handler.registered_through.sequence
 
     @property
     def next_sequence(self) -> int:
@@ -71,9 +77,7 @@ class Life:
     def keep(self, *values: str) -> NewBlock:
         """Store a block, synced; it is not registered."""
         batch = pa.record_batch([pa.array(values, pa.string())], schema=SCHEMA)
-        block = self.handler.store_block(
-            [batch], sequence=self.next_sequence, registered_through=self.registered_through
-        )
+        block = self.handler.store_block([batch], sequence=self.next_sequence, source_rule=self.rule)
         self.stored.append(block)
         return block
 
@@ -82,7 +86,6 @@ class Life:
         self.handler.store_dead_letters(
             [DeadLetter(DeadLetterReason.INVALID_ENCODING, data)],
             sequence=self.next_sequence - 1,
-            registered_through=self.registered_through,
         )
 
     def register(self, count: int = 1000) -> AddOutcome | None:
@@ -93,12 +96,12 @@ class Life:
         with connect(self.receiver.engine) as connection:
             [result] = add_blocks(connection, waiting)
         if result.outcome in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED):
-            self.registered_through = waiting[-1].sequence
+            self.handler.registered_through.sequence = waiting[-1].sequence
         return result.outcome
 
     def close(self) -> None:
         """End as a process does that is fenced, or drained."""
-        self.handler.close(self.registered_through)
+        self.handler.close()
 
 
 @dataclass
@@ -150,27 +153,23 @@ class SalvagedReceiver:
         store = LocalBlockStore(self.root, files=files)
         rows = ReceiverDriverLog(
             DriverLog(self.engine),
-            receiver_id=self.receiver_id,
-            epoch=claimed.epoch,
+            claim=claimed,
             durability=durability,
             store=store_location(HOST, store),
         )
         log = WriteAheadLog(
             store,
             rows,
-            receiver_id=self.receiver_id,
-            epoch=claimed.epoch,
-            source_rule=rule,
+            claim=claimed,
+            source_rule=frame.SourceRule[rule.name],
+            registered_through=RegisteredThrough(claimed.sequence),
             max_segment_bytes=max_segment_bytes,
         )
-        handler = BlockHandler(
-            log, SCHEMA, receiver_id=self.receiver_id, epoch=claimed.epoch, source_rule=frame.SourceRule[rule.name]
-        )
-        return Life(self, claimed, store, handler, rows, registered_through=claimed.sequence)
+        return Life(self, claimed, store, BlockHandler(log, SCHEMA), rows)
 
     def rule_of(self, life: Life, rule: SourceRule) -> None:
         """From now on this life's blocks are of another rule, as a source with two kinds of requests has them."""
-        life.handler._source_rule = frame.SourceRule[rule.name]
+        life.rule = frame.SourceRule[rule.name]
 
     # -- what came out -----------------------------------------------------------------------------------------------
 

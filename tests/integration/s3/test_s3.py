@@ -17,15 +17,18 @@ from receiver_runtime.block_store.errors import (
     SegmentWriteError,
     StoreUnavailableError,
 )
+from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.block_store.identity import make_identity
 from receiver_runtime.block_store.reading import FrameAt
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import open_block_store, replicas_of
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
 from tests.integration.orchestration.batch_rig import System
 from tests.integration.orchestration.test_batch_run import same
 from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.unit.receiver_runtime.support import MemorySegments, dead_letter_frame, eventually, frame, whole
+from tracker_store.blocks import Claim
 from tracker_store.engine import connect
 from tracker_store.schema import BatchState
 
@@ -60,7 +63,9 @@ def server(running: S3Server) -> S3Server:
 def make_log(url: str, *, timeout: float = 30) -> tuple[WriteAheadLog, MemorySegments]:
     rows = MemorySegments()
     store = open_block_store(url, timeout=timeout)
-    return WriteAheadLog(store, rows, receiver_id=7, epoch=9, source_rule="not_sent_again"), rows
+    return WriteAheadLog(
+        store, rows, claim=Claim(7, 9, 0), source_rule=SourceRule.NOT_SENT_AGAIN, registered_through=RegisteredThrough()
+    ), rows
 
 
 def test_l04_written_read_by_handle_scanned_and_deleted(server: S3Server) -> None:

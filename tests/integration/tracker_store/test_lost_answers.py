@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.registrar import PostgresBlockLog, Registrar
 from tests.cutting_proxy import Cut, CuttingProxy, is_call
 from tests.driver_log import Log, add, block, claim_anew, make_log, wait_until_blocked
@@ -178,7 +179,9 @@ def test_w02_the_registrar_resolves_lost_answers_by_itself(log: Log, database_ur
         block_log = PostgresBlockLog(engine, process_id=process_id)
         registrar = Registrar(block_log)
         registrar.start()
-        lanes = [registrar.attach(c.receiver_id, registered_through=c.sequence, limit=8) for c in claims]
+        lanes = [
+            registrar.attach(c.receiver_id, registered_through=RegisteredThrough(c.sequence), limit=8) for c in claims
+        ]
         sequence = 1
         while scissors.left or sequence < 100:
             sequence += 1

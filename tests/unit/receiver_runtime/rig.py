@@ -14,6 +14,7 @@ from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.receiver import Receiver
 from receiver_runtime.receiver_supervisor import Ending, ReceiverSupervisor
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.registrar import Registrar
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.write_ahead_log import WriteAheadLog
@@ -142,11 +143,15 @@ def rig(
     reporter = RecordingReporter() if reporter is None else reporter
     wanted = ReceiverSettings.model_validate(FAST | settings)
     handler = BlockHandler(
-        WriteAheadLog(store, rows, receiver_id=1, epoch=5, source_rule="not_sent_again", clock=clock),
+        WriteAheadLog(
+            store,
+            rows,
+            claim=Claim(1, 5, 0),
+            source_rule=SourceRule.NOT_SENT_AGAIN,
+            registered_through=RegisteredThrough(),
+            clock=clock,
+        ),
         receiver.record_schema,
-        receiver_id=1,
-        epoch=5,
-        source_rule=SourceRule.NOT_SENT_AGAIN,
     )
     registrar = Registrar(log, heartbeat_interval=0.02)
     supervisor = ReceiverSupervisor(

@@ -11,8 +11,10 @@ from receiver_runtime.block_handler import BlockHandler
 from receiver_runtime.block_store.frame import FrameKind, SourceRule
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.segment import IntactFrame
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog
 from tests.unit.receiver_runtime.support import ManualClock, MemorySegments
+from tracker_store.blocks import Claim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,17 +31,21 @@ class Setup:
         log = WriteAheadLog(
             self.store,
             self.rows,
-            receiver_id=7,
-            epoch=9,
-            source_rule=rule.name.lower(),
+            claim=Claim(7, 9, 0),
+            source_rule=rule,
+            registered_through=RegisteredThrough(),
             segment_interval=INTERVAL,
             clock=self.clock,
         )
-        self.handler = BlockHandler(log, SCHEMA, receiver_id=7, epoch=9, source_rule=rule)
+        self.handler = BlockHandler(log, SCHEMA)
 
     def keep(self, sequence: int, registered_through: int = 0) -> None:
         batch = pa.record_batch([pa.array(["a"], pa.string())], schema=SCHEMA)
-        self.handler.store_block([batch], sequence=sequence, registered_through=registered_through)
+        self.registered(registered_through)
+        self.handler.store_block([batch], sequence=sequence)
+
+    def registered(self, through: int) -> None:
+        self.handler.registered_through.sequence = through
 
     def said_through(self) -> list[int]:
         """What notes say, by segment."""
@@ -60,7 +66,8 @@ def test_a_segment_that_is_closed_by_its_age_gets_its_note_before(setup: Setup) 
     """Its newest block was stored just before."""
     setup.keep(1)
     setup.clock.advance(INTERVAL)
-    setup.handler.keep_house(1)
+    setup.registered(1)
+    setup.handler.keep_house()
     assert setup.said_through() == [1]
     assert list(setup.rows.lengths) == [1]
 
@@ -71,8 +78,10 @@ def test_a_segment_is_not_closed_while_a_block_in_it_waits_for_its_acknowledgeme
     setup.keep(2)
     setup.clock.advance(INTERVAL)
     for _ in range(3):
-        setup.handler.keep_house(1)
-    setup.handler.keep_house(2)
+        setup.registered(1)
+        setup.handler.keep_house()
+    setup.registered(2)
+    setup.handler.keep_house()
     assert setup.said_through() == [1, 2]
     assert list(setup.rows.lengths) == [1]
 
@@ -82,7 +91,8 @@ def test_a_segment_without_need_of_a_note_is_closed_by_its_age(tmp_path: Path, r
     setup = Setup(tmp_path, rule)
     setup.keep(1)
     setup.clock.advance(INTERVAL)
-    setup.handler.keep_house(0)
+    setup.registered(0)
+    setup.handler.keep_house()
     assert setup.said_through() == []
     assert setup.rows.lengths == {}
     # It is closed, not sealed: what comes next goes to another one.

@@ -14,11 +14,13 @@ import pytest
 import structlog
 
 from receiver_runtime.block_generator import BlockGenerator, GeneratorState
+from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.rate_limiter import RateLimiter
 from receiver_runtime.reading_loop import ReadingLoop, ReadingLoopClosedError
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.registrar import Registrar
 from receiver_runtime.status_reporter import StatusReporter
 from receiver_runtime.write_ahead_log import WriteAheadLog
@@ -36,6 +38,7 @@ from tests.unit.receiver_runtime.support import (
 )
 from tests.unit.receiver_runtime.test_block_generator import SCHEMA, Listener
 from tests.unit.receiver_runtime.test_status_reporter import Rows
+from tracker_store.blocks import Claim
 from tracker_store.errors import DriverLogUnavailableError
 from tracker_store.schema import ReceiverEventKind, ReceiverState
 
@@ -162,7 +165,13 @@ def test_an_end_that_can_not_be_told_comes(tmp_path: Path) -> None:
 
 def test_a_failed_write_ends_its_segment_before_it_is_logged(tmp_path: Path) -> None:
     files, rows = FaultyFiles(), MemorySegments()
-    log = WriteAheadLog(LocalBlockStore(tmp_path, files=files), rows, receiver_id=7, epoch=9, source_rule="x")
+    log = WriteAheadLog(
+        LocalBlockStore(tmp_path, files=files),
+        rows,
+        claim=Claim(7, 9, 0),
+        source_rule=SourceRule.NOT_SENT_AGAIN,
+        registered_through=RegisteredThrough(),
+    )
     files.write_faults = ["short"]
     with pytest.raises(OSError, match="No space left"):
         # The line's own error.
@@ -187,7 +196,7 @@ def test_a_listener_that_fails_ends_no_registrar(full_log: FullLog) -> None:
     structlog.configure(logger_factory=lambda *_: structlog.testing.CapturingLogger())
     registrar = Registrar(log, clock=clock)
     registrar.start()
-    lane = registrar.attach(1, registered_through=0, limit=100, listener=DeafListener())
+    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=100, listener=DeafListener())
     log.refuse_call = lambda _: DriverLogUnavailableError("53100: no space left")
     lane.reserve()
     future = lane.submit(block(1))
@@ -208,7 +217,7 @@ def test_a_registrar_that_dies_refuses_what_it_holds(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(log, "add_blocks", die)
     registrar = Registrar(log)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    lanes = [registrar.attach(n, registered_through=0, limit=100) for n in (1, 2)]
+    lanes = [registrar.attach(n, registered_through=RegisteredThrough(0), limit=100) for n in (1, 2)]
     futures = []
     for n, lane in enumerate(lanes, 1):
         lane.reserve()
@@ -222,7 +231,7 @@ def test_a_registrar_that_dies_refuses_what_it_holds(monkeypatch: pytest.MonkeyP
 def test_a_report_that_is_refused_stops_no_other() -> None:
     rows = Rows()
     reporter = StatusReporter(rows)  # type: ignore[arg-type]
-    receiver = reporter.for_receiver(receiver_id=1, assignment=1, epoch=1, process_id=1)
+    receiver = reporter.for_receiver(Claim(1, 1, 0), assignment=1, process_id=1)
     reporter.start()
     rows.refuse = True
     for n, message in enumerate(("refused", "kept")):

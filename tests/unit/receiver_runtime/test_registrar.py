@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.registrar import Registrar, RegistrarStoppedError, Registration
 from tests.unit.receiver_runtime.support import (
     ManualClock,
@@ -54,7 +55,7 @@ def registrar(log: MemoryBlockLog, clock: ManualClock) -> Iterator[Registrar]:
 
 
 def attach(registrar: Registrar, receiver_id: int = 1, limit: int = 100) -> Registration:
-    return registrar.attach(receiver_id, registered_through=0, limit=limit)
+    return registrar.attach(receiver_id, registered_through=RegisteredThrough(0), limit=limit)
 
 
 def submit(registration: Registration, item: NewBlock) -> Future[NewBlock]:
@@ -232,7 +233,7 @@ def test_what_waits_here_is_bounded(registrar: Registrar, log: MemoryBlockLog, c
 def test_a_heartbeat_goes_out_each_second_and_brings_steering(log: MemoryBlockLog, clock: ManualClock) -> None:
     told: list[Steering] = []
     registrar = Registrar(log, clock=clock)
-    registrar.attach(5, registered_through=0, limit=1, on_steering=told.append)
+    registrar.attach(5, registered_through=RegisteredThrough(0), limit=1, on_steering=told.append)
     registrar.start()
     eventually(lambda: log.heartbeats == 1)
     log.desired[5], log.rates[5] = DesiredState.PAUSED, 10.0
@@ -255,7 +256,7 @@ def test_steering_comes_with_every_block_too_and_a_bad_callback_stops_nothing(
         raise RuntimeError("a bug")
 
     registrar = Registrar(log, clock=clock)
-    lane = registrar.attach(1, registered_through=0, limit=10, on_steering=callback)
+    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=10, on_steering=callback)
     registrar.start()
     for sequence in (1, 2):
         submit(lane, block(sequence)).result(20)
@@ -310,7 +311,7 @@ def test_a_long_wait_is_told_once_and_then_how_long_it_was(
     registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
 ) -> None:
     listener = RecordingListener()
-    lane = registrar.attach(1, registered_through=0, limit=100, listener=listener)
+    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=100, listener=listener)
     log.refuse_call = lambda _: DriverLogUnavailableError("53100: no space left")
     future = submit(lane, block(1))
     advance_until(clock, lambda: len(log.calls) >= 8)
@@ -327,7 +328,7 @@ def test_a_long_wait_is_told_once_and_then_how_long_it_was(
 def test_an_answer_that_is_lost_once_is_nothing_to_tell(log: MemoryBlockLog) -> None:
     listener, clock = RecordingListener(), PaidClock()
     registrar = Registrar(log, clock=clock)
-    lane = registrar.attach(1, registered_through=0, limit=100, listener=listener)
+    lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=100, listener=listener)
 
     def pay(_: Sequence[NewBlock]) -> None:
         clock.pays()
@@ -379,7 +380,7 @@ def test_a_receiver_that_is_detached_is_gone_and_may_come_again(registrar: Regis
         leaving.reserve()
     leaving.wait_until_settled()
     submit(other, block(1, receiver_id=2)).result(20)
-    again = registrar.attach(1, registered_through=1, limit=10)
+    again = registrar.attach(1, registered_through=RegisteredThrough(1), limit=10)
     assert submit(again, block(2)).result(20) == block(2)
     assert [item.sequence for item in log.chain(1)] == [1, 2]
     registrar.detach(3)
@@ -405,7 +406,7 @@ def test_what_a_detached_receiver_had_here_fails_and_is_not_sent_again(
 def test_a_detached_receiver_is_in_no_later_heartbeat(log: MemoryBlockLog, clock: ManualClock) -> None:
     told: list[Steering] = []
     registrar = Registrar(log, clock=clock)
-    registrar.attach(5, registered_through=0, limit=1, on_steering=told.append)
+    registrar.attach(5, registered_through=RegisteredThrough(0), limit=1, on_steering=told.append)
     registrar.start()
     eventually(lambda: told)
     registrar.detach(5)
@@ -472,7 +473,7 @@ def test_a_heartbeat_finds_that_the_driver_log_lost_what_it_had_acknowledged(
 ) -> None:
     """The receiver is idle: nothing that it adds would find a gap."""
     told: list[LostCommitsError] = []
-    lost = registrar.attach(1, registered_through=0, limit=100, on_lost=told.append)
+    lost = registrar.attach(1, registered_through=RegisteredThrough(0), limit=100, on_lost=told.append)
     other = attach(registrar, 2)
     for sequence in (1, 2):
         submit(lost, block(sequence)).result(20)
@@ -529,13 +530,13 @@ def test_a_receiver_that_came_again_is_not_measured_by_what_its_predecessor_knew
     log = ReattachingBlockLog()
     registrar = Registrar(log, clock=clock)
     told: list[LostCommitsError] = []
-    registrar.attach(1, registered_through=5, limit=100)
+    registrar.attach(1, registered_through=RegisteredThrough(5), limit=100)
     log.tells_newest = True
     log.chains[1] = [block(1)]
 
     def come_again() -> None:
         registrar.detach(1)
-        registrar.attach(1, registered_through=1, limit=100, on_lost=told.append)
+        registrar.attach(1, registered_through=RegisteredThrough(1), limit=100, on_lost=told.append)
 
     log.meanwhile = come_again
     registrar.start()

@@ -7,6 +7,7 @@ import pytest
 
 from receiver_runtime.status_reporter import REPEAT_SECONDS, ReceiverReporter, StatusReporter
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
+from tracker_store.blocks import Claim
 from tracker_store.errors import DriverLogUnavailableError
 from tracker_store.schema import ReceiverEventKind, ReceiverState
 
@@ -71,7 +72,7 @@ def reporter(rows: Rows, clock: ManualClock) -> Iterator[StatusReporter]:
 
 @pytest.fixture
 def receiver(reporter: StatusReporter) -> ReceiverReporter:
-    return reporter.for_receiver(receiver_id=4, assignment=2, epoch=9, process_id=7)
+    return reporter.for_receiver(Claim(4, 9, 0), assignment=2, process_id=7)
 
 
 def test_a_state_is_written_with_its_assignment_and_process(receiver: ReceiverReporter, rows: Rows) -> None:
@@ -132,7 +133,7 @@ def test_a_report_that_is_refused_stops_no_other(receiver: ReceiverReporter, row
 
 def test_a_stop_writes_what_waits_and_the_counts(rows: Rows) -> None:
     reporter = StatusReporter(rows)  # type: ignore[arg-type]
-    receiver = reporter.for_receiver(receiver_id=1, assignment=1, epoch=1, process_id=1)
+    receiver = reporter.for_receiver(Claim(1, 1, 0), assignment=1, process_id=1)
     for _ in range(3):
         receiver.event(ReceiverEventKind.BAD_RECORD, "aside", "x")
     receiver.state(ReceiverState.INACTIVE, "over")
@@ -145,7 +146,7 @@ def test_a_stop_writes_what_waits_and_the_counts(rows: Rows) -> None:
 def test_a_stop_does_not_wait_for_ever(rows: Rows) -> None:
     rows.away = True
     reporter = StatusReporter(rows)  # type: ignore[arg-type]
-    reporter.for_receiver(receiver_id=1, assignment=1, epoch=1, process_id=1).state(ReceiverState.INACTIVE, "over")
+    reporter.for_receiver(Claim(1, 1, 0), assignment=1, process_id=1).state(ReceiverState.INACTIVE, "over")
     reporter.start()
     reporter.stop(timeout=0.05)
     eventually(lambda: not reporter._thread.is_alive())
@@ -163,7 +164,7 @@ def test_events_that_wait_are_bounded(reporter: StatusReporter, receiver: Receiv
 def test_a_receiver_that_is_detached_has_told_everything_and_tells_no_more(
     reporter: StatusReporter, receiver: ReceiverReporter, rows: Rows
 ) -> None:
-    other = reporter.for_receiver(receiver_id=5, assignment=1, epoch=1, process_id=7)
+    other = reporter.for_receiver(Claim(5, 1, 0), assignment=1, process_id=7)
     for _ in range(3):
         receiver.event(ReceiverEventKind.BAD_RECORD, "aside", "x")
     receiver.state(ReceiverState.INACTIVE, "over")
@@ -185,7 +186,7 @@ def test_a_detach_does_not_wait_for_ever(
     detaching = threading.Thread(target=reporter.detach, args=(receiver,))
     detaching.start()
     advance_until(clock, lambda: not detaching.is_alive(), step=0.5)
-    reporter.for_receiver(receiver_id=5, assignment=1, epoch=1, process_id=7).state(ReceiverState.ACTIVE, "here")
+    reporter.for_receiver(Claim(5, 1, 0), assignment=1, process_id=7).state(ReceiverState.ACTIVE, "here")
     # One may still be under way for the receiver that is gone.
     attempts = rows.attempts
     advance_until(clock, lambda: rows.attempts >= attempts + 2)
@@ -196,8 +197,8 @@ def test_a_detach_does_not_wait_for_ever(
 
 def test_one_that_has_always_something_to_say_does_not_silence_the_others(rows: Rows) -> None:
     reporter = StatusReporter(rows)  # type: ignore[arg-type]
-    loud = reporter.for_receiver(receiver_id=1, assignment=1, epoch=1, process_id=1)
-    quiet = reporter.for_receiver(receiver_id=2, assignment=1, epoch=1, process_id=1)
+    loud = reporter.for_receiver(Claim(1, 1, 0), assignment=1, process_id=1)
+    quiet = reporter.for_receiver(Claim(2, 1, 0), assignment=1, process_id=1)
     for n in range(20):
         loud.event(ReceiverEventKind.ERROR, f"message {n}")
     quiet.state(ReceiverState.ACTIVE, "here")

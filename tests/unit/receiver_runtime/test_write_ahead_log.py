@@ -4,10 +4,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.segment import IntactFrame, TornTail
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogClosedError, WriteAheadLogError
 from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemorySegments, frame
+from tracker_store.blocks import Claim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,9 +25,9 @@ class Setup:
         self.log = WriteAheadLog(
             self.store,
             self.rows,
-            receiver_id=7,
-            epoch=9,
-            source_rule="not_sent_again",
+            claim=Claim(7, 9, 0),
+            source_rule=SourceRule.NOT_SENT_AGAIN,
+            registered_through=RegisteredThrough(),
             segment_interval=60,
             max_segment_bytes=max_segment_bytes,
             durable=durable,

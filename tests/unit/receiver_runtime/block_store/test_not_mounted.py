@@ -9,6 +9,7 @@ import pytest
 
 from receiver_runtime.block_store.errors import BlockMissingError, StoreUnavailableError
 from receiver_runtime.block_store.files import Files
+from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.block_store.identity import IDENTITY_FILE, make_identity
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.object_store import ObjectBlockStore
@@ -17,10 +18,12 @@ from receiver_runtime.block_store.replicated import ReplicatedBlockStore
 from receiver_runtime.block_store.roots import root_names
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import open_block_store
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
 from tests.mounts import Mount
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import MemorySegments, frame
+from tracker_store.blocks import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,7 +184,14 @@ def test_a_root_that_nobody_attached_takes_nothing(tmp_path: Path) -> None:
 
 def test_the_log_makes_no_row_and_no_file_while_the_store_is_away_and_goes_on_by_itself(mount: MountedStore) -> None:
     rows = MemorySegments()
-    log = WriteAheadLog(mount.store(), rows, receiver_id=7, epoch=9, source_rule="not_sent_again", max_segment_bytes=1)
+    log = WriteAheadLog(
+        mount.store(),
+        rows,
+        claim=Claim(7, 9, 0),
+        source_rule=SourceRule.NOT_SENT_AGAIN,
+        registered_through=RegisteredThrough(),
+        max_segment_bytes=1,
+    )
     [first] = log.write([FRAME])
     mount.unmount()
     for _ in range(3):

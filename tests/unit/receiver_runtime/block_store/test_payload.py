@@ -16,8 +16,10 @@ from receiver_runtime.block_store.payload import (
     encode_parts,
 )
 from receiver_runtime.block_store.segment import IntactFrame
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from receiver_runtime.write_ahead_log import WriteAheadLog
+from tracker_store.blocks import Claim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,11 +103,15 @@ def test_the_setting_knows_what_the_payload_knows() -> None:
 
 def test_blocks_of_every_compression_lie_in_one_segment_and_are_verified(tmp_path: Path) -> None:
     store = LocalBlockStore(tmp_path)
-    log = WriteAheadLog(store, Rows(), receiver_id=1, epoch=2, source_rule="not_sent_again")
+    log = WriteAheadLog(
+        store,
+        Rows(),
+        claim=Claim(1, 2, 0),
+        source_rule=SourceRule.NOT_SENT_AGAIN,
+        registered_through=RegisteredThrough(),
+    )
     blocks = [
-        BlockHandler(
-            log, SCHEMA, receiver_id=1, epoch=2, source_rule=SourceRule.NOT_SENT_AGAIN, compression=compression
-        ).store_block(BATCHES, sequence=sequence, registered_through=0)
+        BlockHandler(log, SCHEMA, compression=compression).store_block(BATCHES, sequence=sequence)
         for sequence, compression in enumerate(CODECS, start=1)
     ]
     log.close()

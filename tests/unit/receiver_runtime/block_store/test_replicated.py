@@ -17,15 +17,18 @@ from receiver_runtime.block_store.errors import (
     StoreUnavailableError,
     TooFewReplicasError,
 )
+from receiver_runtime.block_store.frame import SourceRule
 from receiver_runtime.block_store.local import LocalBlockStore
 from receiver_runtime.block_store.object_store import ObjectBlockStore
 from receiver_runtime.block_store.reading import FrameAt
 from receiver_runtime.block_store.replica_notes import NotingListener, take_notes
 from receiver_runtime.block_store.replicated import ReplicaListener, ReplicatedBlockStore
 from receiver_runtime.block_store.segment import DamagedFrame, IntactFrame, TornTail
+from receiver_runtime.registered_through import RegisteredThrough
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
 from tests.unit.receiver_runtime.memory_objects import MemoryObjects
 from tests.unit.receiver_runtime.support import FaultyFiles, ManualClock, MemorySegments, eventually, frame, whole
+from tracker_store.blocks import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,7 +98,12 @@ class Replicas:
         self.rows = MemorySegments()
         self.clock = ManualClock()
         self.log = WriteAheadLog(
-            self.store, self.rows, receiver_id=7, epoch=9, source_rule="not_sent_again", clock=self.clock
+            self.store,
+            self.rows,
+            claim=Claim(7, 9, 0),
+            source_rule=SourceRule.NOT_SENT_AGAIN,
+            registered_through=RegisteredThrough(),
+            clock=self.clock,
         )
 
     def write(self, sequence: int) -> tuple[int, int]:
@@ -295,7 +303,13 @@ def test_l07_a_segment_is_deleted_in_every_replica_also_when_one_refuses(tmp_pat
 def test_a_directory_and_an_object_store_are_replicas_of_each_other(tmp_path: Path) -> None:
     objects = MemoryObjects()
     store = ReplicatedBlockStore([LocalBlockStore(tmp_path), ObjectBlockStore(objects, "s3://bucket")], min_replicas=2)
-    log = WriteAheadLog(store, MemorySegments(), receiver_id=7, epoch=9, source_rule="not_sent_again")
+    log = WriteAheadLog(
+        store,
+        MemorySegments(),
+        claim=Claim(7, 9, 0),
+        source_rule=SourceRule.NOT_SENT_AGAIN,
+        registered_through=RegisteredThrough(),
+    )
     handles = [handle for n in (1, 2) for handle in log.write([frame(sequence=n), frame(b"more", sequence=n)])]
     assert len(objects.objects) == 2
     for replica in store.replicas:
