@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from receiver_runtime.exit_codes import ExitCode
-from receiver_runtime.receiver_process import STUCK_MESSAGE
+from receiver_runtime.receiver_life import STUCK_MESSAGE
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig, exit_code
 from tests.receiver_processes import eventually
 from tracker_store.engine import connect

@@ -11,7 +11,8 @@ import pytest
 from receiver_runtime.exit_codes import ExitCode
 from receiver_runtime.process_control import Ended
 from receiver_runtime.progress import LONGEST_PAUSE_SECONDS, Progress, ProgressWatch, ProgressWatchdog, Verdict
-from receiver_runtime.receiver_process import _ReceiverLife, _ReceiverProcess
+from receiver_runtime.receiver_life import ReceiverLife
+from receiver_runtime.receiver_process import _ReceiverProcess
 from receiver_runtime.receiver_supervisor import progress_limit
 from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.unit.receiver_runtime.rig import HandReceiver, batch, in_thread, rig
@@ -259,8 +260,8 @@ def test_a_process_that_is_stuck_ends_though_the_driver_log_can_not_be_told(monk
     monkeypatch.setattr("receiver_runtime.receiver_process._LAST_SECONDS", 0.5)
     # It went away after it was asked.
     monkeypatch.setattr(process, "_why_no_other_could_go_on", lambda: None)
-    stuck = _ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
-    other = _ReceiverLife(engine, 8, 1, on_ended=lambda *_: None)
+    stuck = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
+    other = ReceiverLife(engine, 8, 1, on_ended=lambda *_: None)
     process._lives = {7: stuck, 8: other}
     # Whoever hangs may hold it.
     with process._changed:
@@ -291,7 +292,7 @@ def test_nothing_is_ended_while_the_driver_log_answers_no_other_process_either(
         process = _ReceiverProcess(
             engine, block_store="/nowhere", host="here", tell_agent=lambda _: None, exit_process=codes.append
         )
-        life = _ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
+        life = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
         process._lives = {7: life}
         assert not process._on_stuck([life])
         assert life.progress.failures == 1
@@ -307,7 +308,7 @@ def test_nothing_is_ended_that_goes_on_while_that_is_asked(monkeypatch: pytest.M
     process = _ReceiverProcess(
         engine, block_store="/nowhere", host="here", tell_agent=lambda _: None, exit_process=codes.append
     )
-    life = _ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
+    life = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
     monkeypatch.setattr(process, "_why_no_other_could_go_on", life.progress.made)
     assert not process._on_stuck([life])
     assert codes == []
@@ -317,7 +318,7 @@ def test_nothing_is_ended_that_goes_on_while_that_is_asked(monkeypatch: pytest.M
 def test_who_waits_for_its_turn_to_start_is_not_stuck() -> None:
     """A hundred receivers salvage, a few at a time, when their store is mounted again."""
     engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
-    life = _ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
+    life = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
     turn = threading.BoundedSemaphore(1)
     waits = threading.Event()
 

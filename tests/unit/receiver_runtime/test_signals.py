@@ -6,7 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
-from receiver_runtime.receiver_process import _Watcher
+from receiver_runtime.parent_watch import ParentWatcher
 
 _LOOKS = 20
 
@@ -39,7 +39,7 @@ def test_a_signal_on_another_thread_is_heard_while_the_main_thread_waits() -> No
 
     done = threading.Event()
     before = signal.getsignal(signal.SIGTERM)
-    watcher = _Watcher(stop, lambda _: None, parent_pipe=None)
+    watcher = ParentWatcher(stop, lambda _: None, parent_pipe=None)
     watcher.start()
     sender = threading.Thread(target=send)
     sender.start()
