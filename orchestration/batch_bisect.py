@@ -6,24 +6,23 @@ A result is computed whole and thrown away (Spark's `noop` format), so what only
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from orchestration.batch import Batch
-from orchestration.pipeline import Window
+from orchestration.batch_inputs import read_batch_inputs
 from orchestration.store_away import store_away
 from tracker_store import batches
 from tracker_store.errors import BatchHeldError
-from tracker_store.pipelines import get_pipeline, list_streams
-from tracker_store.received_block_tracker import ReceivedBlockTracker
+from tracker_store.pipelines import get_pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     import sqlalchemy as sa
     from pyspark.sql import SparkSession
 
+    from orchestration.batch_inputs import BatchInputs
     from orchestration.pipeline import Output, Pipeline
     from orchestration.settings import Settings
     from tracker_store.received_block_tracker import AllocatedBlock
@@ -117,32 +116,20 @@ class BatchTrial:
         row = batches.get_batch(connection, pipeline_id, batch_time)
         if row is None:
             raise BatchHeldError(f"pipeline {pipeline.name!r} has no batch at {batch_time.isoformat()}")
-        stream_ids = {stream.name: stream.stream_id for stream in list_streams(connection)}
-        tracker = ReceivedBlockTracker(connection, pipeline_id)
+        self._inputs = read_batch_inputs(
+            connection, pipeline, pipeline_id, batch_time, self._outputs, block_store=settings.block_store_roots
+        )
         self._batch = Batch(
             pipeline=pipeline.name,
             time=batch_time,
             attempt=row.attempt,
             records=row.records,
-            _blocks={
-                stream.name: tracker.get_blocks_of_batch_and_stream(batch_time, stream_ids[stream.name])
-                for stream in pipeline.streams
-            },
+            _blocks=self._inputs.blocks,
         )
-        reach: dict[str, timedelta] = {}
-        for output in self._outputs:
-            for entry in output.inputs:
-                length = entry.length if isinstance(entry, Window) else timedelta(0)
-                name = entry.stream.name if isinstance(entry, Window) else entry.name
-                reach[name] = max(reach.get(name, timedelta(0)), length)
-        found: dict[Key, AllocatedBlock] = {}
-        for name, length in reach.items():
-            read = (
-                tracker.get_blocks_of_window_and_stream(batch_time, length, stream_ids[name])
-                if length
-                else tracker.get_blocks_of_batch_and_stream(batch_time, stream_ids[name])
-            )
-            found.update({(block.receiver_id, block.sequence): block for block in read})
+        entries = [entry for output in self._outputs for entry in output.inputs]
+        found: dict[Key, AllocatedBlock] = {
+            (block.receiver_id, block.sequence): block for entry in entries for block in self._inputs.blocks_of(entry)
+        }
         #: What the outputs read, windows and all, in the order of (receiver, sequence).
         self.blocks: Sequence[AllocatedBlock] = [found[key] for key in sorted(found)]
 
@@ -151,18 +138,19 @@ class BatchTrial:
 
         Raises what says that the block store can't be reached.
         """
-        only = ",".join(f"{block.receiver_id}:{block.sequence}" for block in blocks)
+        only = {(block.receiver_id, block.sequence) for block in blocks}
+        inputs = self._inputs.only(only)
         for output in self._outputs:
             try:
-                self._compute(output, {"only_blocks": only})
+                self._compute(output, inputs)
             except Exception as error:  # the user's function may raise anything
                 if store_away(error):
                     raise
                 return f"{output.name}: {type(error).__name__}: {error}"
         return ""
 
-    def _compute(self, output: Output, options: Mapping[str, str]) -> None:
+    def _compute(self, output: Output, inputs: BatchInputs) -> None:
         from orchestration.batch_run import output_result  # noqa: PLC0415  which loads the sinks
 
-        result = output_result(output, self._batch, settings=self._settings, session=self._session, options=options)
+        result = output_result(output, self._batch, inputs, settings=self._settings, session=self._session)
         result.write.format("noop").mode("overwrite").save()

@@ -21,30 +21,30 @@ import structlog
 
 from orchestration.attempt_failure import failure_of
 from orchestration.batch import Batch
+from orchestration.batch_inputs import read_batch_inputs, stream_of
 from orchestration.lost_blocks import LostBlocks, find_lost_blocks, report_lost_blocks
 from orchestration.noted_replicas import report_noted_replicas
 from orchestration.output_run import run_output
 from orchestration.patience import patiently
-from orchestration.pipeline import Window
 from orchestration.publishing import publish, publish_what_is_left
 from orchestration.spark.sinks.sink import OutputAttempt
 from tracker_store import batches, outputs
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import BatchHeldError, DriverLogError
-from tracker_store.pipelines import get_pipeline, list_streams
+from tracker_store.pipelines import get_pipeline
 from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
-from tracker_store.received_block_tracker import ReceivedBlockTracker
 from tracker_store.retry import FIRST
 from tracker_store.schema import ProcessKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
 
     import sqlalchemy as sa
     from pyspark.sql import DataFrame, SparkSession
 
-    from orchestration.pipeline import Output, Pipeline, Stream
+    from orchestration.batch_inputs import BatchInputs
+    from orchestration.pipeline import Output, Pipeline, Stream, Window
     from orchestration.settings import Settings
 
 HEARTBEAT_SECONDS = 1.0
@@ -244,7 +244,7 @@ def _run_outputs(
         attempts = batches.attempts_of_batch(connection, pipeline_id, batch_time)
         runs = {row.attempt: row.run_id for row in attempts}
         began_at = next((row.started_at for row in attempts if row.attempt == attempt.number), None)
-        batch, lost = _batch(connection, pipeline, attempt, settings=settings)
+        batch, lost, inputs = _batch(connection, pipeline, attempt, settings=settings)
     results: list[OutputResult] = []
     for output in attempt.outputs:
         commit = committed.get(output.name)
@@ -255,7 +255,7 @@ def _run_outputs(
                 OutputAttempt(
                     pipeline.name, pipeline_id, output.name, batch_time, attempt.number, attempt.run_id, runs, began_at
                 ),
-                partial(output_result, output, batch, settings=settings, session=session),
+                partial(output_result, output, batch, inputs, settings=settings, session=session),
                 replaces=attempt.is_replay,
             )
             results.append(
@@ -300,48 +300,36 @@ def _batch(
     attempt: _Attempt,
     *,
     settings: Settings,
-) -> tuple[Batch, LostBlocks]:
+) -> tuple[Batch, LostBlocks, BatchInputs]:
     pipeline_id, batch_time = attempt.pipeline_id, attempt.batch_time
     row = batches.get_batch(connection, pipeline_id, batch_time)
     if row is None:
         raise BatchHeldError(f"pipeline {pipeline.name!r} has no batch at {batch_time.isoformat()}")
-    stream_ids = {stream.name: stream.stream_id for stream in list_streams(connection)}
-    tracker = ReceivedBlockTracker(connection, pipeline_id)
-    blocks = {
-        stream.name: tracker.whole_blocks_of_batch_and_stream(batch_time, stream_ids[stream.name])
-        for stream in pipeline.streams
-    }
-    windows = [
-        tracker.get_blocks_of_window_and_stream(batch_time, entry.length, stream_ids[entry.stream.name])
-        for output in attempt.outputs
-        for entry in output.inputs
-        if isinstance(entry, Window)
-    ]
-    lost = find_lost_blocks(connection, settings.block_store_roots, chain.from_iterable([*blocks.values(), *windows]))
+    inputs = read_batch_inputs(
+        connection, pipeline, pipeline_id, batch_time, attempt.outputs, block_store=settings.block_store_roots
+    )
+    lost = find_lost_blocks(
+        connection, settings.block_store_roots, chain.from_iterable([*inputs.blocks.values(), *inputs.windows.values()])
+    )
     batch = Batch(
         pipeline=pipeline.name,
         time=batch_time,
         attempt=attempt.number,
         records=row.records,
-        _blocks=blocks,
+        _blocks=inputs.blocks,
         lost_blocks=lost.blocks,
         lost_records=lost.records,
     )
-    return batch, lost
+    return batch, lost, inputs
 
 
 def output_result(
-    output: Output,
-    batch: Batch,
-    *,
-    settings: Settings,
-    session: Callable[[], SparkSession],
-    options: Mapping[str, str] | None = None,
+    output: Output, batch: Batch, inputs: BatchInputs, *, settings: Settings, session: Callable[[], SparkSession]
 ) -> DataFrame:
-    """What an output's function makes of the batch; `options` are further ones of the `forebay` format."""
+    """Return what an output's function makes of the batch."""
     spark = session()
     arguments = {
-        parameter: _read(spark, entry, batch, settings, options or {})
+        parameter: _read(spark, entry, batch, inputs, settings)
         for parameter, entry in zip(output.parameters, output.inputs, strict=True)
     }
     if output.wants_batch:
@@ -350,27 +338,21 @@ def output_result(
 
 
 def _read(
-    session: SparkSession, entry: Stream | Window, batch: Batch, settings: Settings, options: Mapping[str, str]
+    session: SparkSession, entry: Stream | Window, batch: Batch, inputs: BatchInputs, settings: Settings
 ) -> DataFrame:
-    from orchestration.spark.batch_reader import columns_of_stream  # noqa: PLC0415  as the next
-    from orchestration.spark.block_reader import spark_schema  # noqa: PLC0415  loads pyspark
+    from orchestration.spark.allocation import encode_allocation, location_of  # noqa: PLC0415  as the next
+    from orchestration.spark.block_reader import ALLOCATION, spark_schema  # noqa: PLC0415  loads pyspark
     from orchestration.spark.data_source import FORMAT  # noqa: PLC0415  loads pyspark
 
-    stream = entry.stream if isinstance(entry, Window) else entry
-    columns = columns_of_stream(settings.require_database_url(), stream.name)
-    reader = session.read.format(FORMAT)
-    if isinstance(entry, Window):
-        reader = reader.option("window_seconds", str(entry.length.total_seconds()))
+    stream = stream_of(entry)
     return (
-        reader
-        # By option, since the planner's environment is as old as the JVM; Spark redacts options named like this.
-        .option("database_url", settings.require_database_url())
-        .schema(spark_schema(columns))
+        session.read.format(FORMAT)
+        .schema(spark_schema(inputs.columns[stream.name]))
         .option("pipeline", batch.pipeline)
         .option("batch_time", batch.time.isoformat())
         .option("stream", stream.name)
         .option("block_store", settings.block_store_roots)
-        .options(**options)
+        .option(ALLOCATION, encode_allocation(map(location_of, inputs.blocks_of(entry)), inputs.expected))
         .load()
     )
 

@@ -82,13 +82,17 @@ def columns_of_stream(database_url: str | None, stream: str) -> Sequence[tuple[s
     engine = planner_engine(database_url)
     try:
         with connect(engine) as connection:
-            row = _stream(connection, stream)
-            registered = [schema.columns for schema in schemas_of_stream(connection, row.stream_id)]
+            return columns_of_row(connection, _stream(connection, stream))
     finally:
         engine.dispose()
+
+
+def columns_of_row(connection: sa.Connection, row: StreamRow) -> Sequence[tuple[str, str]]:
+    """As ``columns_of_stream``, of a stream that was read."""
+    registered = [schema.columns for schema in schemas_of_stream(connection, row.stream_id)]
     source = parse_source(row.declaration["source"])
     if not registered and isinstance(source, CustomSource):
-        return declared_columns(source, stream)
+        return declared_columns(source, row.name)
     return union(*registered, source.columns)
 
 

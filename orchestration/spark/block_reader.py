@@ -1,4 +1,4 @@
-"""Reads blocks as Spark's tasks do: the planner asks the driver log which, a task reads files and nothing else.
+"""Reads blocks as Spark's tasks do: the planner is told which, or asks the driver log; a task reads files alone.
 
 Each block's checksum is verified. Python workers load this module: it loads neither Dagster nor SQLAlchemy.
 """
@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from orchestration.spark.allocation import BlockLocation, decode_allocation, location_of
 from receiver_runtime.block_store.columns import arrow_schema, fitted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from receiver_runtime.block_store.interface import BlockStore
-    from tracker_store.received_block_tracker import AllocatedBlock
+
+#: The option by which a batch's run hands on what it has asked the driver log for.
+ALLOCATION = "allocation"
+# The driver log's password, and what may be long.
+_OF_THE_PLANNER = ("database_url", ALLOCATION)
 
 # Several small blocks make one task: starting a task costs more than reading a few MiB.
 PARTITION_BYTES = 32 * 1024 * 1024
@@ -72,24 +77,22 @@ def _spark_type(kind: pa.DataType) -> str:
 
 @dataclass
 class BlockPartition(InputPartition):
-    """The blocks of one task, as (path, offset, length, crc32c, ephemeral).
+    """The blocks of one task.
 
     `expected` are the identities of the block store's roots, by name: see ``open_block_store``.
     """
 
-    blocks: list[tuple[str, int, int, int, bool]]
+    blocks: list[BlockLocation]
     expected: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def __init__(
-        self, blocks: list[tuple[str, int, int, int, bool]], expected: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
+    def __init__(self, blocks: list[BlockLocation], expected: Mapping[str, Sequence[str]] | None = None) -> None:
         super().__init__(0)
         self.blocks = blocks
         self.expected = expected or {}
 
 
 def partitions_of(
-    blocks: Sequence[AllocatedBlock],
+    locations: Iterable[BlockLocation],
     target_bytes: int = PARTITION_BYTES,
     *,
     expected: Mapping[str, Sequence[str]] | None = None,
@@ -97,13 +100,13 @@ def partitions_of(
     """Group blocks, in order, into tasks of about `target_bytes` of stored bytes, at least one block each."""
     partitions: list[BlockPartition] = []
     size = 0
-    for block in blocks:
-        handle = block.handle
-        if not partitions or size + handle.length > target_bytes:
+    for location in locations:
+        _, _, length, _, _ = location
+        if not partitions or size + length > target_bytes:
             partitions.append(BlockPartition([], expected))
             size = 0
-        partitions[-1].blocks.append((block.path, handle.offset, handle.length, handle.crc32c, block.ephemeral))
-        size += handle.length
+        partitions[-1].blocks.append(location)
+        size += length
     return partitions
 
 
@@ -116,12 +119,19 @@ class ForebayReader(DataSourceReader):
         self._schema = schema
 
     def __getstate__(self) -> dict[str, object]:
-        """What travels to the tasks: they read files, so the driver log's password stays with the planner."""
-        options = {name: value for name, value in self._options.items() if name != "database_url"}
+        """What travels to the tasks: they read files, so what the planner needs stays with it."""
+        options = {name: value for name, value in self._options.items() if name not in _OF_THE_PLANNER}
         return {"_options": options, "_schema": self._schema}
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition per group of blocks; a stream with nothing in the batch has one that is empty."""
+        if ALLOCATION in self._options:
+            locations, expected = decode_allocation(self._options[ALLOCATION])
+        else:
+            locations, expected = self._ask()
+        return partitions_of(locations, expected=expected) or [BlockPartition([])]
+
+    def _ask(self) -> tuple[list[BlockLocation], dict[str, list[str]]]:
         from orchestration.spark.batch_reader import blocks_of_input  # noqa: PLC0415  tasks need no SQLAlchemy
 
         window = self._options.get("window_seconds")
@@ -133,11 +143,7 @@ class ForebayReader(DataSourceReader):
             stream=self._options["stream"],
             window=None if window is None else timedelta(seconds=float(window)),
         )
-        only = self._options.get("only_blocks")
-        if only is not None:
-            wanted = set(only.split(","))
-            blocks = [block for block in blocks if f"{block.receiver_id}:{block.sequence}" in wanted]
-        return partitions_of(blocks, expected=expected) or [BlockPartition([])]
+        return [location_of(block) for block in blocks], expected
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The record batches of the partition's blocks, in order.

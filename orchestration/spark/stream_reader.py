@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from orchestration.spark.allocation import location_of
 from orchestration.spark.block_reader import ForebayReader, ReadOptionError, partitions_of
 from tracker_store.readers import ReaderStart
 
@@ -117,7 +118,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 attached_identities(connection, root_names(self._options["block_store"])),
             )
         )
-        return partitions_of(blocks, expected=expected)
+        return partitions_of(map(location_of, blocks), expected=expected)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The record batches of the partition's blocks, in order."""

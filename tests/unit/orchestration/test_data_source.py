@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestration.spark.block_reader import BlockPartition, ForebayReader, partitions_of, spark_schema
+from orchestration.spark.allocation import BlockLocation, decode_allocation, encode_allocation, location_of
+from orchestration.spark.block_reader import ALLOCATION, BlockPartition, ForebayReader, partitions_of, spark_schema
 from receiver_runtime.block_store import stores
 from receiver_runtime.block_store.errors import BlockCorruptError, BlockMissingError, StoreUnavailableError
 from receiver_runtime.block_store.local import LocalBlockStore
@@ -32,7 +33,7 @@ def block(number: int, length: int) -> AllocatedBlock:
 @given(st.lists(st.integers(1, 500), max_size=60), st.integers(1, 1000))
 def test_every_block_is_in_one_task_in_order_and_tasks_are_as_large_as_asked(lengths: list[int], target: int) -> None:
     blocks = [block(number, length) for number, length in enumerate(lengths)]
-    partitions = partitions_of(blocks, target)
+    partitions = partitions_of(map(location_of, blocks), target)
     assert [checksum for partition in partitions for _, _, _, checksum, _ in partition.blocks] == list(
         range(len(blocks))
     )
@@ -52,6 +53,36 @@ def test_the_driver_logs_password_does_not_travel_to_the_tasks() -> None:
     travelled = pickle.dumps(reader)
     assert b"secret" not in travelled
     assert pickle.loads(travelled)._options == {"stream": "lines"}
+
+
+LOCATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["receiver-1/1-000001.segment", "receiver-2/å.segment"]),
+        st.integers(0, 2**62),
+        st.integers(1, 2**40),
+        st.integers(0, 2**32 - 1),
+        st.booleans(),
+    )
+)
+
+
+@given(LOCATIONS, st.dictionaries(st.text(max_size=5), st.lists(st.text(max_size=5), max_size=2), max_size=2))
+def test_an_allocation_comes_back_as_it_was_handed_on(
+    locations: list[BlockLocation], expected: dict[str, list[str]]
+) -> None:
+    assert decode_allocation(encode_allocation(locations, expected)) == (locations, expected)
+
+
+def test_a_planner_that_is_handed_the_allocation_asks_nobody_and_keeps_it_from_the_tasks() -> None:
+    locations: list[BlockLocation] = [("a", 0, 10, 1, False), ("b", 5, 10, 2, True)]
+    handed_on = encode_allocation(locations, {"": ["id"]})
+    reader = ForebayReader({"database_url": "postgresql://nobody@127.0.0.1:1/none", ALLOCATION: handed_on})
+    partitions = reader.partitions()
+    assert [location for part in partitions for location in part.blocks] == locations  # type: ignore[attr-defined]
+    assert {str(part.expected) for part in partitions} == {"{'': ['id']}"}  # type: ignore[attr-defined]
+    assert pickle.loads(pickle.dumps(reader))._options == {}
+    nothing = ForebayReader({ALLOCATION: encode_allocation([], {})}).partitions()
+    assert [part.blocks for part in nothing] == [[]]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("ephemeral", [False, True])

@@ -1,0 +1,47 @@
+"""Where the blocks of a batch's input lie, as an option of the `forebay` format: the run that asked hands it on.
+
+Tasks and planners read it; it loads no driver log and no Spark. Nothing in it is secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tracker_store.received_block_tracker import AllocatedBlock
+
+#: (path, offset, length, crc32c, ephemeral)
+BlockLocation = tuple[str, int, int, int, bool]
+
+
+def location_of(block: AllocatedBlock) -> BlockLocation:
+    """Return where a block lies."""
+    handle = block.handle
+    return block.path, handle.offset, handle.length, handle.crc32c, block.ephemeral
+
+
+def encode_allocation(locations: Iterable[BlockLocation], expected: Mapping[str, Sequence[str]]) -> str:
+    """Return blocks, in order, and which store each root of the block store must be, as text: some 10 bytes a block."""
+    segments = [
+        [path, ephemeral, [number for _, *numbers, _ in blocks for number in numbers]]
+        for (path, ephemeral), blocks in groupby(locations, key=lambda location: (location[0], location[4]))
+    ]
+    plain = json.dumps({"expected": expected, "segments": segments}, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(plain.encode(), level=1)).decode()
+
+
+def decode_allocation(text: str) -> tuple[list[BlockLocation], dict[str, list[str]]]:
+    """Return what ``encode_allocation`` was given."""
+    found = json.loads(zlib.decompress(base64.b64decode(text)))
+    locations = [
+        (path, offset, length, crc32c, ephemeral)
+        for path, ephemeral, numbers in found["segments"]
+        for offset, length, crc32c in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+    ]
+    return locations, found["expected"]
