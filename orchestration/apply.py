@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from orchestration.pipeline import PER_HOST
 from orchestration.sink_places import place_of
 from tracker_store import pipelines as store
+from tracker_store.declarations import PipelineDeclaration
 from tracker_store.errors import SharedPlaceError, StrandingChangeError
 
 if TYPE_CHECKING:
@@ -123,12 +124,16 @@ def _refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.P
         (row.name, name, output)
         for row in before.values()
         if row.name not in declared
-        for name, output in (row.declaration.get("outputs") or {}).items()
+        for name, output in PipelineDeclaration.of(row.declaration).outputs.items()
     ]
-    outputs += [(p.name, name, output) for p in pipelines for name, output in p.declaration()["outputs"].items()]
+    outputs += [
+        (pipeline.name, name, output)
+        for pipeline in pipelines
+        for name, output in PipelineDeclaration.of(pipeline.declaration()).outputs.items()
+    ]
     owners: dict[tuple[str, ...], tuple[str, str]] = {}
     for pipeline, name, output in outputs:
-        place = place_of(output["sink"])
+        place = place_of(output.sink)
         if place is None:
             continue
         owner = owners.setdefault(place.key, (pipeline, name))
@@ -145,7 +150,7 @@ def _refuse_to_strand(
     connection: sa.Connection, pipeline: Pipeline, row: store.PipelineRow, streams: dict[str, store.StreamRow]
 ) -> None:
     """A stream may leave a pipeline when nothing of it waits there, and no batch with its records is yet to run."""
-    for name in set(row.declaration["streams"]) - {stream.name for stream in pipeline.streams}:
+    for name in set(PipelineDeclaration.of(row.declaration).streams) - {stream.name for stream in pipeline.streams}:
         waiting = store.waiting_records(connection, row.pipeline_id, streams[name].stream_id)
         if waiting:
             raise StrandingChangeError(

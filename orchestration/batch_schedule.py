@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from orchestration.pipeline_settings import PipelineSettings
 from orchestration.run_launcher.lost_runs import why_lost
 from tracker_store import batches
+from tracker_store.declarations import PipelineDeclaration
 from tracker_store.launches import LaunchOutcome, take_launch
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.retry import MAX_LOST_ATTEMPTS
@@ -164,17 +165,17 @@ class BatchRules:
     @classmethod
     def of_row(cls, row: PipelineRow) -> Self:
         """Of the row that `forebay apply` wrote; what an older release did not write has its default."""
-        declared = row.declaration
-        settings = PipelineSettings.of_row(declared)
+        declared = PipelineDeclaration.of(row.declaration)
+        settings = PipelineSettings.of_row(declared.settings)
         return cls(
             pipeline_id=row.pipeline_id,
             pipeline=row.name,
             interval=row.interval,
-            merge=declared.get("catch_up") == "merge",
-            max_attempts=declared["max_attempts"],
-            max_records=declared.get("max_records_per_batch"),
-            max_bytes=declared.get("max_bytes_per_batch"),
-            run_empty=declared.get("runs_empty_batches", False),
+            merge=declared.merges,
+            max_attempts=declared.max_attempts,
+            max_records=declared.max_records_per_batch,
+            max_bytes=declared.max_bytes_per_batch,
+            run_empty=declared.runs_empty_batches,
             concurrent_batches=settings.concurrent_batches,
             max_lost_attempts=settings.max_lost_attempts,
         )

@@ -101,7 +101,6 @@ class PipelineSettings(BaseModel):
         return self
 
     @classmethod
-    def of_row(cls, declaration: Mapping[str, Any]) -> Self:
+    def of_row(cls, settings: Mapping[str, Any]) -> Self:
         """The settings in a pipeline's row; keys of others (or of a newer release) are passed over."""
-        settings = declaration.get("settings", {})
         return cls.model_validate({key: value for key, value in settings.items() if key in cls.model_fields})

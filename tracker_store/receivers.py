@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from tracker_store.declarations import StreamDeclaration
 from tracker_store.engine import named_failures
 from tracker_store.errors import DriverLogError
 from tracker_store.leadership import LED
 from tracker_store.schema import RECEIVER_TRANSITIONS, DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import timedelta
 
 
@@ -46,8 +47,8 @@ class ReceiverSpec:
     stream_id: int
     stream_name: str
     ordinal: int
-    source: dict[str, Any]
-    settings: dict[str, Any]
+    source: Mapping[str, Any]
+    settings: Mapping[str, Any]
     assignment: int
 
 
@@ -119,13 +120,14 @@ def get_receiver(connection: sa.Connection, receiver_id: int) -> ReceiverSpec:
         ).one_or_none()
     if row is None:
         raise NoSuchReceiverError(f"receiver {receiver_id}")
+    declared = StreamDeclaration.of(row.declaration)
     return ReceiverSpec(
         receiver_id=row.id,
         stream_id=row.stream_id,
         stream_name=row.name,
         ordinal=row.ordinal,
-        source=row.declaration["source"],
-        settings=row.declaration["settings"],
+        source=declared.source,
+        settings=declared.settings,
         assignment=row.assignment,
     )
 

@@ -11,6 +11,7 @@ from receiver_runtime.sources.base import SourceError
 from receiver_runtime.sources.custom import CustomSource
 from receiver_runtime.sources.source_registry import parse_source
 from tracker_store.block_stores import attached_identities
+from tracker_store.declarations import StreamDeclaration
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import NotAppliedError
 from tracker_store.pipelines import StreamRow, get_pipeline, list_streams
@@ -90,7 +91,7 @@ def columns_of_stream(database_url: str | None, stream: str) -> Sequence[tuple[s
 def columns_of_row(connection: sa.Connection, row: StreamRow) -> Sequence[tuple[str, str]]:
     """As ``columns_of_stream``, of a stream that was read."""
     registered = [schema.columns for schema in schemas_of_stream(connection, row.stream_id)]
-    source = parse_source(row.declaration["source"])
+    source = parse_source(StreamDeclaration.of(row.declaration).source)
     if not registered and isinstance(source, CustomSource):
         return declared_columns(source, row.name)
     return union(*registered, source.columns)

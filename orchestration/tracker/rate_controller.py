@@ -21,6 +21,7 @@ from orchestration.pipeline_settings import PipelineSettings
 from orchestration.tracker.liveness import CounterWatch
 from orchestration.tracker.pid_rate_estimator import EstimatorState, PIDRateEstimator
 from tracker_store import rates as store
+from tracker_store.declarations import PipelineDeclaration
 from tracker_store.pipelines import list_pipelines
 from tracker_store.rates import CompletedBatch, StreamRate
 from tracker_store.schema import DesiredState, ReceiverState
@@ -143,7 +144,7 @@ class RateController:
         pipelines = {
             row.pipeline_id: row
             for row in list_pipelines(connection)
-            if PipelineSettings.of_row(row.declaration).backpressure_enabled
+            if PipelineSettings.of_row(PipelineDeclaration.of(row.declaration).settings).backpressure_enabled
         }
         decided = {(rate.pipeline_id, rate.stream_id): rate for rate in store.stream_rates(connection)}
         for row in pipelines.values():
@@ -164,9 +165,8 @@ class RateController:
         )
         if not batches:
             return
-        limited = any(
-            row.declaration.get(limit) is not None for limit in ("max_records_per_batch", "max_bytes_per_batch")
-        )
+        declared = PipelineDeclaration.of(row.declaration)
+        limited = declared.max_records_per_batch is not None or declared.max_bytes_per_batch is not None
         reckoned = [
             ReckonedBatch(
                 batch,
@@ -180,7 +180,7 @@ class RateController:
         ]
         if before is None:
             before = StreamRate(row.pipeline_id, stream_id, _EPOCH, None, None, None, None, expired=False)
-        decision = reckon(PipelineSettings.of_row(row.declaration), row.interval, before, reckoned)
+        decision = reckon(PipelineSettings.of_row(declared.settings), row.interval, before, reckoned)
         outcome = store.record_stream_rate(connection, term=term, decision=decision)
         if decision.rate_limit != before.rate_limit:
             log.info(

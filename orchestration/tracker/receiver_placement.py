@@ -23,6 +23,7 @@ from orchestration.tracker.scheduling_policy import (
     reschedule_receiver,
     schedule_receivers,
 )
+from tracker_store.declarations import StreamDeclaration
 from tracker_store.pipelines import list_streams
 from tracker_store.processes import live_processes
 from tracker_store.receivers import (
@@ -92,7 +93,11 @@ class ReceiverPlacement:
         return bool(whys)
 
     def _add_host_receivers(self, connection: sa.Connection, term: int, usable: Sequence[LiveProcess]) -> bool:
-        streams = [stream for stream in list_streams(connection) if stream.declaration.get("receivers") == PER_HOST]
+        streams = [
+            stream
+            for stream in list_streams(connection)
+            if StreamDeclaration.of(stream.declaration).receivers == PER_HOST
+        ]
         if not streams:
             return False
         there = {(placement.stream_id, placement.host) for placement in placements(connection)}

@@ -12,6 +12,7 @@ from enum import StrEnum
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from tracker_store.declarations import PipelineDeclaration
 from tracker_store.schema import BatchState, ReceiverState
 
 if TYPE_CHECKING:
@@ -92,15 +93,9 @@ def delays(batch: WatchedBatch) -> Delays:
     )
 
 
-def is_due(output: Mapping[str, Any], batch_time: datetime) -> bool:
-    """Whether an output, as its pipeline's row has it, is computed in this batch."""
-    slides = [each["slide_ms"] for each in output.get("inputs", ()) if isinstance(each, dict) and each["slide_ms"]]
-    return not slides or epoch_ms(batch_time) % max(slides) == 0
-
-
 def output_names(pipeline: WatchedPipeline) -> list[str]:
     """The pipeline's outputs; an output operation's id is its place here."""
-    return sorted(pipeline.declaration.get("outputs", {}))
+    return sorted(PipelineDeclaration.of(pipeline.declaration).outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +115,10 @@ def operations(
     """A batch's output operations. One that ran nothing, for want of records, has none."""
     committed = {commit.output: commit for commit in commits}
     found = []
+    declared = PipelineDeclaration.of(pipeline.declaration).outputs
     for number, name in enumerate(output_names(pipeline)):
         commit = committed.get(name)
-        due = is_due(pipeline.declaration["outputs"][name], batch.batch_time)
+        due = declared[name].is_due(batch.batch_time)
         # A completed batch lacks nothing: an output without a commit was declared later.
         if commit is None and (batch.state is BatchState.COMPLETED or not due):
             continue

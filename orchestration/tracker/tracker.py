@@ -20,6 +20,7 @@ from orchestration.tracker.liveness import CounterWatch
 from orchestration.tracker.rate_controller import RateController
 from orchestration.tracker.receiver_placement import ReceiverPlacement
 from tracker_store import batches
+from tracker_store.declarations import PipelineDeclaration
 from tracker_store.engine import connect
 from tracker_store.leadership import (
     DeposedError,
@@ -192,7 +193,7 @@ class Tracker:
         lost = batches.attempts_of_ended_processes(connection)
         if not lost:
             return
-        declarations = {row.pipeline_id: row.declaration for row in list_pipelines(connection)}
+        declarations = {row.pipeline_id: PipelineDeclaration.of(row.declaration) for row in list_pipelines(connection)}
         for attempt in lost:
             # A pipeline that was removed has none, and gets no run any more.
             declared = declarations.get(attempt.pipeline_id)
@@ -204,8 +205,10 @@ class Tracker:
                 run_id=attempt.run_id,
                 error=f"the process of run {attempt.run_id} ended before the batch was complete",
                 failure=AttemptFailure.LOST,
-                max_attempts=1 if declared is None else declared["max_attempts"],
-                max_lost_attempts=1 if declared is None else PipelineSettings.of_row(declared).max_lost_attempts,
+                max_attempts=1 if declared is None else declared.max_attempts,
+                max_lost_attempts=1
+                if declared is None
+                else PipelineSettings.of_row(declared.settings).max_lost_attempts,
                 term=self._require_term(),
             )
             log.warning("attempt lost", run_id=attempt.run_id, attempt=attempt.attempt)

@@ -1,0 +1,77 @@
+"""A pipeline and a stream as `forebay apply` wrote them: the only Python that reads that JSON.
+
+What an older release did not write has its default. The SQL function `end_attempt` reads `outputs` and `on_failure`
+for itself, in its transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDeclaration:
+    """Hold what is declared of a stream; `receivers` is a number, or "per_host"."""
+
+    source: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    receivers: int | str
+
+    @classmethod
+    def of(cls, declaration: Mapping[str, Any]) -> Self:
+        """Read a stream's column `declaration`."""
+        return cls(declaration["source"], declaration["settings"], declaration.get("receivers", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDeclaration:
+    """Hold what is declared of an output; `slide` is None where it is computed in every batch."""
+
+    sink: Mapping[str, Any]
+    slide: timedelta | None
+
+    def is_due(self, batch_time: datetime) -> bool:
+        """Return whether the output is computed in this batch."""
+        return self.slide is None or not (batch_time - _EPOCH) % self.slide
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineDeclaration:
+    """Hold what is declared of a pipeline; `settings` as they were written."""
+
+    streams: tuple[str, ...]
+    outputs: Mapping[str, OutputDeclaration]
+    settings: Mapping[str, Any]
+    max_attempts: int
+    merges: bool
+    runs_empty_batches: bool
+    max_records_per_batch: int | None
+    max_bytes_per_batch: int | None
+
+    @classmethod
+    def of(cls, declaration: Mapping[str, Any]) -> Self:
+        """Read a pipeline's column `declaration`."""
+        outputs = declaration.get("outputs") or {}
+        return cls(
+            streams=tuple(declaration.get("streams", ())),
+            outputs={name: _output(output) for name, output in outputs.items()},
+            settings=declaration.get("settings", {}),
+            max_attempts=declaration.get("max_attempts", 1),
+            merges=declaration.get("catch_up") == "merge",
+            runs_empty_batches=declaration.get("runs_empty_batches", False),
+            max_records_per_batch=declaration.get("max_records_per_batch"),
+            max_bytes_per_batch=declaration.get("max_bytes_per_batch"),
+        )
+
+
+def _output(declaration: Mapping[str, Any]) -> OutputDeclaration:
+    windows = [entry for entry in declaration.get("inputs", ()) if isinstance(entry, dict)]
+    slides = [entry["slide_ms"] for entry in windows if entry["slide_ms"]]
+    return OutputDeclaration(declaration.get("sink", {}), timedelta(milliseconds=max(slides)) if slides else None)
