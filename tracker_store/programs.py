@@ -18,57 +18,26 @@ if TYPE_CHECKING:
 # Postgres's code where a function can't be replaced, for its result or its parameters' names are others.
 _OTHER_RESULT = "42P13"
 
-FUNCTIONS = (
-    "add_block",
-    "add_host_receiver",
-    "add_one_block",
-    "advance_stops",
-    "allocate_blocks_to_batch",
-    "apply_pipeline",
-    "attach_block_store",
-    "attach_reader",
-    "claim",
-    "claim_attempt",
-    "claim_replay",
-    "clean_up_events",
-    "clean_up_history",
-    "clean_up_offsets",
-    "clean_up_receiver",
-    "commit_output",
-    "complete_batch",
-    "complete_replay",
-    "discard_batch",
-    "driver_log_between",
-    "end_attempt",
-    "expire_process",
-    "expire_stream_rates",
-    "fail_attempt",
-    "follow_commit",
-    "forget_partitions",
-    "heartbeat",
-    "known_keys",
-    "leads",
-    "move_reader",
-    "open_partition",
-    "register_schema",
-    "record_scaling",
-    "record_stream_rate",
-    "release_launch",
-    "release_receivers",
-    "remove_pipeline",
-    "salvage_blocks",
-    "schedule_receiver",
-    "set_rate_limits",
-    "source_positions",
-    "start_at_latest",
-    "wanted_batch_drivers",
-    "take_launch",
-)
+_FUNCTION_FILES = resources.files("tracker_store.functions")
+
+
+def _function_names() -> tuple[str, ...]:
+    """Return the names of the files in ``functions``, sorted.
+
+    This is the order of installation: Postgres looks up what the body of a LANGUAGE sql function calls when it creates
+    the function, so a name that such a body calls must sort before the function's own (`fail_attempt` calls
+    `end_attempt`). A LANGUAGE plpgsql body may call any name.
+    """
+    files = (file.name for file in _FUNCTION_FILES.iterdir())
+    return tuple(sorted(name.removesuffix(".sql") for name in files if name.endswith(".sql")))
+
+
+FUNCTIONS = _function_names()
 
 
 def function_source(name: str) -> str:
-    """The text of ``functions/NAME.sql``: one CREATE FUNCTION, its header of comments before it."""
-    return resources.files("tracker_store.functions").joinpath(f"{name}.sql").read_text(encoding="utf-8")
+    """Return the text of ``functions/NAME.sql``: one CREATE FUNCTION, its header of comments before it."""
+    return _FUNCTION_FILES.joinpath(f"{name}.sql").read_text(encoding="utf-8")
 
 
 def _literal(value: str) -> str:
