@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from orchestration.store_away import store_away
 from tracker_store.errors import TRANSIENT
-from tracker_store.schema import AttemptFailure
+from tracker_store.states import AttemptFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

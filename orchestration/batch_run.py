@@ -34,7 +34,7 @@ from tracker_store.errors import BatchHeldError, DriverLogError
 from tracker_store.pipelines import get_pipeline
 from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
 from tracker_store.retry import FIRST
-from tracker_store.schema import ProcessKind
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -21,7 +21,7 @@ from tracker_store.declarations import PipelineDeclaration
 from tracker_store.launches import LaunchOutcome, take_launch
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.retry import MAX_LOST_ATTEMPTS
-from tracker_store.schema import AttemptFailure, AttemptState, BatchState, PipelineState
+from tracker_store.states import AttemptFailure, AttemptState, BatchState, PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import replicas_of
-from tracker_store.schema import SegmentState
+from tracker_store.states import SegmentState
 from tracker_store.stored_blocks import (
     forget_empty_segment,
     segment_paths_known,

@@ -13,7 +13,7 @@ import structlog
 
 from orchestration.attached_store import open_attached_store
 from tracker_store.receivers import report_event
-from tracker_store.schema import ReceiverEventKind
+from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

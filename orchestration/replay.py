@@ -16,7 +16,7 @@ import structlog
 from orchestration.batch_run import replay_batch
 from tracker_store import batches
 from tracker_store.errors import BatchHeldError, BlocksNotRetainedError
-from tracker_store.schema import BatchState
+from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -20,7 +20,7 @@ from tracker_store.engine import connect, create_engine
 from tracker_store.leadership import read_leadership
 from tracker_store.processes import live_processes
 from tracker_store.scaling import scaling_decisions
-from tracker_store.schema import ProcessKind
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,8 +19,8 @@ from receiver_runtime.block_store.errors import BlockStoreError
 from receiver_runtime.block_store.frame import FrameKind, SourceRule
 from receiver_runtime.block_store.segment import IntactFrame
 from receiver_runtime.block_store.stores import replicas_of
-from tracker_store.schema import SegmentState
 from tracker_store.segments import end_of_epoch
+from tracker_store.states import SegmentState
 from tracker_store.stored_blocks import find_segment, offsets_of_rows
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ from tracker_store.receivers import (
 )
 from tracker_store.run_queue import CRASHED
 from tracker_store.scaling import wanted_batch_drivers
-from tracker_store.schema import ProcessKind, ReceiverEventKind, ReceiverState
+from tracker_store.states import ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     import threading

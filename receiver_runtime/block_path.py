@@ -28,7 +28,7 @@ from receiver_runtime.unfailing_reporter import describe
 from receiver_runtime.write_ahead_log import WriteAheadLogError
 from tracker_store.dead_letters import StoredDeadLetter
 from tracker_store.errors import DriverLogError, DuplicateKeysError, OffsetConflictError
-from tracker_store.schema import ReceiverEventKind
+from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

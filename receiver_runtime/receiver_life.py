@@ -51,8 +51,8 @@ from tracker_store.receivers import (
     report_event,
     set_receiver_state,
 )
-from tracker_store.schema import ReceiverEventKind, ReceiverState
 from tracker_store.segments import end_of_epoch
+from tracker_store.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -40,7 +40,7 @@ from tracker_store.engine import connect_once, create_engine
 from tracker_store.errors import DriverLogError
 from tracker_store.processes import ProcessExpiredError, deregister_process, register_process
 from tracker_store.receivers import NoSuchReceiverError, get_receiver
-from tracker_store.schema import ProcessKind
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

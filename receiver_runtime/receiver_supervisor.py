@@ -40,7 +40,7 @@ from tracker_store.errors import (
     SequenceGapError,
 )
 from tracker_store.receivers import HINDERED
-from tracker_store.schema import DesiredState, ReceiverEventKind, ReceiverState
+from tracker_store.states import DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -72,7 +72,6 @@ from tracker_store.blocks import AddOutcome, BlockHandle, Claim, NewBlock
 from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.errors import BlockConflictError, ReceiverFencedError, SequenceGapError
 from tracker_store.receivers import report_event
-from tracker_store.schema import ReceiverEventKind
 from tracker_store.segments import (
     OpenSegment,
     count_blocks_of_segment,
@@ -83,6 +82,7 @@ from tracker_store.segments import (
     salvage_blocks,
     seal_salvaged,
 )
+from tracker_store.states import ReceiverEventKind
 from tracker_store.stored_blocks import segment_paths_known
 
 if TYPE_CHECKING:

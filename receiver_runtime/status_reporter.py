@@ -18,7 +18,7 @@ import structlog
 from receiver_runtime.clock import Clock, SystemClock
 from tracker_store.errors import TRANSIENT
 from tracker_store.receivers import report_event, set_receiver_state
-from tracker_store.schema import ReceiverEventKind, ReceiverState
+from tracker_store.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from receiver_runtime.backoff import Backoff
 from receiver_runtime.block_store.errors import BlockStoreError
-from tracker_store.schema import ReceiverEventKind, ReceiverState
+from tracker_store.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from receiver_runtime.block_store.interface import BlockStore

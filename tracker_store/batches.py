@@ -17,7 +17,7 @@ from tracker_store.errors import (
 )
 from tracker_store.leadership import LED
 from tracker_store.retry import MAX_LOST_ATTEMPTS, NONE, PAUSES
-from tracker_store.schema import AttemptFailure, AttemptKind, AttemptState, BatchState
+from tracker_store.states import AttemptFailure, AttemptKind, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

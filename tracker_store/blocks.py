@@ -25,7 +25,7 @@ from tracker_store.errors import (
     ReceiverFencedError,
     SequenceGapError,
 )
-from tracker_store.schema import DesiredState, LinkKind
+from tracker_store.states import DesiredState, LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tracker_store.engine import named_failures
 from tracker_store.errors import NotAppliedError
-from tracker_store.schema import PipelineState
+from tracker_store.states import PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

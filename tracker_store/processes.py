@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tracker_store.blocks import Steering
 from tracker_store.engine import named_failures
 from tracker_store.errors import DriverLogError
-from tracker_store.schema import DesiredState, ProcessKind
+from tracker_store.states import DesiredState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

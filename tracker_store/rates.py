@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from tracker_store.engine import named_failures
-from tracker_store.schema import DesiredState, ReceiverState
+from tracker_store.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

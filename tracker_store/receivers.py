@@ -11,7 +11,7 @@ from tracker_store.declarations import StreamDeclaration
 from tracker_store.engine import named_failures
 from tracker_store.errors import DriverLogError
 from tracker_store.leadership import LED
-from tracker_store.schema import RECEIVER_TRANSITIONS, DesiredState, ReceiverEventKind, ReceiverState
+from tracker_store.states import RECEIVER_TRANSITIONS, DesiredState, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from tracker_store.schema import AttemptFailure
+from tracker_store.states import AttemptFailure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

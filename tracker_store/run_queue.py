@@ -24,7 +24,7 @@ from tracker_store.errors import DriverLogUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracker_store.schema import BatchDriverState
+    from tracker_store.states import BatchDriverState
 
 # NOTIFY on this says that a location's queue has a new run (payload: the location) …
 QUEUED_CHANNEL = "forebay_run_queued"

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tracker_store.blocks import BlockHandle
 from tracker_store.engine import named_failures
-from tracker_store.schema import SegmentState
+from tracker_store.states import SegmentState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from tracker_store.engine import named_failures
 from tracker_store.receivers import is_hindered
 from tracker_store.replica_events import REPLICA_PROBLEMS
-from tracker_store.schema import BatchState, ReceiverState
+from tracker_store.states import BatchState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

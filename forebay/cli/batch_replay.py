@@ -22,7 +22,7 @@ from orchestration.settings import Settings
 from orchestration.tracker.dagster_client import DagsterClient, DagsterError
 from tracker_store import batches as store
 from tracker_store.pipelines import get_pipeline
-from tracker_store.schema import AttemptState
+from tracker_store.states import AttemptState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

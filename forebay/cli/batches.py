@@ -23,7 +23,7 @@ from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline, list_pipelines
 from tracker_store.received_block_tracker import ReceivedBlockTracker
 from tracker_store.receivers import placements
-from tracker_store.schema import BatchState
+from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from forebay.cli.database import driver_log
 from tracker_store import receivers as store
-from tracker_store.schema import DesiredState
+from tracker_store.states import DesiredState
 from tracker_store.status import receiver_status
 
 if TYPE_CHECKING:

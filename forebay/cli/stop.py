@@ -20,7 +20,7 @@ from orchestration.settings import Settings
 from receiver_runtime.sources.units import parse_duration
 from tracker_store import pipeline_states as store
 from tracker_store.leadership import read_leadership
-from tracker_store.schema import PipelineState
+from tracker_store.states import PipelineState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

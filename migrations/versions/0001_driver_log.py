@@ -97,7 +97,7 @@ def upgrade() -> None:
             sa.Text(),
             server_default="ALLOCATED",
             nullable=False,
-            comment="What has become of it; its transitions stand in schema.py",
+            comment="What has become of it; its transitions stand in states.py",
         ),
         sa.Column(
             "attempt",
@@ -664,7 +664,7 @@ def upgrade() -> None:
             sa.Text(),
             server_default="INACTIVE",
             nullable=False,
-            comment="What it is; its transitions stand in schema.py",
+            comment="What it is; its transitions stand in states.py",
         ),
         sa.Column(
             "desired_state",

@@ -216,7 +216,7 @@ def _stops() -> None:
             sa.Text(),
             server_default="RUNNING",
             nullable=False,
-            comment="Whether it makes batches: RUNNING, STOPPING or STOPPED; its transitions stand in schema.py",
+            comment="Whether it makes batches: RUNNING, STOPPING or STOPPED; its transitions stand in states.py",
         ),
         schema="forebay",
     )

@@ -18,7 +18,7 @@ from tracker_store import checks
 from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
 from tracker_store.receivers import is_hindered
-from tracker_store.schema import DesiredState, ReceiverState
+from tracker_store.states import DesiredState, ReceiverState
 from tracker_store.status import receiver_status
 
 # Each asset check, and the proofs that it stands for.

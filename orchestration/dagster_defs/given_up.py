@@ -15,7 +15,7 @@ from orchestration.settings import Settings
 from tracker_store.batches import get_batch
 from tracker_store.engine import connect_once
 from tracker_store.pipelines import get_pipeline
-from tracker_store.schema import BatchState
+from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ from tracker_store.batch_statistics import completed_minutes, database_time
 from tracker_store.engine import connect_once
 from tracker_store.errors import DriverLogError, NotAppliedError
 from tracker_store.pipelines import get_pipeline
-from tracker_store.schema import ReceiverState
+from tracker_store.states import ReceiverState
 from tracker_store.status import receiver_status, stream_lag
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from orchestration.pipeline import Pipeline, Stream
 from orchestration.settings import Settings
 from tracker_store.engine import connect_once
 from tracker_store.receivers import receivers_named, set_desired_state
-from tracker_store.schema import DesiredState
+from tracker_store.states import DesiredState
 
 _WORDS = {DesiredState.STOPPED: "stop", DesiredState.RUNNING: "start"}
 _DESCRIPTIONS = {

@@ -47,7 +47,7 @@ from tracker_store.run_queue import (
     has_ready_driver,
     has_waiting_run,
 )
-from tracker_store.schema import BatchDriverState
+from tracker_store.states import BatchDriverState
 
 if TYPE_CHECKING:
     import threading

@@ -14,7 +14,7 @@ from tracker_store.engine import connect
 from tracker_store.errors import DriverLogError
 from tracker_store.processes import ProcessExpiredError, deregister_process, heartbeat, register_process
 from tracker_store.run_queue import LEFT, register_batch_driver, remove_batch_driver, set_batch_driver_state
-from tracker_store.schema import BatchDriverState, ProcessKind
+from tracker_store.states import BatchDriverState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from orchestration.tracker.streaming_api import delays, epoch_ms
-from tracker_store.schema import PipelineState, ReceiverState
+from tracker_store.states import PipelineState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -24,7 +24,7 @@ from tracker_store import rates as store
 from tracker_store.declarations import PipelineDeclaration
 from tracker_store.pipelines import list_pipelines
 from tracker_store.rates import CompletedBatch, StreamRate
-from tracker_store.schema import DesiredState, ReceiverState
+from tracker_store.states import DesiredState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

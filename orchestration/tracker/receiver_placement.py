@@ -33,7 +33,7 @@ from tracker_store.receivers import (
     release_receivers,
     schedule_receiver,
 )
-from tracker_store.schema import DesiredState, ProcessKind, ReceiverState
+from tracker_store.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from tracker_store.declarations import PipelineDeclaration
-from tracker_store.schema import BatchState, ReceiverState
+from tracker_store.states import BatchState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tracker_store import streaming_statistics as store
 from tracker_store.readers import ReaderLag, list_readers
-from tracker_store.schema import BatchState
+from tracker_store.states import BatchState
 from tracker_store.status import PipelineStatus, StreamLag, pipeline_status, stream_lag
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from tracker_store.outage import SURVIVED, Outage
 from tracker_store.pipeline_states import advance_stops
 from tracker_store.pipelines import list_pipelines
 from tracker_store.processes import expire_process, live_processes
-from tracker_store.schema import AttemptFailure
+from tracker_store.states import AttemptFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from receiver_runtime.sources.base import Source
-    from tracker_store.schema import ReceiverEventKind
+    from tracker_store.states import ReceiverEventKind
 
 
 @dataclass

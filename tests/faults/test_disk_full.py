@@ -22,7 +22,7 @@ from tests.receiver_processes import eventually
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_stream
 from tracker_store.receivers import placements
-from tracker_store.schema import ReceiverEventKind
+from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -35,7 +35,7 @@ from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogError
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import apply_stream
-from tracker_store.schema import BatchState
+from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

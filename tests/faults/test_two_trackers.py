@@ -24,7 +24,7 @@ from tracker_store.engine import connect
 from tracker_store.leadership import Leadership, read_leadership
 from tracker_store.processes import heartbeat, register_process
 from tracker_store.receivers import placements
-from tracker_store.schema import ProcessKind, ReceiverState
+from tracker_store.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

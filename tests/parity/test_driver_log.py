@@ -18,7 +18,7 @@ from tracker_store.errors import NotAssignedError
 from tracker_store.pipelines import apply_pipeline, get_pipeline
 from tracker_store.received_block_tracker import ReceivedBlockTracker
 from tracker_store.receivers import placements, receiver_events, report_event, schedule_receiver, set_receiver_state
-from tracker_store.schema import ReceiverEventKind, ReceiverState
+from tracker_store.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

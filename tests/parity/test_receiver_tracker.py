@@ -14,7 +14,7 @@ from tracker_store.leadership import read_leadership
 from tracker_store.processes import heartbeat, register_process
 from tracker_store.rates import set_rate_limits
 from tracker_store.receivers import placements, set_receiver_state
-from tracker_store.schema import DesiredState, ProcessKind, ReceiverState
+from tracker_store.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from orchestration.tracker.metrics import STREAMING_SOURCE, streaming_source
 from orchestration.tracker.streaming_progress import PipelineProgress
 from tests.class_file import read_class
 from tests.driver_log import INTERVAL, NOON
-from tracker_store.schema import BatchState, ReceiverState
+from tracker_store.states import BatchState, ReceiverState
 from tracker_store.streaming_statistics import (
     OutputCommit,
     UnfinishedBatches,

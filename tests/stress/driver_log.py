@@ -60,7 +60,7 @@ from tracker_store.errors import (
 from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.receivers import placements
-from tracker_store.schema import BatchState, ProcessKind
+from tracker_store.states import BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

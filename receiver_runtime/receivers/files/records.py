@@ -19,7 +19,7 @@ from receiver_runtime.receivers.lines import LineFraming
 from receiver_runtime.records import schema_of
 from receiver_runtime.sources.files import FileLines, WholeFiles
 from tracker_store.blocks import ORIGIN, OffsetLink
-from tracker_store.schema import LinkKind
+from tracker_store.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

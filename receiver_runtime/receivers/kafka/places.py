@@ -25,7 +25,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, TopicMetadata  # type: ignore[attr-defined]
 
 from tracker_store.blocks import ORIGIN, OffsetLink
-from tracker_store.schema import LinkKind
+from tracker_store.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

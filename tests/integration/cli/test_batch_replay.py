@@ -19,7 +19,7 @@ from tests.driver_log import INTERVAL, NOON, Log, make_log
 from tracker_store import batches, outputs
 from tracker_store.engine import connect
 from tracker_store.processes import register_process
-from tracker_store.schema import ProcessKind
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

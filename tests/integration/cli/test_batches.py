@@ -19,7 +19,7 @@ from orchestration.apply import apply
 from orchestration.modules import load_pipelines
 from tests.integration.orchestration.batch_rig import System, local_spark
 from tracker_store.engine import connect
-from tracker_store.schema import BatchState
+from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.pipeline_states import advance_stops, start_pipelines, stop_pipelines
 from tracker_store.pipelines import apply_pipeline, list_pipelines
 from tracker_store.receivers import placements
-from tracker_store.schema import DesiredState
+from tracker_store.states import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.pipeline_states import advance_stops
 from tracker_store.pipelines import get_pipeline
 from tracker_store.receivers import placements
-from tracker_store.schema import DesiredState, PipelineState, ReceiverState
+from tracker_store.states import DesiredState, PipelineState, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ from tracker_store.batches import claim_attempt, fail_attempt
 from tracker_store.engine import connect
 from tracker_store.pipelines import get_pipeline
 from tracker_store.processes import register_process
-from tracker_store.schema import AttemptFailure, ProcessKind
+from tracker_store.states import AttemptFailure, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tests.driver_log import add, block, claim_anew, make_log
 from tracker_store.blocks import OffsetLink, open_partition
 from tracker_store.engine import connect
-from tracker_store.schema import LinkKind
+from tracker_store.states import LinkKind
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -11,7 +11,7 @@ import pytest
 from tests.driver_log import make_log
 from tracker_store.engine import connect
 from tracker_store.receivers import report_event
-from tracker_store.schema import ReceiverEventKind
+from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

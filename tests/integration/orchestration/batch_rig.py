@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from tracker_store.schema import BatchState
+    from tracker_store.states import BatchState
 
 SCHEMA = pa.schema([("value", pa.string())])
 

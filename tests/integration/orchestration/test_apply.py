@@ -18,7 +18,7 @@ from tracker_store.errors import DriverLogUnavailableError, SharedPlaceError, St
 from tracker_store.pipelines import get_pipeline, list_pipelines, list_streams, waiting_records
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.receivers import placements
-from tracker_store.schema import ReceiverState
+from tracker_store.states import ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,7 +28,7 @@ from tracker_store.rates import (
 )
 from tracker_store.received_block_tracker import ReceivedBlockTracker
 from tracker_store.receivers import placements
-from tracker_store.schema import ProcessKind
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -36,7 +36,7 @@ from tracker_store.run_queue import (
     run_worker,
     set_batch_driver_state,
 )
-from tracker_store.schema import BatchDriverState, ProcessKind
+from tracker_store.states import BatchDriverState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -27,7 +27,7 @@ from tracker_store.errors import AttemptSupersededError, BatchHeldError, DriverL
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
 from tracker_store.receivers import placements, receiver_events
-from tracker_store.schema import AttemptState, BatchState, ReceiverEventKind
+from tracker_store.states import AttemptState, BatchState, ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

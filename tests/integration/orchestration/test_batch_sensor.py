@@ -41,7 +41,7 @@ from tracker_store.processes import deregister_process, register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
 from tracker_store.receivers import placements
 from tracker_store.run_queue import claim_run, enqueue_run, register_batch_driver, run_worker, set_batch_driver_state
-from tracker_store.schema import AttemptFailure, AttemptState, BatchDriverState, BatchState, ProcessKind
+from tracker_store.states import AttemptFailure, AttemptState, BatchDriverState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,8 +24,8 @@ from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import BatchTimes, ReceivedBlockTracker, batch_times
 from tracker_store.receivers import placements
 from tracker_store.retry import LONGEST
-from tracker_store.schema import BatchState, ProcessKind
 from tracker_store.segments import open_segment
+from tracker_store.states import BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

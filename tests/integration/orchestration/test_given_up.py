@@ -14,7 +14,7 @@ from tests.driver_log import NOON, make_log
 from tracker_store.batches import claim_attempt, fail_attempt
 from tracker_store.engine import connect
 from tracker_store.processes import register_process
-from tracker_store.schema import BatchState, ProcessKind
+from tracker_store.states import BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
-from tracker_store.schema import AttemptFailure, AttemptState, BatchState
+from tracker_store.states import AttemptFailure, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

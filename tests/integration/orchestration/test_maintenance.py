@@ -17,7 +17,7 @@ from tracker_store import batches
 from tracker_store.engine import connect
 from tracker_store.errors import BatchHeldError
 from tracker_store.processes import register_process
-from tracker_store.schema import ProcessKind
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.pipelines import apply_stream, list_streams
 from tracker_store.processes import deregister_process, register_process
 from tracker_store.receivers import placements, set_receiver_state
-from tracker_store.schema import DesiredState, ProcessKind, ReceiverState
+from tracker_store.states import DesiredState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

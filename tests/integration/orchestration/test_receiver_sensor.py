@@ -25,7 +25,7 @@ from orchestration.dagster_defs.receiver_sensor import (
 )
 from tracker_store.engine import connect
 from tracker_store.receivers import placements, receiver_events
-from tracker_store.schema import ReceiverEventKind, ReceiverState
+from tracker_store.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from tracker_store.engine import connect
 from tracker_store.errors import BatchHeldError, BlocksNotRetainedError
 from tracker_store.outputs import commits_of_batch
 from tracker_store.pipelines import get_pipeline
-from tracker_store.schema import AttemptFailure, AttemptKind, AttemptState, BatchState
+from tracker_store.states import AttemptFailure, AttemptKind, AttemptState, BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

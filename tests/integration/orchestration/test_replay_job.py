@@ -15,7 +15,7 @@ from orchestration.replay import ReplayError, batches_to_replay, parsed_time
 from tests.integration.orchestration.batch_rig import System, local_spark
 from tracker_store.engine import connect
 from tracker_store.pipelines import get_pipeline
-from tracker_store.schema import BatchState
+from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from tracker_store.pipelines import get_pipeline
 from tracker_store.processes import deregister_process, register_process
 from tracker_store.run_queue import register_batch_driver
 from tracker_store.scaling import record_scaling, scaling_decision, scaling_decisions, wanted_batch_drivers
-from tracker_store.schema import ProcessKind
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,8 @@ from tests.driver_log import Log, make_log
 from tracker_store.engine import connect
 from tracker_store.processes import heartbeat, live_processes, register_process
 from tracker_store.receivers import placements
-from tracker_store.schema import ProcessKind, metadata
+from tracker_store.schema import metadata
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

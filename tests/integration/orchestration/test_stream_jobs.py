@@ -12,7 +12,7 @@ from forebay.sources import SocketText
 from orchestration.apply import apply
 from tracker_store.engine import connect
 from tracker_store.receivers import placements
-from tracker_store.schema import DesiredState
+from tracker_store.states import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from tracker_store.engine import connect
 from tracker_store.leadership import end_leadership_of, holder_name
 from tracker_store.processes import heartbeat, register_process
 from tracker_store.receivers import placements
-from tracker_store.schema import BatchState, ProcessKind, ReceiverState
+from tracker_store.states import BatchState, ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

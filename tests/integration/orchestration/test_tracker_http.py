@@ -28,7 +28,7 @@ from tracker_store.processes import deregister_process, heartbeat, register_proc
 from tracker_store.readers import attach_reader, move_reader
 from tracker_store.receivers import report_event
 from tracker_store.replica_events import replica_back, replica_damaged, replica_lost
-from tracker_store.schema import ProcessKind, ReceiverEventKind
+from tracker_store.states import ProcessKind, ReceiverEventKind
 from tracker_store.status import receiver_status
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from tests.integration.receiver_runtime.receiver_rig import exit_code
 from tests.receiver_processes import eventually
 from tracker_store.checks import check_data
 from tracker_store.engine import connect
-from tracker_store.schema import ReceiverEventKind
+from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from receiver_runtime.block_store.interface import BlockStore
-    from tracker_store.schema import ReceiverEventKind
+    from tracker_store.states import ReceiverEventKind
 
 
 class NumberedSource:

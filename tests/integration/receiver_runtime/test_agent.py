@@ -26,7 +26,7 @@ from tracker_store.engine import connect, create_engine
 from tracker_store.errors import DriverLogUnavailableError
 from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.processes import end_processes_of_pid, expire_process, register_process
-from tracker_store.schema import ProcessKind
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from tracker_store.leadership import read_leadership, take_leadership
 from tracker_store.pipelines import apply_stream
 from tracker_store.processes import register_process
 from tracker_store.receivers import placements
-from tracker_store.schema import ProcessKind, ReceiverState
+from tracker_store.states import ProcessKind, ReceiverState
 
 if TYPE_CHECKING:
     from tracker_store.receivers import Placement

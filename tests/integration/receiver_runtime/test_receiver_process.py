@@ -23,7 +23,7 @@ from tests.integration.receiver_runtime.receiver_rig import (
 )
 from tests.receiver_processes import DEADLINE_SECONDS, eventually
 from tests.unread_bytes import unread_bytes
-from tracker_store.schema import ReceiverEventKind
+from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

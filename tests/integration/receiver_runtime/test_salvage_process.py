@@ -20,7 +20,7 @@ from tests.integration.receiver_runtime.receiver_rig import CuttingProxy, Number
 from tests.receiver_processes import eventually
 from tracker_store.checks import check_data
 from tracker_store.engine import connect
-from tracker_store.schema import ReceiverEventKind
+from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

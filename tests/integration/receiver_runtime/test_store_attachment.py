@@ -25,7 +25,7 @@ from tracker_store.block_stores import (
 )
 from tracker_store.engine import connect
 from tracker_store.processes import register_process
-from tracker_store.schema import ProcessKind
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from tracker_store.engine import connect
 from tracker_store.processes import register_process
 from tracker_store.run_queue import register_batch_driver
 from tracker_store.scaling import record_scaling
-from tracker_store.schema import ProcessKind
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from pathlib import Path

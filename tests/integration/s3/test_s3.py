@@ -30,7 +30,7 @@ from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.unit.receiver_runtime.support import MemorySegments, dead_letter_frame, eventually, frame, whole
 from tracker_store.blocks import Claim
 from tracker_store.engine import connect
-from tracker_store.schema import BatchState
+from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

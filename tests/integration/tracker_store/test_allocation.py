@@ -29,7 +29,7 @@ from tracker_store.engine import connect
 from tracker_store.errors import AllocationError
 from tracker_store.pipelines import apply_pipeline
 from tracker_store.received_block_tracker import ReceivedBlockTracker, batch_times
-from tracker_store.schema import BatchState
+from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from tests.driver_log import INTERVAL, NOON, Log, claim_anew, make_log
 from tracker_store.batches import get_batch
 from tracker_store.engine import connect
 from tracker_store.pipelines import apply_stream
-from tracker_store.schema import BatchState
+from tracker_store.states import BatchState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from tracker_store.engine import connect
 from tracker_store.errors import AttemptSupersededError, BatchHeldError, OutputNotCommittedError
 from tracker_store.processes import deregister_process, register_process
 from tracker_store.retry import FIRST, LONGEST, LONGEST_UNCOUNTED, PAUSES
-from tracker_store.schema import ATTEMPT_TRANSITIONS, AttemptFailure, AttemptState, BatchState, ProcessKind
+from tracker_store.states import ATTEMPT_TRANSITIONS, AttemptFailure, AttemptState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -41,8 +41,8 @@ from tracker_store.errors import BlocksNotRetainedError
 from tracker_store.pipelines import apply_pipeline, apply_stream
 from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.schema import BatchState, LinkKind, ProcessKind
 from tracker_store.segments import open_segment, seal_segment
+from tracker_store.states import BatchState, LinkKind, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -34,8 +34,9 @@ from tracker_store.pipelines import apply_pipeline, apply_stream
 from tracker_store.processes import register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker
 from tracker_store.receivers import placements
-from tracker_store.schema import SCHEMA, AttemptFailure, AttemptState, BatchState, ProcessKind, metadata
+from tracker_store.schema import SCHEMA, metadata
 from tracker_store.segments import open_segment
+from tracker_store.states import AttemptFailure, AttemptState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from datetime import datetime

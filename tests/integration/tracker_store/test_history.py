@@ -20,7 +20,7 @@ from tracker_store.leadership import DeposedError, read_leadership, take_leaders
 from tracker_store.processes import deregister_process, register_process
 from tracker_store.received_block_tracker import batch_times
 from tracker_store.receivers import report_event
-from tracker_store.schema import ProcessKind, ReceiverEventKind
+from tracker_store.states import ProcessKind, ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from tracker_store.processes import (
     register_process,
 )
 from tracker_store.receivers import placements, receiver_events, schedule_receiver, set_receiver_state
-from tracker_store.schema import RECEIVER_TRANSITIONS, ProcessKind, ReceiverEventKind, ReceiverState
+from tracker_store.states import RECEIVER_TRANSITIONS, ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

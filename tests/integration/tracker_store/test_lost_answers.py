@@ -35,8 +35,8 @@ from tracker_store.blocks import (
 from tracker_store.engine import connect, create_engine
 from tracker_store.errors import TRANSIENT, LostCommitsError, OutcomeUnknownError
 from tracker_store.processes import register_process
-from tracker_store.schema import ProcessKind
 from tracker_store.segments import open_segment
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -26,7 +26,7 @@ from tracker_store.pipeline_states import start_pipelines
 from tracker_store.pipelines import get_pipeline, remove_pipeline
 from tracker_store.processes import register_process
 from tracker_store.rates import completed_batches
-from tracker_store.schema import AttemptFailure, AttemptState, BatchState, ProcessKind
+from tracker_store.states import AttemptFailure, AttemptState, BatchState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -49,7 +49,6 @@ from tracker_store.receivers import (
     schedule_receiver,
     set_receiver_state,
 )
-from tracker_store.schema import ProcessKind, ReceiverEventKind, ReceiverState
 from tracker_store.segments import (
     EpochEnd,
     count_blocks_of_segment,
@@ -60,6 +59,7 @@ from tracker_store.segments import (
     seal_salvaged,
     seal_segment,
 )
+from tracker_store.states import ProcessKind, ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,7 +32,7 @@ from tracker_store.run_queue import (
     set_batch_driver_state,
     withdraw_run,
 )
-from tracker_store.schema import BatchDriverState, ProcessKind
+from tracker_store.states import BatchDriverState, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ from tracker_store.blocks import (
 )
 from tracker_store.engine import connect
 from tracker_store.errors import DuplicateKeysError, OffsetConflictError
-from tracker_store.schema import LinkKind
+from tracker_store.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from tracker_store.blocks import ORIGIN, OffsetLink, Position, add_blocks, open_
 from tracker_store.engine import connect
 from tracker_store.errors import OffsetConflictError
 from tracker_store.processes import register_process
-from tracker_store.schema import LinkKind, ProcessKind
 from tracker_store.source_positions import forget_partitions, peers_of, source_positions
+from tracker_store.states import LinkKind, ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,8 +21,8 @@ from tracker_store.blocks import OffsetLink, open_partition
 from tracker_store.engine import connect
 from tracker_store.leadership import DeposedError, raise_counter, read_leadership, resign, take_leadership
 from tracker_store.processes import expire_process, register_process
-from tracker_store.schema import ProcessKind
 from tracker_store.segments import open_segment, seal_segment
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -29,7 +29,7 @@ from tracker_store.receivers import (
     set_desired_state,
     set_receiver_state,
 )
-from tracker_store.schema import (
+from tracker_store.states import (
     PIPELINE_TRANSITIONS,
     DesiredState,
     PipelineState,

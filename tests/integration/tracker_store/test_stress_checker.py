@@ -16,8 +16,8 @@ from tracker_store.blocks import OffsetLink, open_partition
 from tracker_store.cleanup import clean_up_receiver
 from tracker_store.engine import connect
 from tracker_store.processes import register_process
-from tracker_store.schema import ProcessKind
 from tracker_store.segments import open_segment
+from tracker_store.states import ProcessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

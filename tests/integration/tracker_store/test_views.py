@@ -16,8 +16,8 @@ from tracker_store.dead_letters import StoredDeadLetter, add_dead_letters
 from tracker_store.engine import connect
 from tracker_store.outputs import commit_output
 from tracker_store.receivers import report_event
-from tracker_store.schema import LinkKind, ReceiverEventKind
 from tracker_store.segments import left_segments, seal_segment
+from tracker_store.states import LinkKind, ReceiverEventKind
 from tracker_store.views import VIEWS
 
 if TYPE_CHECKING:

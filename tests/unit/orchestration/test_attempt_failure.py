@@ -7,7 +7,7 @@ import pytest
 from orchestration.attempt_failure import failure_of
 from receiver_runtime.block_store.errors import StoreUnavailableError
 from tracker_store.errors import AttemptSupersededError, DriverLogUnavailableError, OutcomeUnknownError
-from tracker_store.schema import AttemptFailure
+from tracker_store.states import AttemptFailure
 
 
 class Py4JError(Exception):

@@ -11,7 +11,7 @@ from forebay import Pipeline
 from orchestration.batch_schedule import stands_still
 from orchestration.pipeline import DeclarationError
 from tracker_store.pipelines import PipelineRow
-from tracker_store.schema import PipelineState
+from tracker_store.states import PipelineState
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ROW = PipelineRow(1, "words", 1, {}, (1,), timedelta(seconds=10), NOON, PipelineState.RUNNING)

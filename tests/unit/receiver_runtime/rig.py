@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from receiver_runtime.driver_log import KnownKeys
-    from tracker_store.schema import ReceiverEventKind, ReceiverState
+    from tracker_store.states import ReceiverEventKind, ReceiverState
 
 FAST: dict[str, Any] = {
     "block_interval": "5ms",

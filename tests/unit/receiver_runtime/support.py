@@ -19,7 +19,7 @@ from receiver_runtime.block_store.frame import (
 from tests import polling
 from tracker_store.blocks import AddOutcome, AddResult, BlockHandle, NewBlock, Steering
 from tracker_store.errors import OutcomeUnknownError
-from tracker_store.schema import DesiredState
+from tracker_store.states import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

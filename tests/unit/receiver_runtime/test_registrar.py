@@ -29,7 +29,7 @@ from tracker_store.errors import (
     SequenceGapError,
 )
 from tracker_store.processes import ProcessExpiredError
-from tracker_store.schema import DesiredState
+from tracker_store.states import DesiredState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

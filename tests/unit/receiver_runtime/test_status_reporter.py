@@ -9,7 +9,7 @@ from receiver_runtime.status_reporter import REPEAT_SECONDS, ReceiverReporter, S
 from tests.unit.receiver_runtime.support import ManualClock, advance_until, eventually
 from tracker_store.blocks import Claim
 from tracker_store.errors import DriverLogUnavailableError
-from tracker_store.schema import ReceiverEventKind, ReceiverState
+from tracker_store.states import ReceiverEventKind, ReceiverState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

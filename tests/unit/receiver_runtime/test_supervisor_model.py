@@ -25,7 +25,7 @@ from receiver_runtime.write_ahead_log import WriteAheadLogClosedError, WriteAhea
 from tests.unit.receiver_runtime.rig import Rig, batch, rig
 from tests.unit.receiver_runtime.support import eventually
 from tracker_store.errors import ReceiverFencedError
-from tracker_store.schema import DesiredState, ReceiverState
+from tracker_store.states import DesiredState, ReceiverState
 
 # What may be told to who hands over when it is too late, or when the disk takes nothing three times in a row.
 REFUSALS = (GeneratorStateError, ReceiverFencedError, WriteAheadLogClosedError, WriteAheadLogError)

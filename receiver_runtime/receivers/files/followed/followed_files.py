@@ -45,7 +45,7 @@ from receiver_runtime.receivers.files.followed.followed_file import (
 )
 from receiver_runtime.receivers.files.records import LineReader, Part, Reading
 from tracker_store.blocks import ORIGIN, OffsetLink, Position
-from tracker_store.schema import LinkKind
+from tracker_store.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -13,7 +13,7 @@ from receiver_runtime.sources.receiver_settings import ReceiverSettings
 from tests.unit.receiver_runtime.support import ManualClock
 from tracker_store.blocks import ORIGIN, Position
 from tracker_store.errors import OffsetConflictError
-from tracker_store.schema import LinkKind
+from tracker_store.states import LinkKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

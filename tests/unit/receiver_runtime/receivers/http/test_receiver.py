@@ -25,7 +25,7 @@ from tests.held_ports import held_port
 from tests.unit.receiver_runtime.receivers.certificates import Authority
 from tests.unit.receiver_runtime.receivers.http.http_client import JSON, LINES, Answer, HandedIn, Listening, listening
 from tests.unit.receiver_runtime.support import eventually
-from tracker_store.schema import ReceiverEventKind
+from tracker_store.states import ReceiverEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,191 @@
+"""Declare the states of what the driver log holds, and the transitions that each state machine allows (design §4).
+
+This module owns the names: the tables' CHECK constraints in `schema` list the same values. A state column has one table
+of transitions here; the functions that move it are listed in ARCHITECTURE.md, "State machines". The values of an enum
+without a table (kinds, wishes) do not form a machine.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class DesiredState(StrEnum):
+    """What an operator wants of a receiver; durable."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+
+
+class ReceiverState(StrEnum):
+    """What a receiver is (the original's K01, with PAUSED and FAILED added)."""
+
+    INACTIVE = "INACTIVE"  # runs nowhere; the tracker places it if it is desired
+    SCHEDULED = "SCHEDULED"  # assigned to an agent, no claim yet
+    ACTIVE = "ACTIVE"  # claimed: a process holds the newest epoch
+    PAUSED = "PAUSED"  # claimed, not reading, by the operator's wish
+    FAILED = "FAILED"  # its restarts are used up; Dagster's receiver sensor, then a person
+
+
+RECEIVER_TRANSITIONS: Mapping[ReceiverState, frozenset[ReceiverState]] = {
+    ReceiverState.INACTIVE: frozenset({ReceiverState.SCHEDULED}),
+    ReceiverState.SCHEDULED: frozenset({ReceiverState.ACTIVE, ReceiverState.FAILED, ReceiverState.INACTIVE}),
+    # To SCHEDULED: its process is stuck, and the agent replaces it.
+    ReceiverState.ACTIVE: frozenset(
+        {ReceiverState.PAUSED, ReceiverState.FAILED, ReceiverState.INACTIVE, ReceiverState.SCHEDULED}
+    ),
+    ReceiverState.PAUSED: frozenset(
+        {ReceiverState.ACTIVE, ReceiverState.FAILED, ReceiverState.INACTIVE, ReceiverState.SCHEDULED}
+    ),
+    ReceiverState.FAILED: frozenset({ReceiverState.INACTIVE}),
+}
+
+
+class PipelineState(StrEnum):
+    """Whether a pipeline makes batches; an operator's wish, durable (`forebay stop`, `forebay start`)."""
+
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"  # its receivers stop and drain; what waits gets its last batches
+    STOPPED = "STOPPED"  # nothing waits and nothing runs; it makes no batches
+
+
+PIPELINE_TRANSITIONS: Mapping[PipelineState, frozenset[PipelineState]] = {
+    PipelineState.RUNNING: frozenset({PipelineState.STOPPING}),
+    PipelineState.STOPPING: frozenset({PipelineState.STOPPED, PipelineState.RUNNING}),
+    PipelineState.STOPPED: frozenset({PipelineState.RUNNING}),
+}
+
+
+class BatchState(StrEnum):
+    """The life of a batch. FAILED is between two attempts (also after a LOST one); QUARANTINED waits for a person."""
+
+    ALLOCATED = "ALLOCATED"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    BLOCKED = "BLOCKED"  # its block store can't be reached: tried again, without using attempts up
+    QUARANTINED = "QUARANTINED"
+    DISCARDED = "DISCARDED"  # given up by a person: its kept blocks are gone
+
+
+BATCH_TRANSITIONS: Mapping[BatchState, frozenset[BatchState]] = {
+    # A run may die before it claims: its attempt is recorded as failed without the batch ever RUNNING.
+    BatchState.ALLOCATED: frozenset({BatchState.RUNNING, BatchState.FAILED, BatchState.QUARANTINED}),
+    BatchState.RUNNING: frozenset(
+        {BatchState.COMPLETED, BatchState.FAILED, BatchState.BLOCKED, BatchState.QUARANTINED}
+    ),
+    BatchState.FAILED: frozenset({BatchState.RUNNING, BatchState.FAILED, BatchState.QUARANTINED}),
+    BatchState.BLOCKED: frozenset({BatchState.RUNNING, BatchState.FAILED, BatchState.QUARANTINED}),
+    BatchState.COMPLETED: frozenset(),
+    BatchState.QUARANTINED: frozenset({BatchState.COMPLETED, BatchState.DISCARDED}),
+    BatchState.DISCARDED: frozenset(),
+}
+# What has yet to come out, as SQL has it; the partial index `batches_unfinished` holds just these.
+UNFINISHED_STATES = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED, BatchState.BLOCKED)
+
+
+class AttemptKind(StrEnum):
+    """What an attempt is for: `run` brings a batch out, `replay` runs again what is COMPLETED or QUARANTINED."""
+
+    RUN = "run"
+    REPLAY = "replay"
+
+
+class AttemptState(StrEnum):
+    """One attempt at a batch: it runs, and ends one way."""
+
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"  # by the batch's data or code; counted in max_attempts
+    BLOCKED = "BLOCKED"  # the block store could not be reached; not counted
+    LOST = "LOST"  # what it ran on died under it; counted in max_lost_attempts
+
+
+ATTEMPT_TRANSITIONS: Mapping[AttemptState, frozenset[AttemptState]] = {
+    AttemptState.RUNNING: frozenset(
+        {AttemptState.SUCCEEDED, AttemptState.FAILED, AttemptState.BLOCKED, AttemptState.LOST}
+    ),
+    AttemptState.SUCCEEDED: frozenset(),
+    AttemptState.FAILED: frozenset(),
+    AttemptState.BLOCKED: frozenset(),
+    AttemptState.LOST: frozenset(),
+}
+
+
+class AttemptFailure(StrEnum):
+    """Why an attempt failed; the state that it ends in has the same name."""
+
+    FAILED = AttemptState.FAILED.value
+    BLOCKED = AttemptState.BLOCKED.value
+    LOST = AttemptState.LOST.value
+
+
+class ProcessKind(StrEnum):
+    """Who raises a heartbeat counter."""
+
+    AGENT = "agent"
+    RECEIVER = "receiver"
+    BATCH_RUN = "batch run"
+    BATCH_DRIVER = "batch driver"
+
+
+class BatchDriverState(StrEnum):
+    """Whether a batch driver may be given runs; its process's end is its end."""
+
+    STARTING = "STARTING"  # loads the code and starts Spark
+    READY = "READY"  # claims runs
+    DRAINING = "DRAINING"  # claims no more, and ends
+
+
+BATCH_DRIVER_TRANSITIONS: Mapping[BatchDriverState, frozenset[BatchDriverState]] = {
+    BatchDriverState.STARTING: frozenset({BatchDriverState.READY, BatchDriverState.DRAINING}),
+    BatchDriverState.READY: frozenset({BatchDriverState.DRAINING}),
+    BatchDriverState.DRAINING: frozenset(),
+}
+
+
+class ReceiverEventKind(StrEnum):
+    """What an operator can read about a receiver, in time order."""
+
+    SCHEDULED = "SCHEDULED"
+    STARTED = "STARTED"
+    CONNECTED = "CONNECTED"
+    RESTARTED = "RESTARTED"
+    PAUSED = "PAUSED"
+    RESUMED = "RESUMED"
+    STOPPED = "STOPPED"
+    ERROR = "ERROR"
+    EXITED = "EXITED"
+    FENCED = "FENCED"
+    FAILED = "FAILED"
+    LEASE_EXPIRED = "LEASE_EXPIRED"
+    BAD_RECORD = "BAD_RECORD"
+    SALVAGED = "SALVAGED"
+
+
+class SegmentState(StrEnum):
+    """A segment is open for the one process that made it, sealed at a known length, then deleted file first."""
+
+    OPEN = "OPEN"
+    SEALED = "SEALED"
+    DELETING = "DELETING"
+
+
+SEGMENT_TRANSITIONS: Mapping[SegmentState, frozenset[SegmentState]] = {
+    SegmentState.OPEN: frozenset({SegmentState.SEALED}),
+    SegmentState.SEALED: frozenset({SegmentState.DELETING}),
+    SegmentState.DELETING: frozenset(),
+}
+
+
+class LinkKind(StrEnum):
+    """Why a partition's position moved."""
+
+    ORIGIN = "origin"  # where reading begins: the first of a partition, or of a new generation
+    BLOCK = "block"  # the records went into a block
+    LOST = "lost"  # the source no longer has them; they are counted, not stored
