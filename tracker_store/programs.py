@@ -49,17 +49,7 @@ def _program_statements() -> Sequence[str]:
 
 
 def _view_and_role_statements() -> Sequence[str]:
-    statements: list[str] = []
-    for name, view in VIEWS.items():
-        statements += [
-            f"CREATE VIEW forebay.{name} AS{view.query}",
-            f"COMMENT ON VIEW forebay.{name} IS {_literal(view.comment)}",
-            *(
-                f'COMMENT ON COLUMN forebay.{name}."{column}" IS {_literal(comment)}'
-                for column, comment in view.columns.items()
-            ),
-        ]
-    return statements + roles.install_statements(FUNCTIONS)
+    return [*(view.source for view in VIEWS.values()), *roles.install_statements(FUNCTIONS)]
 
 
 def programs_fingerprint() -> str:

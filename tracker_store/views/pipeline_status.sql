@@ -1,0 +1,50 @@
+CREATE VIEW forebay.pipeline_status AS
+SELECT p.name AS pipeline, p.id AS pipeline_id, p.state, p.state_since, p.batch_interval, p.last_batch_time,
+       lag.blocks AS waiting_blocks, lag.records AS waiting_records, lag.bytes AS waiting_bytes, lag.oldest_added_at,
+       unfinished.batches AS unfinished_batches, unfinished.running AS running_batches,
+       completed.batch_time AS last_completed_time, completed.completed_at AS last_completed_at,
+       CASE WHEN lag.records > 0 OR unfinished.batches > 0 THEN greatest(
+           completed.completed_at, p.applied_at, CASE WHEN p.state = 'RUNNING' THEN p.state_since END,
+           least(lag.oldest_added_at, unfinished.oldest)) END AS holds_back_since,
+       p.halted_by
+FROM forebay.pipelines p
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(w.waiting_blocks), 0)::bigint AS blocks, coalesce(sum(w.waiting_records), 0)::bigint AS records,
+           coalesce(sum(w.waiting_bytes), 0)::bigint AS bytes,
+           min(w.oldest_added_at) FILTER (WHERE w.waiting_records > 0) AS oldest_added_at
+    FROM forebay.stream_lag w WHERE w.pipeline_id = p.id) AS lag
+CROSS JOIN LATERAL (
+    SELECT count(*) AS batches, count(*) FILTER (WHERE b.state = 'RUNNING') AS running, min(b.allocated_at) AS oldest
+    FROM forebay.batches b
+    WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')) AS unfinished
+LEFT JOIN LATERAL (
+    SELECT b.batch_time, b.completed_at FROM forebay.batches b
+    WHERE b.pipeline_id = p.id AND b.state = 'COMPLETED' ORDER BY b.batch_time DESC LIMIT 1) AS completed ON true
+WHERE p.removed_at IS NULL;
+
+COMMENT ON VIEW forebay.pipeline_status IS
+    'Each pipeline: its state, what waits for it, what it has completed, and since when it holds blocks back. Costs '
+    'two probes per pipeline and receiver, its unfinished batches, and its batches back to the newest that completed.';
+COMMENT ON COLUMN forebay.pipeline_status.pipeline IS 'The pipeline';
+COMMENT ON COLUMN forebay.pipeline_status.pipeline_id IS 'The pipeline''s id';
+COMMENT ON COLUMN forebay.pipeline_status.state IS 'RUNNING, STOPPING or STOPPED';
+COMMENT ON COLUMN forebay.pipeline_status.state_since IS 'When it came to that state';
+COMMENT ON COLUMN forebay.pipeline_status.batch_interval IS 'Batch times are its multiples';
+COMMENT ON COLUMN forebay.pipeline_status.last_batch_time IS
+    'Its cursor in time: every batch time up to here is decided';
+COMMENT ON COLUMN forebay.pipeline_status.waiting_blocks IS
+    'Sequences past its cursors, epoch markers among them; 0 when no record waits';
+COMMENT ON COLUMN forebay.pipeline_status.waiting_records IS 'Records in them';
+COMMENT ON COLUMN forebay.pipeline_status.waiting_bytes IS 'The same in bytes as stored';
+COMMENT ON COLUMN forebay.pipeline_status.oldest_added_at IS
+    'When the oldest of them was added; null when nothing waits';
+COMMENT ON COLUMN forebay.pipeline_status.unfinished_batches IS
+    'Batches that are allocated and neither complete nor given up';
+COMMENT ON COLUMN forebay.pipeline_status.running_batches IS 'Those of them that run now';
+COMMENT ON COLUMN forebay.pipeline_status.last_completed_time IS 'Its newest completed batch; null before the first';
+COMMENT ON COLUMN forebay.pipeline_status.last_completed_at IS 'When that was complete';
+COMMENT ON COLUMN forebay.pipeline_status.holds_back_since IS
+    'Since when it has completed nothing while blocks wait for it or for its batches, which clean-up must keep; null '
+    'when nothing waits';
+COMMENT ON COLUMN forebay.pipeline_status.halted_by IS
+    'The quarantined batch that has halted it (on_failure = halt); null while it goes on';

@@ -1,0 +1,35 @@
+CREATE VIEW forebay.reader_lag AS
+SELECT d.id AS reader_id, d.name AS reader, s.name AS stream, s.id AS stream_id,
+       coalesce(sum(newest.sequence - first_row.sequence + 1) FILTER (
+           WHERE newest.total_records > first_row.total_records - first_row.records), 0)::bigint AS waiting_blocks,
+       coalesce(sum(newest.total_records - first_row.total_records + first_row.records), 0)::bigint
+           AS waiting_records,
+       coalesce(sum(newest.total_bytes - first_row.total_bytes + first_row.bytes), 0)::bigint AS waiting_bytes,
+       min(first_row.added_at) AS oldest_added_at, max(c.moved_at) AS moved_at, d.attached_at
+FROM forebay.readers d
+JOIN forebay.streams s ON s.id = d.stream_id
+LEFT JOIN forebay.receivers r ON r.stream_id = s.id
+LEFT JOIN forebay.reader_cursors c ON c.reader_id = d.id AND c.receiver_id = r.id
+LEFT JOIN forebay.blocks first_row ON first_row.receiver_id = r.id
+     AND first_row.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)
+LEFT JOIN LATERAL (
+    SELECT b.sequence, b.total_records, b.total_bytes FROM forebay.blocks b
+    WHERE b.receiver_id = r.id AND first_row.sequence IS NOT NULL ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
+WHERE d.removed_at IS NULL
+GROUP BY d.id, d.name, s.name, s.id, d.attached_at;
+
+COMMENT ON VIEW forebay.reader_lag IS
+    'What each named reader''s query has not yet committed, all of which clean-up keeps for it. Costs two probes per '
+    'reader and receiver, however much waits.';
+COMMENT ON COLUMN forebay.reader_lag.reader_id IS 'The reader''s id';
+COMMENT ON COLUMN forebay.reader_lag.reader IS 'The reader, as its query names it';
+COMMENT ON COLUMN forebay.reader_lag.stream IS 'The stream that it reads';
+COMMENT ON COLUMN forebay.reader_lag.stream_id IS 'The stream''s id';
+COMMENT ON COLUMN forebay.reader_lag.waiting_blocks IS
+    'Sequences past the reader''s cursors, epoch markers among them; 0 when no record waits';
+COMMENT ON COLUMN forebay.reader_lag.waiting_records IS 'Records in them';
+COMMENT ON COLUMN forebay.reader_lag.waiting_bytes IS 'The same in bytes as stored';
+COMMENT ON COLUMN forebay.reader_lag.oldest_added_at IS 'When the oldest of them was added; null when nothing waits';
+COMMENT ON COLUMN forebay.reader_lag.moved_at IS
+    'When its query moved a cursor last; null when its stream had no receiver yet';
+COMMENT ON COLUMN forebay.reader_lag.attached_at IS 'When a query asked for it first';

@@ -1,0 +1,49 @@
+CREATE VIEW forebay.receiver_status AS
+SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.state, r.desired_state, r.reason, r.since,
+       agent.name AS agent, agent.host, r.assignment, newest.epoch, newest.sequence AS newest_sequence,
+       coalesce(newest.total_records, 0) AS records, coalesce(newest.total_bytes, 0) AS bytes,
+       newest.added_at AS last_block_at, r.rate_limit, r.stream_id,
+       (SELECT count(*) FROM forebay.dead_letters d WHERE d.receiver_id = r.id AND d.part = 0) AS dead_letters,
+       error.at AS last_error_at, error.message AS last_error,
+       (holder.queued ->> r.id::text)::integer AS queued_blocks
+FROM forebay.receivers r
+JOIN forebay.streams s ON s.id = r.stream_id
+LEFT JOIN forebay.processes agent ON agent.id = r.agent_id
+LEFT JOIN forebay.processes holder ON holder.id = r.process_id AND holder.ended_at IS NULL
+LEFT JOIN LATERAL (
+    SELECT b.epoch, b.sequence, b.total_records, b.total_bytes, b.added_at FROM forebay.blocks b
+    WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
+LEFT JOIN LATERAL (
+    SELECT v.at, v.message FROM forebay.receiver_events v
+    WHERE v.receiver_id = r.id AND v.kind IN ('ERROR', 'FAILED') ORDER BY v.id DESC LIMIT 1) AS error ON true
+WHERE r.removed_at IS NULL;
+
+COMMENT ON VIEW forebay.receiver_status IS
+    'Each receiver: its state and why, where it runs, what it has registered, its last error. Costs a few probes of '
+    'an index per receiver, and its dead letters and events back to the last error.';
+COMMENT ON COLUMN forebay.receiver_status.stream IS 'The stream that it receives for';
+COMMENT ON COLUMN forebay.receiver_status.ordinal IS 'Its number within the stream, from 1';
+COMMENT ON COLUMN forebay.receiver_status.receiver_id IS 'Its id in every other table';
+COMMENT ON COLUMN forebay.receiver_status.state IS 'INACTIVE, SCHEDULED, ACTIVE, PAUSED or FAILED';
+COMMENT ON COLUMN forebay.receiver_status.desired_state IS 'What an operator wants of it: running, paused or stopped';
+COMMENT ON COLUMN forebay.receiver_status.reason IS 'Why it is in its state; empty when there is nothing to say';
+COMMENT ON COLUMN forebay.receiver_status.since IS 'When it came to its state';
+COMMENT ON COLUMN forebay.receiver_status.agent IS 'The agent that it is placed on; null when it is on none';
+COMMENT ON COLUMN forebay.receiver_status.host IS 'That agent''s host';
+COMMENT ON COLUMN forebay.receiver_status.assignment IS
+    'The placement decision that its process runs under; a newer one ends that process';
+COMMENT ON COLUMN forebay.receiver_status.epoch IS
+    'Its newest epoch: the process that claimed it may add blocks; null before the first claim';
+COMMENT ON COLUMN forebay.receiver_status.newest_sequence IS 'Its newest block or marker; null before the first claim';
+COMMENT ON COLUMN forebay.receiver_status.records IS 'Records registered in all its life';
+COMMENT ON COLUMN forebay.receiver_status.bytes IS 'The same in bytes as stored';
+COMMENT ON COLUMN forebay.receiver_status.last_block_at IS 'When its newest block or marker was added';
+COMMENT ON COLUMN forebay.receiver_status.rate_limit IS 'Records per second that it may take in; null: no limit';
+COMMENT ON COLUMN forebay.receiver_status.stream_id IS 'The stream''s id';
+COMMENT ON COLUMN forebay.receiver_status.dead_letters IS 'Records that could not be processed and are kept aside';
+COMMENT ON COLUMN forebay.receiver_status.last_error_at IS
+    'When its last error was reported; null when there was none (K07, K08 of the original)';
+COMMENT ON COLUMN forebay.receiver_status.last_error IS 'What that error said';
+COMMENT ON COLUMN forebay.receiver_status.queued_blocks IS
+    'Blocks in its process''s queue that are not stored yet, at the newest heartbeat; null where no process holds it. '
+    'At the stream''s block_queue_size it reads no further';

@@ -1,0 +1,45 @@
+CREATE VIEW forebay.source_progress AS
+WITH RECURSIVE partitions (stream_id, source, partition) AS (
+    -- One probe of the primary key per partition, not a scan of its links.
+    (SELECT o.stream_id, o.source, o.partition FROM forebay.block_offsets o
+     ORDER BY o.stream_id, o.source, o.partition LIMIT 1)
+    UNION ALL
+    SELECT next_one.stream_id, next_one.source, next_one.partition FROM partitions f
+    CROSS JOIN LATERAL (
+        SELECT o.stream_id, o.source, o.partition FROM forebay.block_offsets o
+        WHERE (o.stream_id, o.source, o.partition) > (f.stream_id, f.source, f.partition)
+        ORDER BY o.stream_id, o.source, o.partition LIMIT 1) AS next_one
+)
+SELECT s.name AS stream, f.stream_id, f.source, f.partition, newest.generation, newest.to_offset AS position,
+       newest.kind, newest.receiver_id, newest.sequence, b.added_at,
+       coalesce(lost.records, 0)::bigint AS lost_records
+FROM partitions f
+JOIN forebay.streams s ON s.id = f.stream_id
+CROSS JOIN LATERAL (
+    SELECT o.generation, o.to_offset, o.kind, o.receiver_id, o.sequence FROM forebay.block_offsets o
+    WHERE o.stream_id = f.stream_id AND o.source = f.source AND o.partition = f.partition
+    ORDER BY o.generation DESC, o.from_offset DESC LIMIT 1) AS newest
+LEFT JOIN forebay.blocks b ON b.receiver_id = newest.receiver_id AND b.sequence = newest.sequence
+LEFT JOIN LATERAL (
+    SELECT sum(o.to_offset - o.from_offset) AS records FROM forebay.block_offsets o
+    WHERE o.stream_id = f.stream_id AND o.source = f.source AND o.partition = f.partition
+      AND o.kind = 'lost') AS lost ON true;
+
+COMMENT ON VIEW forebay.source_progress IS
+    'Up to which position each source partition is in blocks, and what was lost on the way. Costs three probes per '
+    'partition, however long its chain.';
+COMMENT ON COLUMN forebay.source_progress.stream IS 'The stream';
+COMMENT ON COLUMN forebay.source_progress.stream_id IS 'The stream''s id';
+COMMENT ON COLUMN forebay.source_progress.source IS 'The source as the receiver names it, such as a topic';
+COMMENT ON COLUMN forebay.source_progress.partition IS 'The partition, as text';
+COMMENT ON COLUMN forebay.source_progress.generation IS
+    'Raised by one when the position went backwards: a topic made anew, a replaced file, a reset';
+COMMENT ON COLUMN forebay.source_progress.position IS
+    'The next offset to be read; everything before it is in a block or was lost';
+COMMENT ON COLUMN forebay.source_progress.kind IS 'The newest link''s: origin (nothing read yet), block or lost';
+COMMENT ON COLUMN forebay.source_progress.receiver_id IS 'The receiver that wrote the newest link';
+COMMENT ON COLUMN forebay.source_progress.sequence IS 'The block that it came with; 0 for an origin';
+COMMENT ON COLUMN forebay.source_progress.added_at IS
+    'When that block was added; null for an origin, and when the block is cleaned up';
+COMMENT ON COLUMN forebay.source_progress.lost_records IS
+    'Offsets that the source no longer had, by the links that are kept';

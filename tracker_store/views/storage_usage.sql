@@ -1,0 +1,59 @@
+CREATE VIEW forebay.storage_usage AS
+SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, r.stream_id,
+       coalesce(newest.sequence - r.low_mark, 0)::bigint AS blocks,
+       coalesce(newest.total_records - oldest.total_records + oldest.records, 0)::bigint AS records,
+       coalesce(newest.total_bytes - oldest.total_bytes + oldest.bytes, 0)::bigint AS bytes,
+       oldest.added_at AS oldest_added_at,
+       coalesce(g.open, 0)::bigint AS open_segments, coalesce(unsealed.segments, 0)::bigint AS left_segments,
+       coalesce(g.sealed, 0)::bigint AS sealed_segments,
+       coalesce(g.deleting, 0)::bigint AS deleting_segments, coalesce(g.bytes, 0)::bigint AS segment_bytes,
+       coalesce(k.blocks, 0)::bigint AS kept_blocks, coalesce(k.bytes, 0)::bigint AS kept_bytes,
+       coalesce(d.records, 0)::bigint AS dead_letters, coalesce(d.bytes, 0)::bigint AS dead_letter_bytes
+FROM forebay.receivers r
+JOIN forebay.streams s ON s.id = r.stream_id
+LEFT JOIN LATERAL (
+    SELECT b.sequence, b.epoch, b.total_records, b.total_bytes FROM forebay.blocks b
+    WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
+LEFT JOIN LATERAL (
+    SELECT b.records, b.bytes, b.total_records, b.total_bytes, b.added_at FROM forebay.blocks b
+    WHERE b.receiver_id = r.id AND b.sequence > r.low_mark ORDER BY b.sequence LIMIT 1) AS oldest ON true
+LEFT JOIN (
+    SELECT l.receiver_id, count(*) FILTER (WHERE l.state = 'OPEN') AS open,
+           count(*) FILTER (WHERE l.state = 'SEALED') AS sealed,
+           count(*) FILTER (WHERE l.state = 'DELETING') AS deleting, sum(l.length) AS bytes
+    FROM forebay.log_segments l GROUP BY l.receiver_id) AS g ON g.receiver_id = r.id
+LEFT JOIN LATERAL (
+    SELECT count(*) AS segments FROM forebay.log_segments l
+    WHERE l.receiver_id = r.id AND l.state = 'OPEN'
+      AND (r.state IN ('INACTIVE', 'FAILED') OR l.epoch < newest.epoch)) AS unsealed ON true
+LEFT JOIN (
+    SELECT l.receiver_id, count(*) AS blocks, sum(l.bytes) AS bytes
+    FROM forebay.kept_blocks l GROUP BY l.receiver_id) AS k ON k.receiver_id = r.id
+LEFT JOIN (
+    SELECT l.receiver_id, count(*) FILTER (WHERE l.part = 0) AS records, sum(l.bytes) AS bytes
+    FROM forebay.dead_letters l GROUP BY l.receiver_id) AS d ON d.receiver_id = r.id;
+
+COMMENT ON VIEW forebay.storage_usage IS
+    'What each receiver keeps: blocks, segment files by state, kept blocks, dead letters; removed receivers too. '
+    'Costs a scan of log_segments, kept_blocks and dead_letters, and two probes of blocks per receiver.';
+COMMENT ON COLUMN forebay.storage_usage.stream IS 'The stream';
+COMMENT ON COLUMN forebay.storage_usage.ordinal IS 'The receiver''s number within the stream';
+COMMENT ON COLUMN forebay.storage_usage.receiver_id IS 'The receiver';
+COMMENT ON COLUMN forebay.storage_usage.stream_id IS 'The stream''s id';
+COMMENT ON COLUMN forebay.storage_usage.blocks IS 'Sequences above the low mark, epoch markers among them';
+COMMENT ON COLUMN forebay.storage_usage.records IS 'Records in them';
+COMMENT ON COLUMN forebay.storage_usage.bytes IS 'The same in bytes as stored';
+COMMENT ON COLUMN forebay.storage_usage.oldest_added_at IS 'When the oldest of them was added; null when there is none';
+COMMENT ON COLUMN forebay.storage_usage.open_segments IS
+    'Segment files that are being written, or that a process left unsealed';
+COMMENT ON COLUMN forebay.storage_usage.left_segments IS
+    'Those of them that no process holds: blocks may lie there that no row names, which the receiver''s next process '
+    'looks for; a removed receiver has none';
+COMMENT ON COLUMN forebay.storage_usage.sealed_segments IS 'Segment files that are whole';
+COMMENT ON COLUMN forebay.storage_usage.deleting_segments IS
+    'Segment files that clean-up has marked and is about to delete';
+COMMENT ON COLUMN forebay.storage_usage.segment_bytes IS 'The length of all segments but the open ones, in bytes';
+COMMENT ON COLUMN forebay.storage_usage.kept_blocks IS 'Blocks that quarantined batches keep, once per batch';
+COMMENT ON COLUMN forebay.storage_usage.kept_bytes IS 'The same in bytes as stored';
+COMMENT ON COLUMN forebay.storage_usage.dead_letters IS 'Records that could not be processed and are kept aside';
+COMMENT ON COLUMN forebay.storage_usage.dead_letter_bytes IS 'The same in bytes';

@@ -1,0 +1,33 @@
+CREATE VIEW forebay.stream_lag AS
+SELECT p.id AS pipeline_id, p.name AS pipeline, s.name AS stream, s.id AS stream_id,
+       -- Markers count in a range of sequences; where nothing but markers waits, nothing waits.
+       coalesce(sum(newest.sequence - first_row.sequence + 1) FILTER (
+           WHERE newest.total_records > first_row.total_records - first_row.records), 0)::bigint AS waiting_blocks,
+       coalesce(sum(newest.total_records - first_row.total_records + first_row.records), 0)::bigint
+           AS waiting_records,
+       coalesce(sum(newest.total_bytes - first_row.total_bytes + first_row.bytes), 0)::bigint AS waiting_bytes,
+       min(first_row.added_at) AS oldest_added_at
+FROM forebay.pipelines p
+JOIN forebay.streams s ON s.id = ANY (p.stream_ids)
+LEFT JOIN forebay.receivers r ON r.stream_id = s.id
+LEFT JOIN forebay.cursors c ON c.pipeline_id = p.id AND c.receiver_id = r.id
+LEFT JOIN forebay.blocks first_row ON first_row.receiver_id = r.id
+     AND first_row.sequence = greatest(coalesce(c.next_sequence, 1), r.low_mark + 1)
+LEFT JOIN LATERAL (
+    SELECT b.sequence, b.total_records, b.total_bytes FROM forebay.blocks b
+    WHERE b.receiver_id = r.id AND first_row.sequence IS NOT NULL ORDER BY b.sequence DESC LIMIT 1) AS newest ON true
+WHERE p.removed_at IS NULL
+GROUP BY p.id, p.name, s.name, s.id;
+
+COMMENT ON VIEW forebay.stream_lag IS
+    'What each pipeline has not yet given to a batch, by stream. Costs two probes per pipeline and receiver, however '
+    'much waits.';
+COMMENT ON COLUMN forebay.stream_lag.pipeline_id IS 'The pipeline''s id';
+COMMENT ON COLUMN forebay.stream_lag.pipeline IS 'The pipeline';
+COMMENT ON COLUMN forebay.stream_lag.stream IS 'A stream that it reads';
+COMMENT ON COLUMN forebay.stream_lag.stream_id IS 'The stream''s id';
+COMMENT ON COLUMN forebay.stream_lag.waiting_blocks IS
+    'Sequences past the pipeline''s cursors, epoch markers among them; 0 when no record waits';
+COMMENT ON COLUMN forebay.stream_lag.waiting_records IS 'Records in them';
+COMMENT ON COLUMN forebay.stream_lag.waiting_bytes IS 'The same in bytes as stored';
+COMMENT ON COLUMN forebay.stream_lag.oldest_added_at IS 'When the oldest of them was added; null when nothing waits';
