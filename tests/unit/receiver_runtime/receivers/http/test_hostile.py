@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zstandard
 
-from receiver_runtime.receivers.http import app as http_app
+from receiver_runtime.receivers.http import body_reader
 from receiver_runtime.receivers.http import connections as http_connections
 from receiver_runtime.receivers.http.pushed import MOST_REJECTED
 from tests.unit.receiver_runtime.receivers.http.http_client import SECONDS, HandedIn, listening
@@ -391,7 +391,7 @@ def test_bodies_that_wait_for_a_thread_are_counted(tmp_path: Path, monkeypatch: 
         assert go_on.wait(SECONDS)
         return body
 
-    monkeypatch.setattr(http_app, "decompressed", waiting)
+    monkeypatch.setattr(body_reader, "decompressed", waiting)
     body = b"x" * 200_000
     limits: dict[str, Any] = {"max_body_bytes": 300_000, "max_record_bytes": 300_000, "max_waiting_bytes": 500_000}
     headers = {"Content-Type": "text/plain"}

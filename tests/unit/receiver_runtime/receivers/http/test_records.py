@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from receiver_runtime.receivers.http import records as http_records
 from receiver_runtime.receivers.http.acknowledgement import Waiting, batch_of
-from receiver_runtime.receivers.http.bodies import decompressed
+from receiver_runtime.receivers.http.decompression import decompressed
 from receiver_runtime.receivers.http.pushed import PushRefusedError
 from receiver_runtime.receivers.http.records import _are_objects, _column, _one_by_one, parse_plain
 

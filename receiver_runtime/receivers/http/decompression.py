@@ -1,6 +1,6 @@
-"""The body of a request, decompressed, within a limit: a small body that grows without end is refused.
+"""The decompression of a request's body within a limit: a small body that grows without end is refused.
 
-Knows neither a server nor a source.
+This module never reads from a connection, and knows neither a server nor a source.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import pyarrow as pa
 from receiver_runtime.receivers.http.pushed import PushRefusedError
 
 _CODECS = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd"}
-#: For ``Accept-Encoding`` in an answer.
+#: The value of ``Accept-Encoding`` in an answer.
 ENCODINGS = "gzip, zstd, identity"
-_PIECE_BYTES = 2**18
+_PIECE_BYTES = 2**18  # how much to decompress before the limit is checked again
 
 
 def decompressed(body: bytes, encoding: str | None, *, most_bytes: int) -> bytes:
-    """The body as it was before its Content-Encoding.
-
-    Never holds more than ``most_bytes`` and a piece.
+    """Return the body as it was before its Content-Encoding. Hold at most ``most_bytes`` and one piece.
 
     Raises:
         PushRefusedError: 415 for an encoding that is not known, 400 for bytes that are not of it, 413 beyond the limit.

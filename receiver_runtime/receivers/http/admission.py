@@ -1,0 +1,89 @@
+"""Admission: whether the receiver takes requests now, and how many bytes more.
+
+Everything that waits in memory counts: bodies that are being read, records that wait for their registration, and
+batches on the way to the block generator. This module never reads a request and never answers one.
+"""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from receiver_runtime.receivers.http.refusals import AWAY_RETRY_SECONDS, RETRY_SECONDS
+from receiver_runtime.receivers.http.route import Refused
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from receiver_runtime.attached_supervisor import AttachedSupervisor
+    from receiver_runtime.receivers.http.acknowledgement import Acknowledgement
+    from receiver_runtime.receivers.http.buffering import BufferedHandOver
+    from receiver_runtime.sources.http import Http
+
+# Seconds for which waiting records may wait for a rate limit's permits: beyond that, senders are told to wait.
+_MOST_RATE_SECONDS = 1.0
+# Pieces in a second: the rate limiter gives the permits of a tenth of a second.
+_PIECES_PER_SECOND = 10
+
+
+class Admission:
+    """Check the receiver's state and its room. Its methods belong to the server's loop.
+
+    Args:
+        source: the limits.
+        supervisor: the receiver's, for its rate limit.
+        acknowledgement: counts the records that wait for their registration.
+        buffering: counts the batches on the way to the block generator.
+        draining: set while the receiver stops.
+    """
+
+    def __init__(
+        self,
+        source: Http,
+        supervisor: AttachedSupervisor,
+        acknowledgement: Acknowledgement,
+        buffering: BufferedHandOver,
+        draining: asyncio.Event,
+    ) -> None:
+        self._source = source
+        self._supervisor = supervisor
+        self._acknowledgement = acknowledgement
+        self._buffering = buffering
+        self._draining = draining
+        #: Bytes of the bodies that are being read, decompressed or parsed; the body reader counts them.
+        self.body_bytes = 0
+
+    def check_ready(self) -> Refused | None:
+        """Return why the receiver takes no request now, or None."""
+        if self._draining.is_set():
+            detail = "the receiver is stopping: send again, to another receiver or in a moment"
+            return Refused(HTTPStatus.SERVICE_UNAVAILABLE, detail, RETRY_SECONDS, [("connection", "close")])
+        if self._acknowledgement.oldest_seconds() > self._source.acknowledgement_timeout:
+            detail = (
+                "nothing has been registered for longer than acknowledgement_timeout "
+                f"({self._source.acknowledgement_timeout:g} s): send again in a moment"
+            )
+            return Refused(HTTPStatus.SERVICE_UNAVAILABLE, detail, AWAY_RETRY_SECONDS)
+        return None
+
+    def check_room(self, nbytes: int) -> Refused | None:
+        """Return why the receiver takes no further ``nbytes`` now, or None."""
+        waits = self._acknowledgement.waiting_bytes + self.body_bytes + self._buffering.waiting_bytes
+        if waits and waits + nbytes > self._source.max_waiting_bytes:
+            return Refused(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"requests with {waits} bytes are not answered yet, max_waiting_bytes is "
+                f"{self._source.max_waiting_bytes}: send again in a moment",
+                RETRY_SECONDS,
+            )
+        records = self._acknowledgement.waiting_records
+        # A limit in bytes counts as a limit in records of the size that the waiting ones have.
+        rate = self._supervisor.block_path.piece(records, self._acknowledgement.waiting_bytes) * _PIECES_PER_SECOND
+        if records > rate * _MOST_RATE_SECONDS:
+            return Refused(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"{records} records wait, at a rate limit of about {rate} a second: send more slowly",
+                math.ceil(records / rate),
+            )
+        return None

@@ -1,0 +1,34 @@
+"""The error that refuses a request, and when its sender may send the request again.
+
+This module never decides whether a request is refused.
+"""
+
+from __future__ import annotations
+
+from receiver_runtime.receivers.http.route import Refused
+
+#: Seconds until a sender tries again, where the reason passes by itself: a full buffer, a receiver that restarts.
+RETRY_SECONDS = 1
+#: Seconds until a sender tries again while the driver log does not answer: an outage takes longer.
+AWAY_RETRY_SECONDS = 5
+
+
+class RefusedError(Exception):
+    """The request is refused. ``refused`` holds the answer's status, detail and headers."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.detail)
+        self.refused = refused
+
+
+def refusal(status: int, detail: str, *, retry_after: int | None = None, **headers: str) -> RefusedError:
+    """Return the error to raise for a request that is refused.
+
+    Args:
+        status: of the answer.
+        detail: what is wrong, with the value, and what to do.
+        retry_after: seconds until the sender may send the request again, where that helps.
+        headers: more headers of the answer, with underscores in place of hyphens.
+    """
+    named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    return RefusedError(Refused(status, detail, retry_after, named))
