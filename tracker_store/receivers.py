@@ -221,29 +221,34 @@ def set_receiver_state(
     state: ReceiverState,
     reason: str = "",
     process_id: int | None = None,
+    held_by: int | None = None,
 ) -> bool:
-    """Move a receiver to `state`, from the states that the table of transitions allows.
+    """Move a receiver to `state` within its assignment, from the states that the table of transitions allows.
 
-    Locks: the receiver's row. False when nothing moved: a newer assignment owns the row, or the move is not legal
-    from the state it is in. Moving to the same state again is a success.
+    Locks: the receiver's row. False when nothing moved: a newer assignment owns the row, the process `held_by` (None:
+    any) does not hold it, or the move is not legal from the state it is in. Moving to the same state again is a
+    success.
     """
     sources = [source.value for source, targets in RECEIVER_TRANSITIONS.items() if state in targets]
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "UPDATE forebay.receivers SET state = :state, reason = :reason, "
-                "since = CASE WHEN state = :state THEN since ELSE clock_timestamp() END, "
-                "process_id = CAST(:process AS bigint), "
-                "agent_id = CASE WHEN :state IN ('INACTIVE', 'FAILED') THEN NULL ELSE agent_id END "
-                "WHERE id = :id AND assignment = :assignment AND state = ANY (CAST(:sources AS text[])) "
-                "RETURNING id"
-            ),
+            sa.text("""
+                UPDATE forebay.receivers
+                SET state = :state, reason = :reason,
+                    since = CASE WHEN state = :state THEN since ELSE clock_timestamp() END,
+                    process_id = CAST(:process AS bigint),
+                    agent_id = CASE WHEN :state IN ('INACTIVE', 'FAILED') THEN NULL ELSE agent_id END
+                WHERE id = :id AND assignment = :assignment AND state = ANY (CAST(:sources AS text[]))
+                  AND (CAST(:held_by AS bigint) IS NULL OR process_id = :held_by)
+                RETURNING id
+            """),
             {
                 "id": receiver_id,
                 "assignment": assignment,
                 "state": state.value,
                 "reason": reason,
                 "process": process_id,
+                "held_by": held_by,
                 "sources": [*sources, state.value],
             },
         ).scalar()
@@ -257,24 +262,14 @@ def give_up_receiver(
 
     Locks: the receiver's row. False when that process does not hold it any more: another has it, or nobody should.
     """
-    sources = [source.value for source, targets in RECEIVER_TRANSITIONS.items() if ReceiverState.SCHEDULED in targets]
-    with named_failures():
-        row = connection.execute(
-            sa.text(
-                "UPDATE forebay.receivers SET state = 'SCHEDULED', reason = :reason, since = clock_timestamp(), "
-                "process_id = NULL "
-                "WHERE id = :id AND assignment = :assignment AND process_id = :process "
-                "AND state = ANY (CAST(:sources AS text[])) RETURNING id"
-            ),
-            {
-                "id": receiver_id,
-                "assignment": assignment,
-                "process": process_id,
-                "reason": reason,
-                "sources": sources,
-            },
-        ).scalar()
-    return row is not None
+    return set_receiver_state(
+        connection,
+        receiver_id=receiver_id,
+        assignment=assignment,
+        state=ReceiverState.SCHEDULED,
+        reason=reason,
+        held_by=process_id,
+    )
 
 
 def set_preferred_location(connection: sa.Connection, *, receiver_id: int, host: str | None) -> None:

@@ -20,11 +20,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from tracker_store.engine import named_failures
 from tracker_store.errors import DriverLogUnavailableError
+from tracker_store.states import BATCH_DRIVER_TRANSITIONS, BatchDriverState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracker_store.states import BatchDriverState
 
 # NOTIFY on this says that a location's queue has a new run (payload: the location) …
 QUEUED_CHANNEL = "forebay_run_queued"
@@ -82,13 +82,19 @@ def register_batch_driver(connection: sa.Connection, *, process_id: int, locatio
 
 
 def set_batch_driver_state(connection: sa.Connection, *, process_id: int, state: BatchDriverState) -> None:
-    """Say whether a driver may be given runs. Locks: its row, so that who enqueues is before or after it."""
+    """Move a driver to `state`, from the states that the table of transitions allows; else nothing changes.
+
+    Moving to the same state again is a success. Locks: its row, so that who enqueues is before or after it.
+    """
+    sources = [source.value for source, targets in BATCH_DRIVER_TRANSITIONS.items() if state in targets]
     with named_failures():
         connection.execute(
-            sa.text(
-                "UPDATE forebay.batch_drivers SET state = :state, since = clock_timestamp() WHERE process_id = :process"
-            ),
-            {"process": process_id, "state": state.value},
+            sa.text("""
+                UPDATE forebay.batch_drivers
+                SET state = :state, since = clock_timestamp()
+                WHERE process_id = :process AND state = ANY (CAST(:sources AS text[]))
+            """),
+            {"process": process_id, "state": state.value, "sources": [*sources, state.value]},
         )
 
 
