@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from forebay.cli.allocated_blocks import block_as_json
 from forebay.cli.database import database_url, driver_log
 from orchestration.batch_bisect import BatchTrial
 from orchestration.batch_bisect import bisect as bisect_blocks
@@ -99,16 +100,7 @@ def _plain(found: Bisection, receivers: Mapping[int, str]) -> dict[str, object]:
         "culprits": [
             {
                 "error": culprit.error,
-                "blocks": [
-                    {
-                        "receiver": receivers.get(block.receiver_id, str(block.receiver_id)),
-                        "sequence": block.sequence,
-                        "records": block.records,
-                        "segment": block.path,
-                        "offset": block.handle.offset,
-                    }
-                    for block in culprit.blocks
-                ],
+                "blocks": [block_as_json(block, receivers) for block in culprit.blocks],
             }
             for culprit in found.culprits
         ],

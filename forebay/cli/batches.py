@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from forebay.cli.allocated_blocks import block_as_json
 from forebay.cli.batch_bisect import bisect
 from forebay.cli.batch_replay import replay
 from forebay.cli.database import driver_log
@@ -167,17 +168,7 @@ def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False)
     if as_json:
         facts: dict[str, Any] = {
             "batch": _as_json(row, pipeline=pipeline),
-            "blocks": [
-                {
-                    "receiver": receivers.get(block.receiver_id, str(block.receiver_id)),
-                    "sequence": block.sequence,
-                    "records": block.records,
-                    "segment": block.path,
-                    "offset": block.handle.offset,
-                    "length": block.handle.length,
-                }
-                for block in blocks
-            ],
+            "blocks": [block_as_json(block, receivers) for block in blocks],
             "attempts": [_as_json(attempt) for attempt in attempts],
             "outputs": [_as_json(commit) for commit in commits],
             "sql": sql,
