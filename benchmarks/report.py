@@ -1,4 +1,6 @@
-"""What every benchmark prints: one table, and with ``--json`` one object on the last line (design §8).
+"""What every benchmark prints: one table, and with ``--json`` one object on the last line.
+
+The figures are in docs/reference/benchmarks.md.
 
 A figure's `ratio` is turned so that higher is better and 1 is equal to its peer, and its `aim` is such a ratio.
 Nothing here judges: a benchmark ends with 0 whatever its figures are.

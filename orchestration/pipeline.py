@@ -35,7 +35,7 @@ Start = Literal["earliest", "latest"]
 PerHost = Literal["per_host"]
 PER_HOST: PerHost = "per_host"
 
-# Output names that Forebay's own assets use (design §6).
+# Output names that Forebay's own assets use (docs/how-to/dagster.md).
 RESERVED_OUTPUTS = frozenset({"batches", "batches_1m"})
 BATCH_PARAMETER = "batch"
 # Batch times are multiples of the interval from here.

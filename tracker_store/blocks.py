@@ -1,4 +1,4 @@
-"""`add_block` and `claim`: the statements on the chain of blocks that is the fence (design §4).
+"""`add_block` and `claim`: the statements on the chain of blocks that is the fence (docs/explanation/driver-log.md).
 
 The database decides; see ``functions/add_block.sql`` and ``functions/claim.sql`` for what may be trusted and how
 long. Nothing here retries: an unknown outcome is the caller's to resolve, by sending the identical blocks again.

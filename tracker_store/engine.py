@@ -1,7 +1,7 @@
 """Connections to the driver log, and what a failed statement means.
 
-Every connection: autocommit, READ COMMITTED, with time-outs (notes, rule 2): a stopped process must never hold a
-lock that stops a take-over, and an answer that does not come is an outcome, not a wait.
+Every connection: autocommit, READ COMMITTED, with time-outs (docs/explanation/driver-log.md): a stopped process must
+never hold a lock that stops a take-over, and an answer that does not come is an outcome, not a wait.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def leave_a_read_only_server(context: sa.engine.ExceptionContext) -> None:
 def is_outcome_unknown(error: DBAPIError) -> bool:
     """Whether the answer to a statement was lost, so that it may have been committed.
 
-    psycopg2 raises a plain DatabaseError without a code on a lost connection (notes, point 17).
+    psycopg2 raises a plain DatabaseError without a code on a lost connection.
     """
     code: str | None = getattr(error.orig, "pgcode", None)
     return code is None or (code.startswith(("57P", "08")))

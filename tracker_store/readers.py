@@ -1,9 +1,9 @@
 """Statements on `readers` and `reader_cursors`: streaming queries that read a stream by a cursor of their own.
 
-A named reader is a cursor like a pipeline's (notes, point 32): clean-up keeps what it has not read, and only its
-query's commits move it, forward. Positions are the next sequence by receiver. A receiver that has none is read from
-its first block. Whatever is read here is committed: a receiver's blocks are added in the order of their sequences, so
-that "all before the next after its newest row" never leaves one out that comes later.
+A named reader is a cursor like a pipeline's (docs/how-to/streaming-queries.md): clean-up keeps what it has not read,
+and only its query's commits move it, forward. Positions are the next sequence by receiver. A receiver that has none is
+read from its first block. Whatever is read here is committed: a receiver's blocks are added in the order of their
+sequences, so that "all before the next after its newest row" never leaves one out that comes later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may do what in the driver log: four roles with the least that their processes need (design §4).
+"""Who may do what in the driver log: four roles with the least that their processes need (docs/reference/schema.md).
 
 A login is made a member of a role; the migrating user owns everything, and needs no role. The functions run as their
 owner (SECURITY DEFINER, with a pinned search_path), so a role that may EXECUTE `add_block` and not INSERT into `blocks`

@@ -1,4 +1,4 @@
-"""Declare the driver log's tables (design §4); their states and transitions are in `states`.
+"""Declare the driver log's tables (docs/explanation/driver-log.md); their states and transitions are in `states`.
 
 This module owns what the driver log *is*; it never runs a statement. Migrations create what stands here, and a
 test compares the two. Each table's comment names the one question that the table answers; each column's says what it

@@ -1,6 +1,6 @@
 """Pipelines → Dagster definitions that merge with any project's own.
 
-It exports no resource key and no executor, and every name begins with the pipeline's (design §6).
+It exports no resource key and no executor, and every name begins with the pipeline's (docs/how-to/dagster.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asset checks: proofs on the driver log's live data, on each output of a pipeline (design §6).
+"""Asset checks: proofs on the driver log's live data, on each output of a pipeline (docs/how-to/dagster.md).
 
 They run when they are asked for, by the job `PIPELINE_checks` or in the UI, and never with a batch: a proof reads all
 that is kept. `forebay db check` proves the same, and the schema too.

@@ -1,9 +1,10 @@
 """The receiver sensor: starts FAILED receivers anew, one run per episode: an operator sees each with its reason.
 
-A receiver is FAILED when its agent's or its own attempts are used up (design §5). The sensor decides when it is worth
-another try: after a pause that doubles, and at most `max_restarts_per_hour` times; then it is a person's turn. It keeps
-no state: how often is counted in the driver log, and an episode is the assignment under which the receiver failed. A
-run that never came to its work (it was deleted, its machine went) is asked for again under another key, ever later.
+A receiver is FAILED when its agent's or its own attempts are used up (ARCHITECTURE.md). The sensor decides when it is
+worth another try: after a pause that doubles, and at most `max_restarts_per_hour` times; then it is a person's turn.
+It keeps no state: how often is counted in the driver log, and an episode is the assignment under which the receiver
+failed. A run that never came to its work (it was deleted, its machine went) is asked for again under another key,
+ever later.
 With Dagster down nothing here happens, and nothing else depends on it.
 """
 

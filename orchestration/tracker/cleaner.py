@@ -1,4 +1,4 @@
-"""Clean-up: rows that nobody can ask for any more, then the files that no row names (design §4; T06, W09, W11).
+"""Clean-up: rows that nobody can ask for any more, then the files that no row names (docs/parity.md, T06, W09, W11).
 
 What may go is the driver log's to decide (``functions/clean_up_receiver.sql``); this only asks again and again, in
 bounded pieces, and unlinks files. It may be killed anywhere: the next run finds what was left.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from orchestration.tracker.cleaner import Cleaner
     from tracker_store.leadership import Leadership
 
-# The leader raises the counter every second; a candidate waits for three of them (design §4).
+# The leader raises the counter every second; a candidate waits for three of them (ARCHITECTURE.md, Processes).
 TICK_SECONDS = 1.0
 LEADERSHIP_LIMIT_SECONDS = 3.0
 CLEANUP_SECONDS = 30.0

@@ -1,4 +1,4 @@
-"""The frame: one block, or one dead letter, as it lies in a segment file (design §5).
+"""The frame: one block, or one dead letter, as it lies in a segment file (ARCHITECTURE.md, step 3).
 
 This module owns the bytes of a frame and their validation; it never opens a file.
 

@@ -56,7 +56,7 @@ class Source(BaseModel):
     # What a field of a secret refuses is shown by no error (``secret``).
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    #: The record's columns as (name, Arrow type by name), fixed per kind of source (design §5).
+    #: The record's columns as (name, Arrow type by name), fixed per kind of source (docs/how-to/sources).
     columns: ClassVar[tuple[tuple[str, str], ...]]
     #: Its receiver, as ``module:Class``; loaded where one is made, and its broker's client with it.
     receiver_class: ClassVar[str] = ""
@@ -94,5 +94,8 @@ class Source(BaseModel):
 
     @property
     def is_listener(self) -> bool:
-        """Whether it waits for senders at an address of its own; such a receiver is never moved unasked (design §5)."""
+        """Whether it waits for senders at an address of its own.
+
+        Such a receiver is never moved unasked (docs/how-to/several-hosts.md).
+        """
         return getattr(self, "listen", None) is not None

@@ -262,7 +262,7 @@ def test_w14_a_changed_declaration_goes_on_where_the_old_one_was(connection: sa.
     assert [b.sequence for b in log.tracker.get_blocks_of_batch(NOON + INTERVAL)] == [2]
 
 
-def test_point_13_no_function_on_the_path_of_a_block_may_scan(connection: sa.Connection) -> None:
+def test_no_function_on_the_path_of_a_block_may_scan(connection: sa.Connection) -> None:
     """A plan that was made while the table was near empty scanned it for hours."""
     rows = connection.execute(
         sa.text(
@@ -274,12 +274,12 @@ def test_point_13_no_function_on_the_path_of_a_block_may_scan(connection: sa.Con
     assert {"add_block", "claim", "allocate_blocks_to_batch", "clean_up_receiver", "open_partition"} <= settings.keys()
     # It copies a quarantined batch's blocks, by its ranges, once in a batch's life.
     del settings["end_attempt"]
-    # Its session has it: test_add_block.py::test_point_13_….
+    # Its session has it: test_add_block.py::test_a_plan_made_on_a_near_empty_table_does_not_scan_the_grown_one.
     del settings["add_one_block"]
     assert [name for name, given in settings.items() if "enable_seqscan=off" not in given] == []
 
 
-def test_point_35_a_pipeline_that_is_applied_again_is_another(connection: sa.Connection) -> None:
+def test_a_pipeline_that_is_removed_and_applied_again_is_a_new_one(connection: sa.Connection) -> None:
     """From the earliest on, under its old name: its old ranges are nothing to it."""
     log = make_log(connection)
     [receiver] = log.receiver_ids

@@ -200,7 +200,7 @@ CRASHES = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(sizes=SIZES, crashes=CRASHES, max_segment_bytes=st.sampled_from([200, 1000, 2**20]), zeros=st.booleans())
 @example(sizes=[300, 300], crashes=[Crash(500, 5000)], max_segment_bytes=2**20, zeros=True)
-def test_l06_n16_a_crash_anywhere_leaves_a_prefix_of_the_blocks(
+def test_l06_a_crash_anywhere_leaves_a_prefix_of_the_blocks(
     sizes: list[int], crashes: list[Crash], max_segment_bytes: int, *, zeros: bool
 ) -> None:
     """Cut at any byte, zeros behind, in any replica: blocks 1 to n are there, and nothing else is taken for a block."""

@@ -1,4 +1,4 @@
--- allocate_blocks_to_batch: gives a batch every block that was added before its time, once (design §4; T04).
+-- allocate_blocks_to_batch: gives a batch every block that was added before its time, once (docs/parity.md, T04).
 --
 -- Authority: what is decided for (pipeline, batch time) is decided for ever; asked again, the stored batch is
 -- returned. The cut is by added_at, so it comes out the same however late the first call is, but for an add that

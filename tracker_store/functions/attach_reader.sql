@@ -1,4 +1,4 @@
--- attach_reader: makes a named reader of a stream, or finds it (design §4; notes, points 9 and 32).
+-- attach_reader: makes a named reader of a stream, or finds it (docs/how-to/streaming-queries.md).
 --
 -- A reader is a cursor like a pipeline's: clean-up keeps what it has not read. A new one begins with the earliest block
 -- that is retained, after the latest, or at `positions` ({receiver: next sequence}: a query that has a checkpoint, and

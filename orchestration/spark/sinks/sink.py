@@ -1,9 +1,9 @@
 """What a sink is: it keeps an output's result, and says what it guarantees.
 
-The commit is not a sink's alone. For files it is the row in `output_commits` (design §4): `write` leaves them where
-nobody looks, the row makes them count, and `publish` shows them. A transactional target (Postgres, Delta, Iceberg)
-commits in `write`, under a key of its own that holds the attempt; the row follows, and an attempt that finds the
-target's commit of an earlier one (`committed`) only writes the row. A sink never writes to the driver log.
+The commit is not a sink's alone. For files it is the row in `output_commits` (ARCHITECTURE.md): `write` leaves them
+where nobody looks, the row makes them count, and `publish` shows them. A transactional target (Postgres, Delta,
+Iceberg) commits in `write`, under a key of its own that holds the attempt; the row follows, and an attempt that finds
+the target's commit of an earlier one (`committed`) only writes the row. A sink never writes to the driver log.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def findings(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> list[
     return [finding for finding in examine() if finding.check == "hosts"]
 
 
-def test_point_31_hosts_on_unshared_directories_are_refused_at_their_start(
+def test_hosts_on_unshared_directories_are_refused_at_their_start(
     database_url: str, engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has blocks in its own home: that is the default, and the same path on two machines is not one directory."""

@@ -1,4 +1,4 @@
-"""Tasks that a cluster runs twice for real, since they are slow or die: each record comes out once (points 26, 27)."""
+"""Tasks that a cluster runs twice for real, since they are slow or die: each record comes out once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(500)]
 EXPECTED = Counter({"all": LINES} | {f"word{number}": 1 for number in range(LINES)})
 
 
-def test_point_27_speculative_tasks_and_tasks_that_die_double_nothing(
+def test_speculative_tasks_and_tasks_that_die_double_nothing(
     engine: sa.Engine, database_url: str, postgres_server: TestServer, tmp_path: Path
 ) -> None:
     output, events = tmp_path / "output", tmp_path / "events"

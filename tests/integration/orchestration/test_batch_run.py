@@ -167,7 +167,7 @@ class PublishFailsOnce(ParquetSink):
         super().publish(location, batch_time=batch_time, check=check)
 
 
-def test_point_26_what_was_committed_is_published_by_the_next_attempt_and_not_computed_again(system: System) -> None:
+def test_a_committed_output_is_published_by_the_next_attempt_and_not_computed_again(system: System) -> None:
     calls: list[int] = []
 
     def output(lines: DataFrame) -> DataFrame:
@@ -187,7 +187,7 @@ def test_point_26_what_was_committed_is_published_by_the_next_attempt_and_not_co
     assert commit.attempt == 1
 
 
-def test_point_11_a_zombie_attempt_neither_commits_nor_publishes(system: System) -> None:
+def test_a_zombie_attempt_neither_commits_nor_publishes(system: System) -> None:
     """While attempt 1 computes, it is declared lost, and attempt 2 runs to its end."""
 
     def output(lines: DataFrame, batch: Batch) -> DataFrame:

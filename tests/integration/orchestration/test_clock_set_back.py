@@ -1,4 +1,4 @@
-"""The database's clock is set: no block is in two batches, none is left, and no pipeline stands still (point 30).
+"""The database's clock is set: no block is in two batches, none is left, and no pipeline stands still.
 
 A test can't set a server's clock: in its database `clock_timestamp()` is another one, which stands unless it is moved.
 """
@@ -145,7 +145,7 @@ def start(system: System) -> None:
 
 
 @pytest.mark.parametrize("by", [10 * SECOND, HOUR, timedelta(days=400)], ids=["10 s", "1 h", "400 days"])
-def test_point_30_a_clock_that_is_set_back_holds_no_batch_up_for_as_long(system: System, by: timedelta) -> None:
+def test_a_clock_set_back_does_not_delay_batches_by_as_long(system: System, by: timedelta) -> None:
     start(system)
     system.set_clock(-by)
     made = 0
@@ -160,7 +160,7 @@ def test_point_30_a_clock_that_is_set_back_holds_no_batch_up_for_as_long(system:
     system.check_each_block_is_in_one_batch()
 
 
-def test_point_30_batch_times_that_are_ahead_come_half_as_often_until_the_clock_has_caught_up(system: System) -> None:
+def test_batch_times_ahead_of_the_clock_come_half_as_often_until_it_catches_up(system: System) -> None:
     start(system)
     system.set_clock(-6 * INTERVAL)
     before = system.times()
@@ -179,7 +179,7 @@ def test_point_30_batch_times_that_are_ahead_come_half_as_often_until_the_clock_
     system.check_each_block_is_in_one_batch()
 
 
-def test_point_30_a_pipeline_that_made_no_batch_while_the_clock_was_ahead_gets_what_came_then(system: System) -> None:
+def test_a_pipeline_without_a_batch_while_the_clock_was_ahead_gets_the_blocks_of_then(system: System) -> None:
     """Its batch times are behind the blocks' times: those must not wait until the clock is there again."""
     start(system)
     system.set_clock(HOUR)
@@ -191,7 +191,7 @@ def test_point_30_a_pipeline_that_made_no_batch_while_the_clock_was_ahead_gets_w
     system.check_each_block_is_in_one_batch()
 
 
-def test_point_30_a_clock_that_is_set_forward_doubles_and_leaves_nothing(system: System) -> None:
+def test_a_clock_set_forward_doubles_nothing_and_leaves_nothing_behind(system: System) -> None:
     start(system)
     system.receive()
     system.set_clock(HOUR)
@@ -201,7 +201,7 @@ def test_point_30_a_clock_that_is_set_forward_doubles_and_leaves_nothing(system:
     system.check_each_block_is_in_one_batch()
 
 
-def test_point_30_a_failed_batch_is_tried_again_though_the_clock_was_set_back(system: System) -> None:
+def test_a_failed_batch_is_tried_again_though_the_clock_was_set_back(system: System) -> None:
     start(system)
     system.receive()
     system.pass_time()

@@ -140,7 +140,7 @@ def log(
     ],
     indirect=["log"],
 )
-def test_point_27_each_row_once_whichever_step_a_kill_hits(log: Log, target: Target, step: str) -> None:
+def test_each_row_comes_out_once_whichever_step_a_kill_hits(log: Log, target: Target, step: str) -> None:
     log.killed("1", step)
     killed_batch_run.run(log.settings, log.time, 2, mode=log.mode)
     assert log.state() is BatchState.COMPLETED

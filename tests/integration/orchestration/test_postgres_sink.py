@@ -1,4 +1,4 @@
-"""A PostgresSink on a real target: each batch once, whatever is killed, tried again, raced or replayed (point 27)."""
+"""A PostgresSink on a real target: each batch once, whatever is killed, tried again, raced or replayed."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_merge_says_which_key_has_several_rows(target: Target) -> None:
 
 @pytest.mark.parametrize("mode", ["append", "overwrite", "merge"])
 @pytest.mark.parametrize("step", list(Step))
-def test_point_27_an_attempt_that_dies_at_any_step_leaves_each_row_once(target: Target, step: Step, mode: Mode) -> None:
+def test_an_attempt_that_dies_at_any_step_leaves_each_row_once(target: Target, step: Step, mode: Mode) -> None:
     sink = Dying(EnvVar("TARGET_URL"), "counts", mode=mode, key="word" if mode == "merge" else None)
     earlier = TIME - timedelta(seconds=10)
     sink.write(words(("old", 0)), attempt(time=earlier))
@@ -199,7 +199,7 @@ def test_point_27_an_attempt_that_dies_at_any_step_leaves_each_row_once(target: 
 
 
 @pytest.mark.parametrize("other", [1, 2], ids=["another process of this attempt", "a newer attempt"])
-def test_point_11_an_attempt_that_is_late_changes_nothing_in_the_target(target: Target, other: int) -> None:
+def test_a_late_attempt_changes_nothing_in_the_target(target: Target, other: int) -> None:
     """While attempt 1 is staged, the other runs to its end."""
 
     class Slow(PostgresSink):
@@ -238,7 +238,7 @@ def test_a_commit_of_another_driver_log_is_not_taken_over_but_replaced(target: T
     assert target.counts() == [("a", 1)]
 
 
-def test_point_35_a_pipeline_that_is_added_again_is_another_and_not_late(target: Target) -> None:
+def test_a_pipeline_that_is_added_again_is_a_new_one_and_not_late(target: Target) -> None:
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
     sink.write(words(("a", 1)), attempt(3))
     assert sink.committed(attempt(1, pipeline_id=8)) is None

@@ -339,7 +339,7 @@ def test_a_zombie_replay_is_refused_when_a_newer_attempt_holds_the_batch(system:
     ]
 
 
-def test_point_31_a_store_that_is_away_blocks_the_batch_and_uses_no_attempt_up(system: System) -> None:
+def test_an_unavailable_store_blocks_the_batch_and_uses_no_attempt(system: System) -> None:
     pipeline = declared(system, Sayings(), max_attempts=2)
     system.receive(["a"])
     time = system.allocate(1)

@@ -1,4 +1,4 @@
-"""Sinks under Spark's own tasks: what is run again, or raced, counts once (point 27); every type comes through."""
+"""Sinks under Spark's own tasks: what is run again, or raced, counts once; every type comes through."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AfterTheCopy(PostgresSink):
         return task
 
 
-def test_point_27_a_task_that_is_run_again_after_its_copy_does_not_double_its_rows(
+def test_a_task_that_is_run_again_after_its_copy_does_not_double_its_rows(
     session: SparkSession, target: Target
 ) -> None:
     sink = AfterTheCopy(EnvVar("TARGET_URL"), "counts")
@@ -87,9 +87,7 @@ def test_point_27_a_task_that_is_run_again_after_its_copy_does_not_double_its_ro
     assert target.staging() == []
 
 
-def test_point_27_the_copy_of_a_speculative_task_that_lost_does_not_count(
-    session: SparkSession, target: Target
-) -> None:
+def test_the_copy_of_a_speculative_task_that_lost_does_not_count(session: SparkSession, target: Target) -> None:
     """The same partition by two task attempts, both of which had committed their copy: one is passed on."""
     sink = AfterTheCopy(EnvVar("TARGET_URL"), "counts")
 

@@ -53,7 +53,7 @@ def step(log: Log, monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
 
 
 @pytest.mark.parametrize("by", STEPS, ids=["forward", "back"])
-def test_point_30_a_stepped_clock_expires_nobody_and_deposes_no_leader(
+def test_a_stepped_clock_expires_no_process_and_deposes_no_leader(
     engine: sa.Engine, log: Log, monkeypatch: pytest.MonkeyPatch, by: timedelta
 ) -> None:
     clock = Clock()
@@ -76,7 +76,7 @@ def test_point_30_a_stepped_clock_expires_nobody_and_deposes_no_leader(
 
 
 @pytest.mark.parametrize("by", STEPS, ids=["forward", "back"])
-def test_point_30_who_is_silent_is_expired_in_the_same_time_whatever_the_clocks_say(
+def test_a_silent_process_expires_after_the_same_time_whatever_the_clocks_say(
     engine: sa.Engine, log: Log, monkeypatch: pytest.MonkeyPatch, by: timedelta
 ) -> None:
     clock = Clock()

@@ -151,7 +151,7 @@ def test_a_reader_that_is_removed_ends_its_query_and_goes_on_at_the_checkpoint(
     assert attach_reader(log.connection, name="r", stream="lines").positions[log.receiver_ids[0]] == 3
 
 
-def test_point_32_a_checkpoint_whose_blocks_are_gone_is_refused_at_the_restart(
+def test_a_checkpoint_whose_blocks_are_gone_is_refused_at_the_restart(
     log: Log, database_url: str, readers: list[ForebayStreamReader]
 ) -> None:
     ours = reader(database_url, readers)

@@ -163,7 +163,7 @@ def test_latest_begins_with_what_comes(system: System) -> None:
     assert system.values() == ["after"]
 
 
-def test_point_32_an_old_checkpoint_whose_blocks_are_gone_is_a_clear_error(system: System) -> None:
+def test_an_old_checkpoint_whose_blocks_are_gone_is_a_clear_error(system: System) -> None:
     for n in range(4):
         system.lines.receive([str(n)])
     query = system.start(system.read(maxBlocksPerTrigger=2), available_now=True)

@@ -1,4 +1,4 @@
-"""Sinks of tables with commits of their own: each batch once, whatever dies, is late or is replayed (point 25)."""
+"""Sinks of tables with commits of their own: each batch once, whatever dies, is late or is replayed."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_batch_is_one_commit_with_its_time(target: Target) -> None:
     assert target.rows() == [("a", 1), ("b", 2), ("c", 3)]
 
 
-def test_point_25_a_replay_is_not_dropped_and_replaces_its_batch_alone_in_one_commit(target: Target) -> None:
+def test_a_replay_is_not_dropped_and_replaces_only_its_batch_in_one_commit(target: Target) -> None:
     sink = target.sink()
     sink.write(words(("a", 1), ("b", 2)), attempt())
     sink.write(words(("c", 3)), attempt(time=LATER))
@@ -231,9 +231,7 @@ def test_an_attempt_that_dies_at_any_step_leaves_each_row_once(
 
 
 @pytest.mark.parametrize("other", [1, 2], ids=["another process of this attempt", "a newer attempt"])
-def test_point_11_an_attempt_that_is_late_changes_nothing(
-    target: Target, other: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_attempt_changes_nothing(target: Target, other: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def overtake(reached: Step) -> None:
         if reached is Step.STAGED:
             target.sink().write(words(("a", 2)), attempt(other))
@@ -245,7 +243,7 @@ def test_point_11_an_attempt_that_is_late_changes_nothing(
     assert target.rows() == [("a", 2)]
 
 
-def test_point_11_an_attempt_that_is_overtaken_in_the_middle_of_its_commit_changes_nothing(
+def test_an_attempt_overtaken_during_its_commit_changes_nothing(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has read the table, and has decided, before the newer attempt commits."""

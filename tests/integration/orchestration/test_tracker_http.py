@@ -510,7 +510,7 @@ def test_what_was_counted_stays_counted_when_it_is_no_longer_recent(url: str, lo
     assert ask(url, "/metrics").samples[restarts] == 3
 
 
-def test_point_32_what_a_named_reader_holds_back_is_seen(url: str, log: Log) -> None:
+def test_the_blocks_that_a_named_reader_holds_back_are_reported(url: str, log: Log) -> None:
     log.add_at(log.receiver_ids[0], NOON + SECOND, NOON + 2 * SECOND, records=10)
     reader = attach_reader(log.connection, name="counting", stream="lines")
     samples = ask(url, "/metrics").samples

@@ -37,7 +37,7 @@ def told(rig: ReceiverRig, message: str) -> bool:
 
 
 @pytest.mark.parametrize("comes_back", ["as it was", "empty"])
-def test_h02_n33_a_replica_goes_and_comes_back_and_no_record_is_lost(
+def test_h02_a_replica_goes_and_comes_back_and_no_record_is_lost(
     database_url: str, tmp_path: Path, source: NumberedSource, monkeypatch: pytest.MonkeyPatch, comes_back: str
 ) -> None:
     first, second = tmp_path / "a", tmp_path / "b"

@@ -236,7 +236,7 @@ def test_restarts_that_are_used_up_fail_the_receiver(database_url: str, tmp_path
             rig.close()
 
 
-def test_w02_n17_answers_cut_in_mid_word_lose_and_double_nothing(rig: ReceiverRig, source: NumberedSource) -> None:
+def test_w02_answers_cut_in_mid_word_lose_and_double_nothing(rig: ReceiverRig, source: NumberedSource) -> None:
     url = sa.make_url(rig.database_url)
     assert url.port is not None
     proxy = CuttingProxy(url.port)

@@ -70,7 +70,7 @@ def clean_all(receiver: SalvagedReceiver) -> int:
 # -- what is registered ----------------------------------------------------------------------------------------------
 
 
-def test_point_19_every_unsealed_segment_of_every_earlier_epoch_is_salvaged_in_order(
+def test_every_unsealed_segment_of_every_earlier_epoch_is_salvaged_in_order(
     receiver: SalvagedReceiver,
 ) -> None:
     first = receiver.live(max_segment_bytes=1)  # a segment for each block
@@ -93,7 +93,7 @@ def test_point_19_every_unsealed_segment_of_every_earlier_epoch_is_salvaged_in_o
     receiver.check()
 
 
-def test_point_22_files_whose_rows_a_restore_took_are_salvaged_by_the_next_process(
+def test_files_whose_rows_a_restore_lost_are_salvaged_by_the_next_process(
     receiver: SalvagedReceiver,
 ) -> None:
     first = receiver.live()
@@ -125,7 +125,7 @@ def test_a_new_process_goes_on_behind_what_it_salvaged(receiver: SalvagedReceive
     receiver.check()
 
 
-def test_point_19_a_salvage_that_died_is_taken_up_and_registers_nothing_twice(receiver: SalvagedReceiver) -> None:
+def test_a_salvage_that_died_is_continued_and_registers_nothing_twice(receiver: SalvagedReceiver) -> None:
     for text in "abc":
         receiver.live(receiver.claim()).keep(text)
     claims = 0
@@ -142,7 +142,7 @@ def test_point_19_a_salvage_that_died_is_taken_up_and_registers_nothing_twice(re
     receiver.check()
 
 
-def test_point_19_rows_that_clean_up_took_meanwhile_are_not_registered_again(receiver: SalvagedReceiver) -> None:
+def test_rows_that_clean_up_deleted_meanwhile_are_not_registered_again(receiver: SalvagedReceiver) -> None:
     first = receiver.live(receiver.claim())
     first.keep("a")
     first.register()
@@ -189,7 +189,7 @@ def test_a_salvage_that_is_sent_again_after_a_lost_answer_adds_nothing_twice(rec
 # -- by the source's rule --------------------------------------------------------------------------------------------
 
 
-def test_point_21_what_the_sender_sends_again_is_left_to_it(receiver: SalvagedReceiver) -> None:
+def test_blocks_that_the_sender_sends_again_are_not_salvaged(receiver: SalvagedReceiver) -> None:
     life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
     life.keep("a")
     life.register()
@@ -202,13 +202,13 @@ def test_point_21_what_the_sender_sends_again_is_left_to_it(receiver: SalvagedRe
     assert receiver.events("ERROR") == []
 
 
-def test_point_21_a_source_with_positions_reads_again_from_the_logs(receiver: SalvagedReceiver) -> None:
+def test_a_source_with_positions_reads_again_from_the_logs_position(receiver: SalvagedReceiver) -> None:
     receiver.live(receiver.claim(), rule=SourceRule.OFFSETS).keep("a")
     receiver.live()
     assert receiver.blocks() == []
 
 
-def test_point_21_each_block_by_the_rule_in_its_own_frame(receiver: SalvagedReceiver) -> None:
+def test_each_block_is_salvaged_by_the_rule_in_its_own_frame(receiver: SalvagedReceiver) -> None:
     """HTTP's 202 is acknowledged when stored, its 200 when registered; both are in one segment."""
     life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
     life.keep("200")
@@ -220,7 +220,7 @@ def test_point_21_each_block_by_the_rule_in_its_own_frame(receiver: SalvagedRece
     assert receiver.blocks() == [["202"]]
 
 
-def test_point_22_what_was_registered_before_a_restore_is_registered_though_the_sender_would_send_again(
+def test_blocks_registered_before_a_restore_are_salvaged_though_the_sender_would_send_again(
     receiver: SalvagedReceiver,
 ) -> None:
     """It had its acknowledgement: the driver log forgot, and a later frame remembers."""
@@ -251,7 +251,7 @@ class SyncFailsOnce(Files):
             raise OSError(5, "Input/output error")
 
 
-def test_point_33_a_write_that_failed_and_was_made_again_is_one_block(receiver: SalvagedReceiver) -> None:
+def test_a_write_that_failed_and_was_repeated_is_one_block(receiver: SalvagedReceiver) -> None:
     files = SyncFailsOnce()
     life = receiver.live(receiver.claim(), files=files)
     life.keep("a")
@@ -415,7 +415,7 @@ def test_a_row_without_a_file_is_sealed_as_empty_and_told(receiver: SalvagedRece
     assert "receiver-1/never-made.segment was never made" in told
 
 
-def test_point_31_a_file_on_another_host_is_left_open_until_a_process_sees_it(
+def test_a_file_on_another_host_is_left_open_until_a_process_sees_it(
     receiver: SalvagedReceiver, tmp_path: Path
 ) -> None:
     receiver.live(receiver.claim()).keep("a")

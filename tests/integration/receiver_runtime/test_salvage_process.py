@@ -50,14 +50,14 @@ def proxy(database_url: str) -> Iterator[tuple[CuttingProxy, str]]:
     made.close()
 
 
-def test_point_19_what_a_killed_process_had_stored_comes_out_once(
+def test_blocks_stored_by_a_killed_process_come_out_once(
     rig: ReceiverRig, source: NumberedSource, proxy: tuple[CuttingProxy, str]
 ) -> None:
     kill_and_take_over(rig, source, proxy)
 
 
 @pytest.mark.parametrize("gone", [None, "a", "b"])
-def test_point_19_of_two_replicas_what_a_killed_process_had_stored_comes_out_once(
+def test_on_two_replicas_blocks_stored_by_a_killed_process_come_out_once(
     database_url: str, tmp_path: Path, source: NumberedSource, proxy: tuple[CuttingProxy, str], gone: str | None
 ) -> None:
     """Also where one of them is gone when the successor looks."""

@@ -24,7 +24,7 @@ def receiver(engine: sa.Engine, tmp_path: Path) -> SalvagedReceiver:
     return SalvagedReceiver.make(engine, tmp_path / "blocks")
 
 
-def test_point_31_a_host_that_mounts_the_same_directory_knows_that_a_file_was_never_made(
+def test_a_host_that_mounts_the_same_directory_knows_that_a_file_was_never_made(
     receiver: SalvagedReceiver, tmp_path: Path
 ) -> None:
     life = receiver.live(receiver.claim())

@@ -35,7 +35,7 @@ def proxy(database_url: str) -> Iterator[tuple[CuttingProxy, str]]:
 
 
 @pytest.mark.parametrize("replicas", ["s3", "s3 and a directory"])
-def test_point_19_what_a_killed_process_had_stored_on_s3_comes_out_once(
+def test_blocks_stored_on_s3_by_a_killed_process_come_out_once(
     database_url: str, tmp_path: Path, source: NumberedSource, proxy: tuple[CuttingProxy, str], replicas: str
 ) -> None:
     server = S3Server(tmp_path / "s3")

@@ -1,4 +1,7 @@
-"""`add_block` and `claim` on a real server: every outcome, their order, and real races (design §4; W02, W21)."""
+"""`add_block` and `claim` on a real server: every outcome, their order, and real races (W02, W21).
+
+docs/explanation/driver-log.md explains the order.
+"""
 
 from __future__ import annotations
 
@@ -89,9 +92,7 @@ def test_w21_a_replaced_process_is_fenced_whatever_it_still_holds(log: Log, clai
     assert add(log.connection, block(claimed, 4)).outcome is AddOutcome.FENCED
 
 
-def test_point_4_a_block_that_was_committed_before_a_take_over_is_already_added_not_fenced(
-    log: Log, claimed: Claim
-) -> None:
+def test_a_block_committed_before_a_take_over_is_already_added_and_not_fenced(log: Log, claimed: Claim) -> None:
     add(log.connection, block(claimed, 2))
     claim_anew(log.connection, claimed.receiver_id)
     assert add(log.connection, block(claimed, 2)).outcome is AddOutcome.ALREADY_ADDED
@@ -105,7 +106,7 @@ def test_another_block_under_a_taken_number_is_a_conflict(log: Log, claimed: Cla
         raise_for_outcome(result)
 
 
-def test_point_14_a_regrouped_retry_is_refused_whole(log: Log, claimed: Claim) -> None:
+def test_a_regrouped_retry_is_refused_whole(log: Log, claimed: Claim) -> None:
     add(log.connection, block(claimed, 2), block(claimed, 3))
     before = rows(log, claimed.receiver_id)
     result = add(log.connection, block(claimed, 3), block(claimed, 4, records=99))
@@ -167,7 +168,7 @@ def test_added_at_never_goes_back(log: Log, claimed: Claim) -> None:
     assert [int(year) for year in years] == [2999]
 
 
-def test_point_3_an_add_that_waited_for_its_predecessor_is_told_to_send_again_or_added(
+def test_an_add_that_waited_for_its_predecessor_is_added_or_sent_again(
     engine: sa.Engine, log: Log, claimed: Claim
 ) -> None:
     """The INSERT's snapshot is older than the predecessor's commit: neither a gap nor fenced."""
@@ -249,7 +250,7 @@ def test_a_lost_answer_is_named_unknown(engine: sa.Engine, log: Log, claimed: Cl
     assert add(log.connection, block(claimed, 2)).outcome in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED)
 
 
-def test_point_34_already_added_waits_for_a_synchronous_standby_as_added_does(
+def test_already_added_waits_for_a_synchronous_standby_as_added_does(
     engine: sa.Engine, log: Log, claimed: Claim
 ) -> None:
     blocks = [block(claimed, 2)]
@@ -295,7 +296,7 @@ def _waits_for(log: Log, pid: int) -> str | None:
     return value
 
 
-def test_point_13_a_plan_of_a_near_empty_table_does_not_scan_what_it_has_grown_to(
+def test_a_plan_made_on_a_near_empty_table_does_not_scan_the_grown_one(
     engine: sa.Engine, log: Log, claimed: Claim
 ) -> None:
     log.connection.execute(sa.text("ALTER TABLE forebay.blocks SET (autovacuum_enabled = false)"))

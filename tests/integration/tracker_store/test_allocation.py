@@ -161,7 +161,7 @@ def test_the_exclusion_constraint_refuses_a_double_allocation_even_for_a_bug(log
         log.connection.execute(insert, {"t": T3, "a": 7, "b": 9})
 
 
-def test_point_7_two_sensors_at_once_decide_once(engine: sa.Engine, log: Log) -> None:
+def test_two_sensors_at_once_allocate_once(engine: sa.Engine, log: Log) -> None:
     log.add_at(log.receiver_ids[0], *(NOON + n * timedelta(milliseconds=10) for n in range(50)))
     failures: list[BaseException] = []
     together = threading.Barrier(4)

@@ -72,19 +72,19 @@ def test_j05_the_cut_at_t_holds_within_a_limit(log: Log) -> None:
 
 
 @pytest.mark.parametrize("limit", ["records", "nbytes"])
-def test_point_29_a_limit_below_one_block_takes_one_block(log: Log, limit: str) -> None:
+def test_a_limit_below_one_block_takes_one_block(log: Log, limit: str) -> None:
     log.add_at(log.receiver_ids[0], *seconds(1, 3))
     log.add_at(log.receiver_ids[1], *seconds(1, 2))
     got = [allocate(log, time, **{limit: 1}) for time in (T1, T2, T3, T4)]
     assert got == [[(1, 2, 10), (1, 2, 10)], [(3, 3, 10), (3, 3, 10)], [(4, 4, 10)], []]
 
 
-def test_point_29_a_limit_of_nothing_takes_one_block(log: Log) -> None:
+def test_a_limit_of_zero_takes_one_block(log: Log) -> None:
     log.add_at(log.receiver_ids[0], *seconds(1, 2))
     assert allocate(log, T1, records=0) == [(1, 2, 10)]
 
 
-def test_point_29_a_marker_is_no_block(log: Log) -> None:
+def test_a_marker_does_not_count_as_a_block(log: Log) -> None:
     """Take-overs before the first block: the range goes on to it, whatever the limit."""
     receiver_id = log.receiver_ids[0]
     claim_anew(log.connection, receiver_id)
@@ -95,7 +95,7 @@ def test_point_29_a_marker_is_no_block(log: Log) -> None:
     assert allocate(log, T2, records=1) == [(5, 5, 10)]
 
 
-def test_point_29_a_block_of_the_next_interval_is_not_drawn_in_by_at_least_one(log: Log) -> None:
+def test_at_least_one_block_does_not_take_a_block_of_the_next_interval(log: Log) -> None:
     receiver_id = log.receiver_ids[0]
     claim_anew(log.connection, receiver_id)
     log.connection.execute(sa.text("UPDATE forebay.blocks SET added_at = :at"), {"at": NOON})

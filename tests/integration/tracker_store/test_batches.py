@@ -141,7 +141,7 @@ def test_a_run_that_two_processes_execute_has_its_attempt_once(log: Log) -> None
         claim(log, 1, "run1")
 
 
-def test_point_11_a_zombie_attempt_commits_nothing(log: Log) -> None:
+def test_a_zombie_attempt_commits_nothing(log: Log) -> None:
     claim(log, 1, "run1")
     fail(log, 1)
     claim(log, 2, "run2")

@@ -1,4 +1,4 @@
-"""Hosts must share a block store: who sees another one than those that are there is refused (point 31)."""
+"""Hosts must share a block store: who sees another one than those that are there is refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def leave_a_segment(connection: sa.Connection, store: str) -> None:
     )
 
 
-def test_point_31_a_host_that_sees_another_store_is_refused_by_a_sentence_that_says_the_way_out(
+def test_a_host_that_sees_another_store_is_refused_and_told_how_to_fix_it(
     connection: sa.Connection,
 ) -> None:
     start(connection, "a", "one")

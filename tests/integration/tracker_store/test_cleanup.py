@@ -261,7 +261,7 @@ def test_a_stream_that_a_pipeline_gave_up_keeps_the_blocks_of_its_unfinished_bat
     assert left(log, receiver_id) == [1, 3]
 
 
-def test_point_23_a_quarantined_batch_holds_nothing_up_and_keeps_its_blocks(log: Log, receiver_id: int) -> None:
+def test_a_quarantined_batch_does_not_block_clean_up_and_keeps_its_blocks(log: Log, receiver_id: int) -> None:
     claimed = log.add_at(receiver_id, NOON + SECOND, T1 + SECOND, T2 + SECOND)
     log.tracker.allocate_blocks_to_batch(T1)
     whole = log.tracker.get_blocks_of_batch(T1)
@@ -311,9 +311,7 @@ def test_a_receiver_without_blocks_has_nothing_to_clean(log: Log, receiver_id: i
     assert clean(log, receiver_id) == nothing
 
 
-def test_point_18_a_backend_that_stalled_for_long_meets_the_marker_and_adds_no_ghost(
-    log: Log, receiver_id: int
-) -> None:
+def test_a_backend_that_stalled_for_long_is_fenced_by_the_marker(log: Log, receiver_id: int) -> None:
     zombie = log.add_at(receiver_id, NOON + SECOND)
     log.add_at(receiver_id, NOON + 2 * SECOND, NOON + 3 * SECOND)
     finish(log, T1)
@@ -414,7 +412,7 @@ def test_only_what_no_pipeline_had_read_is_counted_as_unread(log: Log, receiver_
 # -- after it, and beside it -------------------------------------------------------------------------------------------
 
 
-def test_point_1_allocation_goes_on_where_clean_up_has_been(log: Log, receiver_id: int) -> None:
+def test_allocation_continues_after_clean_up_deleted_the_cursors_predecessor(log: Log, receiver_id: int) -> None:
     """The rows before a range's first may be gone: counts are based on the first itself."""
     claimed = log.add_at(receiver_id, NOON + SECOND, NOON + 2 * SECOND, T1 + SECOND)
     finish(log, T1)
@@ -432,9 +430,7 @@ def test_point_1_allocation_goes_on_where_clean_up_has_been(log: Log, receiver_i
     assert (third.first, third.last, third.records, third.bytes) == (5, 6, 11, 110)
 
 
-def test_point_1_a_pipeline_that_comes_after_a_clean_up_begins_with_what_is_retained(
-    log: Log, receiver_id: int
-) -> None:
+def test_a_pipeline_applied_after_a_clean_up_begins_with_the_retained_blocks(log: Log, receiver_id: int) -> None:
     log.add_at(receiver_id, NOON + SECOND, NOON + 2 * SECOND, T1 + SECOND, T1 + 2 * SECOND)
     finish(log, T1)
     clean(log, receiver_id)
@@ -448,9 +444,7 @@ def test_point_1_a_pipeline_that_comes_after_a_clean_up_begins_with_what_is_reta
     assert (allocated.first, allocated.last, allocated.records) == (4, 4, 10)
 
 
-def test_point_9_clean_up_waits_for_a_pipeline_that_is_being_attached(
-    engine: sa.Engine, log: Log, receiver_id: int
-) -> None:
+def test_clean_up_waits_for_a_pipeline_that_is_being_attached(engine: sa.Engine, log: Log, receiver_id: int) -> None:
     """Who attaches holds the low mark FOR SHARE; clean-up locks it first and looks in its next statement."""
     log.add_at(receiver_id, NOON + SECOND, T1 + SECOND)
     finish(log, T1)
@@ -475,9 +469,7 @@ def test_point_9_clean_up_waits_for_a_pipeline_that_is_being_attached(
     assert left(log, receiver_id) == [1, 2, 3]
 
 
-def test_point_9_a_pipeline_that_was_not_seen_by_a_clean_up_begins_after_it(
-    engine: sa.Engine, log: Log, receiver_id: int
-) -> None:
+def test_a_pipeline_that_a_clean_up_did_not_see_begins_after_it(engine: sa.Engine, log: Log, receiver_id: int) -> None:
     """The other way round: deleted and not committed yet. Else a first batch could be given what is about to go."""
     log.add_at(receiver_id, NOON + SECOND, T1 + SECOND)
     finish(log, T1)
@@ -605,7 +597,7 @@ def links_left(log: Log, partition: str) -> list[int]:
     )
 
 
-def test_point_5_links_go_with_their_blocks_and_a_partitions_newest_stays(log: Log, receiver_id: int) -> None:
+def test_links_are_deleted_with_their_blocks_except_a_partitions_newest(log: Log, receiver_id: int) -> None:
     claimed = claim_anew(log.connection, receiver_id)
     link_chain(log, claimed, "0", 5)
     link_chain(log, claimed, "1", 3)

@@ -1,4 +1,4 @@
-"""Leadership, placement and expiry: what a deposed leader still sends changes nothing (notes, point 10)."""
+"""Leadership, placement and expiry: what a deposed leader still sends changes nothing."""
 
 from __future__ import annotations
 

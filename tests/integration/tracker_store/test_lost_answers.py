@@ -200,7 +200,7 @@ def test_w02_the_registrar_resolves_lost_answers_by_itself(log: Log, database_ur
 
 
 def test_a_claim_whose_answer_was_lost_is_not_owned(log: Log, database_url: str) -> None:
-    """The marker is in, nobody has its epoch, and the next claim sees it (notes, rule 1)."""
+    """The marker is in, nobody has its epoch, and the next claim sees it."""
     receiver_id = log.receiver_ids[0]
     lose = [Cut.BEFORE_ANSWER]
 
@@ -282,7 +282,7 @@ def assert_chain_of_two(log: Log, zombie: AddingProcess, successor: Claim, added
     assert rows[-1].total_records == sum(row.records for row in rows)
 
 
-def test_point_12_a_client_that_stops_in_mid_statement_holds_up_no_take_over(
+def test_a_client_stopped_in_mid_statement_blocks_no_take_over(
     engine: sa.Engine, log: Log, database_url: str, pytestconfig: pytest.Config
 ) -> None:
     """Its statement waits for a lock when it is stopped; the server ends it without the client."""

@@ -1,4 +1,4 @@
-"""Named readers: cursors of streaming queries, which clean-up respects (notes, points 9 and 32)."""
+"""Named readers: cursors of streaming queries, which clean-up respects."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_limit_is_shared_by_the_receivers_that_have_something(engine: sa.Engin
         assert {reached[first], reached[second]} == {4}
 
 
-def test_point_32_a_position_that_is_cleaned_up_is_a_clear_error(log: Log, receiver_id: int) -> None:
+def test_a_position_that_is_cleaned_up_is_a_clear_error(log: Log, receiver_id: int) -> None:
     log.add_at(receiver_id, *TIMES)
     reader = attach_reader(log.connection, name="a", stream="lines")
     move_reader(log.connection, reader.reader_id, {receiver_id: 5})
@@ -244,9 +244,7 @@ def test_a_name_belongs_to_one_stream(log: Log) -> None:
         attach_reader(log.connection, name="a", stream="nothing")
 
 
-def test_point_9_clean_up_waits_for_a_reader_that_is_being_attached(
-    log: Log, engine: sa.Engine, receiver_id: int
-) -> None:
+def test_clean_up_waits_for_a_reader_that_is_being_attached(log: Log, engine: sa.Engine, receiver_id: int) -> None:
     import threading  # noqa: PLC0415
 
     log.add_at(receiver_id, *TIMES)

@@ -1,4 +1,4 @@
-"""Replays, blocked and discarded batches, and halted pipelines in the driver log (design §4)."""
+"""Replays, blocked and discarded batches, and halted pipelines in the driver log (docs/how-to/replay.md)."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_replay_changes_its_outputs_and_nothing_of_its_batch(log: Log) -> None
     assert list(replays) == [1, 0, 0]
 
 
-def test_point_11_a_zombie_replay_commits_and_completes_nothing(log: Log) -> None:
+def test_a_zombie_replay_commits_and_completes_nothing(log: Log) -> None:
     finish(log, T1)
     zombie = claim_replay(log)
     assert fail(log, zombie) is BatchState.COMPLETED
@@ -230,7 +230,7 @@ def test_back_pressure_does_not_reckon_with_a_quarantined_batch_that_came_out_by
     assert batch.started_at is None
 
 
-def test_point_23_a_quarantined_batch_is_completed_when_all_its_outputs_are_there(log: Log) -> None:
+def test_a_quarantined_batch_is_completed_when_all_its_outputs_are_committed(log: Log) -> None:
     claim(log)
     fail(log, 1)
     number = claim_replay(log)
@@ -331,7 +331,7 @@ def test_w09_a_replay_that_runs_holds_clean_up_back_with_its_window(log: Log) ->
     assert claim_replay(log, T3) == 2
 
 
-def test_point_9_a_replay_and_clean_up_decide_in_the_order_of_the_receivers_lock(log: Log, engine: sa.Engine) -> None:
+def test_a_replay_and_clean_up_decide_in_the_order_of_the_receivers_lock(log: Log, engine: sa.Engine) -> None:
     """Clean-up waits for a claim that has the lock, and then sees it: nothing that it needs is taken."""
     finish(log, T1, T2, T3)
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
@@ -371,7 +371,7 @@ def _waits(connection: sa.Connection) -> bool:
     return waiting
 
 
-def test_point_31_a_blocked_attempt_is_not_counted_and_its_batch_goes_on(log: Log) -> None:
+def test_a_blocked_attempt_is_not_counted_and_its_batch_continues(log: Log) -> None:
     for attempt in (1, 2, 3):
         claim(log, attempt)
         assert fail(log, attempt, max_attempts=2, failure=AttemptFailure.BLOCKED) is BatchState.BLOCKED

@@ -168,7 +168,7 @@ def test_w01_a_retry_after_a_lost_answer_moves_the_position_once(log: Log, first
     assert add(log.connection, linked(first, 4, link(520, 521))).outcome is AddOutcome.ADDED
 
 
-def test_point_5_the_chain_is_the_partitions_and_not_a_receivers(log: Log, first: Claim, second: Claim) -> None:
+def test_the_chain_of_links_is_per_partition_and_not_per_receiver(log: Log, first: Claim, second: Claim) -> None:
     """A rebalance goes there and back; who still believes in an older position is refused and told the log's."""
     opened(log, first.receiver_id)
     add(log.connection, linked(first, 2, link(500, 510)))
@@ -182,13 +182,13 @@ def test_point_5_the_chain_is_the_partitions_and_not_a_receivers(log: Log, first
     assert [row[1:3] for row in chain(log)] == [(ORIGIN, 500), (500, 510), (510, 520), (520, 530)]
 
 
-def test_point_5_a_link_needs_an_origin_before_it(log: Log, first: Claim) -> None:
+def test_a_link_needs_an_origin_before_it(log: Log, first: Claim) -> None:
     result = add(log.connection, linked(first, 2, link(500, 510)))
     assert result.outcome is AddOutcome.OFFSET_CONFLICT
     assert "the log is at no position" in (result.detail or "")
 
 
-def test_point_5_two_receivers_that_start_at_latest_together_start_at_one_place(engine: sa.Engine, log: Log) -> None:
+def test_two_receivers_that_start_at_latest_together_get_one_position(engine: sa.Engine, log: Log) -> None:
     """Both looked up "latest" for themselves, at 500 and 507; one origin counts for both."""
     together = threading.Barrier(3)
 
@@ -210,7 +210,7 @@ def test_point_5_two_receivers_that_start_at_latest_together_start_at_one_place(
     assert (positions, kind) == ({Position(0, start_offset)}, "origin")
 
 
-def test_point_5_an_origin_waits_for_one_in_flight_and_takes_its_answer(
+def test_an_origin_waits_for_one_in_flight_and_returns_its_position(
     engine: sa.Engine, log: Log, first: Claim, second: Claim
 ) -> None:
     with (
@@ -231,7 +231,7 @@ def test_point_5_an_origin_waits_for_one_in_flight_and_takes_its_answer(
         assert waiting.result(10) == Position(0, 500)
 
 
-def test_point_5_a_reset_backwards_opens_the_next_generation(log: Log, first: Claim, second: Claim) -> None:
+def test_a_reset_backwards_opens_the_next_generation(log: Log, first: Claim, second: Claim) -> None:
     opened(log, first.receiver_id)
     opened(log, second.receiver_id)
     add(log.connection, linked(first, 2, link(500, 510)))
@@ -244,7 +244,7 @@ def test_point_5_a_reset_backwards_opens_the_next_generation(log: Log, first: Cl
     assert add(log.connection, linked(second, 2, link(5, 9, generation=1))).outcome is AddOutcome.ADDED
 
 
-def test_point_5_a_lost_range_is_a_link_of_its_own(log: Log, first: Claim) -> None:
+def test_a_lost_range_is_a_link_of_its_own(log: Log, first: Claim) -> None:
     opened(log, first.receiver_id)
     lost = link(500, 700, kind=LinkKind.LOST)
     assert add(log.connection, linked(first, 2, lost, link(700, 710))).outcome is AddOutcome.ADDED
@@ -304,7 +304,7 @@ def test_streams_and_sources_have_positions_of_their_own(log: Log, first: Claim)
     assert opened(log, first.receiver_id) == Position(0, 510)
 
 
-def test_point_5_two_receivers_race_for_a_partition_and_the_later_ones_block_is_not_stored(
+def test_of_two_receivers_that_race_for_a_partition_the_later_adds_no_block(
     engine: sa.Engine, log: Log, first: Claim, second: Claim
 ) -> None:
     """Both compared before either committed: the key refuses the call as a whole, and alone the outcome has a name."""
@@ -326,7 +326,7 @@ def test_point_5_two_receivers_race_for_a_partition_and_the_later_ones_block_is_
     assert [row[1:3] for row in chain(log)] == [(ORIGIN, 500), (500, 510)]
 
 
-def test_point_5_a_rival_that_is_undone_leaves_the_partition_to_the_other(
+def test_a_rival_that_rolls_back_leaves_the_partition_to_the_other(
     engine: sa.Engine, log: Log, first: Claim, second: Claim
 ) -> None:
     opened(log, first.receiver_id)
@@ -342,9 +342,7 @@ def test_point_5_a_rival_that_is_undone_leaves_the_partition_to_the_other(
     assert sequences(log, first.receiver_id) == [1]
 
 
-def test_point_5_receivers_take_partitions_from_each_other_and_every_position_is_in_one_block(
-    engine: sa.Engine, log: Log
-) -> None:
+def test_receivers_that_exchange_partitions_put_every_position_in_one_block(engine: sa.Engine, log: Log) -> None:
     """Each believes that it owns all partitions, as in a rebalance that never settles."""
     partitions = [str(number) for number in range(4)]
 
@@ -383,10 +381,10 @@ def test_point_5_receivers_take_partitions_from_each_other_and_every_position_is
             assert sequence in sequences(log, receiver_id)
 
 
-# -- the order of outcomes (notes, point 4) ----------------------------------------------------------------------------
+# -- the order of outcomes (docs/explanation/driver-log.md) ------------------------------------------------------------
 
 
-def test_point_4_already_added_comes_before_fenced_and_before_every_conflict(log: Log, first: Claim) -> None:
+def test_already_added_comes_before_fenced_and_before_every_conflict(log: Log, first: Claim) -> None:
     opened(log, first.receiver_id)
     sent = replace(linked(first, 2, link(500, 510)), keys=("k",))
     add(log.connection, sent)
@@ -396,7 +394,7 @@ def test_point_4_already_added_comes_before_fenced_and_before_every_conflict(log
     assert add(log.connection, sent).outcome is AddOutcome.ALREADY_ADDED
 
 
-def test_point_4_fenced_comes_before_conflict(log: Log, first: Claim) -> None:
+def test_fenced_comes_before_conflict(log: Log, first: Claim) -> None:
     opened(log, first.receiver_id)
     add(log.connection, block(first, 2))
     claim_anew(log.connection, first.receiver_id)
@@ -406,20 +404,20 @@ def test_point_4_fenced_comes_before_conflict(log: Log, first: Claim) -> None:
         assert add(log.connection, wrong).outcome is AddOutcome.FENCED
 
 
-def test_point_4_conflict_comes_before_offset_conflict(log: Log, first: Claim) -> None:
+def test_conflict_comes_before_offset_conflict(log: Log, first: Claim) -> None:
     opened(log, first.receiver_id)
     add(log.connection, block(first, 2))
     assert add(log.connection, linked(first, 2, link(1, 2), offset=7)).outcome is AddOutcome.CONFLICT
 
 
-def test_point_4_offset_conflict_comes_before_duplicate_keys(log: Log, first: Claim) -> None:
+def test_offset_conflict_comes_before_duplicate_keys(log: Log, first: Claim) -> None:
     opened(log, first.receiver_id)
     add(log.connection, keyed(first, 2, "k"))
     both = replace(linked(first, 3, link(1, 2)), keys=("k",))
     assert add(log.connection, both).outcome is AddOutcome.OFFSET_CONFLICT
 
 
-def test_point_4_duplicate_keys_and_offset_conflict_come_before_a_gap(log: Log, first: Claim) -> None:
+def test_duplicate_keys_and_offset_conflict_come_before_a_gap(log: Log, first: Claim) -> None:
     opened(log, first.receiver_id)
     add(log.connection, keyed(first, 2, "k"))
     assert add(log.connection, keyed(first, 9, "k")).outcome is AddOutcome.DUPLICATE_KEYS
@@ -427,7 +425,7 @@ def test_point_4_duplicate_keys_and_offset_conflict_come_before_a_gap(log: Log, 
     assert add(log.connection, keyed(first, 9, "other")).outcome is AddOutcome.GAP
 
 
-def test_point_3_a_predecessor_that_committed_after_the_inserts_snapshot_is_again_and_no_gap(
+def test_a_predecessor_committed_after_the_inserts_snapshot_is_again_and_not_a_gap(
     engine: sa.Engine, log: Log, first: Claim
 ) -> None:
     """A trigger holds the INSERT between its snapshot and its reading, and the predecessor commits meanwhile."""

@@ -1,4 +1,4 @@
-"""Each statement of a leader's, sent in a term that is over, changes nothing (notes, point 10; issue 6, item 2).
+"""Each statement of a leader's, sent in a term that is over, changes nothing (docs/explanation/driver-log.md).
 
 Two ways to be late: the next leader is there already, or takes over while the statement waits for its lock.
 """

@@ -40,7 +40,7 @@ def test_c03_the_first_batch_decides_nothing_and_the_second_does() -> None:
     assert (second.rate_limit, second.latest_rate, second.latest_error) == (144.0, 144.0, 50.0)
 
 
-def test_c03_point_30_a_clock_that_is_set_back_does_not_keep_the_rate_as_it_is() -> None:
+def test_c03_a_clock_that_is_set_back_does_not_keep_the_rate_as_it_is() -> None:
     first = reckon(SETTINGS, INTERVAL, NOTHING, [batch(3600, start=3600, end=3605)])
     second = reckon(SETTINGS, INTERVAL, first, [batch(3610, records=1500, start=3612, end=3622)])
     # Batch times go on; the hour in which they were made is over again.
@@ -63,7 +63,7 @@ def test_c03_a_merged_batch_waited_since_the_oldest_boundary_in_it() -> None:
 
 
 def test_c03_what_a_limit_left_behind_counts_as_the_delay_that_it_will_have() -> None:
-    """Point 28: else a pipeline with a limit would look as if it kept up."""
+    """Else a pipeline with a limit would look as if it kept up."""
     first = reckon(SETTINGS, INTERVAL, NOTHING, [batch(10, records=10_000, start=10, end=15)])
     kept_up = reckon(SETTINGS, INTERVAL, first, [batch(20, records=10_000, start=20, end=25)])
     cut_short = reckon(SETTINGS, INTERVAL, first, [batch(20, records=10_000, start=20, end=25, left=20_000)])

@@ -1,4 +1,4 @@
-"""Liveness: pure decisions (notes, point 30)."""
+"""Liveness: pure decisions."""
 
 from __future__ import annotations
 

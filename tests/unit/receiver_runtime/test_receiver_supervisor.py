@@ -767,7 +767,7 @@ def test_w21_fenced_stops_everything_at_once(receiver: HandReceiver, tmp_path: P
         assert set(made.values()) == {"x" * 1000}
 
 
-def test_n22_a_gap_ends_the_process_for_a_new_claim_and_is_no_failed_receiver(
+def test_a_gap_ends_the_process_for_a_new_claim_and_is_no_failed_receiver(
     receiver: HandReceiver, tmp_path: Path
 ) -> None:
     with rig(tmp_path, receiver) as made:

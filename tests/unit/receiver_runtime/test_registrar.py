@@ -90,7 +90,7 @@ def test_waiting_blocks_of_all_receivers_go_in_one_call_in_order(
     assert [item.sequence for item in log.chain(1)] == [1, 2]
 
 
-def test_n14_a_group_that_was_sent_is_sent_again_identically(
+def test_a_group_that_was_sent_is_sent_again_identically(
     registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
 ) -> None:
     lane = attach(registrar)
@@ -168,7 +168,7 @@ def test_w21_a_fenced_receiver_fails_by_name_and_no_other_notices(
     submit(other, block(2, receiver_id=2)).result(20)
 
 
-def test_n04_a_block_that_was_in_before_the_take_over_is_acknowledged(
+def test_a_block_that_was_in_before_the_take_over_is_acknowledged(
     registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
 ) -> None:
     lane = attach(registrar)

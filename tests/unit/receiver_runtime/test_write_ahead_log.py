@@ -127,7 +127,7 @@ def test_a_seal_that_fails_is_made_later(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("fault", ["short", "error"])
-def test_l03_n15_a_failed_write_is_made_again_in_a_new_segment(setup: Setup, fault: str) -> None:
+def test_l03_a_failed_write_is_made_again_in_a_new_segment(setup: Setup, fault: str) -> None:
     setup.log.write([frame()])
     setup.files.write_faults = [fault]
     (handle,) = setup.log.write([frame(sequence=2)])
@@ -140,7 +140,7 @@ def test_l03_n15_a_failed_write_is_made_again_in_a_new_segment(setup: Setup, fau
     assert [type(item) for item in tail] == ([TornTail] if fault == "short" else [])
 
 
-def test_l03_n33_a_failed_sync_is_never_asked_for_again(setup: Setup) -> None:
+def test_l03_a_failed_sync_is_never_asked_for_again(setup: Setup) -> None:
     setup.log.write([frame()])
     setup.files.sync_faults = 1
     (handle,) = setup.log.write([frame(sequence=2)])

@@ -123,7 +123,7 @@ class Replicas:
         return self.store.read_frame(self.rows.paths[segment_id], offset, item.length, item.crc32c).data
 
 
-def test_n33_replicas_roll_together_under_one_handle(tmp_path: Path) -> None:
+def test_replicas_roll_together_under_one_handle(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path, 3)
     handles = [replicas.write(1), replicas.write(2)]
     replicas.clock.advance(61)

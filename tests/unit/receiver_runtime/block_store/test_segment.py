@@ -127,7 +127,7 @@ def test_a_header_across_two_windows_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("fault", ["short", "error"])
-def test_n15_nothing_is_appended_after_a_failed_write(tmp_path: Path, fault: str) -> None:
+def test_nothing_is_appended_after_a_failed_write(tmp_path: Path, fault: str) -> None:
     files = FaultyFiles()
     segment = writer(tmp_path, files)
     segment.append(frame())
@@ -149,7 +149,7 @@ def test_n15_nothing_is_appended_after_a_failed_write(tmp_path: Path, fault: str
     assert kinds[1:] == ([TornTail] if fault == "short" else [])
 
 
-def test_n33_a_failed_sync_ends_the_segment_and_counts_nothing(tmp_path: Path) -> None:
+def test_a_failed_sync_ends_the_segment_and_counts_nothing(tmp_path: Path) -> None:
     files = FaultyFiles()
     segment = writer(tmp_path, files)
     segment.append(frame())
