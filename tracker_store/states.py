@@ -1,4 +1,4 @@
-"""Declare the states of what the driver log holds, and the transitions that each state machine allows (docs/explanation/driver-log.md).
+"""Declare the states of what the driver log holds, and the transitions that each state machine allows.
 
 This module owns the names: the tables' CHECK constraints in `schema` list the same values. A state column has one table
 of transitions here; the functions that move it are listed in ARCHITECTURE.md, "State machines". The values of an enum
