@@ -20,7 +20,7 @@ import psycopg2.sql
 import sqlalchemy as sa
 
 import tracker_store.migrate
-from forebay.cli import guard
+from forebay.cli.services import guard
 from tracker_store.embedded_postgres import EmbeddedPostgres, StopMode
 
 if TYPE_CHECKING:

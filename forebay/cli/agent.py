@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from forebay.cli.failures import clear_errors
-from forebay.cli.parent_pipe import stop_event
+from forebay.cli.services.parent_pipe import stop_event
 from orchestration.settings import Settings
 from orchestration.tracker.listen_address import listen_address
 from tracker_store.engine import create_engine

@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from forebay.cli.supervisor import (
+from forebay.cli.services.supervisor import (
     ChildEvent,
     ChildEventKind,
     StopReason,

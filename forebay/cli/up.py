@@ -28,7 +28,7 @@ from forebay.cli.dagster_home import (
     write_dagster_home,
 )
 from forebay.cli.database import embedded_postgres
-from forebay.cli.supervisor import Child, ChildEvent, ChildEventKind, StopReason, Supervisor, SupervisorError
+from forebay.cli.services.supervisor import Child, ChildEvent, ChildEventKind, StopReason, Supervisor, SupervisorError
 from orchestration.apply import Change, apply
 from orchestration.modules import PipelineModuleError, load_pipelines
 from orchestration.settings import Settings

@@ -86,7 +86,7 @@ def test_packages_themselves_say_nothing(package: str) -> None:
 def test_the_guard_is_standard_library_alone() -> None:
     """It is started by its path without site-packages, several times, and must be there at once."""
     answer = subprocess.run(
-        [sys.executable, "-I", "-S", str(_ROOT / "forebay" / "cli" / "guard.py"), "--help"],
+        [sys.executable, "-I", "-S", str(_ROOT / "forebay" / "cli" / "services" / "guard.py"), "--help"],
         capture_output=True,
         text=True,
         check=False,

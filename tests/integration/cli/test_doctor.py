@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from forebay import shadowing
 from forebay.cli import doctor as doctor_module
 from forebay.cli.doctor import Health, doctor, examine
-from forebay.cli.supervisor import Supervisor
+from forebay.cli.services.supervisor import Supervisor
 from tests.driver_log import NOON, make_log
 from tests.postgres import PostgresProcess
 from tracker_store.embedded_postgres import BinariesMissingError, EmbeddedPostgres

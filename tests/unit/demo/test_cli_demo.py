@@ -19,7 +19,7 @@ from rich.console import Console
 
 from forebay.cli import demo as cli
 from forebay.cli.demo import DemoOptions, DemoServices, Replay
-from forebay.cli.supervisor import (
+from forebay.cli.services.supervisor import (
     ChildEvent,
     ChildEventKind,
     ChildNotReadyError,

@@ -1,4 +1,8 @@
-"""A child of Forebay's ends when its parent is gone: its standard input is a pipe that then closes."""
+"""The child's side of its parent's pipe: a child of Forebay stops when its parent is gone.
+
+The child's standard input is a pipe that closes when the parent ends, however it ends. This module only asks for the
+stop, and ends the process by force only where it has no parent and does not stop.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,14 @@ import threading
 
 import structlog
 
-# After this a child that was told to stop, and has no parent to kill it, ends the hard way.
+# Seconds that a child has to stop after its parent's end; then it exits by force, because no parent can kill it.
 HARD_EXIT_SECONDS = 20.0
 
 log = structlog.get_logger(__name__)
 
 
 def stop_event(*, parent_pipe: bool) -> threading.Event:
-    """An event that SIGTERM and SIGINT set, and with `parent_pipe` the end of standard input too."""
+    """Return an event that SIGTERM and SIGINT set, and with `parent_pipe` the end of standard input too."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop.set())
@@ -25,11 +29,11 @@ def stop_event(*, parent_pipe: bool) -> threading.Event:
 
 
 def _watch(stop: threading.Event) -> None:
-    # Not `sys.stdin`: at the interpreter's end it is locked by whoever still reads it, and that is fatal.
+    # Not `sys.stdin`: a thread that still reads it at the interpreter's end holds its lock, and that is fatal.
     while os.read(0, 4096):
         pass
     log.warning("the parent process is gone, stopping")
     stop.set()
-    # A main thread that hangs must not outlive its parent for ever.
+    # Where the main thread hangs, the process must still end.
     threading.Event().wait(HARD_EXIT_SECONDS)
     os._exit(1)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from forebay.cli.run_files import TOKEN_VARIABLE, ProcessIdentity, RunFile
-from forebay.cli.supervisor import (
+from forebay.cli.services.run_files import TOKEN_VARIABLE, ProcessIdentity, RunFile
+from forebay.cli.services.supervisor import (
     Child,
     ChildEvent,
     ChildEventKind,
@@ -290,7 +290,7 @@ _PROGRAM = textwrap.dedent(
     import sys
     from pathlib import Path
     import structlog
-    from forebay.cli.supervisor import Child, Supervisor
+    from forebay.cli.services.supervisor import Child, Supervisor
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 

@@ -1,16 +1,15 @@
-"""The guard: runs one command that is not ours, and ends it and all it started when its own parent is gone.
+"""The guard: runs one program that is not Forebay's, and ends it with all that it started when the parent is gone.
 
-    python -m forebay.cli.guard [--grace S] [--signal N] [--user UID --group GID] [--status-fd N] -- COMMAND…
+    python -m forebay.cli.services.guard [--grace S] [--signal N] [--user UID --group GID] [--status-fd N] -- COMMAND…
 
-Standard input is a pipe from whoever started the guard; its end is the parent's death. Then, or on SIGTERM or
-SIGINT, the command is sent `--signal` (default: what the guard was sent, or SIGTERM) and has `--grace`
-seconds; what is left after them is killed, and a second SIGTERM or SIGINT kills at once. When the command
-ends, by whatever cause, what it started and left is ended in the same way. The guard exits with the command's
-code, 128 + N for signal N, 127 where it can't be started. Its pid, and a newline, are written to
-`--status-fd`.
+Standard input is a pipe from the parent; it closes when the parent ends. Then, or on SIGTERM or SIGINT, the guard sends
+the command `--signal` (default: the guard's own signal, or SIGTERM). The command has `--grace` seconds; then the guard
+kills what is left. A second SIGTERM or SIGINT kills at once. When the command ends, for any reason, the guard ends the
+processes that the command started and left, in the same way. The guard exits with the command's code, 128 + N for
+signal N, 127 where the command can't be started. It writes the command's pid and a newline to `--status-fd`.
 
-Standard library only, and nothing of Forebay: it is started by its path, several times, and must be there at
-once.
+This module imports the standard library only, and never Forebay: it is started by its path, several times, and must
+run at once.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 _PASSED_ON = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ON_LINUX = sys.platform == "linux"
 _PR_SET_CHILD_SUBREAPER = 36
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.05  # between two looks, while processes are being ended
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The command line.
+    """Hold the options of the command line.
 
-    grace: seconds. signal: what ends the command in order; None: SIGTERM, or as the guard was told.
+    grace: seconds. signal: ends the command in order; None: the guard's own signal, or SIGTERM.
     """
 
     command: tuple[str, ...]
@@ -56,7 +55,7 @@ class Options:
 
 
 class Guard:
-    """One run of one command."""
+    """Run one command once."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -68,13 +67,13 @@ class Guard:
         self._pid = 0
 
     def run(self) -> int:
-        """Run the command to its end, and everything it started to theirs; return the exit code."""
+        """Run the command until it and everything that it started has ended; return the exit code."""
         _adopt_orphans()
         wake = self._catch_signals()
         try:
             self._pid = self._spawn()
         except OSError as error:
-            # Unbuffered: what a full disk does not take must not fail the exit, which says why the command is missing.
+            # Unbuffered: a failed write on a full disk must not change the exit code, which tells that nothing ran.
             with contextlib.suppress(OSError):
                 os.write(2, f"guard: can't start {self._options.command[0]}: {error}\n".encode())
             return CANNOT_START
@@ -104,11 +103,11 @@ class Guard:
         as_user: dict[str, object] = {}
         if self._options.user is not None:
             as_user = {"user": self._options.user, "group": self._options.group, "extra_groups": []}
-        # A session of its own: a signal to its group is for it and what it started, not for the guard.
+        # A new session: a signal to the command's process group must not reach the guard.
         process = subprocess.Popen(  # type: ignore[call-overload]  # noqa: S603 - running a command is its purpose
             self._options.command, stdin=subprocess.DEVNULL, start_new_session=True, **as_user
         )
-        process.returncode = 0  # Reaped below, with the orphans; Popen must not wait for it too.
+        process.returncode = 0  # `_reap` waits for it, with the orphans; Popen must not wait too.
         return int(process.pid)
 
     def _tell_pid(self) -> None:
@@ -164,7 +163,7 @@ class Guard:
                     self._exit_code = code if code >= 0 else SIGNAL_BASE - code
 
     def _others(self) -> list[int]:
-        """What the command started and is still there. Not on Linux: its group, by a negative number."""
+        """Return the living processes that the command started; without Linux its group, as a negative number."""
         if _ON_LINUX:
             return [pid for pid in _descendants(os.getpid()) if pid != self._pid]
         if self._exit_code is None:
@@ -177,19 +176,19 @@ class Guard:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of what the command's children leave behind, in whatever session it is."""
+    """Become the parent of processes whose parents have ended, in any session."""
     if _ON_LINUX:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _descendants(root: int) -> list[int]:
-    """All living descendants of a process, from /proc."""
+    """Return all living descendants of a process, from /proc."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
-                # The command's name stands in brackets, and may hold blanks and brackets itself.
+                # The command's name is in brackets, and may contain blanks and brackets itself.
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
                 if state not in {b"Z", b"X"}:
                     children.setdefault(int(parent), []).append(int(name))
@@ -209,8 +208,10 @@ def _send(pids: Sequence[int], number: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The guard as a program."""
-    parser = argparse.ArgumentParser(prog="python -m forebay.cli.guard", description=(__doc__ or "").split("\n")[0])
+    """Run the guard as a program; return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m forebay.cli.services.guard", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--grace", type=float, default=10.0, help="seconds between the signal and the kill")
     parser.add_argument("--signal", type=int, help="number of the signal that ends the command in order")
     parser.add_argument("--user", type=int, help="user id to run the command as")

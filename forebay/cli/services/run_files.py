@@ -1,9 +1,8 @@
-"""Run files: what a supervisor started, where its successor finds it, and the ending of what was left behind.
+"""Run files: they tell the next supervisor which processes the last one started, so that it can end what is left.
 
-One JSON file per child in FOREBAY_HOME/run, there from just before the child is started until nothing of it
-is left. A process is recognised by its pid together with the time it was made, or by a token in its
-environment that everything a child starts inherits: a number that was given to another process since is never
-touched.
+FOREBAY_HOME/run holds one JSON file per child, from just before the child starts until no process of it is left. A
+process is recognised by its pid together with its start time, or by a token in its environment, which everything that
+a child starts inherits. This module never signals a process that only has a child's former pid.
 """
 
 from __future__ import annotations
@@ -23,40 +22,40 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOKEN_VARIABLE = "FOREBAY_RUN_TOKEN"  # noqa: S105 - the name of a variable, and no secret
-"""In the environment of a child and of all it starts: the token of its run file."""
+"""Names the variable that holds the run file's token, in the environment of a child and of everything it starts."""
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.05  # between two looks whether processes have ended
 _SAME_TIME_SECONDS = 2.0
-"""A process's time is reckoned from the time of booting, which a step of the clock moves a little."""
+"""How far two start times of one process may differ: a step of the clock moves the boot time that they count from."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process and no other: pid, and when it was made (seconds since 1970)."""
+    """Identify one process: its pid, and its start time in seconds since 1970."""
 
     pid: int
     created: float
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """The identity of a living process; None where there is none."""
+        """Return the identity of a living process, or None where there is none."""
         try:
             return cls(pid, psutil.Process(pid).create_time())
         except psutil.Error:
             return None
 
     def matches(self, process: psutil.Process) -> bool:
-        """Whether a process is this one."""
+        """Return whether the process is this one."""
         apart = abs(process.create_time() - self.created)
         return process.pid == self.pid and bool(apart < _SAME_TIME_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """A child of a supervisor, as its successor must know it.
+    """Hold what the next supervisor must know of a child.
 
-    guard: the process that the supervisor started and that ends the command with it; None for a child that
-    has none. command: the command itself. grace: seconds between the stop signal and the kill.
+    guard: the process that the supervisor started, and that ends the command with the supervisor; None for a child
+    without a guard. command: the command itself. grace: seconds between the stop signal and the kill.
     """
 
     path: Path
@@ -68,7 +67,7 @@ class RunFile:
     command: ProcessIdentity | None = None
 
     def write(self) -> None:
-        """Put the file in place, whole."""
+        """Write the file, and put it in place as a whole."""
         fields: dict[str, Any] = asdict(self)
         del fields["path"]
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,12 +76,12 @@ class RunFile:
         new.replace(self.path)
 
     def remove(self) -> None:
-        """Nothing of the child is left."""
+        """Delete the file, because no process of the child is left."""
         self.path.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, path: Path) -> RunFile | None:
-        """What a run file says; None where it says nothing that can be used."""
+        """Read a run file; return None where it is missing or not valid."""
         try:
             fields = json.loads(path.read_text())
             for which in ("guard", "command"):
@@ -92,7 +91,7 @@ class RunFile:
             return None
 
     def processes(self) -> list[psutil.Process]:
-        """All that is left of the child, its guard included; never the caller or what that runs under."""
+        """Return all processes of the child, its guard included, except the caller and the caller's parents."""
         own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
         session = self._session()
         return [
@@ -100,23 +99,23 @@ class RunFile:
         ]
 
     def end(self, hurry: Callable[[], bool] = lambda: False) -> list[int]:
-        """End all that is left of the child, in order, and remove the file; return the pids that were there.
+        """End all processes of the child, in order, and remove the file; return the pids that were found.
 
-        A guard ends its command by itself, so it goes first; then the command by its own stop signal, then
-        the rest. hurry: asked again and again; True is: kill now.
+        A guard ends its command by itself, so the guard is ended first; then the command, by its own stop signal; then
+        the rest. hurry: asked repeatedly; True means: kill now.
         """
         found = self.processes()
         if found:
-            # A guard needs its own grace to end its command, and kills it after that.
+            # A guard gives its command the same grace, and then kills it.
             end_processes(_only(self.guard, found), signal.SIGTERM, self.grace + 2, hurry)
             end_processes(_only(self.command, found), self.stop_signal, self.grace, hurry)
-            # What these started while they ended is among the rest.
+            # Look again: guard and command may have started processes while they ended.
             end_processes(self.processes(), signal.SIGTERM, self.grace, hurry)
         self.remove()
         return [process.pid for process in found]
 
     def _session(self) -> int | None:
-        """The command's session, while its leader is surely the command: else the number may be another's."""
+        """Return the command's session, or None unless the command still leads it: its number may have been reused."""
         if self.command is None:
             return None
         with contextlib.suppress(psutil.Error, OSError):
@@ -140,7 +139,7 @@ class RunFile:
 
 
 def run_files(folder: Path) -> list[RunFile]:
-    """All run files of a folder. One that can't be read (power was lost) names no process, and goes."""
+    """Return the run files of a folder. Delete those that are not valid (power was lost): they name no process."""
     found = []
     for path in sorted(folder.glob("*.json")):
         run_file = RunFile.read(path)
@@ -154,13 +153,13 @@ def run_files(folder: Path) -> list[RunFile]:
 def end_processes(
     processes: Sequence[psutil.Process], number: int, grace: float, hurry: Callable[[], bool] = lambda: False
 ) -> None:
-    """Send a signal, wait at most grace seconds, and kill what is still there; return when all have ended."""
+    """Send a signal, wait at most grace seconds, and kill the rest; return when all have ended."""
     _send(processes, number)
     deadline = time.monotonic() + grace
     while (left := _living(processes)) and time.monotonic() < deadline and not hurry():
         time.sleep(_POLL_SECONDS)
     _send(left, signal.SIGKILL)
-    # A process in the kernel's hands (a disk that hangs) ends when that lets go: nobody can wait for it.
+    # A killed process that hangs in the kernel (on a disk) ends only when the kernel returns: do not wait for it.
     deadline = time.monotonic() + 5
     while _living(left) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)

@@ -1,11 +1,10 @@
-"""The supervisor of `forebay up` and `forebay demo`: starts children, restarts what dies, stops in reverse.
+"""The supervisor of `forebay up` and `forebay demo`: starts children, restarts those that end, stops in reverse order.
 
-Owns the processes of one FOREBAY_HOME, and leaves none behind: not on Ctrl-C, not when it fails, not when it
-is killed (each child ends at the end of a pipe that only the supervisor holds; what escapes even that, the
-next supervisor finds by the run files). It knows nothing of what the children do, and never imports them.
+It owns the processes of one FOREBAY_HOME and leaves none behind: not on Ctrl-C, not when it fails, not when it is
+killed. Each child ends when a pipe closes that only the supervisor holds; if a process survives even that, the next
+supervisor finds it by the run files. It never imports its children, and never knows what they do.
 
-Who may hold what: FOREBAY_HOME/supervisor.lock is held for a supervisor's whole life, so there is one at a
-time.
+Locks: a supervisor holds FOREBAY_HOME/supervisor.lock for its whole life, so there is one at a time.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from typing import IO, TYPE_CHECKING, Self
 
 import structlog
 
-from forebay.cli import guard
-from forebay.cli.run_files import TOKEN_VARIABLE, ProcessIdentity, RunFile, run_files
+from forebay.cli.services import guard
+from forebay.cli.services.run_files import TOKEN_VARIABLE, ProcessIdentity, RunFile, run_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,23 +37,23 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _LOCK_FILE = "supervisor.lock"
-_POLL_SECONDS = 0.05
-_LOG_FILE_BYTES = 16 * 1024 * 1024
-_LOG_TAIL_LINES = 15
+_POLL_SECONDS = 0.05  # between two looks at a thread or a process that is to end
+_LOG_FILE_BYTES = 16 * 1024 * 1024  # a larger log is renamed to .1 at the child's next start: logs stay bounded
+_LOG_TAIL_LINES = 15  # of a log in an error's message: enough for a traceback's end
 _STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ChildState(StrEnum):
-    """Where a child is; see `_TRANSITIONS`."""
+    """Name a child's state; see `_TRANSITIONS`."""
 
     NEW = "new"
     STARTING = "starting"
-    """Its process runs and is not ready yet."""
+    """The process runs and is not ready yet."""
     READY = "ready"
     WAITING = "waiting"
-    """Its process ended; the next is started after a delay."""
+    """The process has ended; the next one starts after a delay."""
     FAILED = "failed"
-    """It was restarted as often as its policy allows."""
+    """The child was restarted as often as its policy allows."""
     STOPPED = "stopped"
 
 
@@ -69,7 +68,7 @@ _TRANSITIONS: dict[ChildState, frozenset[ChildState]] = {
 
 
 class ChildEventKind(StrEnum):
-    """What happened to a child."""
+    """Name a kind of event in a child's life."""
 
     STARTED = "started"
     READY = "ready"
@@ -81,10 +80,10 @@ class ChildEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChildEvent:
-    """One thing that happened to a child.
+    """Report one event in a child's life.
 
-    pid: the command's own (not its guard's), None where there is none. exit_code: as a shell has it, 128 + N
-    for signal N. restarts: how often the child was started again up to now.
+    pid: the command's own (not its guard's), None where there is none. exit_code: as in a shell, 128 + N for signal N.
+    restarts: how often the child has been restarted so far.
     """
 
     kind: ChildEventKind
@@ -97,11 +96,11 @@ class ChildEvent:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How a child that ended is started again, whatever its exit code: at once at first, then ever later.
+    """Say how to restart a child that has ended, with any exit code: with backoff.
 
-    first, most: seconds of delay after the first failure, and at most. jitter: share by which a delay varies,
-    so that many don't come back in step. healthy_after: seconds of life after which earlier failures are
-    forgotten. attempts: restarts in a row before it is given up; None: never given up, 0: never restarted.
+    first, most: seconds of delay after the first failure, and at most. jitter: share by which a delay varies, so that
+    several children do not restart at the same time. healthy_after: seconds of life after which earlier failures no
+    longer count. attempts: restarts in a row before the child fails for good; None: no limit, 0: no restart.
     """
 
     first: float = 0.2
@@ -112,24 +111,24 @@ class RestartPolicy:
     attempts: int | None = None
 
     def delay(self, failures: int, draw: float) -> float:
-        """Seconds before the restart after so many failures in a row (from 1). draw: by chance, 0 to 1."""
-        # The exponent is bounded: a float's power overflows after a night of failures.
+        """Return the seconds before a restart. failures: in a row, from 1. draw: a random number from 0 to 1."""
+        # The exponent is bounded, because the power of a float overflows after a night of failures.
         plain = min(self.most, self.first * self.factor ** min(failures - 1, 64))
         return plain * (1 + self.jitter * (2 * draw - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A child process, as data.
+    """Declare a child process.
 
-    environment: added to the supervisor's own, or all there is (`inherit_environment=False`).
-    guarded: the command is run by a guard (`forebay.cli.guard`), which ends it with the supervisor: for programs
-        that are not ours. A child without one must watch its standard input, a pipe, and end at its end.
-    ready: asked every 0.1 s, in a thread of the child's, until it is True; what it raises counts as not yet.
-        None: ready as soon as it runs.
+    environment: added to the supervisor's own, or the whole environment (`inherit_environment=False`).
+    guarded: a guard (`forebay.cli.services.guard`) runs the command and ends it with the supervisor: for programs that
+        are not Forebay's. A child without a guard must watch its standard input, a pipe, and end when that closes.
+    ready: asked every 0.1 s, in the child's own thread, until it returns True; an error counts as not ready yet.
+        None: the child is ready as soon as it runs.
     ready_within: seconds; a process that is not ready by then is ended, and counts as failed.
-    stop_signal, stop_grace: what ends it in order, and the seconds after which it is killed.
-    left_grace: seconds in which its own children may end after a process of the child's has ended unasked, before they
+    stop_signal, stop_grace: the signal that ends the process in order, and the seconds after which it is killed.
+    left_grace: seconds that the process's own children have to end after the process has ended on its own, before they
         are killed and the next process is started. None: stop_grace.
     log_file: None: FOREBAY_HOME/logs/NAME.log.
     user, group: ids to run the command as; for guarded children only.
@@ -154,7 +153,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class ChildStatus:
-    """A child now. pid: the command's own; log_file: where its output goes."""
+    """Describe a child now. pid: the command's own; log_file: the file that its output goes to."""
 
     name: str
     state: ChildState
@@ -185,24 +184,24 @@ class StopRequestedError(SupervisorError):
 
 @dataclass(frozen=True, slots=True)
 class StopReason:
-    """Why `Supervisor.wait` returned: a signal, a child that was given up, or neither: request_stop()."""
+    """Say why `Supervisor.wait` returned: a signal, a child that failed for good, or neither: request_stop()."""
 
     signal: int | None = None
     failed_child: str | None = None
 
 
 class Supervisor:
-    """The children of one FOREBAY_HOME. Its methods may be called from any thread.
+    """Supervise the children of one FOREBAY_HOME. Any thread may call the methods.
 
         with Supervisor(home) as supervisor, supervisor.stopping_on_signals():
             supervisor.start([postgres])
-            ...                                     # what needs the server and no more
+            ...                                     # work that needs the server only
             supervisor.start([code_server, webserver, daemon])
             supervisor.wait()
 
-    Entering takes the lock and ends what an earlier supervisor left (raises SupervisorRunningError); leaving
-    stops all. on_event: called for each event, one at a time, from the children's threads; it must not call
-    start() or stop().
+    Entering takes the lock (raises SupervisorRunningError) and ends the processes that an earlier supervisor left;
+    leaving stops all children. on_event: called for each event, one at a time, from the children's threads; it must
+    not call start() or stop().
     """
 
     def __init__(self, home: Path, on_event: Callable[[ChildEvent], None] | None = None) -> None:
@@ -236,10 +235,10 @@ class Supervisor:
                 self._lock_file = None
 
     def start(self, children: Sequence[Child]) -> None:
-        """Start children together, after all that were started before; return when each is ready.
+        """Start children together; return when each is ready.
 
-        Raises ChildNotReadyError (the others go on: leave or stop() the supervisor), and StopRequestedError
-        where a stop was asked for meanwhile.
+        Raises ChildNotReadyError (the other children keep running: leave or stop() the supervisor), and
+        StopRequestedError where a stop was requested meanwhile.
         """
         if self._lock_file is None:
             message = "enter the supervisor first: `with Supervisor(home) as supervisor`"
@@ -260,26 +259,26 @@ class Supervisor:
             self._await_ready(runner)
 
     def wait(self, timeout: float | None = None) -> StopReason | None:
-        """Wait until a stop is asked for or a child is given up; None: neither within timeout seconds."""
+        """Wait until a stop is requested or a child has failed for good; return None after timeout seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._wake:
             while self._reason is None:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return None
-                # Bounded, since a signal's handler runs in this very thread and can't notify it.
+                # Bounded, because a signal's handler runs on this thread and can't notify it.
                 self._wake.wait(0.2 if left is None else min(left, 0.2))
             return self._reason
 
     def request_stop(self, reason: StopReason | None = None) -> None:
-        """Make wait() return and start() give up. Stops nothing by itself."""
-        # No lock: this is called from signal handlers too, whose thread may hold it.
+        """Make wait() return and start() give up. Does not stop any child."""
+        # No lock: signal handlers call this too, on a thread that may hold the lock.
         self._reason = self._reason or reason or StopReason()
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stop all children, the last started first, and return when none of their processes is left.
 
-        at_once: kill; also makes a stop() that is under way in another thread do so.
+        at_once: kill them; this also makes a stop() that another thread has called kill them.
         """
         self.request_stop()
         if at_once:
@@ -289,15 +288,15 @@ class Supervisor:
             for runner in started:
                 runner.request_stop()
             for runner in started:
-                # In slices: a signal that another thread takes runs its handler only when this one next wakes.
+                # In short waits: a signal's handler runs on the main thread, and only when that wakes.
                 while runner.is_alive():
                     runner.join(_POLL_SECONDS)
 
     @contextlib.contextmanager
     def stopping_on_signals(self) -> Iterator[None]:
-        """Let SIGINT, SIGTERM and SIGHUP ask for a stop, and the second of them for one at once.
+        """Let SIGINT, SIGTERM and SIGHUP request a stop, and a second signal an immediate one.
 
-        For the main thread only. Enter it around the supervisor, so that it still holds while that stops.
+        For the main thread only. Enter it around the supervisor, so that it still holds while the supervisor stops.
         """
 
         def handle(number: int, _frame: FrameType | None) -> None:
@@ -314,11 +313,11 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def statuses(self) -> list[ChildStatus]:
-        """All children in the order of their start."""
+        """Return the statuses of all children, in the order of their start."""
         return [runner.status() for stage in self._stages for runner in stage]
 
     def pid(self, name: str) -> int | None:
-        """The pid of a child's command now; None: it does not run. Raises KeyError."""
+        """Return the pid of a child's command, or None while it does not run. Raises KeyError."""
         return {status.name: status.pid for status in self.statuses()}[name]
 
     def _emit(self, event: ChildEvent) -> None:
@@ -331,7 +330,7 @@ class Supervisor:
             if self._on_event is not None:
                 try:
                     self._on_event(event)
-                except Exception:  # noqa: BLE001 - a listener must not bring a child down, whatever it raises
+                except Exception:  # noqa: BLE001 - no error of a listener may end a child
                     _log.exception("the listener to children's events failed", child=event.name)
 
     def _await_ready(self, runner: _Runner) -> None:
@@ -351,7 +350,7 @@ class Supervisor:
 
 
 class _Runner(threading.Thread):
-    """One child: its process after process, in a thread of its own."""
+    """Run one child, one process after another, in a thread of its own."""
 
     def __init__(self, child: Child, home: Path, emit: Callable[[ChildEvent], None], at_once: threading.Event) -> None:
         super().__init__(name=f"child {child.name}", daemon=True)
@@ -371,9 +370,11 @@ class _Runner(threading.Thread):
         self._stop_asked.set()
 
     def status(self) -> ChildStatus:
+        """Return the child's status now."""
         return ChildStatus(self.child.name, self._state, self._pid, self._restarts, self.log_file)
 
     def run(self) -> None:
+        """Start the process, and restart it by the policy, until a stop is requested."""
         failures = 0
         while not self._stop_asked.is_set():
             began = time.monotonic()
@@ -395,7 +396,7 @@ class _Runner(threading.Thread):
         self._emit(ChildEventKind.STOPPED)
 
     def _run_once(self) -> str:
-        """Start the process, see it to its end, and end what it leaves; return how it ended, for people."""
+        """Start the process, wait for its end, and end what it leaves behind; return how it ended, for people."""
         run_file = RunFile(
             self._run_path,
             self.child.name,
@@ -407,7 +408,7 @@ class _Runner(threading.Thread):
             run_file.write()
             process, run_file = self._spawn(run_file)
         except OSError as error:
-            # On a full disk, say: the thread must live to try again.
+            # For example on a full disk: this thread must go on, to try again.
             with contextlib.suppress(OSError):
                 run_file.remove()
             return f"can't be started: {error}"
@@ -436,7 +437,7 @@ class _Runner(threading.Thread):
         child = self.child
         environment = {**(os.environ if child.inherit_environment else {}), **child.environment}
         environment[TOKEN_VARIABLE] = run_file.token
-        # Dagster takes seconds more to import without its .pyc files, in each of its processes.
+        # Without .pyc files each process of Dagster takes seconds more to import it.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         command = list(child.command)
         status_read, status_write = os.pipe() if child.guarded else (-1, -1)
@@ -446,8 +447,7 @@ class _Runner(threading.Thread):
         _roll(self.log_file)
         try:
             with self.log_file.open("ab") as log:
-                # A session of its own: a terminal's Ctrl-C is for the supervisor alone, which stops all in
-                # order.
+                # A new session: a terminal's Ctrl-C must reach only the supervisor, which stops all in order.
                 process = subprocess.Popen(  # noqa: S603 - running commands is its purpose
                     command,
                     env=environment,
@@ -476,7 +476,7 @@ class _Runner(threading.Thread):
         return process, run_file
 
     def _watch(self, process: subprocess.Popen[bytes]) -> str:
-        """Return when the process has ended (""), or must be ended: why."""
+        """Wait until the process has ended, and return "", or until it must be ended, and return why."""
         deadline = time.monotonic() + self.child.ready_within
         ready = self.child.ready or (lambda: True)
         while process.poll() is None:
@@ -495,9 +495,9 @@ class _Runner(threading.Thread):
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             return
-        # A guard knows how to end its command.
+        # A guard sends its command the stop signal itself.
         process.send_signal(signal.SIGTERM if self.child.guarded else self.child.stop_signal)
-        # A guard kills what its command leaves by itself, after the same grace: it must not be killed before.
+        # A guard kills its command's remains itself, after the same grace: do not kill the guard before that.
         deadline = time.monotonic() + self.child.stop_grace + (5 if self.child.guarded else 0)
         hurried = False
         while process.poll() is None and time.monotonic() < deadline:
@@ -505,7 +505,8 @@ class _Runner(threading.Thread):
                 hurried = True
                 deadline = min(deadline, time.monotonic() + (2 if self.child.guarded else 0))
                 if self.child.guarded:
-                    # The guard's second signal: kill all at once. Two: signals that wait together are one.
+                    # The guard kills at once on its second signal. Two different ones, because equal signals that wait
+                    # together arrive as one.
                     process.send_signal(signal.SIGTERM)
                     process.send_signal(signal.SIGINT)
             time.sleep(_POLL_SECONDS)
@@ -522,7 +523,7 @@ class _Runner(threading.Thread):
 
 
 def _write_if_possible(run_file: RunFile) -> None:
-    """The child runs: a full disk must not make it one that nobody watches. Its token is in the file already."""
+    """Write the run file, unless the disk is full: the child runs and must be watched, and the file has its token."""
     try:
         run_file.write()
     except OSError as error:
@@ -530,7 +531,7 @@ def _write_if_possible(run_file: RunFile) -> None:
 
 
 def _guard_command(child: Child) -> list[str]:
-    # By its path, and without site-packages: it is there in 30 ms, whatever the project's modules load.
+    # By its path and without site-packages: so it starts in 30 ms, whatever Forebay's modules load.
     command = [sys.executable, "-I", "-S", str(Path(guard.__file__).resolve())]
     command += ["--grace", str(child.stop_grace), "--signal", str(int(child.stop_signal))]
     if child.user is not None:
@@ -544,7 +545,7 @@ def _guard_command(child: Child) -> list[str]:
 
 
 def _lock(path: Path) -> IO[str]:
-    """The lock file, held and open; it names the holder."""
+    """Take the lock and return its open file, which names the holder."""
     file = path.open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -561,10 +562,10 @@ def _lock(path: Path) -> IO[str]:
 
 
 def lock_holder(home: Path) -> int | None:
-    """The pid of the supervisor that runs in a home now; None: none does. Takes and makes nothing."""
+    """Return the pid of the supervisor that runs in a home, or None. Keeps no lock and creates no file."""
     try:
         with (home / _LOCK_FILE).open() as file:
-            # Shared, and let go at once: two that only ask don't take each other for a supervisor.
+            # Shared, and released at once: two callers of this function do not take each other for a supervisor.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return None
@@ -575,10 +576,9 @@ def lock_holder(home: Path) -> int | None:
 
 
 def _read_pid(descriptor: int) -> int | None:
-    """The pid that a guard tells; None where it could not start its command."""
+    """Return the pid that a guard reports, or None where it could not start its command."""
     with os.fdopen(descriptor, "rb", buffering=0) as pipe:
-        # It is there in milliseconds; a machine that swaps may take its time, and only the run file waits for
-        # it.
+        # The guard reports within milliseconds. On a machine that swaps it may take long, and only the run file waits.
         if not select.select([pipe], [], [], 30)[0]:
             return None
         told = pipe.read(32) or b""
@@ -588,7 +588,7 @@ def _read_pid(descriptor: int) -> int | None:
 def _is_ready(ready: Callable[[], bool]) -> bool:
     try:
         return ready()
-    except Exception as error:  # noqa: BLE001 - a check that fails says "not yet", whatever it fails with
+    except Exception as error:  # noqa: BLE001 - any error of a check means "not ready yet"
         _log.debug("readiness check failed", error=str(error))
         return False
 
