@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from receiver_runtime.block_store.objects import open_objects
 from receiver_runtime.receivers.files.arriving import ArrivingCatalog, LocalFolder, ObjectFolder
-from receiver_runtime.receivers.files.followed.followed_files import FollowedCatalog
+from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
 from receiver_runtime.receivers.files.reader import FilesReader
 from receiver_runtime.receivers.run_receiver import RunReceiver
 from receiver_runtime.sources.files import FileLines, FollowedFiles, WholeFiles

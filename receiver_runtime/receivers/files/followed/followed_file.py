@@ -1,111 +1,129 @@
-"""A file that is followed, and comparisons of what is in files.
+"""The state of one followed file.
 
-It knows nothing of the driver log, but that a content has a reading.
+``FollowedFile`` owns what is known in memory of one file and of the content in it. It must never read a file, ask the
+driver log, or know other files: ``bindings`` holds the files, and ``comparisons`` reads them.
 """
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from receiver_runtime.receivers.files.content import DecompressedFile, LocalFile
-
 if TYPE_CHECKING:
-    from receiver_runtime.receivers.files.followed.contents import Print
-    from receiver_runtime.receivers.files.records import Reading
+    import os
 
-OVERLAP_BYTES = 65_536
-# Inodes are offsets in the driver log.
-_INODE_BITS = (1 << 63) - 1
+    from receiver_runtime.receivers.files.followed.fingerprints import Fingerprint
+    from receiver_runtime.receivers.files.records import Reading
 
 #: Device and inode.
 Key = tuple[int, int]
 
+#: Seconds: how long to wait for the copy of a file that is gone or truncated; and how long a copy that stands still
+#: waits for its original to be truncated. A rotation takes less between the two steps.
+COPY_SECONDS = 5.0
+_GROWING_SECONDS = 10.0  # seconds after its last growth in which a file counts as growing: several pauses of a writer
+_INODE_BITS = (1 << 63) - 1  # the driver log stores an inode as an offset, a signed 64-bit integer
+
 
 @dataclass(slots=True, eq=False)
 class FollowedFile:
-    """One file, or one content that is in no file now (``key`` is None)."""
+    """Hold the state of one file, or of one content that is in no file now (``key`` is None)."""
 
     key: Key | None
     path: str
+    #: How the file is compressed, as pyarrow names it; None: it is plain.
     codec: str | None
     size: int
     mtime_ns: int
+    #: When the file was last seen to change, on the monotonic clock.
     grown_at: float
+    #: How far the content is read; None: the content is not identified.
     reading: Reading | None = None
-    print_: Print = (0, "")
-    #: Of more of its beginning; None: no more than the print has been read.
-    second: Print | None = None
-    #: The length at its last mark.
+    fingerprint: Fingerprint = (0, "")
+    #: Covers more of the beginning than ``fingerprint``; None: no more than that has been read.
+    second: Fingerprint | None = None
+    #: The position of the last mark; 0: there is none.
     marked: int = 0
-    #: As much was known when it was given its name.
+    #: The number of refreshes of the known contents at which the content got its name.
     bound_at: int = 0
-    #: Where a content was that is in no file now.
-    was: Key | None = None
+    #: The file in which the content was, where it is in no file now.
+    last_key: Key | None = None
+    #: This receiver reads the file.
     ours: bool = False
+    #: The last bytes that were read.
     tail: bytes = b""
-    #: The size at which its last line had not ended.
+    #: The size at which the last line had not ended; -1: it has.
     waits_at: int = -1
+    #: When the file was first seen to be missing.
     gone_since: float | None = None
-    #: While it waits, as the copy of a file that is there: when it was first seen as one, and last seen to grow.
+    #: When the file was first seen to be a copy of a present file; and, while it waits as one, last seen to grow.
     held_since: float | None = None
     held_from: float = 0.0
-    #: A compressed file that is read to its end, is marked so, and could not be read as it was then.
+    #: A compressed file is read to its end.
     done: bool = False
-    marker: str | None = None
+    #: The name that registers a compressed file as done.
+    done_name: str | None = None
+    #: Size and modification time at which the file could not be read.
     failed: tuple[int, int] | None = None
+    #: The position up to which the driver log has the content.
     registered: int = -1
-    #: False: it was changed since its beginning was last looked at.
+    #: The beginning has been checked since the file last changed.
     is_checked: bool = True
 
     @property
-    def is_there(self) -> bool:
-        """Is the content in a file of the directory?"""
+    def is_present(self) -> bool:
+        """Return whether the content is in a file of the directory."""
         return self.key is not None and self.gone_since is None
 
+    @property
+    def inode(self) -> str:
+        """Return the inode in hexadecimal, as names of contents have it."""
+        return f"{0 if self.key is None else self.key[1] & _INODE_BITS:x}"
 
-def opened(file: FollowedFile) -> LocalFile | DecompressedFile:
-    """What is in a file. Raises OSError."""
-    path = file.path
-    return LocalFile(path) if file.codec is None else DecompressedFile(lambda: pa.OSFile(path), file.codec)
+    @property
+    def age(self) -> tuple[int, str]:
+        """Return the key that sorts files from the oldest to the newest."""
+        return self.mtime_ns, self.path
+
+    def is_growing(self, now: float) -> bool:
+        """Return whether the file grew a short time ago."""
+        return now - self.grown_at <= _GROWING_SECONDS
+
+    def is_complete(self, now: float, after: float | None) -> bool:
+        """Return whether the file has not grown for ``after`` seconds; with None no file is complete."""
+        return after is not None and now - self.grown_at >= after
+
+    def note_failure(self) -> None:
+        """Note that the file can't be read as it is now."""
+        self.failed = (self.size, self.mtime_ns)
+
+    def clear_identity(self) -> None:
+        """Forget which content the file has, so that it is identified again."""
+        self.reading = None
+        self.held_since = None
+        self.second = None
+        self.marked = 0
+        self.tail = b""
+        self.waits_at = -1
+
+    def leave_file(self, now: float) -> None:
+        """Become a content that is in no file."""
+        self.key, self.last_key = None, self.key
+        self.gone_since = now
+
+    def move_to(self, file: FollowedFile) -> None:
+        """Become the content of another file, which has a copy of it."""
+        assert self.reading is not None
+        self.key, self.path, self.codec, self.done_name = file.key, file.path, file.codec, file.done_name
+        self.size, self.mtime_ns, self.grown_at = file.size, file.mtime_ns, file.grown_at
+        self.gone_since = self.failed = None
+        self.waits_at = -1
+        if self.codec is not None:
+            self.tail = b""
+        # A line that is too large begins again: the copy has it at the same place.
+        self.reading.large = None
 
 
-def inode_of(file: FollowedFile) -> str:
-    return f"{0 if file.key is None else file.key[1] & _INODE_BITS:x}"
-
-
-def age(file: FollowedFile) -> tuple[int, str]:
-    return file.mtime_ns, file.path
-
-
-def begins_with(path: str, head: bytes) -> bool:
-    """Has a file this beginning? True where that can't be seen: who asks waits."""
-    try:
-        with closing(LocalFile(path)) as content:
-            return content.read(0, len(head)) == head
-    except OSError:
-        return True
-
-
-def end_alike(deleted: LocalFile, file: FollowedFile) -> bool:
-    """Has a file what is in one that is deleted, at the end of what the shorter has? Raises OSError."""
-    with closing(LocalFile(file.path)) as content:
-        return _has_same_overlap(deleted, content)
-
-
-def same_overlap(one: str, other: str) -> bool:
-    """Do two files have the same bytes at the end of what the shorter has? False where that can't be seen."""
-    try:
-        with closing(LocalFile(one)) as first, closing(LocalFile(other)) as second:
-            return _has_same_overlap(first, second)
-    except OSError:
-        return False
-
-
-def _has_same_overlap(first: LocalFile, second: LocalFile) -> bool:
-    end = min(first.stat.st_size, second.stat.st_size)
-    begin = max(0, end - OVERLAP_BYTES)
-    return first.read(begin, end - begin) == second.read(begin, end - begin)
+def key_of(status: os.stat_result) -> Key:
+    """Return the device and inode of a file."""
+    return status.st_dev, status.st_ino

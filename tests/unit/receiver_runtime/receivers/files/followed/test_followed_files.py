@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 from receiver_runtime.block_store.frame import DeadLetterReason
-from receiver_runtime.receivers.files import content as file_content
-from receiver_runtime.receivers.files.followed.followed_files import FollowedCatalog
+from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
 from receiver_runtime.sources.files import FollowedFiles
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
 from tracker_store.blocks import Position
@@ -194,7 +193,7 @@ def test_a_compressed_file_is_not_read_twice_and_its_rest_is_read(tmp_path: Path
     again = follow(tmp_path, log)
     again.run(5)
     assert len(log.values) == 4
-    assert again.catalog._decompressed._open == {}
+    assert again.catalog._open._decompressed._open == {}
 
 
 def test_a_compressed_file_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
@@ -268,7 +267,7 @@ def test_long_lines_and_invalid_text_go_aside_and_the_rest_comes(tmp_path: Path)
     assert [letter.part for letter in large[:-1]] == [0, 1, 2, 3, 4]
     assert large[-1].data == b"y" * 2000 + b"\r"
     assert [letter.data for letter in letters if letter.reason is DeadLetterReason.INVALID_ENCODING] == [b"\xff\xfe"]
-    assert reader.catalog._log.known == {}
+    assert reader.catalog._known._positions == {}
     assert [at for name, at in log.positions.items() if "+" not in name] == [Position(0, path.stat().st_size)]
 
 
@@ -309,9 +308,8 @@ def test_what_was_deleted_unread_is_lost_by_numbers(tmp_path: Path) -> None:
     reader = follow(tmp_path, log)
     reader.run()
     reader.close()
-    reader.catalog._open = file_content.OpenContents(128)
     write(tmp_path / "a.log", "two")
-    reader.catalog._look_at = 0.0
+    reader.catalog._schedule.hurry()
     reader.catalog.look()
     (tmp_path / "a.log").unlink()
     reader.run(10)

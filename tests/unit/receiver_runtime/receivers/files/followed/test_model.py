@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from receiver_runtime.receivers.files.followed.followed_files import FollowedCatalog
+from receiver_runtime.receivers.files.followed.catalog import FollowedCatalog
 from receiver_runtime.sources.files import FollowedFiles
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log, Reader
 

@@ -76,7 +76,7 @@ def test_a_file_is_given_one_name_by_two_that_see_it_in_two_places(tmp_path: Pat
     assert log.values == ["one", "two"]
     first.sharing.ours = lambda _: True
     first.catalog.release()
-    for file in first.catalog._files.values():
+    for file in first.catalog._bindings.files():
         # As when it is told before it asks what is known.
         file.ours = True
     first.run(10)
