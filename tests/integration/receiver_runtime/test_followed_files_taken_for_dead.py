@@ -10,7 +10,7 @@ import pytest
 
 from tests.driver_log import add, block, claim_anew, make_log
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
-from tests.unit.receiver_runtime.receivers.files.followed.test_followed_files import follow, write
+from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
 from tracker_store.blocks import open_partition, raise_for_outcome
 from tracker_store.engine import connect
 from tracker_store.source_positions import forget_partitions, source_positions

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.receiver_runtime.receivers.files.files_rig import Log
-from tests.unit.receiver_runtime.receivers.files.followed.test_followed_files import follow, write
+from tests.unit.receiver_runtime.receivers.files.followed.followed_rig import follow, write
 
 if TYPE_CHECKING:
     from pathlib import Path
