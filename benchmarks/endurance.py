@@ -365,6 +365,8 @@ def main() -> int:
     parser.add_argument("--step-seconds", type=float, default=_STEP_SECONDS, help="of each rate on the way up")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
+    # Its services end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="forebay-endurance-", ignore_cleanup_errors=True) as directory:
         home = Path(directory)
         # The embedded server's own account has to get there.
