@@ -1,4 +1,4 @@
-"""The bindings between names, files and contents.
+"""Bind names, files and contents to each other.
 
 ``Bindings`` owns the three maps: the file of each inode, the contents that are in no file, and the content of each
 name (a partition of the driver log). It keeps open files, and the names that are known, in step with them. Each change

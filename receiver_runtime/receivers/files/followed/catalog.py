@@ -1,4 +1,4 @@
-"""The catalog of followed files: which files there are, and what is in them.
+"""Compose the catalog of followed files: which files there are, and what is in them.
 
 ``FollowedCatalog`` composes the modules beside it and is what ``files.reader`` calls. It owns the order of the steps of
 a look and of a read, and no other state. It must never look at a file itself. Nothing is remembered anywhere except in

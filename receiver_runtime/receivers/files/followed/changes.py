@@ -1,4 +1,4 @@
-"""Changes of files: which came, grew, were truncated or replaced, and are gone.
+"""Detect which files came, grew, were truncated or replaced, and are gone.
 
 This module owns what a file's size, times and inode say about it, and the check that it still has its content. It must
 never decide which content a new file has (``naming``), or what happens to one that is gone (``retirement``).

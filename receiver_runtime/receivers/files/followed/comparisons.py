@@ -1,4 +1,4 @@
-"""Comparisons of the bytes of files.
+"""Compare the bytes of files.
 
 This module owns the questions that only a read of a file answers: what it begins with, and whether it still has, or
 also has, known bytes. It opens a file for one question and closes it again. It must never change a file's state, ask

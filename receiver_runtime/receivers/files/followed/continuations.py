@@ -1,4 +1,4 @@
-"""Continuations: what follows a fingerprint, and the one name by which it is read.
+"""Claim what follows a fingerprint, so that it is read by one name.
 
 This module owns the step from a fingerprint to what is behind it. Two receivers may know one content by two names
 until one of them reads the line behind the fingerprint. From then on that line tells which name it has, and the other

@@ -1,4 +1,4 @@
-"""The directory: which files match the pattern, and when it is listed again.
+"""List the files that match the pattern, and decide when to list them again.
 
 This module owns the listing and its schedule. It must never open a file, and knows neither contents nor the driver log.
 """

@@ -1,4 +1,4 @@
-"""Fingerprints: by which beginnings contents are told apart.
+"""Compute and compare fingerprints, which tell contents apart by their beginnings.
 
 This module owns the format of a fingerprint, and the rule that says how much of a content it covers. It works on bytes
 in memory: it must never open a file or ask the driver log.
@@ -13,7 +13,7 @@ Fingerprint = tuple[int, str]
 
 #: Bytes that a fingerprint covers at most: one small read compares two contents, however long their first lines are.
 FINGERPRINT_BYTES = 4096
-_DIGEST_BYTES = 12  # bytes of a digest: short enough for a name, long enough that two contents never share one
+_DIGEST_BYTES = 12  # bytes of a digest: short enough for a name, and long enough to make a collision negligible
 
 
 def digest(data: bytes) -> str:

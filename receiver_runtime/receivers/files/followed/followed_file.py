@@ -1,4 +1,4 @@
-"""The state of one followed file.
+"""Hold the state of one followed file.
 
 ``FollowedFile`` owns what is known in memory of one file and of the content in it. It must never read a file, ask the
 driver log, or know other files: ``bindings`` holds the files, and ``comparisons`` reads them.

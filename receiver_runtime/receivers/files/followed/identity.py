@@ -1,4 +1,4 @@
-"""Identity: which of the known contents a file may have.
+"""Tell which of the known contents a file may have.
 
 This module owns the rules by which a content is found again: in its inode, in a copy, in a compressed file. A content
 is known by its fingerprint, its second fingerprint and its last mark; one that was read here also by its last bytes,

@@ -1,4 +1,4 @@
-"""What the driver log knows of the contents of followed files: the names of partitions, and how far each is read.
+"""Keep what the driver log knows of followed files: the names of contents, and how far each is read.
 
 This module owns the format of the names and all that is remembered beyond the process; nothing is remembered anywhere
 else. Except in a shared directory, each name begins with ``HOST/``. The names are:
@@ -7,7 +7,7 @@ else. Except in a shared directory, each name begins with ``HOST/``. The names a
   a second content with the same two has ``~1`` behind it. Its position is how far it is read.
 - ``=+0:LENGTH-DIGEST``: a *claim* (``+1`` for the second). The first receiver that begins a content with that
   fingerprint puts its inode there. A receiver that finds another inode there takes the name with that inode, so a
-  content has one name, whichever file it is in by then.
+  content has one name, even when it is in another file by then.
 - ``zSIZE-DIGEST``: a compressed file that is read to its end, and is not decompressed again with each start.
 - a content's name with ``+GENERATION:LENGTH-DIGEST`` behind it: its *second fingerprint*, which covers more than the
   first and goes in with the block that has those bytes; or, with a length above ``FINGERPRINT_BYTES``, a *mark*: the
@@ -195,7 +195,7 @@ class KnownContents:
         return self._by_fingerprint.get(fingerprint, set())
 
     def beginning_with(self, head: bytes) -> set[str]:
-        """Return the names of contents whose fingerprint this beginning has, of whichever length."""
+        """Return the names of contents whose fingerprint this beginning has, at any length."""
         lengths = {length for length, _ in self._by_fingerprint if length <= len(head)}
         fingerprints = {(length, digest(head[:length])) for length in lengths}
         return {name for one in fingerprints for name in self._by_fingerprint.get(one, ())}
@@ -246,8 +246,8 @@ class KnownContents:
     def claim(self, name: str, inode: str, fingerprint: Fingerprint) -> bool:
         """Be the first to begin a content by this name; False: another receiver has begun it, or one that begins alike.
 
-        After a claim the other receivers find the content by this name before anything of it is read, whichever inode
-        it has by then, and even if this receiver is taken for dead.
+        After a claim the other receivers find the content by this name before anything of it is read, even if it has
+        another inode by then, or this receiver is taken for dead.
         """
         claim = f"{self._prefix}=+{copy_number(name)}:{fingerprint[0]}-{fingerprint[1]}"
         number = int(inode, 16)

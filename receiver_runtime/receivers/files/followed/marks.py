@@ -1,4 +1,4 @@
-"""Marks: what is registered of contents so that they are found again after a start.
+"""Mark contents in the driver log, so that they are found again after a start.
 
 This module owns when a content gets its second fingerprint, its marks, and, if it is compressed, its name as done. A
 receiver that starts knows nothing else of what was read. It must never move a position, except past what a source with

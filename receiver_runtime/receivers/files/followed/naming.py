@@ -1,4 +1,4 @@
-"""Naming: each file gets the name of a known content, a new name, or none yet.
+"""Name files: each gets the name of a known content, a new name, or none yet.
 
 This module owns the pass over unidentified files. ``identity`` answers which contents a file may have; here one is
 chosen, so that
@@ -206,7 +206,7 @@ class Naming:
         """Return the known contents that begin alike and are in no file; None: the file has one of them, or waits."""
         candidates: list[str] = []
         names = self._known.beginning_with(head)
-        # Compare with present files first: a copy waits, whichever gone content begins alike.
+        # Compare with present files first: a copy waits even if a content that is gone begins alike.
         if self._is_waiting_copy(file, head, names, this_pass.now):
             return None
         truncated = self._identity.find_truncated_here(file, names)

@@ -1,4 +1,4 @@
-"""The reading of one file: its next piece, and the files that stay open for it.
+"""Read one file: its next piece, and keep files open for that.
 
 This module owns open files. It moves a file's position and notes how its last line ends. It must never ask the driver
 log, and never change which content a file has: it raises ``ContentReplacedError`` where the content is another.
@@ -33,12 +33,12 @@ _TAIL_BYTES = 64  # bytes before the position that are compared before the next 
 
 
 class ContentReplacedError(Exception):
-    """The file has another content than the one that is read: identify it again."""
+    """Signal that the file has another content than the one that is read: identify it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What was read of a file, and a way to read the same content again.
+    """Hold what was read of a file, and a way to read the same content again.
 
     Args:
         part: None where the piece has nothing in it.

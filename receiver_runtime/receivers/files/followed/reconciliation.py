@@ -1,4 +1,4 @@
-"""Reconciliation: what this receiver believes of contents, compared with what the driver log knows by now.
+"""Compare what this receiver believes of contents with what the driver log knows by now.
 
 This module owns when the driver log is asked, and which bindings an answer ends: other receivers may have read on by a
 name, or begun another content by it. It must never bind a file to a content that it did not have (``naming``).

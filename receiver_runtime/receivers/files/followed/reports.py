@@ -1,4 +1,4 @@
-"""What an operator is told about followed files.
+"""Report events of followed files to the operator.
 
 This module owns the texts, and the memory of what was reported once already. It must never decide whether something is
 to be reported: its callers do.

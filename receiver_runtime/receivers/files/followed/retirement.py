@@ -1,4 +1,4 @@
-"""Retirement: what happens to contents whose files are gone or truncated.
+"""Retire contents whose files are gone or truncated.
 
 This module owns the end of a content: how long its copy is waited for, what of it is lost, when its partition goes on
 with the next content of the file, and when the driver log forgets it. It must never look for a copy (``naming``).
