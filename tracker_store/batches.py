@@ -16,7 +16,7 @@ from tracker_store.errors import (
     OutputNotCommittedError,
 )
 from tracker_store.leadership import LED
-from tracker_store.retry import MAX_LOST_ATTEMPTS, NONE, PAUSES
+from tracker_store.retry import LONGEST, MAX_LOST_ATTEMPTS, NONE, PAUSES
 from tracker_store.states import AttemptFailure, AttemptKind, AttemptState, BatchState
 
 if TYPE_CHECKING:
@@ -74,12 +74,14 @@ class RunningAttempt:
 
 
 _BATCH = (
-    "SELECT b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.bytes, b.blocks, b.retry_at, b.reason, "
+    "SELECT b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.bytes, "  # noqa: S608  a number of ours
+    "b.blocks, b.retry_at, b.reason, "
     # A clock that was set back must not make anything wait until it is there again.
     "b.launch_attempt, abs(extract(epoch FROM clock_timestamp() - b.launched_at))::float8 AS launch_age, "
-    # Further off than any backoff (retry.LONGEST): the clock was set back.
-    "b.retry_at IS NULL OR b.retry_at NOT BETWEEN clock_timestamp() AND clock_timestamp() + interval '5 minutes' "
-    "  AS retry_due, a.run_id, a.state AS attempt_state, coalesce(a.error, '') AS attempt_error "
+    # Further off than any backoff: the clock was set back.
+    "b.retry_at IS NULL OR b.retry_at NOT BETWEEN clock_timestamp() "
+    f"  AND clock_timestamp() + interval '{LONGEST.total_seconds():g} seconds' AS retry_due, "
+    "a.run_id, a.state AS attempt_state, coalesce(a.error, '') AS attempt_error "
     "FROM forebay.batches b LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id "
     "AND a.batch_time = b.batch_time AND a.attempt = b.attempt "
 )
