@@ -1,4 +1,4 @@
--- add_block: adds many blocks of many receivers; one named outcome per receiver (docs/explanation/driver-log.md).
+-- add_block: adds many blocks of many receivers; one named outcome per receiver (design §4).
 --
 -- Authority: block n goes in only where block n-1 is the newest and carries n's own epoch; the primary key
 -- (receiver_id, sequence) decides every race. A receiver may trust "added" and "already added" for ever, and
