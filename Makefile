@@ -26,7 +26,7 @@ help: ## this list
 
 setup: $(STAMP) ## install what is missing into .venv, at the versions of uv.lock
 
-demo: $(STAMP) ## the whole way of a record on real flights; takes about a minute and a half
+demo: $(STAMP) ## the whole path of a record on real flights; takes about a minute and a half
 	@$(BIN)/forebay demo $(ARGS)
 
 up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C
