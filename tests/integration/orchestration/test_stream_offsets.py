@@ -117,7 +117,6 @@ def test_tasks_get_neither_the_password_nor_a_connection(
 def test_a_driver_log_that_is_away_for_a_moment_is_waited_for(
     log: Log, database_url: str, readers: list[ForebayStreamReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_reader, "_PAUSE_SECONDS", 0.0)
     ours = reader(database_url, readers)
     asked: list[int] = []
 
