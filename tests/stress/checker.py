@@ -1,9 +1,10 @@
-"""Checks a driver log that has come to rest, by its own SQL: it shares no code with what it checks.
+"""Checks a driver log that has come to rest, by its own SQL: it shares nothing with what it checks but the tables of
+transitions.
 
 A witness, installed before the first block, writes down every row of `blocks` and `block_offsets` in the transaction
 that inserts it; clean-up does not reach it. The checker compares the log, and what receivers say was acknowledged, with
-the witness. Safety: nothing lost, nothing twice, nothing out of order, nothing cleaned that was needed. Liveness: no
-block waits behind a live cursor, and no batch is unfinished.
+the witness. Safety: nothing lost, nothing twice, nothing out of order, nothing cleaned that was needed, no state moved
+as its table of transitions does not allow. Liveness: no block waits behind a live cursor, and no batch is unfinished.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.state_moves import RECORDER, SEEN, illegal_moves
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import psycopg2.extensions
 
-WITNESS = """
+WITNESS = f"""{RECORDER}
 CREATE SCHEMA witness;
 CREATE TABLE witness.blocks (LIKE forebay.blocks);
 CREATE TABLE witness.links (LIKE forebay.block_offsets);
@@ -167,6 +170,8 @@ SAFETY = {
         WHERE NOT EXISTS (SELECT 1 FROM forebay.log_segments g WHERE g.id = b.segment_id AND g.state <> 'DELETING')""",
 }
 
+ILLEGAL_MOVE = "a state moved as its table of transitions does not allow"
+
 LIVENESS = {
     "a block waits behind a live cursor": """
         SELECT p.name, r.id AS receiver_id, coalesce(c.next_sequence, 1) AS cursor, newest.sequence AS newest
@@ -221,6 +226,9 @@ def check(
             if found:
                 cases = tuple(", ".join(map(str, row)) for row in found[:5])
                 violations.append(Violation(name, len(found), cases))
+        cursor.execute(SEEN)
+        if illegal := illegal_moves(cursor.fetchall()):
+            violations.append(Violation(ILLEGAL_MOVE, len(illegal), tuple(illegal[:5])))
     return violations
 
 

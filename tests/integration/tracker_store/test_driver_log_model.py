@@ -1,8 +1,9 @@
 """The driver log against a plain-Python model of it, over random histories (hypothesis).
 
 Receivers, take-overs, zombies, single and grouped additions, retries, late and limited allocations by several
-pipelines, attempts that fail, quarantine, replays and clean-up, in any order. After each step rows, ranges and states
-are what the model says; from wherever a history has led, a calm brings everything into exactly one completed batch per
+pipelines, attempts that fail, quarantine, replays and clean-up, placements, stops and starts, in any order. After each
+step rows, ranges and states are what the model says, and no state has moved as its table of transitions does not allow;
+from wherever a history has led, a calm brings everything into exactly one completed batch per
 pipeline.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,9 +21,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.driver_log import INTERVAL, NOON, add, block, claim_anew, make_log, oldest_unfinished_batch
+from tests.state_moves import MACHINES, RECORDER, SEEN, illegal_moves
 from tracker_store import batches
 from tracker_store.blocks import AddOutcome, Claim, NewBlock, add_blocks, claim
-from tracker_store.cleanup import clean_up_receiver
+from tracker_store.cleanup import clean_up_receiver, segments_to_delete
 from tracker_store.engine import connect
 from tracker_store.errors import (
     AllocationError,
@@ -30,13 +33,34 @@ from tracker_store.errors import (
     BlocksNotRetainedError,
     ClaimLostError,
 )
+from tracker_store.leadership import read_leadership, take_leadership
+from tracker_store.pipeline_states import advance_stops, start_pipelines, stop_pipelines
 from tracker_store.pipelines import apply_pipeline, apply_stream
-from tracker_store.processes import register_process
+from tracker_store.processes import expire_process, register_process
 from tracker_store.received_block_tracker import ReceivedBlockTracker
-from tracker_store.receivers import placements
+from tracker_store.receivers import (
+    give_up_receiver,
+    placements,
+    release_receivers,
+    release_receivers_of_agent,
+    restart_receiver,
+    schedule_receiver,
+    set_receiver_state,
+)
+from tracker_store.run_queue import register_batch_driver, set_batch_driver_state
 from tracker_store.schema import SCHEMA, metadata
-from tracker_store.segments import open_segment
-from tracker_store.states import AttemptFailure, AttemptState, BatchState, ProcessKind
+from tracker_store.segments import open_segment, seal_segment
+from tracker_store.states import (
+    BATCH_DRIVER_TRANSITIONS,
+    RECEIVER_TRANSITIONS,
+    AttemptFailure,
+    AttemptState,
+    BatchDriverState,
+    BatchState,
+    PipelineState,
+    ProcessKind,
+    ReceiverState,
+)
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -48,6 +72,9 @@ UNFINISHED = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED, Batch
 any_one = st.integers(0, 10**6)
 group_sizes = st.lists(st.integers(0, 9), min_size=1, max_size=3)
 limits = st.none() | st.integers(0, 40)
+fates_of_batches = st.sampled_from(
+    ["complete", "complete", "complete", "quarantine", "fail", "lose", "lose at work", "block", "leave"]
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +94,7 @@ class Receiver:
 
     rows: list[Row] = field(default_factory=list)
     low_mark: int = 0
+    state: ReceiverState = ReceiverState.INACTIVE
 
     @property
     def newest(self) -> int:
@@ -118,11 +146,13 @@ class Pipeline:
     """A pipeline of the model; `retains` everything that it ever allocated, or nothing."""
 
     pipeline_id: int
+    name: str
     last_tick: int
     cursors: dict[int, int] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
     retains: bool = False
     live: bool = True
+    state: PipelineState = PipelineState.RUNNING
 
     def unfinished(self) -> list[Batch]:
         """Oldest first."""
@@ -132,18 +162,19 @@ class Pipeline:
 class DriverLogMachine(RuleBasedStateMachine):
     """See the module."""
 
-    def __init__(self, engine: sa.Engine) -> None:
+    def __init__(self, engine: sa.Engine, moves: set[tuple[str, str, str]]) -> None:
         super().__init__()
+        self.moves = moves
         self.lease = ExitStack()
         self.connection = self.lease.enter_context(connect(engine))
         tables = ", ".join(f"{SCHEMA}.{name.name}" for name in metadata.sorted_tables if name.name != "leadership")
-        self.connection.execute(sa.text(f"TRUNCATE {tables}"))
+        self.connection.execute(sa.text(f"TRUNCATE {tables}, moves.seen"))
         log = make_log(self.connection)
         self.stream_id = log.stream_id
         self.receivers = {receiver_id: Receiver() for receiver_id in log.receiver_ids}
         self.processes: list[Process] = []
-        self.pipelines = [Pipeline(log.pipeline_id, 0)]
-        self.process_id = register_process(self.connection, kind=ProcessKind.BATCH_RUN, name="n", host="h", pid=1)
+        self.pipelines = [Pipeline(log.pipeline_id, "words", 0)]
+        self.process_id = self.register(ProcessKind.BATCH_RUN)
         self.ticks = 0
         self.times: list[tuple[datetime, int]] = []
 
@@ -153,6 +184,9 @@ class DriverLogMachine(RuleBasedStateMachine):
             self.calm()
 
     # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def register(self, kind: ProcessKind) -> int:
+        return register_process(self.connection, kind=kind, name="n", host="h", pid=1)
 
     def next_tick(self) -> int:
         self.ticks += 1
@@ -168,11 +202,20 @@ class DriverLogMachine(RuleBasedStateMachine):
     def live(self) -> list[Pipeline]:
         return [pipeline for pipeline in self.pipelines if pipeline.live]
 
+    def allocating(self) -> list[Pipeline]:
+        return [pipeline for pipeline in self.live() if pipeline.state is not PipelineState.STOPPED]
+
+    def assignment(self, receiver_id: int) -> int:
+        assignment: int = self.connection.execute(
+            sa.text("SELECT assignment FROM forebay.receivers WHERE id = :id"), {"id": receiver_id}
+        ).scalar_one()
+        return assignment
+
     def tracker(self, pipeline: Pipeline) -> ReceivedBlockTracker:
         return ReceivedBlockTracker(self.connection, pipeline.pipeline_id)
 
     def take(self, receiver_id: int) -> Process:
-        claimed = claim_anew(self.connection, receiver_id)
+        claimed = claim_anew(self.connection, receiver_id, self.assignment(receiver_id))
         receiver = self.receivers[receiver_id]
         assert claimed.sequence == receiver.newest + 1
         assert not receiver.rows or claimed.epoch > receiver.rows[-1].epoch
@@ -227,7 +270,12 @@ class DriverLogMachine(RuleBasedStateMachine):
         zombies = [process for process in self.processes if not self.is_owner(process)]
         seen = zombies[pick % len(zombies)].claim
         with pytest.raises(ClaimLostError):
-            claim(self.connection, receiver_id=seen.receiver_id, seen_epoch=seen.epoch, assignment=0)
+            claim(
+                self.connection,
+                receiver_id=seen.receiver_id,
+                seen_epoch=seen.epoch,
+                assignment=self.assignment(seen.receiver_id),
+            )
 
     @precondition(lambda self: self.processes)
     @rule(pick=any_one, sizes=group_sizes)
@@ -287,9 +335,10 @@ class DriverLogMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.live()) < 3 and len(self.pipelines) < 5)
     @rule(retains=st.booleans())
     def attach_a_pipeline(self, *, retains: bool) -> None:
+        name = f"pipeline {len(self.pipelines)}"
         pipeline_id = apply_pipeline(
             self.connection,
-            name=f"pipeline {len(self.pipelines)}",
+            name=name,
             declaration={},
             stream_ids=[self.stream_id],
             interval=INTERVAL,
@@ -301,7 +350,7 @@ class DriverLogMachine(RuleBasedStateMachine):
             ),
             {"noon": NOON, "retains": retains, "id": pipeline_id},
         )
-        self.pipelines.append(Pipeline(pipeline_id, 0, retains=retains))
+        self.pipelines.append(Pipeline(pipeline_id, name, 0, retains=retains))
 
     @precondition(lambda self: len(self.live()) > 1)
     @rule(pick=any_one)
@@ -318,9 +367,10 @@ class DriverLogMachine(RuleBasedStateMachine):
         """Nobody allocates for it yet."""
         self.times.append(self.now())
 
+    @precondition(lambda self: self.allocating())
     @rule(pick=any_one, at=any_one, max_records=limits, max_bytes=limits)
     def allocate(self, pick: int, at: int, max_records: int | None, max_bytes: int | None) -> None:
-        pipeline = self.live()[pick % len(self.live())]
+        pipeline = self.allocating()[pick % len(self.allocating())]
         times = [*self.times, self.now()]
         time, tick = times[-1 - at % min(len(times), 3)]
         tracker = self.tracker(pipeline)
@@ -360,6 +410,17 @@ class DriverLogMachine(RuleBasedStateMachine):
                 batch.state = BatchState.ALLOCATED
         pipeline.batches.append(batch)
         pipeline.last_tick = tick
+
+    def allocate_all(self, pipeline: Pipeline) -> None:
+        time, tick = self.now()
+        self.tracker(pipeline).allocate_blocks_to_batch(time)
+        self.allocated(pipeline, time, tick, None, None)
+
+    def complete_all(self, pipeline: Pipeline) -> None:
+        while unfinished := pipeline.unfinished():
+            if unfinished[0].state is not BatchState.RUNNING:
+                self.start(pipeline, unfinished[0])
+            self.complete(pipeline, unfinished[0])
 
     def start(self, pipeline: Pipeline, batch: Batch) -> None:
         batches.claim_attempt(
@@ -408,13 +469,11 @@ class DriverLogMachine(RuleBasedStateMachine):
         pipeline = pipelines[pick % len(pipelines)]
         self.fail(pipeline, pipeline.unfinished()[0], failure)
 
-    @rule(fates=st.lists(st.sampled_from(["complete", "complete", "quarantine", "fail", "lose", "leave"]), min_size=1))
+    @rule(fates=st.lists(fates_of_batches, min_size=1))
     def every_pipeline_catches_up(self, fates: list[str]) -> None:
         """Else the slowest would mostly keep everything from clean-up."""
-        for pipeline in self.live():
-            time, tick = self.now()
-            self.tracker(pipeline).allocate_blocks_to_batch(time)
-            self.allocated(pipeline, time, tick, None, None)
+        for pipeline in self.allocating():
+            self.allocate_all(pipeline)
             for number, batch in enumerate(pipeline.unfinished()):
                 fate = fates[number % len(fates)]
                 if fate == "complete":
@@ -423,6 +482,10 @@ class DriverLogMachine(RuleBasedStateMachine):
                     self.complete(pipeline, batch)
                 elif fate == "lose":
                     self.fail(pipeline, batch, AttemptFailure.LOST)
+                elif fate in ("lose at work", "block"):
+                    if batch.state is not BatchState.RUNNING:
+                        self.start(pipeline, batch)
+                    self.fail(pipeline, batch, AttemptFailure.BLOCKED if fate == "block" else AttemptFailure.LOST)
                 elif fate in ("fail", "quarantine"):
                     self.fail(pipeline, batch)
                     while fate == "quarantine" and batch.state is BatchState.FAILED:
@@ -504,7 +567,7 @@ class DriverLogMachine(RuleBasedStateMachine):
                 reach=INTERVAL * 0,
             )
 
-        if batch.replay is not None:
+        if batch.replay is not None or batch.state is BatchState.DISCARDED:
             with pytest.raises(BatchHeldError, match="replay"):
                 claim_replay()
         elif not self.is_retained(batch):
@@ -567,6 +630,16 @@ class DriverLogMachine(RuleBasedStateMachine):
         ).scalars()
         with pytest.raises(AttemptSupersededError):
             self.complete_replay(pipeline, batch, failed)
+
+    @precondition(lambda self: self.discardable())
+    @rule(pick=any_one)
+    def discard_a_quarantined_batch(self, pick: int) -> None:
+        pipeline, batch = self.discardable()[pick % len(self.discardable())]
+        batches.discard_batch(self.connection, pipeline_id=pipeline.pipeline_id, batch_time=batch.time)
+        batch.state = BatchState.DISCARDED
+
+    def discardable(self) -> list[tuple[Pipeline, Batch]]:
+        return [(p, b) for p, b in self.finished() if b.state is BatchState.QUARANTINED and b.replay is None]
 
     # -- clean-up ------------------------------------------------------------------------------------------------------
 
@@ -682,6 +755,12 @@ class DriverLogMachine(RuleBasedStateMachine):
         ]
 
     @invariant()
+    def every_move_is_in_its_table_of_transitions(self) -> None:
+        seen = {(row.machine, row.old, row.new) for row in self.connection.execute(sa.text(SEEN))}
+        assert illegal_moves(seen) == []
+        self.moves |= seen
+
+    @invariant()
     def what_may_be_asked_for_is_there(self) -> None:
         """Unfinished batches, retained ones, and a quarantined one even after its blocks' rows are gone."""
         for pipeline in self.live():
@@ -707,13 +786,8 @@ class DriverLogMachine(RuleBasedStateMachine):
             assert add(self.connection, *group).outcome is AddOutcome.ADDED
             self.added(owner, group)
         for pipeline in self.live():
-            time, tick = self.now()
-            self.tracker(pipeline).allocate_blocks_to_batch(time)
-            self.allocated(pipeline, time, tick, None, None)
-            while unfinished := pipeline.unfinished():
-                if unfinished[0].state is not BatchState.RUNNING:
-                    self.start(pipeline, unfinished[0])
-                self.complete(pipeline, unfinished[0])
+            self.allocate_all(pipeline)
+            self.complete_all(pipeline)
             assert not self.tracker(pipeline).has_unallocated_blocks()
             for receiver_id, receiver in self.receivers.items():
                 ranges = [batch.ranges[receiver_id] for batch in pipeline.batches if receiver_id in batch.ranges]
@@ -737,18 +811,203 @@ class DriverLogMachine(RuleBasedStateMachine):
         self.what_may_be_asked_for_is_there()
 
 
-@pytest.mark.timeout(300)
-def test_random_histories_are_the_models(engine: sa.Engine) -> None:
-    class Machine(DriverLogMachine):
-        def __init__(self) -> None:
-            super().__init__(engine)
+class MovingDriverLogMachine(DriverLogMachine):
+    """The same, and receivers, pipelines, segments and batch drivers move between their states meanwhile."""
 
+    def __init__(self, engine: sa.Engine, moves: set[tuple[str, str, str]]) -> None:
+        super().__init__(engine, moves)
+        self.agent_id = self.register(ProcessKind.AGENT)
+        self.drivers: dict[int, BatchDriverState] = {}
+        term = take_leadership(self.connection, seen=read_leadership(self.connection), holder="the model")
+        assert term is not None
+        self.term = term
+
+    def calm(self) -> None:
+        for pipeline in self.live():
+            self.start_pipeline(pipeline)
+        super().calm()
+
+    @rule(pick=any_one, state=st.sampled_from(ReceiverState))
+    def move_a_receiver_within_its_assignment(self, pick: int, state: ReceiverState) -> None:
+        receiver_id = list(self.receivers)[pick % len(self.receivers)]
+        receiver = self.receivers[receiver_id]
+        moved = set_receiver_state(
+            self.connection,
+            receiver_id=receiver_id,
+            assignment=self.assignment(receiver_id),
+            state=state,
+            process_id=self.process_id if state is ReceiverState.ACTIVE else None,
+        )
+        assert moved == (state is receiver.state or state in RECEIVER_TRANSITIONS[receiver.state])
+        if moved:
+            receiver.state = state
+
+    @rule(pick=any_one)
+    def place_a_receiver(self, pick: int) -> None:
+        receiver_id = list(self.receivers)[pick % len(self.receivers)]
+        receiver = self.receivers[receiver_id]
+        placed = schedule_receiver(
+            self.connection, term=self.term, receiver_id=receiver_id, agent_id=self.agent_id, why="a test"
+        )
+        assert (placed == "scheduled") == (receiver.state is ReceiverState.INACTIVE)
+        if placed == "scheduled":
+            receiver.state = ReceiverState.SCHEDULED
+
+    @rule(pick=any_one, how=st.sampled_from(["restart", "give up", "release", "release by the agent", "expire"]))
+    def take_receivers_away(self, pick: int, how: str) -> None:
+        """The table of transitions says whether that was legal; which receivers it moves, other tests do."""
+        receiver_id = list(self.receivers)[pick % len(self.receivers)]
+        if how == "restart":
+            restart_receiver(self.connection, receiver_id=receiver_id, why=how)
+        elif how == "give up":
+            give_up_receiver(
+                self.connection,
+                receiver_id=receiver_id,
+                assignment=self.assignment(receiver_id),
+                process_id=self.process_id,
+                reason=how,
+            )
+        elif how == "release":
+            release_receivers(self.connection, term=self.term, agent_id=self.agent_id, why=how)
+        elif how == "release by the agent":
+            release_receivers_of_agent(self.connection, agent_id=self.agent_id, why=how)
+        else:
+            expire_process(self.connection, term=self.term, process_id=self.agent_id, heartbeat=0, why=how)
+            self.agent_id = self.register(ProcessKind.AGENT)
+        for row in self.connection.execute(sa.text("SELECT id, state FROM forebay.receivers")):
+            self.receivers[row.id].state = ReceiverState(row.state)
+
+    @rule(pick=any_one, how=st.sampled_from(["stop", "start", "advance"]))
+    def stop_or_start_a_pipeline(self, pick: int, how: str) -> None:
+        pipeline = self.live()[pick % len(self.live())]
+        if how == "stop":
+            self.stop_pipeline(pipeline)
+        elif how == "start":
+            self.start_pipeline(pipeline)
+        else:
+            self.advance()
+
+    @rule(pick=any_one)
+    def stop_a_pipeline_in_order(self, pick: int) -> None:
+        """Its receivers have ended, what waited is complete: it is STOPPED at the leader's second look."""
+        pipeline = self.live()[pick % len(self.live())]
+        self.stop_pipeline(pipeline)
+        for receiver_id, receiver in self.receivers.items():
+            if receiver.state is not ReceiverState.INACTIVE:
+                assert set_receiver_state(
+                    self.connection,
+                    receiver_id=receiver_id,
+                    assignment=self.assignment(receiver_id),
+                    state=ReceiverState.INACTIVE,
+                )
+                receiver.state = ReceiverState.INACTIVE
+        if pipeline.state is not PipelineState.STOPPED:
+            self.allocate_all(pipeline)
+            self.complete_all(pipeline)
+        self.advance()
+        self.advance()
+        assert pipeline.state is PipelineState.STOPPED
+
+    def stop_pipeline(self, pipeline: Pipeline) -> None:
+        assert stop_pipelines(self.connection, name=pipeline.name) == [pipeline.name]
+        if pipeline.state is PipelineState.RUNNING:
+            pipeline.state = PipelineState.STOPPING
+
+    def start_pipeline(self, pipeline: Pipeline) -> None:
+        started = start_pipelines(self.connection, names=[pipeline.name])
+        assert started == ([] if pipeline.state is PipelineState.RUNNING else [pipeline.name])
+        pipeline.state = PipelineState.RUNNING
+        # Where nothing waited, the boundaries that passed while it was STOPPED never were.
+        last = self.connection.execute(
+            sa.text("SELECT last_batch_time FROM forebay.pipelines WHERE id = :id"), {"id": pipeline.pipeline_id}
+        ).scalar_one()
+        pipeline.last_tick = max([pipeline.last_tick, *(tick for time, tick in self.times if time <= last)])
+
+    def advance(self) -> None:
+        by_id = {pipeline.pipeline_id: pipeline for pipeline in self.pipelines}
+        for outcome, found in advance_stops(self.connection, term=self.term):
+            assert found is not None
+            if outcome == "receiver ended":
+                assert self.receivers[found].state is ReceiverState.SCHEDULED
+                self.receivers[found].state = ReceiverState.INACTIVE
+            elif outcome == "pipeline stopped":
+                assert by_id[found].state is PipelineState.STOPPING
+                assert by_id[found].unfinished() == []
+                by_id[found].state = PipelineState.STOPPED
+
+    @precondition(lambda self: self.processes)
+    @rule(pick=any_one, how=st.sampled_from(["seal", "mark"]))
+    def seal_a_segment_or_mark_those_to_delete(self, pick: int, how: str) -> None:
+        process = self.processes[pick % len(self.processes)]
+        if how == "seal":
+            seal_segment(self.connection, segment_id=process.segment_id, length=10)
+        else:
+            segments_to_delete(
+                self.connection, receiver_id=process.claim.receiver_id, restore_window=timedelta(0), limit=10
+            )
+
+    @rule(pick=any_one, state=st.sampled_from(BatchDriverState))
+    def move_a_batch_driver(self, pick: int, state: BatchDriverState) -> None:
+        if len(self.drivers) < 2:
+            process_id = self.register(ProcessKind.BATCH_DRIVER)
+            register_batch_driver(self.connection, process_id=process_id, location="forebay")
+            self.drivers[process_id] = BatchDriverState.STARTING
+        process_id = list(self.drivers)[pick % len(self.drivers)]
+        set_batch_driver_state(self.connection, process_id=process_id, state=state)
+        if state in BATCH_DRIVER_TRANSITIONS[self.drivers[process_id]]:
+            self.drivers[process_id] = state
+
+    @invariant()
+    def other_states_are_the_models(self) -> None:
+        rows = self.connection.execute(
+            sa.text("""
+                SELECT 'receiver' AS machine, id, state FROM forebay.receivers
+                UNION ALL SELECT 'pipeline', id, state FROM forebay.pipelines
+                UNION ALL SELECT 'batch driver', process_id, state FROM forebay.batch_drivers
+            """)
+        ).all()
+        expected = {("receiver", receiver_id, receiver.state.value) for receiver_id, receiver in self.receivers.items()}
+        expected |= {("pipeline", pipeline.pipeline_id, pipeline.state.value) for pipeline in self.pipelines}
+        expected |= {("batch driver", process_id, state.value) for process_id, state in self.drivers.items()}
+        assert {tuple(row) for row in rows} == expected
+
+
+def run_machine(machine: type[DriverLogMachine], *, max_examples: int, stateful_step_count: int) -> None:
     run_state_machine_as_test(
-        Machine,
+        machine,
         settings=settings(
-            max_examples=100,
-            stateful_step_count=50,
+            max_examples=max_examples,
+            stateful_step_count=stateful_step_count,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.fixture
+def moves(engine: sa.Engine) -> set[tuple[str, str, str]]:
+    """The moves of all histories, as (machine, old, new), which are recorded from here on."""
+    with connect(engine) as connection:
+        connection.execute(sa.text(RECORDER))
+    return set()
+
+
+@pytest.mark.timeout(600)
+def test_random_histories_are_the_models(engine: sa.Engine, moves: set[tuple[str, str, str]]) -> None:
+    class Machine(DriverLogMachine):
+        def __init__(self) -> None:
+            super().__init__(engine, moves)
+
+    run_machine(Machine, max_examples=100, stateful_step_count=50)
+    assert {machine for machine, _, _ in moves} == {"batch_attempts", "batches"}
+
+
+@pytest.mark.timeout(600)
+def test_random_moves_of_every_state_are_in_its_table(engine: sa.Engine, moves: set[tuple[str, str, str]]) -> None:
+    class Machine(MovingDriverLogMachine):
+        def __init__(self) -> None:
+            super().__init__(engine, moves)
+
+    run_machine(Machine, max_examples=40, stateful_step_count=70)
+    # A machine that never moved was compared with nothing.
+    assert {machine for machine, _, _ in moves} == set(MACHINES)

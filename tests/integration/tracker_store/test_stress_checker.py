@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.driver_log import Log, add, block, claim_anew, make_log
-from tests.stress.checker import SAFETY, WITNESS, Acknowledged, check
+from tests.stress.checker import ILLEGAL_MOVE, SAFETY, WITNESS, Acknowledged, check
 from tracker_store import batches, outputs
 from tracker_store.blocks import OffsetLink, open_partition
 from tracker_store.cleanup import clean_up_receiver
@@ -198,6 +198,12 @@ def test_each_broken_rule_is_found(checked: CheckedLog, broken: str, found: set[
     checked.clean()
     checked.connection.execute(sa.text(broken))
     assert checked.violations() >= found
+
+
+def test_a_move_that_no_table_allows_is_found(checked: CheckedLog) -> None:
+    for state in ("STOPPED", "RUNNING"):
+        checked.connection.execute(sa.text("UPDATE forebay.pipelines SET state = :state"), {"state": state})
+    assert checked.violations() == {ILLEGAL_MOVE}
 
 
 def test_every_rule_of_safety_is_broken_above(request: pytest.FixtureRequest) -> None:
