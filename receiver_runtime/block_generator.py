@@ -1,18 +1,21 @@
-"""Cuts what a receiver adds into blocks, every ``block_interval``, and pushes them on in order (B01 to B08).
+"""Cut what a receiver adds into blocks, every ``block_interval``, and push them on in order (B01 to B08).
 
-Two roles, which run at the same time: the *timer* cuts the buffer into a block at each tick (or early, when the buffer
-is full) and puts it on a bounded queue; the *push* role hands the blocks to the listener, first in, first out. A queue
-that is full stops the timer, a buffer that is full then stops whoever adds: so reading from the source stops, and
-memory is bounded by ``queue_size * max_block_bytes`` (with a queue of 6 or more): where blocks are that large, the
-queue takes five fewer, for one is filled, one is encoded, one waits for the queue, and one is being pushed. A batch
-that is larger than a block comes in pieces that each fit, so no block is larger, except by one record that alone is.
+Two roles run at the same time. The *timer* cuts the buffer into a block at each tick (or earlier, when the buffer is
+full) and puts the block on a bounded queue. The *push* role hands the blocks to the listener, first in, first out. A
+full queue stops the timer, and a full buffer then blocks the threads that add records: so reading from the source
+stops.
 
-A generator alone has a thread for each role; those of a process share theirs (``block_threads``), of which no generator
-holds one while it has nothing to do or waits to try again.
+This bounds memory by ``queue_size * max_block_bytes`` (with a queue of 6 or more). Where blocks are that large, the
+queue takes five fewer, because besides the queue one block is being filled, one is being encoded from another, one
+waits for the queue, and one is being pushed. A batch that is larger than a block is cut into pieces that each fit, so
+no block is larger, unless one record alone is.
 
-A push that fails is reported and tried again with backoff for as long as it takes: the role never ends by it (B07).
-Should one end by something else after all, which the threads tell, the generator is aborted and the listener is told:
-nobody adds to a buffer that nobody empties.
+A generator alone has a thread for each role. The generators of a process share their threads (``block_threads``): no
+generator holds one while it has nothing to do or waits before a retry.
+
+A push that fails is reported and retried with backoff for as long as it takes: a failed push never ends the role (B07).
+If any other error ends a role, the threads report it. Then the generator is aborted and the listener is told, so that
+no receiver adds to a buffer that is never emptied.
 """
 
 from __future__ import annotations
@@ -41,25 +44,27 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-# Copies of a block that are held and not on the queue: one is filled, one is encoded from another, one waits for the
-# queue, one is being pushed.
+# How many copies of a block are held besides the queue: one is being filled, one is being encoded from another, one
+# waits for the queue, one is being pushed.
 _BESIDE_THE_QUEUE = 5
 
-# Below this mean size, chunks are copied together: each batch in a block costs a few hundred bytes of its own.
+# Bytes. Chunks with a smaller mean size are copied together: each batch in a block costs a few hundred bytes of its
+# own.
 _SMALL_CHUNK_BYTES = 256 * 1024
-# Single records become Arrow data in such portions: as Python objects, small ones take ten times the room.
+# Single records are turned into Arrow data in portions of this size: small ones take ten times the memory as Python
+# objects.
 _PORTION_RECORDS = 1024
 _PORTION_BYTES = 1024 * 1024
 _PUSH_FIRST_DELAY = 0.1
-# Everything is acknowledged within a minute of the disk's return, however long it was full.
+# Seconds. However long the disk was full, everything is acknowledged within a minute after it has room again.
 _PUSH_LONGEST_DELAY = LONGEST_PAUSE_SECONDS
 _IDLE_SECONDS = 1.0
-# A timer that is shared cuts and encodes no more than this itself: that takes some microseconds.
+# A shared timer itself cuts and encodes at most this many bytes, which takes some microseconds.
 _CUT_ON_TIMER_BYTES = 32 * 1024
 
 
 class GeneratorState(StrEnum):
-    """The original's five states, in order (B01)."""
+    """Name the original's five states, in order (B01)."""
 
     INITIALIZED = "Initialized"
     ACTIVE = "Active"
@@ -68,7 +73,7 @@ class GeneratorState(StrEnum):
     STOPPED_ALL = "StoppedAll"
 
 
-# A stop goes through all of them; an abort goes straight to the end from wherever it is.
+# A stop goes through all of them; an abort moves from any state directly to the last.
 TRANSITIONS: Mapping[GeneratorState, frozenset[GeneratorState]] = {
     GeneratorState.INITIALIZED: frozenset({GeneratorState.ACTIVE, GeneratorState.STOPPED_ALL}),
     GeneratorState.ACTIVE: frozenset({GeneratorState.STOPPED_ADDING_DATA, GeneratorState.STOPPED_ALL}),
@@ -86,10 +91,10 @@ class GeneratorStateError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Records on their way to the write-ahead log; never empty.
+    """Hold records on their way to the write-ahead log; never empty.
 
-    ``number`` counts the generator's blocks from 1; ``nbytes`` is the Arrow data's size. Where the generator encodes,
-    ``encoded`` is what is to be stored, and ``batches`` is empty: nothing is held twice.
+    ``number`` counts the generator's blocks from 1; ``nbytes`` is the size of the Arrow data. If the generator encodes,
+    ``encoded`` is what will be stored, and ``batches`` is empty, so that nothing is held twice.
     """
 
     number: int
@@ -100,31 +105,33 @@ class Block:
 
     @property
     def held_bytes(self) -> int:
-        """What it holds in memory."""
+        """Return how many bytes the block holds in memory."""
         return self.nbytes if self.encoded is None else self.encoded.nbytes
 
 
 class BlockGeneratorListener(Protocol):
-    """Receives the blocks. The generator calls ``on_generate_block`` under its lock, and ``on_push_block`` without."""
+    """Receive the blocks. The generator calls ``on_generate_block`` under its lock, and ``on_push_block``
+    without it.
+    """
 
     def on_generate_block(self, block: Block) -> None:
-        """A block was cut."""
+        """Note that a block was cut."""
         ...
 
     def on_push_block(self, block: Block) -> None:
-        """Take a block on; returning is success, and raising means that it is offered again."""
+        """Take a block. Returning means success; after an error the block is offered again."""
         ...
 
     def on_idle(self) -> None:
-        """Nothing was pushed for a second (the push thread's chance for house-keeping)."""
+        """Keep house: nothing was pushed for a second. Called on the push thread."""
         ...
 
     def on_error(self, message: str, error: Exception) -> None:
-        """A push or a listener's method failed. Called once per failure, before the next try."""
+        """Report that a push or a listener's method failed. Called once per failure, before the next attempt."""
         ...
 
     def on_thread_death(self, error: BaseException) -> None:
-        """One of the two roles ended by this; the generator was aborted."""
+        """Report that one of the two roles ended by this error and the generator was aborted."""
         ...
 
 
@@ -137,7 +144,7 @@ class _Buffer:
     nbytes: int = 0
 
     def gather(self, schema: pa.Schema) -> None:
-        """Turn the single records so far into a batch, which keeps them before what comes next."""
+        """Turn the single records so far into a batch, so that they stay before what comes next."""
         if self.singles:
             self.batches.append(to_batch(self.singles, schema))
             self.singles = []
@@ -145,18 +152,19 @@ class _Buffer:
 
 
 class BlockGenerator:
-    """One receiver's generator; starts once and stops once.
+    """Generate one receiver's blocks; starts once and stops once.
 
     Args:
         listener: see ``BlockGeneratorListener``.
         schema: of the records.
-        limiter: asked for a permit per record, and per byte, before it is added.
+        limiter: asked for a permit per record, and per byte, before the record is added.
         block_interval: seconds between two ticks; > 0.
-        queue_size: blocks that may wait to be pushed.
-        max_block_bytes: no block is larger; but one record that is larger is a block of its own.
+        queue_size: how many blocks may wait to be pushed.
+        max_block_bytes: no block is larger, except a block of one record that is larger.
         name: for threads and logs.
-        encode: called by the timer for each block, so that one is compressed while the push thread waits for the disk.
-        threads: to share; without them the generator makes two of its own.
+        encode: called by the timer for each block, so that a block is compressed while the push thread waits for the
+            disk.
+        threads: shared threads; without them the generator makes two of its own.
     """
 
     def __init__(
@@ -188,10 +196,10 @@ class BlockGenerator:
         self._encode = encode
 
         self._owns_threads = threads is None
-        # With a timer of its own, which then cuts and encodes whatever the size.
+        # A timer that is not shared cuts and encodes blocks of any size.
         self._threads = threads or BlockThreads(at_once=1, most=1, slot=0, name=name, clock=self._clock)
 
-        # Everything below is under this lock; the condition's own `with` takes three times as long.
+        # Guards everything below. Entering the lock takes a third of the time of entering the condition.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._state = GeneratorState.INITIALIZED
@@ -204,7 +212,7 @@ class BlockGenerator:
         self._cutting = False
         self._held: Block | None = None
         self._tick_at = 0.0
-        # The push role: the queue, the block that is being pushed, and whether someone does or has been asked to.
+        # The push role: the queue, the block being pushed, and whether a thread is pushing or has been asked to.
         self._queue: deque[Block] = deque()
         self._queue_bytes = 0
         self._queue_max_bytes = max(queue_size - _BESIDE_THE_QUEUE, 1) * max_block_bytes
@@ -216,24 +224,24 @@ class BlockGenerator:
 
     @property
     def state(self) -> GeneratorState:
-        """Where in its life it is."""
+        """Return the current state."""
         with self._changed:
             return self._state
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the records that it takes."""
+        """Return the schema of the records that it takes."""
         return self._schema
 
     @property
     def waiting_blocks(self) -> int:
-        """Blocks on the queue."""
+        """Return how many blocks are on the queue."""
         with self._changed:
             return len(self._queue)
 
     @property
     def holds_data(self) -> bool:
-        """Whether something is on its way to being pushed, or is being pushed. Takes no lock, and may be late."""
+        """Return whether something waits to be pushed or is being pushed. Takes no lock, so the answer may be late."""
         return bool(self._buffer.records or self._cutting or self._held or self._queue or self._current)
 
     def start(self) -> None:
@@ -247,16 +255,16 @@ class BlockGenerator:
         self._threads.at(self._tick_at, self._tick, on_death=self._die)
 
     def stop(self) -> None:
-        """Stop adding, cut what is buffered, push all of it, end (B06). Elsewhere than Active: warns and returns.
+        """Stop adding, cut what is buffered, push all of it, end (B06). In a state other than Active: warn and return.
 
-        Returns when the last block is pushed, however long that takes; ``abort`` from another thread ends it.
+        Returns when the last block is pushed, however long that takes; ``abort`` from another thread ends the wait.
         """
         with self._changed:
             state = self._state
             if state is GeneratorState.ACTIVE:
                 self._move(GeneratorState.STOPPED_ADDING_DATA)
                 self._ask_for_cut()
-                # Whoever waits for room is told.
+                # Wake the threads that wait for room.
                 self._changed.notify_all()
         if state is not GeneratorState.ACTIVE:
             with contextlib.suppress(Exception):
@@ -272,9 +280,9 @@ class BlockGenerator:
         self._leave_threads()
 
     def abort(self) -> None:
-        """End at once and drop what is held: nobody would accept it any more (the receiver was fenced).
+        """End at once and drop what is held, because it would not be accepted any more (the receiver was fenced).
 
-        Does not wait for what is under way, so that a listener may call it.
+        Does not wait for calls in progress, so a listener may call it.
         """
         with self._changed:
             self._move_unless_aborted(GeneratorState.STOPPED_ALL)
@@ -300,7 +308,7 @@ class BlockGenerator:
                 self._threads.close()
 
     def add_data(self, record: object) -> None:
-        """Add one record; waits for its permit, and while the buffer is full (B03).
+        """Add one record; wait for its permit, and while the buffer is full (B03).
 
         Raises:
             GeneratorStateError: not Active.
@@ -342,7 +350,7 @@ class BlockGenerator:
                 self._count(piece.num_rows, nbytes)
 
     def add_if_free(self, batch: pa.RecordBatch) -> bool:
-        """As ``add_multiple_data``, if nothing is to be waited for; else nothing is added. Says whether it was.
+        """Do as ``add_multiple_data`` if that need not wait; else add nothing. Return whether the batch was added.
 
         Raises: as ``add_multiple_data``.
         """
@@ -366,7 +374,7 @@ class BlockGenerator:
             raise GeneratorStateError(f"the block generator takes no data, it is {self.state}")
 
     def _wait_for_room(self, nbytes: int) -> None:
-        """With the lock held: wait until ``nbytes`` fit into the block that is being filled."""
+        """Wait, with the lock held, until ``nbytes`` fit into the block that is being filled."""
         while (
             self._state is GeneratorState.ACTIVE
             and self._buffer.records
@@ -386,13 +394,13 @@ class BlockGenerator:
     # -- the timer's role: at most one thread at a time, the one for which `_cutting` was set ------------------------
 
     def _tick(self) -> float | None:
-        """On the timer: cut what is there, if it is small; else have it cut. Returns when the next one is due."""
+        """Cut what is there if it is small, or have it cut; return when the next tick is due. Runs on the timer."""
         with self._lock:
             if self._state is not GeneratorState.ACTIVE:
                 return None
             now = self._clock.monotonic()
             if now >= self._tick_at:
-                # A tick that was missed is not made up for.
+                # Missed ticks are skipped.
                 self._tick_at += self._interval * (1 + (now - self._tick_at) // self._interval)
             if not self._pushing and now - self._pushed_at >= _IDLE_SECONDS:
                 self._pushing = True
@@ -407,7 +415,7 @@ class BlockGenerator:
         return self._tick_at
 
     def _ask_for_cut(self) -> None:
-        """With the lock held: have the buffer cut before the next tick, or as soon as there is room for the block."""
+        """Have the buffer cut before the next tick, or as soon as there is room for the block. The lock is held."""
         self._cut_now = True
         if self._buffer.records and not self._cutting and self._held is None:
             self._cutting = True
@@ -421,14 +429,14 @@ class BlockGenerator:
             pass
 
     def _cut_one(self) -> bool:
-        """Cut a block, encode it, put it on the queue, or hold it; False when that is all for now."""
+        """Cut a block, encode it, and put it on the queue or hold it; return False when that is all for now."""
         with self._lock:
             self._cut_now = False
             try:
                 block = self._cut()
             except Exception as error:  # noqa: BLE001  the timer must not end by it
-                # Out of memory, say: the buffer is as it was, and the next tick tries again. Who waits for room is not
-                # woken, for there is none.
+                # For example, no memory is left: the buffer is unchanged, and the next tick tries again. There is no
+                # room yet, so threads that wait for room are not woken.
                 self._report("a block could not be cut", error)
                 self._cutting = False
                 if self._state is not GeneratorState.ACTIVE:
@@ -440,7 +448,7 @@ class BlockGenerator:
             self._changed.notify_all()
         if block is None:
             return False
-        # From here on nothing may hold raw batches, nor a block that the queue has.
+        # From here on nothing may keep a reference to raw batches, or to a block that is on the queue.
         block = self._encoded(block)
         with self._lock:
             if not self._aborted:
@@ -458,7 +466,7 @@ class BlockGenerator:
             return self._cutting
 
     def _has_room_for(self, block: Block) -> bool:
-        """With the lock held. A queue with nothing on it has room for whatever there is."""
+        """Return whether the queue has room for a block; an empty queue takes any block. The lock is held."""
         if not self._queue:
             return True
         return len(self._queue) < self._queue_size and self._queue_bytes + block.held_bytes <= self._queue_max_bytes
@@ -472,7 +480,7 @@ class BlockGenerator:
             self._ask_for_cut()
 
     def _cut(self) -> Block | None:
-        """With the lock held: the buffer as a block; None when it is empty (B04)."""
+        """Take the buffer as a block; return None if it is empty (B04). The lock is held."""
         if not self._buffer.records:
             return None
         buffer = self._buffer
@@ -502,7 +510,7 @@ class BlockGenerator:
     # -- the push role: at most one thread at a time, the one for which `_pushing` was set ---------------------------
 
     def _have_pushed(self) -> None:
-        """With the lock held: there is a block to push."""
+        """Have the queue pushed: there is a block on it. The lock is held."""
         if not self._pushing:
             self._pushing = True
             self._threads.submit(self._run_push, on_death=self._die)
@@ -511,12 +519,12 @@ class BlockGenerator:
         block = self._next_block()
         while block is not None:
             if not self._push(block):
-                # The next try is due later, and not this thread's to wait for.
+                # The retry is due later; this thread does not wait for it.
                 return
             block = self._next_block(pushed=True)
 
     def _next_block(self, *, pushed: bool = False) -> Block | None:
-        """The oldest block that is not pushed; None when there is none, and the role is given up."""
+        """Take the oldest block that is not pushed; return None, and give the role up, if there is none."""
         with self._lock:
             if self._aborted or pushed:
                 self._current = None
@@ -539,15 +547,16 @@ class BlockGenerator:
             return self._current
 
     def _push(self, block: Block) -> bool:
-        """Push a block; False when that failed and is tried again."""
+        """Push a block; return False if that failed and will be tried again."""
         try:
             self._listener.on_push_block(block)
         except Exception as error:  # noqa: BLE001  the push thread must not end by it (B07)
-            # An abort makes pushes fail; that is no news.
+            # An abort makes pushes fail; that is not reported.
             with self._changed:
                 if self._aborted:
                     return True
-            # Before the next try, so that the listener never hears of a failure after the success; it can't raise.
+            # Report before the retry, so that the listener never hears of a failure after the success. This can't
+            # raise.
             self._report(f"block {block.number} could not be pushed, attempt {self._backoff.failures + 1}", error)
             with self._changed:
                 if self._aborted:
@@ -561,7 +570,7 @@ class BlockGenerator:
         return True
 
     def _retry(self) -> None:
-        """On the timer."""
+        """Push again. Runs on the timer."""
         with self._changed:
             if self._waits_to_retry:
                 self._waits_to_retry = False
@@ -575,12 +584,12 @@ class BlockGenerator:
         self._run_push()
 
     def _die(self, error: BaseException) -> None:
-        """Something escaped from a role of this generator's (told by the threads): it ends, and says so, in this order.
+        """End the generator and report it: an error ended one of its roles (called by the threads).
 
-        The end comes before any word: a log line or a report that fails must not keep it from the listener.
+        The abort comes first: a log line or a report that fails must not keep the listener from hearing of the end.
         """
         with self._changed:
-            # Whichever of the two it was: after the abort neither does anything more.
+            # It does not matter which role ended: after the abort neither does anything more.
             self._cutting = self._pushing = False
         try:
             self.abort()
@@ -606,9 +615,9 @@ class BlockGenerator:
 
 
 def _head_of(batch: pa.RecordBatch, most: int) -> pa.RecordBatch:
-    """So many of the first records as fit into ``most`` bytes, one at least; their memory stays the batch's."""
+    """Return as many of the first records as fit into ``most`` bytes, at least one; they share the batch's memory."""
     head = batch
     while (nbytes := head.nbytes) > most and head.num_rows > 1:
-        # By the mean size, which falls each time: `most / nbytes` is less than 1.
+        # Estimate by the mean size. The number falls each time, because `most / nbytes` is less than 1.
         head = batch.slice(0, max(1, head.num_rows * most // nbytes))
     return head

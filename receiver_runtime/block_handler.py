@@ -1,7 +1,7 @@
-"""Turns blocks and dead letters into frames, and stores them in the write-ahead log (the original's H02).
+"""Turn blocks and dead letters into frames, and store them in the write-ahead log (the original's H02).
 
-There is one handler; *durable* and *ephemeral* differ only in the log's sync. It keeps no block after the store, and
-it registers nothing: a stored block counts when the driver log has it.
+There is one handler; *durable* and *ephemeral* differ only in the log's sync. It keeps no block after storing it, and
+registers nothing: a stored block counts only once the driver log has it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from receiver_runtime.write_ahead_log import WriteAheadLog
 
 
-# A frame has a payload; a note needs none.
+# A frame must have a payload, though a note needs none.
 _NOTE_PAYLOAD = b"\0"
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that can't be stored as what it should be: its raw bytes, why, and which part (from 0)."""
+    """Hold a record that can't be stored as intended: its raw bytes, the reason, and which part it is from (0 is the
+    first).
+    """
 
     reason: DeadLetterReason
     data: bytes
@@ -37,19 +39,21 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class EncodedBlock:
-    """A block as it will be stored, but for its frame: that needs a sequence, and this can be made before."""
+    """Hold a block as it will be stored, without its frame. The frame needs a sequence; this can be made before there
+    is one.
+    """
 
     payload: Sequence[pa.Buffer]
     records: int
 
     @property
     def nbytes(self) -> int:
-        """Of the payload."""
+        """Return the payload's size."""
         return sum(buffer.size for buffer in self.payload)
 
 
 class BlockHandler:
-    """Stores one epoch's blocks. Safe from any thread; the caller gives sequences out in order."""
+    """Store one epoch's blocks. Safe from any thread; the caller assigns sequences in order."""
 
     def __init__(
         self, log: WriteAheadLog, schema: pa.Schema, *, compression: Compression = DEFAULT_COMPRESSION
@@ -59,15 +63,15 @@ class BlockHandler:
         self._claim = log.claim
         self.registered_through = log.registered_through
         self._compression = compression
-        # The newest block, and the newest of those that are sent again until they are acknowledged.
+        # The newest block, and the newest block of a sender that sends again until it gets an acknowledgement.
         self._newest = 0
         self._newest_sent_again = 0
-        # The newest sequence that a frame says is registered, and the newest block at the last idle moment.
+        # The newest sequence that a frame records as registered, and the newest block at the last idle moment.
         self._said_through = 0
         self._newest_when_idle = 0
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
-        """Compress a block ahead of its turn, while its predecessor is written. Holds no lock."""
+        """Compress a block ahead of its turn, while the block before it is written. Holds no lock."""
         payload = encode_parts(self._schema, batches, compression=self._compression)
         return EncodedBlock(payload, sum(batch.num_rows for batch in batches))
 
@@ -80,7 +84,7 @@ class BlockHandler:
     ) -> NewBlock:
         """Store one block; on return it survives a crash and waits to be registered.
 
-        ``source_rule`` is this block's own, where it is not that of the others.
+        ``source_rule`` is this block's own rule, if it differs from the other blocks' rule.
 
         Raises: as ``WriteAheadLog.write``, and InvalidFrameError for a block without records.
         """
@@ -105,9 +109,9 @@ class BlockHandler:
         return NewBlock(self._claim.receiver_id, self._claim.epoch, sequence, encoded.records, handle.length, handle)
 
     def store_dead_letters(self, letters: Sequence[DeadLetter], *, sequence: int) -> list[BlockHandle]:
-        """Store dead letters by one sync; returns their handles, in order. Raises as ``WriteAheadLog.write``.
+        """Store dead letters by one sync; return their handles, in order. Raises as ``WriteAheadLog.write``.
 
-        To be followed by ``dead_letters_recorded``.
+        Call ``dead_letters_recorded`` afterwards.
         """
         return self._log.write(
             [
@@ -130,14 +134,14 @@ class BlockHandler:
         )
 
     def dead_letters_recorded(self, handles: Sequence[BlockHandle]) -> None:
-        """Say that these have their rows: until then their segment is not sealed."""
+        """Say that these dead letters have their rows: until then their segment is not sealed."""
         self._log.recorded(handles)
 
     def keep_house(self) -> None:
-        """For a moment in which nothing is stored: close a segment that has reached its age.
+        """Close a segment that has reached its age. Called while nothing is being stored.
 
-        Where no block was stored since the last such moment, or the file would be closed, it first gets a note of what
-        is registered. It is not closed while it holds blocks that such a note is still to come for.
+        If no block was stored since the last idle moment, or the file is about to be closed, write a note of what is
+        registered first. A segment stays open while it holds blocks that still need such a note.
         """
         newest = self._newest
         before, self._newest_when_idle = self._newest_when_idle, newest
@@ -147,15 +151,17 @@ class BlockHandler:
         self._log.roll_if_due(unless_after=newest if noted else self._said_through)
 
     def close(self) -> None:
-        """Close the log, with a note of what is registered; seal its last segment, if everything in it is."""
+        """Write a note of what is registered, close the log, and seal its last segment if everything in it is
+        registered.
+        """
         self._note()
         self._log.close()
 
     def _note(self) -> None:
-        """Write down what was acknowledged, if no frame says so and its senders will not bring it again.
+        """Record which blocks were acknowledged, if no frame says so and their senders will not send them again.
 
-        A driver log that lost its last commits does not know it any more; the frame's own file then tells a block that
-        was acknowledged from one that its sender brings again. What can't be written is not needed yet.
+        A driver log that lost its last commits no longer knows it. The segment file then tells a block that was
+        acknowledged from one that its sender sends again. A note that can't be written is not needed yet.
         """
         through = self.registered_through.sequence
         if min(self._newest_sent_again, through) <= self._said_through:

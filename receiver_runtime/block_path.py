@@ -1,9 +1,9 @@
-"""The way of one receiver's records, under one claim, into registered blocks.
+"""Bring one receiver's records, under one claim, into registered blocks.
 
-Owns the rate limiter, the block generator, the order of sequences, what is under way to the registrar, dead letters,
-and the driver log's answers. Its supervisor hears of two things: that nothing more of this epoch is accepted
-(``on_refused``), and what keeps blocks from being registered meanwhile (``on_hindered``). It must never start, restart
-or end a receiver.
+Owns the rate limiter, the block generator, the order of sequences, the blocks in flight to the registrar, dead letters,
+and the driver log's answers. It reports two things to its supervisor: that the driver log accepts nothing more of this
+epoch (``on_refused``), and what keeps blocks from being registered for now (``on_hindered``). It must never start,
+restart or end a receiver.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from tracker_store.blocks import BlockHandle, Claim, NewBlock, OffsetLink, Steering
 
 _STORE_FIRST_DELAY = 0.1
-# Everything is acknowledged within a minute of the disk's return, however long it was full.
+# Seconds. However long the disk was full, everything is acknowledged within a minute after it has room again.
 _STORE_LONGEST_DELAY = LONGEST_PAUSE_SECONDS
-# Dead letters in one write and one statement.
+# How many dead letters go into one write and one statement.
 _LETTERS_AT_ONCE = 1000
-# The hindrance of a disk that takes no blocks.
+# The hindrance "the disk takes no blocks".
 _STORE = "store blocks"
 
 
@@ -59,32 +59,34 @@ class BlockGeneratorFailedError(RuntimeError):
 
 
 class BlockPathListener(Protocol):
-    """Who is told. Any thread; both return at once, and may be called again with the same."""
+    """Receive a block path's reports, on any thread. Both methods return at once, and may get the same report again."""
 
     def on_refused(self, error: BaseException) -> None:
-        """Nothing more of this epoch is accepted."""
+        """Note that the driver log accepts nothing more of this epoch."""
         ...
 
     def on_hindered(self, what: str, reason: str | None) -> str:
-        """``what`` is hindered for this reason, or no longer (None); return the reason that it was hindered for."""
+        """Note that ``what`` is hindered for this reason, or no longer (None); return the reason that it was hindered
+        for.
+        """
         ...
 
 
 class BlockPath:
-    """See the module. Any thread, unless a method says otherwise.
+    """Bring records into registered blocks; see the module. Call it on any thread, unless a method says otherwise.
 
     Args:
         schema: of the blocks.
-        claim: answered; the first block takes the sequence after its marker.
-        handler: of this epoch's write-ahead log.
+        claim: already answered; the first block takes the sequence after its marker.
+        handler: stores blocks in this epoch's write-ahead log.
         registrar: started by its owner.
-        driver_log: for the rows of dead letters.
-        positions: of its source's partitions, for a source that has such.
-        keys: of the stream's records, for a source that has such.
+        driver_log: records the rows of dead letters.
+        positions: the positions of the source's partitions, for a source that has them.
+        keys: the keys of the stream's records, for a source that has them.
         listener: its supervisor.
-        on_steering: told what the receiver is to do; from the constructor on.
-        threads: for its block generator, where it shares them with other receivers.
-        progress: of this receiver.
+        on_steering: called with what the receiver is to do, possibly before the constructor returns.
+        threads: for the block generator, if it shares threads with other receivers.
+        progress: this receiver's progress.
     """
 
     def __init__(
@@ -135,30 +137,30 @@ class BlockPath:
             encode=handler.encode,
             threads=threads,
         )
-        # For people, where the driver log turns out to lack some.
+        # For operators, in case the driver log turns out to have lost some of them.
         self.acknowledged = AcknowledgedBlocks()
-        # The receiver's threads that wait in here.
+        # Counts the receiver's threads that wait in a method of this object.
         self.hand_overs = HandOvers(clock)
-        # Whether a record was taken since the receiver's last start.
+        # Whether a record was accepted since the receiver's last start.
         self.has_accepted = False
-        # Which threads are storing something, or wait for their turn to.
+        # Counts the threads that are storing something or wait for their turn to.
         self._storing = HandOvers(clock)
 
-        # Sequences are given out, stored and handed to the registrar one by one.
+        # Under this lock a block gets its sequence, is stored, and goes to the registrar: one block at a time.
         self._push_lock = threading.Lock()
         self._next_sequence = claim.sequence + 1
-        # Whether what is under way, if anything is, are blocks with keys.
+        # Whether the blocks in flight, if any, have keys.
         self._keyed = False
 
-        # Everything below is under this lock.
+        # Guards everything below.
         self._changed = threading.Condition()
         self._interrupted = False
         self._refused = False
-        # What was stored and then refused; the next epoch's salvage finds it, if it came before that looked.
+        # What was stored and then refused. The next epoch's salvage finds it if it was stored before that epoch looked.
         self._refused_blocks = 0
         self._refused_records = 0
 
-        # Last: a heartbeat may steer it at once.
+        # Last, because a heartbeat may steer it at once.
         self._registration = registrar.attach(
             claim.receiver_id,
             registered_through=handler.registered_through,
@@ -173,40 +175,43 @@ class BlockPath:
 
     @property
     def holds_data(self) -> bool:
-        """Whether something is to be stored or registered. Takes no lock."""
+        """Return whether something is still to be stored or registered. Takes no lock."""
         return self.generator.holds_data or self._registration.has_unsettled or self._storing.any_since(math.inf)
 
     @property
     def registered_through(self) -> int:
-        """The newest sequence that is known to be registered."""
+        """Return the newest sequence that is known to be registered."""
         return self._handler.registered_through.sequence
 
     @property
     def refused(self) -> tuple[int, int]:
-        """Return how many blocks were stored and then refused, and their records."""
+        """Return how many blocks, and how many records in them, were stored and then refused."""
         with self._changed:
             return self._refused_blocks, self._refused_records
 
     def receiver_starts(self) -> None:
-        """Take records of a receiver that starts."""
+        """Accept records of a receiver that starts."""
         with self._changed:
             self.has_accepted = False
             self._interrupted = False
 
     def receiver_stops(self) -> None:
-        """Let a receiver that stops hand over what it has read, at any rate; wait for no disk with what has a key."""
+        """Let a stopping receiver hand over what it has read at any rate; stop waiting for a disk to take records with
+        keys.
+        """
         with self._changed:
             self._interrupted = True
         self.limiter.close()
 
     def abort(self) -> None:
-        """Drop what is not stored; nothing more is taken."""
+        """Drop what is not stored, and accept nothing more."""
         self.generator.abort()
 
     def drain(self) -> None:
         """Return when everything that was handed over is registered, or refused.
 
-        Whatever the driver log does: what is on the disk can be salvaged, what is in the buffer is gone with us.
+        It does not matter whether the driver log answers: what is on the disk can be salvaged, but what is in the
+        buffer is lost when the process ends.
         """
         self._registration.lift_limit()
         self.generator.stop()
@@ -227,20 +232,20 @@ class BlockPath:
         return self.limiter.piece(records, nbytes)
 
     def push_single(self, record: object) -> None:
-        """One record to the block generator."""
+        """Hand one record to the block generator."""
         with self.hand_overs:
             self.generator.add_data(record)
         self.has_accepted = True
 
     def push_buffered(self, records: pa.RecordBatch | Sequence[object]) -> None:
-        """Many records to the block generator; in even pieces while a rate limit is set."""
+        """Hand many records to the block generator, in even pieces while a rate limit is set."""
         batch = (
             conform(records, self._schema) if isinstance(records, pa.RecordBatch) else to_batch(records, self._schema)
         )
         done = 0
         with self.hand_overs:
             while done < batch.num_rows:
-                # Asked again for each piece: a new rate takes effect in the midst of a chunk.
+                # Ask again for each piece, so that a new rate takes effect in the middle of a chunk.
                 rest = batch.slice(done)
                 piece = rest.slice(0, self.limiter.piece(rest.num_rows, rest.nbytes))
                 done += piece.num_rows
@@ -248,16 +253,16 @@ class BlockPath:
                 self.has_accepted = True
 
     def push_if_free(self, batch: pa.RecordBatch) -> bool:
-        """As ``push_buffered``, but add nothing where that had to wait; return whether it was added."""
+        """Do as ``push_buffered``, but add nothing if that would have to wait; return whether the batch was added."""
         if not self.generator.add_if_free(conform(batch, self._schema)):
             return False
         self.has_accepted = True
         return True
 
     def push_and_report_block(self, records: pa.RecordBatch | pa.Table | Sequence[object]) -> None:
-        """Many records as one block; returns when it is registered (S07).
+        """Store many records as one block; return when it is registered (S07).
 
-        Raises: what stopped it; then the block is not registered, and the source must not be acknowledged.
+        Raises: whatever stopped it. Then the block is not registered, and the source must not be acknowledged.
         """
         if isinstance(records, pa.RecordBatch):
             batches = [conform(records, self._schema)]
@@ -274,9 +279,10 @@ class BlockPath:
         self.has_accepted = True
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
-        """Dead letters to the segment, then to the driver log; returns when all are recorded.
+        """Write dead letters to the segment, then to the driver log; return when all are recorded.
 
-        By one sync and one statement for many of them: a sender in the wrong encoding has nothing else.
+        Many of them share one sync and one statement, because a sender with the wrong encoding sends nothing but bad
+        records.
         """
         with self.hand_overs:
             for first in range(0, len(letters), _LETTERS_AT_ONCE):
@@ -286,19 +292,20 @@ class BlockPath:
 
     @property
     def positions(self) -> SourcePositions:
-        """The source's positions in the driver log."""
+        """Return the source's positions in the driver log."""
         if self._positions is None:
             raise NotImplementedError("this receiver's driver log keeps no positions of sources")
         return self._positions
 
     def push_linked(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> Future[NewBlock]:
-        """A batch as one block that moves its source's positions; returns when it is stored, before it is registered.
+        """Store a batch as one block that moves its source's positions; return when it is stored, before it is
+        registered.
 
-        The future resolves when the driver log has block and positions. It fails with OffsetConflictError where another
-        receiver has read one of the partitions on: then nothing that is under way is registered, nothing more is taken,
-        and the receiver is to ask for the positions again after ``go_on_after_refusal``.
+        The future resolves when the driver log has the block and the positions. It fails with OffsetConflictError if
+        another receiver has moved one of the positions. Then no block in flight is registered, and nothing more is
+        accepted until the receiver has called ``go_on_after_refusal`` and read the positions again.
 
-        Raises: what stopped it; then nothing of it is stored, or it is not registered.
+        Raises: whatever stopped it. Then nothing of it is stored, or it is not registered.
         """
         with self.hand_overs:
             self.limiter.acquire(batch.num_rows, batch.nbytes)
@@ -307,11 +314,11 @@ class BlockPath:
         return future
 
     def go_on_after_refusal(self) -> None:
-        """Take blocks again, after a refusal for a position or a key. Waits for what is under way.
+        """Accept blocks again, after a refusal for a position or a key. Waits for the blocks in flight.
 
-        What was refused is dropped here: who handed it over does so again, or not.
+        The refused blocks are dropped here; their caller may hand them over again.
 
-        Raises: what the receiver was refused with for good.
+        Raises: the error with which the receiver was refused for good.
         """
         with self._push_lock:
             self._next_sequence = self._registration.go_on() + 1
@@ -320,18 +327,21 @@ class BlockPath:
     # -- the receiver's side (KeyedPath) -----------------------------------------------------------------------------
 
     def handing_over(self) -> AbstractContextManager[None]:
-        """While in it, a thread of the receiver's waits for us; a stop gives it the time."""
+        """Return a context in which a thread of the receiver counts as waiting here; a stop gives it time to finish."""
         return self.hand_overs
 
     def wait_for_rate(self, records: int, nbytes: int) -> None:
-        """Return when these records may pass; for ``push_keyed``, which may have to push what has passed again."""
+        """Return when these records may pass. For ``push_keyed``, which may have to push records again that have
+        passed.
+        """
         with self.hand_overs:
             self.limiter.acquire(records, nbytes)
 
     def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
-        """Return which of these keys the stream has received within its window, by the driver log.
+        """Return which of these keys the stream has received within its window, according to the driver log.
 
-        Without ``wait`` none of them, where it is unavailable: a block that has some will be refused.
+        Without ``wait``, return none of them while the driver log is unavailable: a block that repeats a key will be
+        refused.
         """
         if self._keys is None:
             raise NotImplementedError("this receiver's driver log keeps no keys")
@@ -339,15 +349,15 @@ class BlockPath:
             return self._keys.known_keys(keys, wait=wait)
 
     def push_keyed(self, batch: pa.RecordBatch, keys: Sequence[str]) -> Future[NewBlock]:
-        """A batch as one block with its records' keys; returns when it is stored, before it is registered.
+        """Store a batch as one block with its records' keys; return when it is stored, before it is registered.
 
-        The batch has the receiver's schema (``records.conform``). Its sender brings it again where it is not
-        acknowledged, so no salvage registers it. The future resolves when the driver log has block and keys. It fails
-        with DuplicateKeysError where one of them is known: then nothing with keys that is under way is registered, and
-        nothing is taken before ``go_on_after_refusal``, which the caller must come to. A disk that takes no blocks is
-        waited for, but not at a stop.
+        The batch has the receiver's schema (``records.conform``). No salvage registers the block, because its sender
+        sends the records again if they are not acknowledged. The future resolves when the driver log has the block and
+        the keys. It fails with DuplicateKeysError if one of the keys is known. Then no block with keys in flight is
+        registered, and nothing is accepted before ``go_on_after_refusal``, which the caller must call. While the disk
+        takes no blocks, this waits, except at a stop.
 
-        Raises: what stopped it; then nothing of it is stored, or it is not registered.
+        Raises: whatever stopped it. Then nothing of it is stored, or it is not registered.
         """
         with self.hand_overs:
             encoded = self._handler.encode([batch])
@@ -367,19 +377,19 @@ class BlockPath:
     # -- the block generator's side (BlockGeneratorListener) ---------------------------------------------------------
 
     def on_generate_block(self, block: Block) -> None:
-        """Nothing to note: positions come with ``push_linked``."""
+        """Do nothing: positions come with ``push_linked``."""
 
     def on_push_block(self, block: Block) -> None:
-        """Store a block and hand it to the registrar; what follows is stored while this one is registered."""
+        """Store a block and hand it to the registrar. The next block is stored while this one is registered."""
         self._push(block.encoded or self._handler.encode(block.batches))
         self._listener.on_hindered(_STORE, None)
 
     def on_idle(self) -> None:
-        """Close a segment that has reached its age; note in its file what is acknowledged."""
+        """Close a segment that has reached its age, after noting in its file what is acknowledged."""
         self._handler.keep_house()
 
     def on_error(self, message: str, error: Exception) -> None:
-        """A push failed; it is tried again, and when the queue is full, reading stops (W05)."""
+        """Report a failed push. It is tried again, and when the queue is full, reading stops (W05)."""
         with self._changed:
             if self._refused:
                 return
@@ -391,20 +401,20 @@ class BlockPath:
         self._reporter.warning(message, error)
 
     def on_thread_death(self, error: BaseException) -> None:
-        """The generator has ended and takes nothing more: so does this process, and another is started."""
+        """End the process, so that another is started: the generator has ended and takes nothing more."""
         self._refuse(BlockGeneratorFailedError(f"the block generator failed: {describe(error)}"))
         self._reporter.error("the block generator failed", error)
 
     # -- the driver log's side (OutageListener) ----------------------------------------------------------------------
 
     def on_driver_log_away(self, what: str, error: Exception) -> None:
-        """Operators see why nothing comes: by the reason, where that can be written, else as soon as it can."""
+        """Show operators why nothing is registered: as the receiver's reason, as soon as that can be written."""
         self._listener.on_hindered(
             what, f"the driver log does not {what}, reading stops when the queue is full: {_first_line(error)}"
         )
 
     def on_driver_log_back(self, what: str, seconds: float) -> None:
-        """The history says how long it took, and why."""
+        """Record in the history how long the outage took, and why."""
         why = self._listener.on_hindered(what, None)
         self._reporter.event(
             ReceiverEventKind.ERROR, "what was received had to wait for the driver log", f"{seconds:.1f} s: {why}"
@@ -422,7 +432,7 @@ class BlockPath:
                 except DuplicateKeysError:
                     if keys is not None:
                         raise
-                # Not its own fault: the thread that has handed over the keys goes on at once.
+                # The keys in flight are another thread's. That thread calls ``go_on_after_refusal`` at once.
                 self._registration.wait_until_it_goes_on()
 
     def _push_once(
@@ -430,8 +440,8 @@ class BlockPath:
     ) -> Future[NewBlock]:
         with self._push_lock:
             if self._keyed is not (keys is not None):
-                # Never under way together: a refusal for a key would take the others along, and their sender may not
-                # bring them again.
+                # Blocks with keys and blocks without are never in flight together: a refusal for a key would refuse the
+                # others too, and their sender may not send them again.
                 self._registration.wait_until_settled()
                 self._keyed = keys is not None
             self._registration.reserve()
@@ -460,7 +470,7 @@ class BlockPath:
                     handles = self._store_dead_letters(letters)
                 self.progress.made()
             except WriteAheadLogError as error:
-                # Not the receiver's to handle: it would drop the good lines that it read with this one.
+                # The receiver can't handle this: it would drop the good lines that it read together with this one.
                 self._reporter.error("a dead letter could not be stored, reading waits for it", error)
                 if not self._pause_unless_refused(backoff.next_delay()):
                     raise
@@ -485,7 +495,7 @@ class BlockPath:
             return self._handler.store_dead_letters(letters, sequence=self._next_sequence - 1)
 
     def _pause_unless_refused(self, seconds: float) -> bool:
-        """Wait; False as soon as nothing more is to be stored."""
+        """Wait; return False as soon as nothing more is to be stored."""
         deadline = self._clock.monotonic() + seconds
         with self._changed:
             while not self._refused and (left := deadline - self._clock.monotonic()) > 0:
@@ -500,8 +510,8 @@ class BlockPath:
             self.acknowledged.add(block)
             return
         if (isinstance(error, OffsetConflictError) and block.links) or isinstance(error, DuplicateKeysError):
-            # The receiver drops what it has read, and reads on from where the driver log is; or leaves out what the
-            # driver log has.
+            # The receiver drops what it has read and reads on from the driver log's positions; or it leaves out the
+            # records that the driver log has.
             return
         with self._changed:
             self._refused_blocks += 1
@@ -509,8 +519,8 @@ class BlockPath:
         self._refuse(error)
 
     def _refuse(self, error: BaseException) -> None:
-        """Nothing more of this epoch is accepted."""
-        # First: who sees that blocks are refused finds the supervisor knowing why.
+        """Stop: the driver log accepts nothing more of this epoch."""
+        # First, so that a thread that sees refused blocks finds that the supervisor knows the reason.
         self._listener.on_refused(error)
         with self._changed:
             if self._refused:

@@ -1,21 +1,22 @@
-"""Runs one receiver under one claim: starts, restarts, pauses, stops it, and brings its records into registered blocks.
+"""Run one receiver under one claim: start, restart, pause and stop it, and bring its records into registered blocks.
 
-Authority: the claim was answered before this is made, so the epoch is ours until the driver log says FENCED. From then
-on nothing that is held here would be accepted: everything stops, nothing is drained.
+The driver log has answered the claim before the supervisor is created, so the epoch is valid until the driver log
+answers FENCED. From then on the driver log would accept nothing that the supervisor holds: everything stops, and
+nothing is drained.
 
-One control thread decides and acts; everybody else (the receiver's threads, the registrar's, signals) only leaves a
-wish and returns. So the states move on one thread, and no order of restart, pause and stop can surprise it:
+One control thread decides and acts. All other threads (the receiver's, the registrar's, signal handlers) only record a
+request and return. Because one thread makes all transitions, restarts, pauses and stops may be requested in any order:
 
     Initialized -> Started <-> Stopped        (S01; a restart and a pause go through Stopped)
 
-At a graceful end (S04, done in the order that loses nothing): the rate limit is lifted, the receiver stops and hands on
+A graceful end (S04) runs in the order that loses nothing: the rate limit is lifted, the receiver stops and hands over
 what it has read, the block generator drains, every stored block is registered, the write-ahead log is closed and
-sealed, and only then is the receiver said to have ended.
+sealed. Only then is the receiver's end reported.
 
-The receiver's own code runs on threads of its own. An ``on_start`` that blocks is reported and left to run; an
-``on_stop`` that hangs is reported, and the end goes on without it: what was handed over is drained, and what is handed
-over from then on is refused. Where there was to be another start, the process ends instead: nobody can say what such
-a receiver still does.
+The receiver's own code runs on threads of its own. An ``on_start`` that blocks is reported and left running. An
+``on_stop`` that hangs is reported, and the end continues without it: what was handed over is drained, and anything
+handed over later is refused. If the receiver was to start again, the process ends instead, because the code that hangs
+may still do anything.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 
-# In a second; what is slower than that is not told from a disk that hangs.
+# Bytes per second. A slower disk can't be told apart from one that hangs.
 _SLOWEST_DISK_BYTES = 2**20
-# The hindrance of whatever has lasted for long; what hinders blocks is the block path's to say.
+# The hindrance "no progress for a long time". The block path reports the other hindrances, those of blocks.
 _PROGRESS = "make progress"
 
 
 class SupervisorState(StrEnum):
-    """The original's three states (S01)."""
+    """Name the original's three states (S01)."""
 
     INITIALIZED = "Initialized"
     STARTED = "Started"
@@ -87,10 +88,10 @@ class SupervisorStateError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How and why a receiver ended.
+    """Hold how and why a receiver ended.
 
-    ``drained`` says whether what was handed over is in registered blocks; ``again`` that FAILED is no state to stay in:
-    the agent starts another process.
+    ``drained`` says whether everything that was handed over is in registered blocks. ``again`` says that a receiver
+    with FAILED does not stay failed: the agent starts another process.
     """
 
     exit_code: ExitCode
@@ -107,23 +108,25 @@ class _Restart:
 
 
 class ReceiverSupervisor:
-    """See the module. ``start`` or ``run`` once; ``stop`` any number of times; ``await_termination`` for the end.
+    """Supervise one receiver; see the module.
+
+    Call ``start`` or ``run`` once, ``stop`` any number of times, and ``await_termination`` to wait for the end.
 
     Args:
         receiver: not attached yet.
-        stream_id: for ``Receiver.stream_id``.
-        stream_name: for receivers whose senders name it.
-        claim: answered; the first block takes the sequence after its marker.
-        assignment: under which it was claimed.
-        handler: of this epoch's write-ahead log.
+        stream_id: returned by ``Receiver.stream_id``.
+        stream_name: for receivers whose senders name the stream.
+        claim: already answered; the first block takes the sequence after its marker.
+        assignment: the assignment under which the receiver was claimed.
+        handler: stores blocks in this epoch's write-ahead log.
         registrar: started by its owner.
-        driver_log: for the rows of dead letters.
-        positions: of its source's partitions, for a source that has such.
-        keys: of the stream's records, for a source that has such.
-        reporter: of this receiver and epoch.
-        threads: for its block generator, where it shares them with other receivers.
-        reading_loop: for its quiet connections, likewise.
-        progress: of this receiver, where others count in it too.
+        driver_log: records the rows of dead letters.
+        positions: the positions of the source's partitions, for a source that has them.
+        keys: the keys of the stream's records, for a source that has them.
+        reporter: reports for this receiver and epoch.
+        threads: for the block generator, if it shares threads with other receivers.
+        reading_loop: for the receiver's quiet connections, if shared with other receivers.
+        progress: this receiver's progress, if others count in it too.
     """
 
     def __init__(
@@ -163,11 +166,11 @@ class ReceiverSupervisor:
             max(settings.receiver_restart_delay, settings.receiver_max_restart_delay),
         )
 
-        # The control thread's alone: the newest on_start, and whether an on_stop was given up.
+        # Only the control thread uses these: the newest on_start, and whether it gave up waiting for an on_stop.
         self._on_start: WatchedCall | None = None
         self._stop_hung = False
 
-        # Everything below is under this lock; only the control thread moves the state.
+        # Guards everything below. Only the control thread moves the state.
         self._changed = threading.Condition()
         self._state = SupervisorState.INITIALIZED
         self._desired = desired_state
@@ -176,14 +179,14 @@ class ReceiverSupervisor:
         self._started_at = 0.0
         self._wanted_restart: _Restart | None = None
         self._wanted_end: Ending | None = None
-        # Why nothing more of this epoch is accepted, and the end that this is.
+        # Why the driver log accepts nothing more of this epoch, and how the receiver ended.
         self._refusal: BaseException | None = None
         self._ending: Ending | None = None
-        # What keeps blocks from being registered, and why; it is the reason that operators see, while there is any.
+        # What keeps blocks from being registered, and why. While it holds anything, operators see that as the reason.
         self._hindrances: dict[str, str] = {}
         self._reason = "receiving"
 
-        # Last: a heartbeat may steer us at once.
+        # Last, because a heartbeat may steer the supervisor at once.
         self.block_path = BlockPath(
             self._schema,
             claim=claim,
@@ -207,57 +210,57 @@ class ReceiverSupervisor:
 
     @property
     def state(self) -> SupervisorState:
-        """Where in its life it is."""
+        """Return the current state."""
         with self._changed:
             return self._state
 
     @property
     def epoch(self) -> int:
-        """Of the claim."""
+        """Return the claim's epoch."""
         return self._claim.epoch
 
     @property
     def progress_limit(self) -> float:
-        """Seconds without progress, while it holds data, that are too many."""
+        """Return how many seconds without progress, while the receiver holds data, are too many."""
         return progress_limit(self._settings)
 
     def report_no_progress(self, seconds: float, why: str) -> None:
-        """Operators see that it gets nothing done, and why; it goes on by itself (the watchdog, its own thread)."""
+        """Show operators that nothing gets stored or registered, and why. The watchdog calls it; receiving goes on."""
         self._hinder(_PROGRESS, f"{HINDERED}: nothing stored or registered for {seconds:g} s: {why}")
         self._reporter.event(
             ReceiverEventKind.ERROR, "data is held and nothing of it could be stored or registered, trying on", why
         )
 
     def report_progress(self) -> None:
-        """It gets on again."""
+        """Stop showing a lack of progress: the receiver makes progress again."""
         self._clear(_PROGRESS)
 
     def start(self) -> None:
-        """As ``run``, on a thread of its own; returns at once."""
+        """Do as ``run`` on a thread of its own; return at once."""
         self.block_path.generator.start()
         threading.Thread(target=self._run, name=f"receiver {self._claim.receiver_id} supervisor", daemon=True).start()
 
     def run(self) -> Ending:
-        """Start the block generator, then the receiver (S01), unless it is desired otherwise; returns at its end.
+        """Start the block generator, then the receiver (S01), unless it is to be paused or stopped; return at its end.
 
-        The caller's thread is the control thread.
+        The calling thread becomes the control thread.
         """
         self.block_path.generator.start()
         return self._run()
 
     def stop(self, message: str, error: BaseException | None = None) -> None:
-        """Ask for the end, drained; returns at once (S04). The first reason given is the one that counts."""
+        """Ask for a drained end; return at once (S04). The first reason given counts."""
         code = ExitCode.STOPPED if error is None else ExitCode.FAILED
         self.end(Ending(code, message if error is None else f"{message}: {error}", drained=True))
 
     def end(self, ending: Ending) -> None:
-        """Ask for this end; ``drained`` says whether to drain. Returns at once."""
+        """Ask for this end; ``drained`` says whether to drain. Return at once."""
         with self._changed:
             self._wanted_end = ending if self._wanted_end is None else self._wanted_end
             self._changed.notify_all()
 
     def await_termination(self, timeout: float | None = None) -> Ending | None:
-        """Wait for the end, at most ``timeout`` seconds; None when it has not come."""
+        """Wait for the end for at most ``timeout`` seconds; return None if it has not come."""
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         with self._changed:
             while self._ending is None:
@@ -271,58 +274,60 @@ class ReceiverSupervisor:
 
     @property
     def stream_id(self) -> int:
-        """Of the stream."""
+        """Return the stream's id."""
         return self._stream_id
 
     @property
     def stream_name(self) -> str:
-        """Of the stream, as its senders may name it; empty where nobody said."""
+        """Return the stream's name, as its senders may give it; empty if it is not known."""
         return self._stream_name
 
     @property
     def receiver_id(self) -> int:
-        """Of the receiver, the same after every restart and on every host."""
+        """Return the receiver's id, which is the same after every restart and on every host."""
         return self._claim.receiver_id
 
     @property
     def reading_loop(self) -> ReadingLoop | None:
-        """Who reads from connections on which little comes, where there is one."""
+        """Return what reads from quiet connections for all receivers of the process, or None."""
         return self._reading_loop
 
     @property
     def settings(self) -> ReceiverSettings:
-        """Of this receiver."""
+        """Return this receiver's settings."""
         return self._settings
 
     @property
     def record_schema(self) -> pa.Schema:
-        """Of the blocks."""
+        """Return the schema of the blocks."""
         return self._schema
 
     def is_started(self) -> bool:
-        """State is Started (R04)."""
+        """Return whether the state is Started (R04)."""
         return self.state is SupervisorState.STARTED
 
     def is_stopped(self) -> bool:
-        """State is Stopped (R04)."""
+        """Return whether the state is Stopped (R04)."""
         return self.state is SupervisorState.STOPPED
 
     def report_connected(self, where: str) -> None:
-        """The source is there."""
+        """Report that the receiver is connected to its source."""
         self._reporter.event(ReceiverEventKind.CONNECTED, f"connected to {where}")
         self._say(f"connected to {where}")
 
     def report_listening(self, where: str) -> None:
-        """The source's senders may come."""
+        """Report that the source's senders can connect."""
         self._reporter.event(ReceiverEventKind.CONNECTED, f"listening on {where}")
         self._say(f"listening on {where}")
 
     def report_error(self, message: str, error: BaseException | None = None) -> None:
-        """An event ERROR; receiving goes on (R03)."""
+        """Report an ERROR event; receiving goes on (R03)."""
         self._reporter.error(message, error)
 
     def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None:
-        """Ask for a restart; returns at once. Ignored unless Started, and while one is asked for (R03, S05)."""
+        """Ask for a restart; return at once. Ignored unless Started, or if a restart is already requested (R03,
+        S05).
+        """
         with self._changed:
             if self._state is SupervisorState.STARTED and self._wanted_restart is None:
                 self._wanted_restart = _Restart(message, error, delay)
@@ -331,18 +336,20 @@ class ReceiverSupervisor:
     # -- the block path's side (BlockPathListener; any thread: leave a wish, return) ----------------------------------
 
     def on_refused(self, error: BaseException) -> None:
-        """Nothing more of this epoch is accepted."""
+        """End without draining: the driver log accepts nothing more of this epoch."""
         with self._changed:
             if self._refusal is not None:
                 return
             self._refusal = error
             code = ExitCode.FENCED if isinstance(error, ReceiverFencedError) else ExitCode.FAILED
-            # It outranks an end that was to drain: nothing that is drained would be accepted.
+            # This replaces an end that was to drain: the driver log would accept nothing of what is drained.
             self._wanted_end = Ending(code, str(error), drained=False, again=code is ExitCode.FAILED)
             self._changed.notify_all()
 
     def on_hindered(self, what: str, reason: str | None) -> str:
-        """Show operators what hinders blocks, or what did before; return the reason that was shown for it."""
+        """Show operators what hinders blocks, or that it no longer does (None); return the reason that was shown for
+        it.
+        """
         if reason is None:
             return self._clear(what)
         self._hinder(what, reason)
@@ -367,14 +374,14 @@ class ReceiverSupervisor:
             self._log_failure("a supervisor failed", error)
         try:
             ending = self._finish(ending)
-        except BaseException as error:  # noqa: BLE001  logged, and told as the end's reason
-            # Whoever waits for the end must see one.
+        except BaseException as error:  # noqa: BLE001  logged, and reported as the end's reason
+            # A thread that waits for the end must get one.
             reason = f"{ending.reason}; then the end itself failed: {describe(error)}"
             ending = Ending(ExitCode.FAILED, reason, drained=False, again=True)
             self._log_failure("a supervisor could not end in order", error)
         try:
             self._tell(ending)
-        except BaseException as error:  # noqa: BLE001  logged: the end must come whether or not it can be told
+        except BaseException as error:  # noqa: BLE001  logged: the end must come even if it can't be reported
             self._log_failure("a receiver's end could not be told", error)
         with self._changed:
             self._ending = ending
@@ -386,7 +393,7 @@ class ReceiverSupervisor:
             _log.error(message, receiver_id=self._claim.receiver_id, exc_info=error)
 
     def _step(self) -> Ending | None:
-        """Wait for the next thing to do and do it; returns the end when it has come."""
+        """Wait for the next thing to do and do it; return the ending once one is requested."""
         with self._changed:
             while True:
                 now = self._clock.monotonic()
@@ -420,7 +427,7 @@ class ReceiverSupervisor:
             self._wanted_restart = None
             self.block_path.receiver_starts()
             self._started_at = self._clock.monotonic()
-            # Started before on_start runs, which may already ask (S02).
+            # Move before on_start runs: it may already ask whether the receiver is started (S02).
             self._move(SupervisorState.STARTED)
         self._on_start = self._call(self._receiver.on_start, self._on_start_failed)
         if not self._on_start.wait(self._settings.receiver_start_timeout):
@@ -442,7 +449,7 @@ class ReceiverSupervisor:
         return call
 
     def _stop_receiver(self) -> bool:
-        """S03: Started goes to Stopped; elsewhere there is nothing to stop. False when the receiver hangs in it."""
+        """Move from Started to Stopped (S03); do nothing in another state. Return False if the receiver hangs in it."""
         with self._changed:
             if self._state is not SupervisorState.STARTED:
                 return True
@@ -467,7 +474,7 @@ class ReceiverSupervisor:
         return returned
 
     def _end_for_another(self, why: str) -> None:
-        """There was to be another start, and the receiver never stopped: only a new process can make one."""
+        """End the process, because on_stop hangs and only a new process can start the receiver again."""
         self.end(Ending(ExitCode.FAILED, f"on_stop hangs, a new process takes over: {why}", drained=True, again=True))
 
     def _restart(self) -> None:
@@ -523,7 +530,7 @@ class ReceiverSupervisor:
         with suppress(Exception):
             _log.info("receiver ends", receiver_id=self._claim.receiver_id, reason=ending.reason, drain=ending.drained)
         self._stop_receiver()
-        # For a receiver that was stopped before, and for pushes of its own that still wait for permits.
+        # For a receiver that was stopped before, and for its pushes that still wait for permits.
         self.block_path.limiter.close()
         if ending.drained:
             self.block_path.drain()
@@ -531,10 +538,10 @@ class ReceiverSupervisor:
         with self._changed:
             refused = self._refusal is not None
             if refused and self._wanted_end is not None:
-                # Refused while it drained.
+                # The driver log refused blocks during the drain.
                 ending = self._wanted_end
         if refused:
-            # Until each block is counted.
+            # Wait until each refused block is counted.
             self.block_path.settle()
         return ending
 
@@ -545,7 +552,7 @@ class ReceiverSupervisor:
                     ReceiverEventKind.FENCED, "another process holds the receiver", f"{ending.reason}{self._held()}"
                 )
             case ExitCode.FAILED if ending.again:
-                # A new process claims anew and goes on, so this is no state to stay in.
+                # A new process claims the receiver and goes on, so the receiver does not become FAILED.
                 what, detail = "this process ends, another claims anew", ending.reason
                 if isinstance(self._refusal, SequenceGapError):
                     what = f"the driver log lacks blocks that it had acknowledged: {what}"
@@ -577,14 +584,16 @@ class ReceiverSupervisor:
     def _hinder(self, what: str, reason: str) -> None:
         with self._changed:
             self._hindrances[what] = reason
-            # What fails again and again does not hide for how long it has done so.
+            # A failure that repeats must not hide how long there has been no progress.
             shown = self._hindrances.get(_PROGRESS, reason)
         self._reporter.reason(shown)
 
     def _clear(self, what: str) -> str:
-        """A hindrance is gone: show the next one, or the reason that it hid; returns what it was."""
+        """Remove a hindrance, and show the next one or the reason that it hid; return the removed hindrance's
+        reason.
+        """
         if not self._hindrances:
-            # Asked for each block that is stored.
+            # The common case: this is called for each block that is stored.
             return ""
         with self._changed:
             was = self._hindrances.pop(what, "")
@@ -600,9 +609,9 @@ class ReceiverSupervisor:
 
 
 def progress_limit(settings: ReceiverSettings) -> float:
-    """Seconds without progress, while a receiver holds data, that are too many."""
-    # One write may take the block store's time-out, and so may the end of the segment before it; what has arrived may
-    # wait for its block to be cut; a disk has no time-out, and a large block takes a slow one long.
+    """Return how many seconds without progress, while a receiver holds data, are too many."""
+    # One write may take the block store's time-out, and so may ending the segment before it. Received data may wait for
+    # its block to be cut. A disk has no time-out, and a slow one takes long to write a large block.
     return max(
         settings.progress_timeout,
         2 * settings.block_store_timeout,

@@ -1,15 +1,15 @@
-"""The write-ahead log of one epoch of one receiver: frames in, durable handles out (L01 to L07).
+"""Write the log of one epoch of one receiver: frames in, durable handles out (L01 to L07).
 
 Owns the epoch's segments: a row in the driver log before the file, the epoch in the file's name, a new segment by age
-and size, one sync per write, the final length when a segment is closed. After a failed write or sync a segment is
-ended and the frame is written again to a new one; nothing is ever appended behind a failure, and no segment of another
-epoch is touched.
+and size, one sync per write, the final length when a segment is closed. A failed write or sync ends the segment, and
+the frame is written again to a new one. Nothing is ever appended after a failure, and no segment of another epoch is
+touched.
 
-A segment is sealed only once every block in it is registered and every dead letter recorded: what lies in one that is
-not sealed is what the next epoch salvages (``salvage``), so that this process may be killed, or fenced, in between.
+A segment is sealed only once every block in it is registered and every dead letter recorded. The next epoch salvages
+the segments that are not sealed (``salvage``), so this process may be killed or fenced at any point.
 
 What may be trusted: a handle that ``write`` returned points at bytes that survive a loss of power (unless the log is
-ephemeral). A write that raised may have left bytes behind, which no handle points at.
+ephemeral). A write that raised may have left bytes behind, but no handle points at them.
 """
 
 from __future__ import annotations
@@ -45,26 +45,28 @@ class WriteAheadLogClosedError(Exception):
 
 
 class SegmentRows(Protocol):
-    """The rows of segments in the driver log."""
+    """Keep the rows of segments in the driver log."""
 
     def open_segment(self, path: str, source_rule: str) -> int:
-        """Insert the row of the segment at ``path``; returns its id."""
+        """Insert the row of the segment at ``path``; return its id."""
         ...
 
     def seal_segment(self, segment_id: int, length: int, sequence: int) -> None:
-        """Record the final length, if the newest block in it, 0 for none, is registered."""
+        """Record the final length, if the newest block in the segment is registered (``sequence`` is 0 for no
+        block).
+        """
         ...
 
 
 class SegmentStore(Protocol):
-    """Where segments are made."""
+    """Create segments."""
 
     def check(self) -> None:
-        """Raise StoreUnavailableError where this is not the store that it should be; see ``BlockStore``."""
+        """Raise StoreUnavailableError if this is not the expected store; see ``BlockStore``."""
         ...
 
     def create_segment(self, path: str) -> Segment:
-        """Make a new segment; raises OSError or BlockStoreError where that can't be."""
+        """Make a new segment; raise OSError or BlockStoreError if that is not possible."""
         ...
 
 
@@ -118,7 +120,7 @@ class WriteAheadLog:
         self._segment_since = 0.0
         # The newest block in the open segment.
         self._segment_sequence = 0
-        # By segment: dead letters that have no row yet.
+        # By segment, how many dead letters have no row yet.
         self._unrecorded: dict[int, int] = {}
         # Closed and not yet sealed in the driver log, as (segment id, length, newest block); a few at most.
         self._to_seal: list[tuple[int, int, int]] = []
@@ -163,7 +165,7 @@ class WriteAheadLog:
                     self._seal_waiting()
                     _log.warning("a write to the block store failed, using a new segment", error=str(error))
                     if isinstance(error, StoreUnavailableError):
-                        # A new segment changes nothing about that.
+                        # A new segment would be in the same unavailable store.
                         break
                 else:
                     segment_id = self._segment_id
@@ -177,7 +179,9 @@ class WriteAheadLog:
             raise WriteAheadLogError(f"{'; '.join(failures)}. {WriteAheadLogError.__doc__}")
 
     def note(self, frame: EncodedFrame) -> bool:
-        """Append a frame that nothing waits for to the open segment; False where there is none, or it takes none."""
+        """Append a frame that no caller waits for to the open segment; return False if there is none, or the write
+        fails.
+        """
         with self._lock:
             segment = self._segment
             if segment is None:
@@ -195,7 +199,7 @@ class WriteAheadLog:
             return True
 
     def recorded(self, handles: Sequence[BlockHandle]) -> None:
-        """Dead letters that were written have their rows."""
+        """Note that these dead letters have their rows."""
         with self._lock:
             for handle in handles:
                 self._unrecorded[handle.segment_id] -= 1
@@ -204,14 +208,14 @@ class WriteAheadLog:
 
     @property
     def is_due(self) -> bool:
-        """Whether the open segment, if there is one, has reached its age."""
+        """Return whether there is an open segment that has reached its age."""
         with self._lock:
             return self._segment is not None and self._is_old()
 
     def roll_if_due(self, *, unless_after: int | None = None) -> None:
-        """Close a segment that has reached its age, also when nothing is written; seals what waits for it.
+        """Close a segment that has reached its age, even if nothing is written; seal the segments that wait for it.
 
-        One with a block newer than ``unless_after`` stays open.
+        A segment with a block newer than ``unless_after`` stays open.
         """
         with self._lock:
             wanted = unless_after is not None and self._segment_sequence > unless_after
@@ -222,7 +226,7 @@ class WriteAheadLog:
     def close(self) -> None:
         """Close and seal the open segment; safe to call twice.
 
-        A seal that fails, and that of a segment with blocks that are not registered, is the successor's to make.
+        The receiver's next process seals it if that fails, or if the segment holds blocks that are not registered.
         """
         with self._lock:
             self._closed = True
@@ -233,7 +237,7 @@ class WriteAheadLog:
         return self._clock.monotonic() - self._segment_since >= self._interval
 
     def _segment_for(self, nbytes: int) -> Segment:
-        """With the lock held: the segment that the next ``nbytes`` go to."""
+        """Return the segment that the next ``nbytes`` go to. The lock is held."""
         segment = self._segment
         if segment is not None and (
             self._is_old() or (segment.synced_length and segment.synced_length + nbytes > self._max_bytes)
@@ -242,7 +246,7 @@ class WriteAheadLog:
             self._seal_waiting()
             segment = None
         if segment is None:
-            # Before its row: a store that is away for hours leaves none behind.
+            # Before the row is made: a store that is unavailable for hours leaves no rows behind.
             self._store.check()
             self._number += 1
             path = f"receiver-{self.claim.receiver_id}/{self.claim.epoch}-{self._number:06d}.segment"
@@ -250,7 +254,7 @@ class WriteAheadLog:
             try:
                 segment = self._store.create_segment(path)
             except (OSError, BlockStoreError):
-                # The row stands without a file: a segment of length 0.
+                # The row has no file: treat it as a segment of length 0.
                 self._to_seal.append((segment_id, 0, 0))
                 raise
             self._segment, self._segment_id = segment, segment_id
@@ -259,7 +263,7 @@ class WriteAheadLog:
         return segment
 
     def _end_segment(self) -> None:
-        """With the lock held: append nothing more to the open segment."""
+        """End the open segment, so that nothing more is appended to it. The lock is held."""
         segment, self._segment = self._segment, None
         if segment is None:
             return
@@ -277,10 +281,10 @@ class WriteAheadLog:
 
 
 def _quietly(what: str, action: Callable[[], None]) -> bool:
-    """Do what may fail without harm: it is logged, and someone does it again."""
+    """Do an action that may fail without harm; a failure is logged, and the action is done again later."""
     try:
         action()
-    except Exception as error:  # noqa: BLE001  logged, and done again by someone
+    except Exception as error:  # noqa: BLE001  logged, and done again later
         _log.warning(f"could not {what}", error=str(error))
         return False
     return True
