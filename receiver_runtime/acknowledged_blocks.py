@@ -1,6 +1,6 @@
-"""Remembers the newest blocks that the driver log has acknowledged to this process: numbers, never payloads.
+"""Remember the newest blocks that the driver log has acknowledged to this process: numbers, never payloads.
 
-They tell operators what is concerned where the driver log turns out to lack some of them. Nothing is decided by them.
+They tell operators what is affected if the driver log turns out to lack some of them. Nothing is decided by them.
 """
 
 from __future__ import annotations
@@ -12,33 +12,35 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tracker_store.blocks import NewBlock, OffsetLink
 
-# At five blocks a second that is more than three minutes, and a standby lags by seconds.
+# Blocks. At five a second they cover more than three minutes, and a standby lags by seconds.
 _MOST = 1_000
-# Partitions that a message names.
+# How many partitions a message names.
 _SHOWN = 10
 
 
 class AcknowledgedBlocks:
-    """Of one epoch of one receiver. Safe from any thread."""
+    """Remember one epoch of one receiver. Safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._newest: deque[tuple[int, int, tuple[OffsetLink, ...]]] = deque(maxlen=_MOST)
 
     def add(self, block: NewBlock) -> None:
-        """The next block is registered."""
+        """Note that the next block is registered."""
         with self._lock:
             self._newest.append((block.sequence, block.records, block.links))
 
     def describe_after(self, sequence: int) -> str | None:
-        """Say what was acknowledged behind a sequence: blocks, records, sequences, positions; None for nothing."""
+        """Describe what was acknowledged after a sequence: blocks, records, sequences, positions; None if
+        nothing was.
+        """
         with self._lock:
             found = [item for item in self._newest if item[0] > sequence]
         if not found:
             return None
         first, last = found[0][0], found[-1][0]
         records = sum(records for _, records, _ in found)
-        # The oldest may have been forgotten.
+        # Older ones may have been dropped.
         older = f", and {first - sequence - 1} blocks before these" if first > sequence + 1 else ""
         said = f"{len(found)} blocks, {records} records (sequences {first}..{last}{older})"
         positions: dict[tuple[str, str], tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""How long to wait before trying again: doubled each time, bounded, spread by chance."""
+"""Compute how long to wait before a retry: doubled each time, bounded, with jitter."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import random
 
 
 class Backoff:
-    """A series of delays. One thread at a time.
+    """Hold a series of delays. One thread at a time.
 
     Args:
         first: the first delay, in seconds.
         longest: no delay is longer, in seconds.
-        jitter: each delay is cut by a random share of up to this, so that many do not come back at once.
+        jitter: each delay is shortened by a random share, at most this, so that many callers do not retry at once.
         source: of randomness, in [0, 1).
     """
 
@@ -28,16 +28,16 @@ class Backoff:
 
     @property
     def failures(self) -> int:
-        """Delays taken since the last ``reset``."""
+        """Return how many delays were taken since the last ``reset``."""
         return self._failures
 
     def next_delay(self) -> float:
-        """Count one more failure; returns how long to wait now, in seconds."""
-        # The exponent is bounded too: 2.0 ** 1100 is no float.
+        """Count one more failure; return how long to wait now, in seconds."""
+        # The exponent is bounded too: 2.0 ** 1100 overflows.
         delay = min(self._first * 2.0 ** min(self._failures, 60), self._longest)
         self._failures += 1
         return delay * (1.0 - self._jitter * self._random.random())
 
     def reset(self) -> None:
-        """It worked: begin anew."""
+        """Start again from the first delay, after a success."""
         self._failures = 0

@@ -1,4 +1,4 @@
-"""The clock as a constructor argument: what waits for time to pass asks it, so that a test can move the hands."""
+"""Pass the clock as a constructor argument: code that waits asks it, so that a test can set the time."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """A monotonic clock and the only way to wait on it."""
+    """Give monotonic time, and the only way to wait on it."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary point; never goes back."""
+        """Return seconds from an arbitrary point; never goes back."""
         ...
 
     def wait_on(self, condition: threading.Condition, seconds: float | None) -> None:
         """Wait, holding ``condition``, until it is notified or ``seconds`` have passed (None: until notified).
 
-        May return early for no reason: the caller looks again.
+        May return early without a reason, so the caller checks again.
         """
         ...
 
 
 class SystemClock:
-    """The machine's monotonic clock."""
+    """Give the machine's monotonic time."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary point; never goes back."""
+        """Return seconds from an arbitrary point; never goes back."""
         return time.monotonic()
 
     def wait_on(self, condition: threading.Condition, seconds: float | None) -> None:

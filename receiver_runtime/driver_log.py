@@ -1,8 +1,8 @@
-"""The driver log as the data plane calls it, apart from the registrar: each call is made until it is answered.
+"""Call the driver log for the data plane, apart from the registrar: each call is repeated until it is answered.
 
-Owns the waiting: a driver log that is away delays the caller, with bounded backoff, and is no error of the caller's.
-What it must never do is wait on after the process was told to give up (``give_up``), or try again what the driver log
-refuses for good.
+Owns the waiting: an unavailable driver log delays the caller, with bounded backoff, and is no error for the caller. It
+must never wait on after the process was told to give up (``give_up``), and never retry what the driver log refuses for
+good.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 2.0
 
-#: A connection that was cut is healed in less; what lasts longer is told to operators.
+# Seconds. A cut connection is restored sooner; a longer outage is reported to operators.
 TELL_AFTER = 1.0
 
 
@@ -48,21 +48,21 @@ class GivenUpError(Exception):
 
 
 class OutageListener(Protocol):
-    """Who is told that something waits for the driver log. Both return at once."""
+    """Hear that something waits for the driver log. Both methods return at once."""
 
     def on_driver_log_away(self, what: str, error: Exception) -> None:
-        """``what`` ("register blocks") has waited for ``TELL_AFTER`` seconds, and goes on waiting."""
+        """Note that ``what`` ("register blocks") has waited for ``TELL_AFTER`` seconds, and goes on waiting."""
         ...
 
     def on_driver_log_back(self, what: str, seconds: float) -> None:
-        """What was told to wait has been answered, after so many seconds."""
+        """Note that ``what`` was answered after these seconds."""
         ...
 
 
 class DriverLog:
-    """Calls on the driver log that are made until they are answered. Safe from any thread.
+    """Make calls on the driver log until they are answered. Safe from any thread.
 
-    Only statements that may be repeated belong here: each of them changes nothing when it was already done.
+    Use it only for idempotent statements: each must change nothing if it was done already.
     """
 
     def __init__(
@@ -73,7 +73,9 @@ class DriverLog:
         progress: Progress | None = None,
         on_answer: Callable[[], None] = lambda: None,
     ) -> None:
-        """`progress`: told of each call that failed. `on_answer`: called for each one that was answered."""
+        """Prepare. `progress` is told of each call that failed; `on_answer` is called for each one that was
+        answered.
+        """
         self._engine = engine
         self._progress = progress or Progress()
         self._on_answer = on_answer
@@ -82,27 +84,27 @@ class DriverLog:
         self._gave_up = False
 
     def give_up(self) -> None:
-        """End every wait, now and later, by GivenUpError."""
+        """End every wait, now and later, with GivenUpError."""
         with self._wakened:
             self._gave_up = True
             self._wakened.notify_all()
 
     def pause(self, seconds: float) -> None:
-        """Wait between two tries of something else. Raises GivenUpError as soon as the process is ending at once."""
+        """Wait between two attempts at something else. Raises GivenUpError as soon as the process is ending at once."""
         self._wait(seconds)
         with self._wakened:
             if self._gave_up:
                 raise GivenUpError(GivenUpError.__doc__)
 
     def once(self, statement: Callable[[sa.Connection], T]) -> T:
-        """Make a call once. Raises what it raises, DriverLogUnavailableError where no connection can be had."""
+        """Make a call once. Raises what it raises, and DriverLogUnavailableError if there is no connection."""
         with connect(self._engine) as connection:
             return statement(connection)
 
     def until_answered(
         self, what: str, statement: Callable[[sa.Connection], T], *, listener: OutageListener | None = None
     ) -> T:
-        """Make a call, again and again while the driver log is away; returns the answer.
+        """Make a call, and repeat it while the driver log is unavailable; return the answer.
 
         Args:
             what: for people, as "open a segment".
@@ -110,7 +112,7 @@ class DriverLog:
 
         Raises:
             GivenUpError: the process is ending at once.
-            Exception: what the driver log refuses for good.
+            Exception: the driver log refused the call for good.
         """
         backoff = Backoff(FIRST_DELAY, LONGEST_DELAY)
         began = self._clock.monotonic()
@@ -140,7 +142,7 @@ class DriverLog:
         return answer
 
     def _wait(self, seconds: float) -> None:
-        """Returns early when the process is told to give up."""
+        """Wait; return early when the process is told to give up."""
         deadline = self._clock.monotonic() + seconds
         with self._wakened:
             while not self._gave_up and (left := deadline - self._clock.monotonic()) > 0:
@@ -148,48 +150,54 @@ class DriverLog:
 
 
 class DeadLetterRows(Protocol):
-    """The rows of dead letters in the driver log."""
+    """Keep the rows of dead letters in the driver log."""
 
     def add_dead_letters(self, letters: Sequence[StoredDeadLetter]) -> None:
-        """Insert the rows of stored dead letters by one statement, in order; returns when they are there."""
+        """Insert the rows of stored dead letters by one statement, in order; return when they are there."""
         ...
 
 
 class SourcePositions(Protocol):
-    """The positions of a stream's source partitions in the driver log."""
+    """Keep the positions of a stream's source partitions in the driver log."""
 
     def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
-        """Where to read a partition from; before its first read that is ``start_offset``, put down as its origin."""
+        """Return where to read a partition from; before its first read, record ``start_offset`` as its origin and
+        return it.
+        """
         ...
 
     def all_of(self, source: str) -> Mapping[str, Position]:
-        """Where each partition of a source stands that the stream has read."""
+        """Return the position of each partition of a source that the stream has read."""
         ...
 
     def forget(self, source: str, partitions: Sequence[str]) -> None:
-        """Nobody will read these again: take their positions away, once their blocks are gone."""
+        """Remove the positions of partitions that will not be read again, once their blocks are gone."""
         ...
 
     def peers(self) -> Sequence[Peer]:
-        """Who reads the stream now, this receiver among them. Asked once: raises where the driver log is away."""
+        """Return the receivers that read the stream now, including this one. Asks once; raises if the log is
+        unavailable.
+        """
         ...
 
     @property
     def receiver_id(self) -> int:
-        """Whose these are."""
+        """Return the id of the receiver that these positions belong to."""
         ...
 
 
 class KnownKeys(Protocol):
-    """The idempotency keys of a stream's records in the driver log."""
+    """Keep the idempotency keys of a stream's records in the driver log."""
 
     def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
-        """Which of them the stream has received within its window; without ``wait`` none, where that can't be asked."""
+        """Return those that the stream has received within its window; without ``wait``, none while the log is
+        unavailable.
+        """
         ...
 
 
 class ReceiverDriverLog:
-    """The rows that one epoch of one receiver writes besides its blocks."""
+    """Write the rows of one epoch of one receiver, except those of its blocks."""
 
     def __init__(
         self,
@@ -206,11 +214,11 @@ class ReceiverDriverLog:
         self._listener: OutageListener | None = None
 
     def tell(self, listener: OutageListener) -> None:
-        """From now on, tell this listener of calls that wait."""
+        """Set the listener that is told of waiting calls from now on."""
         self._listener = listener
 
     def open_segment(self, path: str, source_rule: str) -> int:
-        """The segment's row, before its file; returns its id."""
+        """Insert the segment's row, before its file is made; return its id."""
         return self._driver_log.until_answered(
             "open a segment",
             lambda connection: open_segment(
@@ -226,9 +234,9 @@ class ReceiverDriverLog:
         )
 
     def seal_segment(self, segment_id: int, length: int, sequence: int) -> None:
-        """Record the segment's final length; tried once: an unsealed segment is only asked for again.
+        """Record the segment's final length. Tried once, because the caller tries again.
 
-        A driver log that lost its newest block, `sequence`, leaves it open for salvage.
+        If the driver log has lost the segment's newest block, `sequence`, the segment stays open for salvage.
         """
         owner = (self._claim.receiver_id, self._claim.epoch)
         self._driver_log.once(
@@ -238,7 +246,7 @@ class ReceiverDriverLog:
         )
 
     def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
-        """Where to read a partition from."""
+        """Return where to read a partition from."""
         return self._driver_log.until_answered(
             "open a partition",
             lambda connection: open_partition(
@@ -253,11 +261,11 @@ class ReceiverDriverLog:
 
     @property
     def receiver_id(self) -> int:
-        """Of the receiver."""
+        """Return the receiver's id."""
         return self._claim.receiver_id
 
     def all_of(self, source: str) -> Mapping[str, Position]:
-        """Where each partition of a source stands."""
+        """Return the position of each partition of a source."""
         return self._driver_log.until_answered(
             "read the positions of a source",
             lambda connection: source_positions(connection, receiver_id=self._claim.receiver_id, source=source),
@@ -265,7 +273,7 @@ class ReceiverDriverLog:
         )
 
     def forget(self, source: str, partitions: Sequence[str]) -> None:
-        """Take positions away."""
+        """Remove positions."""
         self._driver_log.until_answered(
             "forget positions of a source",
             lambda connection: forget_partitions(
@@ -275,11 +283,11 @@ class ReceiverDriverLog:
         )
 
     def peers(self) -> Sequence[Peer]:
-        """Who reads the stream now."""
+        """Return the receivers that read the stream now."""
         return self._driver_log.once(lambda connection: peers_of(connection, receiver_id=self._claim.receiver_id))
 
     def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
-        """Which of them the stream has received; without ``wait`` none, where that can't be asked just now."""
+        """Return those that the stream has received; without ``wait``, none if the driver log can't be asked now."""
 
         def statement(connection: sa.Connection) -> set[str]:
             return known_keys(connection, receiver_id=self._claim.receiver_id, keys=keys)
@@ -292,7 +300,7 @@ class ReceiverDriverLog:
             return set()
 
     def add_dead_letters(self, letters: Sequence[StoredDeadLetter]) -> None:
-        """The rows of stored dead letters."""
+        """Insert the rows of stored dead letters."""
         self._driver_log.until_answered(
             "record dead letters",
             lambda connection: add_dead_letters(

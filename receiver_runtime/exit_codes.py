@@ -1,4 +1,4 @@
-"""How a receiver process ends, as a number for its agent."""
+"""Tell the agent by a number how a receiver process ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit status of ``forebay receiver``."""
+    """Name the exit statuses of ``forebay receiver``."""
 
-    STOPPED = 0  # as it was told to, drained
+    STOPPED = 0  # stopped as requested, drained
     FAILED = 1  # restart it, with backoff
-    STUCK = 74  # it held data and got nothing done: start another process at once, which salvages
+    STUCK = 74  # it held data and made no progress: start another process at once, which salvages
     FENCED = 75  # another process holds the receiver: only a newer assignment starts it again

@@ -1,18 +1,19 @@
-"""Whether a receiver that holds data gets on with it: the one look from outside at the threads that should push it.
+"""Check whether a receiver that holds data makes progress: the only check of its threads from outside.
 
-Each receiver has a ``Progress``, which its own threads move: by what they get done, and by what they tried that failed
-with a named error. The watchdog, one thread a process, looks at all of them each second:
+Each receiver has a ``Progress``. Its threads count in it what they got done, and what they tried that failed with a
+named error. The watchdog, one thread per process, looks at all of them each second:
 
-- *moving*: it holds nothing, or has got something done within its limit;
-- *hindered*: it has got nothing done for the limit, and a thread has tried within it and failed by a named error (a
-  full disk, a driver log that is unavailable), or waits to try again. That goes on by itself, so it is reported, and
-  nothing is ended;
-- *stuck*: it has got nothing done for the limit, and no thread has even failed: one is gone, or hangs in a disk. Only
-  another process can go on. Where none could, for the driver log takes no connection, that is a failure like any other.
+- *moving*: the receiver holds nothing, or has got something done within its limit;
+- *hindered*: it has got nothing done for the limit, but a thread tried within that time and failed with a named error
+  (a full disk, an unavailable driver log), or waits to retry. That resolves itself, so it is reported, and nothing is
+  ended;
+- *stuck*: it has got nothing done for the limit, and no thread has even failed: a thread is gone, or hangs in a disk.
+  Only another process can go on. If none could, because the driver log takes no connection, that counts as a failure
+  like any other.
 
-The watchdog takes no lock, writes no line and asks nobody: whatever hangs must not hold it up as well. Words and deeds
-are the threads' that it starts for them. It counts its own looks and not the clock: a process that was stopped, or a
-machine that slept, is not stuck for that.
+The watchdog takes no lock, writes no line and asks no other part, because it must not hang where they hang. It starts
+threads that report and act. It counts its own looks instead of reading the clock, so a process that was stopped, or a
+machine that slept, does not count as stuck.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: Between two looks.
+# Seconds between two looks.
 LOOK_SECONDS = 1.0
-#: After a failure a thread waits so long at most before it tries again.
+# Seconds. A thread that failed waits at most this long before it tries again.
 LONGEST_PAUSE_SECONDS = 10.0
 
 
 class Progress:
-    """What one receiver has got done, and tried. Any thread.
+    """Count what one receiver has got done, and tried. Any thread.
 
-    Without a lock: two threads that count at the same moment may count once, and that is a change all the same.
+    It takes no lock: two threads that count at the same moment may count once, but that is still a change.
     """
 
     __slots__ = ("done", "failures", "why")
@@ -43,21 +44,21 @@ class Progress:
     def __init__(self) -> None:
         self.done = 0
         self.failures = 0
-        #: Of the newest failure.
+        # The newest failure.
         self.why = ""
 
     def made(self) -> None:
-        """Count something that is done: a block that is stored, or answered by the driver log."""
+        """Count something done: a block that was stored, or that the driver log answered."""
         self.done += 1
 
     def failed(self, why: str) -> None:
-        """Count something that was tried, and failed by this error; it is tried again."""
+        """Count an attempt that failed with this error and will be repeated."""
         self.why = why
         self.failures += 1
 
 
 class Verdict(StrEnum):
-    """See the module."""
+    """Name how a receiver does; see the module."""
 
     MOVING = "moving"
     HINDERED = "hindered"
@@ -65,7 +66,7 @@ class Verdict(StrEnum):
 
 
 class ProgressWatch:
-    """The watchdog's memory of one receiver. One thread."""
+    """Remember one receiver for the watchdog. One thread."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -73,11 +74,11 @@ class ProgressWatch:
         self._failures = progress.failures
         self._without_progress = 0.0
         self._without_failure = 0.0
-        # What a thread waits before it tries again; none has failed, none waits.
+        # Seconds that a thread may wait before it tries again; 0 if none has failed.
         self._pause = 0.0
 
     def look(self, *, holds_data: bool, limit: float, seconds: float = LOOK_SECONDS) -> Verdict:
-        """Return how it is now, ``seconds`` of watching after the look before this one."""
+        """Return the verdict, ``seconds`` after the previous look."""
         done, failures = self._progress.done, self._progress.failures
         if not holds_data or done != self._done:
             self._without_progress = self._without_failure = self._pause = 0.0
@@ -94,29 +95,29 @@ class ProgressWatch:
 
 
 class Watched(Protocol):
-    """A receiver, as the watchdog sees it. Neither property may take a lock that a thread holds while it may hang."""
+    """Show the watchdog a receiver. Neither property may take a lock that a thread holds while it may hang."""
 
     @property
     def progress(self) -> Progress:
-        """What it has got done."""
+        """Return what the receiver has got done."""
         ...
 
     @property
     def progress_limit(self) -> float:
-        """Seconds without progress, while it holds data, that are too many."""
+        """Return how many seconds without progress, while it holds data, are too many."""
         ...
 
     @property
     def holds_data(self) -> bool:
-        """Whether it has something that is to be stored or registered."""
+        """Return whether it has something to be stored or registered."""
         ...
 
     def on_hindered(self, seconds: float, why: str) -> None:
-        """Say that it has got nothing done for so long. May take its time."""
+        """Report that it has made no progress for these seconds. May take its time."""
         ...
 
     def on_moving(self) -> None:
-        """Say that it gets on again. May take its time."""
+        """Report that it makes progress again. May take its time."""
         ...
 
 
@@ -125,18 +126,19 @@ class _Entry:
     watched: Watched
     watch: ProgressWatch
     hindered: bool = False
-    # One at a time: so that what is said last is what is true.
+    # One thread at a time, so that the last report is the true one.
     saying: threading.Thread | None = None
 
 
 class ProgressWatchdog:
-    """See the module. ``start`` once, ``stop`` once.
+    """Watch all receivers of a process; see the module. ``start`` once, ``stop`` once.
 
     Args:
-        watched: the receivers that there are now; must take no lock.
-        on_stuck: called on the watchdog's thread with those that are stuck, and must wait for nothing without a limit.
-            It ends the process and returns True, and from then on nothing is watched any more; or it counts in each
-            one's progress why not, and returns False.
+        watched: returns the current receivers; must take no lock.
+        on_stuck: called on the watchdog's thread with the stuck receivers; must not wait without a time limit. It
+            either
+            ends the process and returns True, and nothing is watched from then on; or it counts in each one's progress
+            why the process goes on, and returns False.
     """
 
     def __init__(
@@ -162,7 +164,7 @@ class ProgressWatchdog:
         self._stopping.set()
 
     def look(self) -> Sequence[Watched]:
-        """Look at all of them once, and have said what is new; returns those that are stuck."""
+        """Look at all of them once, and have changes reported; return the stuck ones."""
         there = list(self._watched())
         self._entries = {
             id(one): self._entries.get(id(one)) or _Entry(one, ProgressWatch(one.progress)) for one in there
@@ -186,7 +188,7 @@ class ProgressWatchdog:
             name="progress",
             daemon=True,
         )
-        # No thread to be had: the next look says it.
+        # If no thread can be started, the next look reports it.
         with suppress(RuntimeError, MemoryError):
             entry.saying.start()
             entry.hindered = hindered
@@ -195,7 +197,7 @@ class ProgressWatchdog:
         while not self._stopping.wait(self._look_seconds):
             try:
                 stuck = self.look()
-            except Exception:  # noqa: BLE001, S112  out of memory, say: it looks again, and must write no line
+            except Exception:  # noqa: BLE001, S112  out of memory, for example: it looks again, and must write no line
                 continue
             if stuck and self._on_stuck(stuck):
                 return

@@ -1,4 +1,4 @@
-"""How far the blocks of one epoch are registered: a number that one object raises and several read."""
+"""Hold how far the blocks of one epoch are registered: a number that one object raises and several read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RegisteredThrough:
-    """The newest sequence that the driver log is known to have. The registrar alone raises it; any thread reads it."""
+    """Hold the newest sequence that the driver log is known to have. Only the registrar raises it; any thread
+    reads it.
+    """
 
     sequence: int = 0

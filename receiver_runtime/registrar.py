@@ -1,22 +1,22 @@
-"""Registers stored blocks in the driver log: one thread per process, whatever the number of receivers.
+"""Register stored blocks in the driver log: one thread per process, for any number of receivers.
 
-Blocks that wait go together into one ``add_blocks`` call. A heartbeat goes out each second, so that an idle receiver
-is steered too, by a thread and a connection of its own: additions that wait for a lock, or that a full disk refuses,
-must not make this process look dead. What the driver log decides and what may be trusted:
+Blocks that wait go together into one ``add_blocks`` call. A heartbeat goes out each second, so that an idle receiver is
+steered too. It has a thread and a connection of its own: additions that wait for a lock, or that a full disk refuses,
+must not make this process look dead. What the driver log decides, and what may be trusted:
 
 - ADDED and ALREADY_ADDED hold for ever: the block's future has its result.
 - FENCED, CONFLICT and GAP are final for this epoch: every block of that receiver that is not registered fails with the
-  named error, and so does every later one. The other receivers notice nothing.
-- A driver log that lost its last commits, for a standby was promoted without them, is found by a GAP, by the newest
-  sequence in a heartbeat's answer, and on every new connection by the segments of what is to be added. That is final
-  too: the process's knowledge goes into its files' notes, and its successor salvages them.
-- OFFSET_CONFLICT says that another receiver read a source's partition on, DUPLICATE_KEYS that the log has some of the
-  records: they fail the same blocks, and later ones only until the receiver has seen to it (``Registration.go_on``).
-- AGAIN, an unknown outcome, and a driver log that is away say nothing. The only way on is to send the *identical*
-  blocks of that receiver again: a group that was sent once is never added to, cut or reordered until it is answered.
+  named error, and so does every later one. The other receivers are not affected.
+- A driver log may lose its last commits, when a standby is promoted without them. Three things find that: a GAP, the
+  newest sequence in a heartbeat's answer, and on every new connection a look for the segments of the blocks to be
+  added. It is final too: what the process knows goes into its files' notes, and its successor salvages the files.
+- OFFSET_CONFLICT says that another receiver has moved a source's position, DUPLICATE_KEYS that the log already has some
+  of the records. They fail the same blocks, and later ones only until the receiver calls ``Registration.go_on``.
+- AGAIN, an unknown outcome, and an unavailable driver log decide nothing. The registrar must then send the *identical*
+  blocks of that receiver again: a group that was sent once is never extended, cut or reordered until it is answered.
 
-Order is kept per receiver. Memory is bounded: a receiver may have ``limit`` blocks here that are not registered, each a
-handle of a few dozen bytes; who wants to hand in more waits (``reserve``).
+Order is kept per receiver. Memory is bounded: a receiver may have at most ``limit`` unregistered blocks here, each a
+handle of a few dozen bytes; a caller with more waits in ``reserve``.
 """
 
 from __future__ import annotations
@@ -55,20 +55,21 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 _SETTLED = (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED)
-# What a receiver can go on from.
+# The errors after which a receiver can go on.
 _PASSING = (OffsetConflictError, DuplicateKeysError)
-# A call that the database refuses by an error is made this often for one receiver alone before that one fails.
+# How often a call for one receiver alone may fail with a database error before that receiver fails.
 _ERRORS_ALONE = 3
-# For what operators read.
+# How a hindrance in registering is named to operators.
 _REGISTER = "register blocks"
-# A heartbeat that hangs at the end is not waited for: its process is about to sign off.
+# Seconds. At the end a heartbeat that hangs is not waited for any longer, because its process is about to sign off.
 _LAST_HEARTBEAT_SECONDS = 2.0
-# Where so many receivers share the registrar, calls begin so far apart, for each of them and at most: a group of many
-# small blocks costs the driver log, and us, a fraction of as many calls. With fewer nobody waits for others.
+# With at least _GATHERING_FROM receivers, two calls begin at least this many seconds apart: so long per receiver, and
+# at most _LONGEST_GATHERING. A group of many small blocks costs the driver log, and this process, far fewer calls. With
+# fewer receivers no block waits for others.
 _GATHERING_FROM = 10
 _GATHERING_PER_RECEIVER = 0.0005
 _LONGEST_GATHERING = 0.05
-# Who waits for the registrar's thread looks again whether there is one.
+# Seconds after which a thread that waits for the registrar's thread checks again that it is alive.
 _LOOK_AGAIN_SECONDS = 1.0
 
 
@@ -81,29 +82,32 @@ class RegistrarFailedError(Exception):
 
 
 class BlockLog(Protocol):
-    """The driver log, as the registrar's two threads call it: each has a method of its own."""
+    """Call the driver log for the registrar's two threads: each has a method of its own."""
 
     def add_blocks(self, blocks: Sequence[NewBlock]) -> list[AddResult]:
-        """One call for the blocks of any number of receivers.
+        """Make one call for the blocks of any number of receivers.
 
-        Raises LostCommitsError, and adds nothing, where segments of some receivers are not known any more.
+        Raises LostCommitsError, and adds nothing, if segments of some receivers are not known any more.
         """
         ...
 
     def heartbeat(self, receiver_ids: Sequence[int]) -> list[Steering]:
-        """Raise the process's counter; returns what its receivers are to do."""
+        """Raise the process's counter; return what its receivers are to do."""
         ...
 
 
 class PostgresBlockLog:
-    """The real one: additions have a connection of their own, made anew after any failure.
+    """Call the real driver log. Additions have a connection of their own, which is opened again after any failure.
 
-    A new connection may lead to another server, so the first blocks' segments are looked for on it: no constraint of
-    the driver log does, and without a row, or with another's under the same id, nobody could read the blocks.
+    A new connection may lead to another server, so the first blocks' segments are looked for on it. No constraint of
+    the driver log does that, and if a segment's row is missing, or is another segment's under the same id, the blocks
+    can't be read.
     """
 
     def __init__(self, engine: sa.Engine, *, process_id: int, queued: Callable[[], Mapping[int, int]] = dict) -> None:
-        """`queued`: asked at each heartbeat for the blocks in the receivers' queues, by id; must not wait."""
+        """Prepare. `queued` is called at each heartbeat for the blocks in the receivers' queues, by id; it must not
+        wait.
+        """
         self._engine = engine
         self._process_id = process_id
         self._queued = queued
@@ -133,7 +137,7 @@ class PostgresBlockLog:
         try:
             return statement(self._held[0])
         except Exception:
-            # A refusal leaves the connection whole, but finding out which it was is not worth a special case.
+            # After a refusal the connection is still good, but that is not worth a special case.
             self._held[0].invalidate()
             self.close()
             raise
@@ -155,7 +159,9 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Lane:
-    """One receiver. All fields under the registrar's lock, but for ``sent``, which its thread alone changes."""
+    """Hold one receiver's blocks. The registrar's lock guards all fields except ``sent``, which only its thread
+    changes.
+    """
 
     receiver_id: int
     limit: int
@@ -169,16 +175,16 @@ class _Lane:
     errors_alone: int = 0
     waits_since: float | None = None
     told_to_wait: bool = False
-    # What its receiver was told last.
+    # The newest steering that the receiver got.
     steered: Steering | None = None
     steering: threading.Lock = field(default_factory=threading.Lock)
     refused: Exception | None = None
-    # Found by a heartbeat, for the registrar's thread to refuse it with.
+    # Found by a heartbeat; the registrar's thread refuses the receiver with it.
     lost: LostCommitsError | None = None
     on_lost: Callable[[LostCommitsError], None] = lambda _: None
     leaving: bool = False
-    # Of the registrar's lock: there is room, or all is settled, or the receiver is let go. A condition for each
-    # receiver, or each block that is registered would wake whoever waits for another.
+    # On the registrar's lock: there is room, or all is settled, or the receiver is detached. There is one condition for
+    # each receiver; with a single one, each registered block would wake the threads that wait for other receivers.
     moved: threading.Condition = field(default_factory=threading.Condition)
 
     @property
@@ -187,28 +193,28 @@ class _Lane:
 
 
 class Registration:
-    """One receiver's way into the registrar. Any thread."""
+    """Hand one receiver's blocks to the registrar. Any thread."""
 
     def __init__(self, lane: _Lane, changed: threading.Condition, lock: threading.RLock) -> None:
         self._lane = lane
         self._changed = changed
-        # The condition's own; its `with` takes a third of the time.
+        # The condition's own lock; entering it takes a third of the time.
         self._lock = lock
 
     @property
     def registered_through(self) -> int:
-        """The newest sequence that is known to be registered."""
+        """Return the newest sequence that is known to be registered."""
         return self._lane.registered_through.sequence
 
     @property
     def has_unsettled(self) -> bool:
-        """Whether blocks wait for an answer. Takes no lock."""
+        """Return whether blocks wait for an answer. Takes no lock."""
         return self._lane.unsettled > 0
 
     def reserve(self) -> None:
         """Wait for room for one more block, and keep it for the next `submit`.
 
-        Raises: what the receiver was refused with.
+        Raises: the error with which the receiver was refused.
         """
         lane = self._lane
         with self._lock:
@@ -219,13 +225,13 @@ class Registration:
             lane.reserved += 1
 
     def release(self) -> None:
-        """Give a reserved room back."""
+        """Give reserved room back."""
         with self._changed:
             self._lane.reserved -= 1
             self._lane.moved.notify_all()
 
     def submit(self, block: NewBlock) -> Future[NewBlock]:
-        """Hand in the next block, in a room that was reserved; its future resolves when the driver log has it."""
+        """Hand in the next block, in the room reserved for it; its future resolves when the driver log has it."""
         future: Future[NewBlock] = Future()
         with self._lock:
             self._lane.reserved -= 1
@@ -238,9 +244,10 @@ class Registration:
         return future
 
     def go_on(self) -> int:
-        """After a refusal for a position or a key: take blocks again; returns what sequence the next one is to follow.
+        """Accept blocks again after a refusal for a position or a key; return the sequence that the next block is to
+        follow.
 
-        Raises: what the receiver was refused with for good.
+        Raises: the error with which the receiver was refused for good.
         """
         lane = self._lane
         with self._changed:
@@ -253,13 +260,15 @@ class Registration:
             return lane.registered_through.sequence
 
     def wait_until_it_goes_on(self) -> None:
-        """After a refusal for a key: return when blocks are taken again, or never will be."""
+        """Return when blocks are accepted again after a refusal for a key, or never will be."""
         with self._changed:
             while isinstance(self._lane.refused, DuplicateKeysError):
                 self._lane.moved.wait()
 
     def lift_limit(self) -> None:
-        """Room for whatever comes: nothing more is read, and what is stored before the end can be salvaged."""
+        """Make room for any number of blocks: nothing more is read, and what is stored before the end can be
+        salvaged.
+        """
         with self._changed:
             self._lane.limit = sys.maxsize
             self._lane.moved.notify_all()
@@ -272,7 +281,8 @@ class Registration:
 
 
 class Registrar:
-    """See the module. ``start`` once, ``stop`` once; callbacks run on its thread and must return at once.
+    """Register blocks; see the module. ``start`` once, ``stop`` once; callbacks run on its thread and must return at
+    once.
 
     Args:
         log: the driver log.
@@ -293,7 +303,7 @@ class Registrar:
         self._interval = heartbeat_interval
         self._clock = clock or SystemClock()
         lock = threading.RLock()
-        # Two threads, and what wakes each of them.
+        # One lock, and a condition to wake each of the two threads.
         self._changed = threading.Condition(lock)
         self._heart_changed = threading.Condition(lock)
         self._interrupt = threading.Condition(lock)
@@ -305,7 +315,7 @@ class Registrar:
         self._gathers_until = 0.0
         self._heartbeat_backoff = Backoff(FIRST_DELAY, LONGEST_DELAY)
         self._next_heartbeat = 0.0
-        # After a call that failed by an error of its own, receivers go one by one until all are through.
+        # After a call that failed with a database error, receivers go one by one until all have been sent.
         self._one_by_one: deque[int] = deque()
         self._thread = threading.Thread(target=self._run, name="registrar", daemon=True)
         self._heart = threading.Thread(target=self._run_heartbeats, name="heartbeat", daemon=True)
@@ -321,15 +331,15 @@ class Registrar:
         progress: Progress | None = None,
         on_lost: Callable[[LostCommitsError], None] = lambda _: None,
     ) -> Registration:
-        """Take a receiver in, after its claim.
+        """Attach a receiver, after its claim.
 
         Args:
             registered_through: the claim's sequence; raised here.
-            limit: blocks that may be here and not registered.
-            on_steering: told what the receiver is to do, with an answer or heartbeat that says something new.
-            listener: told when its blocks wait long, and then when they are answered.
+            limit: how many unregistered blocks may be here.
+            on_steering: called with what the receiver is to do, when an answer or a heartbeat brings something new.
+            listener: told when its blocks have waited long, and then when they are answered.
             progress: told of each call for its blocks, whether it was answered or failed.
-            on_lost: told when a heartbeat found that the driver log lost blocks of it that were registered.
+            on_lost: called when a heartbeat found that the driver log lost registered blocks of the receiver.
         """
         if limit < 1:
             raise ValueError(f"a limit of {limit} blocks: give 1 or more")
@@ -346,10 +356,10 @@ class Registrar:
         return Registration(lane, self._changed, self._lock)
 
     def detach(self, receiver_id: int) -> None:
-        """Let a receiver go; on return nothing of it is here, and it may be attached anew.
+        """Detach a receiver; on return nothing of it is here, and it may be attached again.
 
-        What it has here and is not registered fails with RegistrarStoppedError: let it settle before. No other
-        receiver notices. One that is not attached is let go already.
+        Its blocks that are not registered fail with RegistrarStoppedError: let them settle before. The other receivers
+        are not affected. Detaching a receiver that is not attached does nothing.
         """
         with self._changed:
             lane = self._lanes.get(receiver_id)
@@ -357,11 +367,11 @@ class Registrar:
                 return
             lane.leaving = True
             if self._thread.ident is None:
-                # Nobody has sent anything yet.
+                # No thread has sent anything yet.
                 del self._lanes[receiver_id]
             self._changed.notify_all()
             self._interrupt.notify_all()
-            # Between two calls: what is in a call may be answered yet.
+            # The receiver leaves between two calls: blocks in a call may still be answered.
             while self._lanes.get(receiver_id) is lane and self._thread.is_alive():
                 lane.moved.wait(_LOOK_AGAIN_SECONDS)
             if self._lanes.get(receiver_id) is lane:
@@ -374,7 +384,7 @@ class Registrar:
         self._heart.start()
 
     def stop(self) -> None:
-        """End the threads after the call they are in; what is not registered fails with RegistrarStoppedError.
+        """End the threads after their current calls; what is not registered fails with RegistrarStoppedError.
 
         Let the receivers settle before: this drains nothing.
         """
@@ -400,7 +410,7 @@ class Registrar:
                 if with_blocks := [lane for lane in lanes if lane.sent]:
                     self._send(with_blocks)
         except BaseException as error:  # noqa: BLE001  handed to every receiver
-            # A thread that dies silently would leave every receiver waiting for ever.
+            # If the thread died silently, every receiver would wait for ever.
             failed = error if isinstance(error, Exception) else RegistrarFailedError(f"{type(error).__name__}: {error}")
             for lane in list(self._lanes.values()):
                 try:
@@ -411,7 +421,7 @@ class Registrar:
             _log.error("the registrar failed", exc_info=error)
 
     def _next_work(self) -> list[_Lane] | None:
-        """Wait for something to do: the receivers to send for. None at the end."""
+        """Wait for something to do; return the receivers to send blocks for, or None at the end."""
         with self._changed:
             while not self._stopping:
                 self._let_go()
@@ -422,7 +432,7 @@ class Registrar:
                 if left <= 0 and self._gathers_until > now and not self._one_by_one:
                     left = self._gathers_until - now
                 if left <= 0 and (lanes := self._take()):
-                    # What comes while this call is under way, and shortly after it began, goes with the next.
+                    # Blocks that come during this call, and shortly after it began, go with the next call.
                     if len(self._lanes) >= _GATHERING_FROM:
                         self._gathers_until = now + min(_LONGEST_GATHERING, len(self._lanes) * _GATHERING_PER_RECEIVER)
                     return lanes
@@ -433,17 +443,17 @@ class Registrar:
             return None
 
     def _pause(self, seconds: float) -> None:
-        """With the lock held: wait so long, whatever comes meanwhile, but for an end or a receiver that leaves."""
+        """Wait for these seconds; only an end or a receiver that leaves ends the wait. The lock is held."""
         self._clock.wait_on(self._interrupt, seconds)
 
     def _let_go(self) -> None:
-        """With the lock held, between two calls: forget the receivers that leave."""
+        """Forget the receivers that leave. The lock is held, and no call is in progress."""
         for lane in [lane for lane in self._lanes.values() if lane.leaving]:
             del self._lanes[lane.receiver_id]
             lane.moved.notify_all()
 
     def _take(self) -> list[_Lane]:
-        """With the lock held: freeze what waits into groups; returns the receivers that have one."""
+        """Freeze what waits into groups; return the receivers that have one. The lock is held."""
         ready = []
         for lane in self._lanes.values():
             if not lane.sent and lane.waiting:
@@ -500,7 +510,8 @@ class Registrar:
         if self._one_by_one:
             self._one_by_one.popleft()
         if again:
-            # Its predecessor is committed and visible by now; a short pause is courtesy, not need.
+            # The block before it is committed and visible by now, so the short pause is not required; it spares the
+            # log.
             self._not_before = self._clock.monotonic() + FIRST_DELAY / 10
 
     def _wait(self, lane: _Lane, began: float, error: Exception) -> None:
@@ -523,7 +534,7 @@ class Registrar:
 
     @staticmethod
     def _tell(lane: _Lane, word: Callable[[OutageListener], None]) -> None:
-        """Tell a receiver's listener; what that raises must not reach the other receivers."""
+        """Tell a receiver's listener; an error of the listener must not reach the other receivers."""
         if lane.listener is None:
             return
         try:
@@ -533,10 +544,10 @@ class Registrar:
                 _log.exception("a receiver could not be told of the driver log", receiver_id=lane.receiver_id)
 
     def _steer(self, lane: _Lane, steering: Steering) -> None:
-        # Two threads bring it: what was told last is what is remembered.
+        # Two threads call this: the lock makes sure that the value remembered is the one told last.
         with lane.steering:
             if steering == lane.steered:
-                # As nearly always.
+                # Nearly always so.
                 return
             lane.steered = steering
             try:
@@ -546,7 +557,7 @@ class Registrar:
                 _log.exception("a receiver could not be steered", receiver_id=lane.receiver_id)
 
     def _settle(self, lane: _Lane) -> None:
-        # Futures first: who waits until all is settled may rely on their callbacks having run.
+        # Futures first: a thread that waits until all is settled may rely on their callbacks having run.
         lane.registered_through.sequence = lane.sent[-1].block.sequence
         for waiting in lane.sent:
             waiting.future.set_result(waiting.block)
@@ -555,7 +566,7 @@ class Registrar:
             lane.moved.notify_all()
 
     def _refuse(self, lane: _Lane, error: Exception) -> None:
-        """Fail what a receiver has here, and whatever it hands in from now on."""
+        """Fail the receiver's blocks here, and all that it hands in from now on."""
         with self._changed:
             if lane.refused is None or isinstance(lane.refused, _PASSING):
                 lane.refused = error
@@ -583,7 +594,7 @@ class Registrar:
                 _log.exception("a receiver could not be told of lost commits", receiver_id=lane.receiver_id)
 
     def _isolate(self, lanes: Sequence[_Lane], error: Exception) -> None:
-        """The database refused a call as a whole, by an error: find the receiver that it is about."""
+        """Find the receiver whose blocks made the database refuse a whole call with an error."""
         if len(lanes) > 1:
             _log.warning("the driver log refused a group of blocks, sending them by receiver", error=str(error))
             self._one_by_one = deque(lane.receiver_id for lane in lanes)
@@ -621,7 +632,7 @@ class Registrar:
                     _log.exception("a heartbeat failed")
 
     def _next_heartbeat_of(self) -> list[int] | None:
-        """Wait until a heartbeat is due; returns the receivers that it asks for. None at the end."""
+        """Wait until a heartbeat is due; return the receivers that it asks for, or None at the end."""
         with self._changed:
             while not self._stopping:
                 left = self._next_heartbeat - self._clock.monotonic()
@@ -633,14 +644,14 @@ class Registrar:
 
     def _beat(self, receiver_ids: Sequence[int]) -> None:
         with self._changed:
-            # Before it is asked: what is registered meanwhile is no loss. A receiver that is attached anew meanwhile
-            # may rightly know less than before.
+            # Read it before asking: what is registered meanwhile is no loss. A receiver that is attached again
+            # meanwhile may rightly know less than before.
             asked = [(lane, lane.registered_through.sequence) for lane in self._lanes.values()]
         try:
             steerings = self._log.heartbeat(receiver_ids)
         except ProcessExpiredError as error:
             self._on_expired(error)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is asked again
+        except Exception as error:  # noqa: BLE001  whatever it is, it is tried again
             with self._changed:
                 self._next_heartbeat = self._clock.monotonic() + self._heartbeat_backoff.next_delay()
             if self._heartbeat_backoff.failures == 1:

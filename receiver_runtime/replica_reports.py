@@ -1,4 +1,4 @@
-"""What becomes of the block store's replicas, for operators: an event and a line in the log."""
+"""Report changes of the block store's replicas to operators: an event and a line in the log."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ _log = structlog.get_logger(__name__)
 
 
 class ReplicaReports:
-    """The listener of one receiver's block store. Every method returns at once."""
+    """Listen to one receiver's block store. Every method returns at once."""
 
     def __init__(self, reporter: Reporter, *, receiver_id: int) -> None:
         self._reporter = reporter
         self._receiver_id = receiver_id
 
     def on_replica_lost(self, name: str, detail: str) -> None:
-        """Blocks go on to the other replicas, and to this one with the next segment if it answers then."""
+        """Report a lost replica. Blocks go to the others, and to this one from the next segment on if it
+        answers then.
+        """
         _log.warning("a replica of the block store is lost", receiver_id=self._receiver_id, replica=name, detail=detail)
         self._reporter.event(ReceiverEventKind.ERROR, replica_lost(name), detail)
 
     def on_replica_back(self, name: str) -> None:
-        """What it missed is for `forebay blocks repair`."""
+        """Report that a replica is back; `forebay blocks repair` copies what it missed."""
         _log.info("a replica of the block store is back", receiver_id=self._receiver_id, replica=name)
         self._reporter.event(
             ReceiverEventKind.CONNECTED,
@@ -37,7 +39,7 @@ class ReplicaReports:
         )
 
     def on_replica_damaged(self, name: str, receiver_id: int, detail: str) -> None:
-        """Another replica has it; `forebay blocks repair` copies it."""
+        """Report a damaged replica. Another replica has the data; `forebay blocks repair` copies it."""
         del receiver_id
         _log.warning("a replica is damaged or lags", receiver_id=self._receiver_id, replica=name, detail=detail)
         self._reporter.event(ReceiverEventKind.ERROR, replica_damaged(name), detail)

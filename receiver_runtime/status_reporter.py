@@ -1,8 +1,7 @@
-"""Tells operators how receivers fare: states and events in the driver log, written by one thread per process.
+"""Report receivers' states and events in the driver log, for operators, by one thread per process.
 
-Reporting never stands in the way of receiving: a state waits until it can be written (the newest one counts), events
-wait in a bounded queue, and what repeats is counted and told once per interval. Everything is in the process's own log
-too.
+Reporting never holds up receiving: a state waits until it can be written (only the newest counts), events wait in a
+bounded queue, and repeated events are counted and reported once per interval. The process's own log has everything too.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 _RETRY_SECONDS = 1.0
 _MAX_WAITING_EVENTS = 500
-#: The same event of the same receiver is told again after this long, with how often it came meanwhile.
+# Seconds after which the same event of the same receiver is reported again, with its number of repeats.
 REPEAT_SECONDS = 60.0
 
 
@@ -52,7 +51,7 @@ class _Repeated:
 
 @dataclass(slots=True, eq=False)
 class _Queue:
-    """One receiver's reports, under the reporter's lock."""
+    """Hold one receiver's reports, under the reporter's lock."""
 
     claim: Claim
     assignment: int
@@ -60,30 +59,30 @@ class _Queue:
     events: deque[_Event] = field(default_factory=deque)
     repeated: dict[tuple[ReceiverEventKind, str], _Repeated] = field(default_factory=dict)
     detached: bool = False
-    # Of the reporter's lock: nothing of this receiver waits any more.
+    # On the reporter's lock: no report of this receiver waits any more.
     written: threading.Condition = field(default_factory=threading.Condition)
     state: tuple[ReceiverState, str] | None = None
     last_state: tuple[ReceiverState, str] | None = None
 
 
 class Reporter(Protocol):
-    """Where a receiver's supervisor says how it fares. Every method returns at once; any thread."""
+    """Take a receiver's reports from its supervisor. Every method returns at once; any thread."""
 
     def state(self, state: ReceiverState, reason: str) -> None:
-        """The receiver is in this state now, for this reason."""
+        """Report that the receiver is in this state now, for this reason."""
         ...
 
     def reason(self, reason: str) -> None:
-        """The state stays, its reason is now this."""
+        """Report a new reason for the same state."""
         ...
 
     def event(self, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
-        """Something happened. `message` names the kind of thing (it is what repeats), `detail` this one time."""
+        """Report an event. `message` names the kind of event (repeats are counted by it), `detail` this occurrence."""
         ...
 
 
 class ReceiverReporter:
-    """One receiver's reports. Every method returns at once; any thread."""
+    """Take one receiver's reports. Every method returns at once; any thread."""
 
     def __init__(
         self,
@@ -96,22 +95,24 @@ class ReceiverReporter:
         self._add_event = add_event
 
     def state(self, state: ReceiverState, reason: str) -> None:
-        """The receiver is in this state now, for this reason."""
+        """Report that the receiver is in this state now, for this reason."""
         self._set_state(self.queue, state, reason)
 
     def reason(self, reason: str) -> None:
-        """The state stays, its reason is now this."""
+        """Report a new reason for the same state."""
         state = self.queue.last_state
         if state is not None:
             self.state(state[0], reason)
 
     def event(self, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
-        """Something happened. ``message`` names the kind of thing (it is what repeats), ``detail`` this one time."""
+        """Report an event. ``message`` names the kind of event (repeats are counted by it), ``detail`` this
+        occurrence.
+        """
         self._add_event(self.queue, _Event(kind, message, detail))
 
 
 class StatusReporter:
-    """See the module. ``start`` once, ``stop`` once."""
+    """Write all receivers' reports; see the module. ``start`` once, ``stop`` once."""
 
     def __init__(self, driver_log: DriverLog, *, clock: Clock | None = None) -> None:
         self._driver_log = driver_log
@@ -123,14 +124,14 @@ class StatusReporter:
         self._thread = threading.Thread(target=self._run, name="status reporter", daemon=True)
 
     def for_receiver(self, claim: Claim, *, assignment: int, process_id: int) -> ReceiverReporter:
-        """The reports of one receiver under one claim."""
+        """Return a reporter for one receiver under one claim."""
         queue = _Queue(claim, assignment, process_id, written=threading.Condition(self._lock))
         with self._changed:
             self._queues.append(queue)
         return ReceiverReporter(queue, self._set_state, self._add_event)
 
     def detach(self, reporter: ReceiverReporter, timeout: float = 5.0) -> None:
-        """Write what waits of one receiver, for at most ``timeout`` seconds, and take no more of it."""
+        """Write the waiting reports of one receiver, for at most ``timeout`` seconds, and accept no more of them."""
         queue = reporter.queue
         deadline = self._clock.monotonic() + timeout
         with self._changed:
@@ -151,7 +152,7 @@ class StatusReporter:
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Write what waits, for at most ``timeout`` seconds, and end."""
+        """Write the waiting reports, for at most ``timeout`` seconds, and end."""
         with self._changed:
             self._stop_at = self._clock.monotonic() + timeout
             for queue in self._queues:
@@ -195,7 +196,7 @@ class StatusReporter:
             self._changed.notify_all()
 
     def _tell_untold(self, queue: _Queue, *, due: bool) -> None:
-        """With the lock held: events that came again since they were told, once the interval is over."""
+        """Report events that were repeated since their last report, once the interval is over. The lock is held."""
         now = self._clock.monotonic()
         for key, repeated in list(queue.repeated.items()):
             if due and now - repeated.told_at < REPEAT_SECONDS:
@@ -214,7 +215,7 @@ class StatusReporter:
                 self._driver_log.once(work)
             except TRANSIENT:
                 self._pause()
-            except BaseException as error:  # noqa: BLE001  the next report may be fine, and this thread is everybody's
+            except BaseException as error:  # noqa: BLE001  the next report may be fine, and all receivers need this thread
                 self._done()
                 with contextlib.suppress(Exception):
                     _log.error("a report was refused by the driver log", exc_info=error)
@@ -244,7 +245,7 @@ class StatusReporter:
             elif queue.events and queue.events[0] is what:
                 queue.events.popleft()
             if queue in self._queues:
-                # To the end: one receiver that has always something to say does not silence the others.
+                # Move it to the end, so that one receiver with many reports does not hold up the others' reports.
                 self._queues.remove(queue)
                 self._queues.append(queue)
             if queue.state is None and not queue.events:

@@ -1,12 +1,12 @@
-"""An agent's first question: does this host see the block store that all the others see?
+"""Check, before an agent starts its work, that this host sees the block store that all other hosts see.
 
-Asked once, before the agent is there for the tracker, so that no receiver is placed on a host whose blocks nobody could
-read. Which hosts share one is the driver log's to decide (``functions/attach_block_store.sql``).
+The check runs once, before the tracker knows the agent, so that no receiver is placed on a host whose blocks other
+hosts can't read. The driver log decides which hosts share a store (``functions/attach_block_store.sql``).
 
-An empty directory may be the mount point of a store that is not mounted, so a store is made only where the driver log
-knows none at all, for this host or another: the first one of an installation. Any other new one is a person's to make
-(`forebay blocks adopt`). A root that this host has had before stays attached as what it was, whatever is in its place
-now: its receivers wait for it.
+An empty directory may be the mount point of a store that is not mounted. So a store is created only if the driver log
+knows no store at all, for this host or another: it is then the installation's first one. Any other new store must be
+created by a person (`forebay blocks adopt`). A root that this host has had before stays attached under its identity,
+whatever is in its place now: its receivers wait for it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _log = structlog.get_logger(__name__)
 
 
 def attach(engine: sa.Engine, *, host: str, block_store: str, stop: threading.Event) -> None:
-    """Say which block store this host sees; waits while the driver log is away, until `stop`.
+    """Record which block store this host sees; wait while the driver log is unavailable, until `stop` is set.
 
     Args:
         engine: the driver log.
-        host: as it shows there.
+        host: the host's name in the driver log.
         block_store: the setting; see ``block_store.roots``.
-        stop: gives the waiting up.
+        stop: ends the waiting.
 
     Raises:
-        UnsharedBlockStoreError: another host's is another one.
+        UnsharedBlockStoreError: another host has another block store.
         BlockStoreError: the setting is wrong, or it names no root that this host has had, or can have now.
     """
     replicas = replicas_of(open_block_store(block_store))
@@ -70,7 +70,7 @@ def _attach(connection: sa.Connection, replicas: Sequence[Replica], host: str) -
     attached = list_block_stores(connection)
     with ExitStack() as alone:
         if _may_make(replicas, attached):
-            # Not without need: a mount that hangs must not hold up the other hosts' agents.
+            # Only if necessary: a mount that hangs must not hold up the other hosts' agents.
             alone.enter_context(one_attaches(connection))
             attached = list_block_stores(connection)
         attach_block_store(connection, host=host, roots=_roots(replicas, attached, host))
@@ -81,14 +81,14 @@ def _may_make(replicas: Sequence[Replica], attached: Sequence[HostStore]) -> boo
 
 
 def _is_known_by_name_alone(replica: Replica, attached: Sequence[HostStore]) -> bool:
-    """An object store that was attached before it had an identity."""
+    """Return whether a replica is an object store that was attached before object stores had identities."""
     return any(replica.name in seen.roots for seen in attached) and not any(
         seen.identities_of(replica.name) for seen in attached
     )
 
 
 def _roots(replicas: Sequence[Replica], attached: Sequence[HostStore], host: str) -> dict[str, str]:
-    """Name by identity of every root that this host has, or can have now."""
+    """Return the names of all roots that this host has, or can have now, by identity."""
     roots: dict[str, str] = {}
     failed: list[StoreUnavailableError] = []
     for replica in replicas:
@@ -98,7 +98,7 @@ def _roots(replicas: Sequence[Replica], attached: Sequence[HostStore], host: str
             identity = before[0] if before else _identity_of_new(replica, attached)
             roots[identity] = name
             if any(name in seen.roots for seen in attached):
-                # Hosts that run an earlier version know it by its address alone.
+                # Hosts that run an earlier version know it by its address only.
                 roots[name] = name
             if before:
                 require_identity(name, before, identity_of(replica))
@@ -114,7 +114,7 @@ def _roots(replicas: Sequence[Replica], attached: Sequence[HostStore], host: str
 
 
 def _identity_of_new(replica: Replica, attached: Sequence[HostStore]) -> str:
-    """Which store a root is that this host has not had before. Raises StoreUnavailableError, OSError."""
+    """Return the identity of a root that this host has not had before. Raises StoreUnavailableError, OSError."""
     found = identity_of(replica)
     if found is not None:
         return found

@@ -1,6 +1,6 @@
-"""A receiver's start waits for its block store: nothing is made, salvaged or read while that is not mounted.
+"""Make a receiver's start wait for its block store: nothing is made, salvaged or read while it is not mounted.
 
-Owns the waiting and what operators see of it. A store that goes later is the write-ahead log's to find out.
+Owns the waiting and what operators see of it. The write-ahead log notices if the store becomes unavailable later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONGEST_DELAY = 5.0
 
 
 def wait_for_store(store: BlockStore, *, driver_log: DriverLog, reporter: Reporter, progress: Progress) -> None:
-    """Return when the store is the one that it should be. Raises GivenUpError when the receiver is to end."""
+    """Return once the store is the expected one. Raises GivenUpError if the receiver is to end."""
     backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
     while True:
         try:
@@ -30,7 +30,7 @@ def wait_for_store(store: BlockStore, *, driver_log: DriverLog, reporter: Report
         except (OSError, BlockStoreError) as error:
             progress.failed(f"the block store is not there: {error}")
             reporter.state(ReceiverState.ACTIVE, f"nothing is received before the block store is there: {error}")
-            # What repeats is told once per interval.
+            # The reporter reports a repeated event once per interval.
             reporter.event(ReceiverEventKind.ERROR, "the block store is not there, waiting for it", str(error))
             driver_log.pause(backoff.next_delay())
         else:

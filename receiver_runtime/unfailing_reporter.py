@@ -1,4 +1,4 @@
-"""A receiver's reporter whose failures are logged: what is reported must not decide what is done."""
+"""Wrap a receiver's reporter and log its failures: a report that fails must not change what the receiver does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = structlog.get_logger(__name__)
 
 
 class UnfailingReporter:
-    """See the module. Any thread."""
+    """Report without ever raising. Any thread."""
 
     def __init__(self, reporter: Reporter, *, receiver_id: int) -> None:
         self._reporter = reporter
