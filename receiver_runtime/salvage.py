@@ -1,54 +1,54 @@
-"""Salvage: what earlier processes of a receiver stored and did not register is registered by the one that follows.
+"""Salvage: register what earlier processes of a receiver stored and did not register.
 
-A process that ends without a drain (it was killed, fenced, its host went away) leaves frames that no row names. Before
-its successor reads anything it goes through every segment of earlier epochs that is not sealed, by epoch and then in
-the order in which they were made, and brings each to its end.
+A process that ends without a drain (it was killed or fenced, or its host is gone) leaves frames that no row names.
+Before its successor reads anything, it goes through every unsealed segment of earlier epochs, by epoch and then in the
+order in which they were made, and settles each.
 
-Who decides, and what may be trusted:
+What decides, and what may be trusted:
 
 - **Which frames are registered** is decided by the successor's marker. No add of an older epoch succeeds behind it, a
-  receiver's sequence has no gaps, and markers are never cleaned: an epoch registered exactly its numbers up to the next
-  marker, whether their rows are still there or clean-up has taken them. So the frame's own number answers, for ever,
-  and one probe of the index per epoch is all that is asked. Salvage begins after the claim was *answered*, not before.
+  receiver's sequence has no gaps, and markers are never cleaned. So an epoch registered exactly its numbers up to the
+  next marker, even after clean-up has taken their rows. The frame's own number therefore answers, for ever, and it
+  takes one probe of the index per epoch. Salvage begins only after the claim was *answered*.
 - **Which unsealed segments there are** is decided by their rows, which come before the files. A segment that its own
-  process has sealed holds nothing that is not registered (``write_ahead_log``). A file of the receiver's that no row
-  names is one whose row the driver log has lost (below).
-- **Which frame is the block**: of several with one number the last one that is intact. Those before it are writes that
-  failed and were made again; nobody was told that they are stored.
-- **Whether the sender sends it again** is written into each frame. What it does not send again is registered. What
-  comes again at its acknowledgement's lack is not, unless a later frame says that it was registered
-  (``registered_through``): then it was acknowledged, and it is the driver log that forgot, by a restore. What is read
-  anew from a position in the driver log is never registered here: the position is as old as the log.
-- **Who may register**: the newest epoch alone. Blocks go in as its own next ones, under the fence of ``add_block``; who
-  is taken over in the midst of it is refused, and its successor goes on.
-- **What was salvaged before**, by a successor that died in the midst of it, is noted in the segment's row in the very
+  process has sealed holds nothing unregistered (``write_ahead_log``). If no row names a file of the receiver, the
+  driver log has lost the row (see below).
+- **Which frame is the block**: of several frames with one number, the last intact one. Those before it are failed
+  writes that were repeated; no caller was told that they are stored.
+- **Whether the sender sends it again** is written into each frame. What the sender does not send again is registered.
+  What it sends again without an acknowledgement is not registered, unless a later frame says that it was
+  (``registered_through``): then it was acknowledged, and the driver log has lost it, by a restore. What is read again
+  from a position in the driver log is never registered here, because the position is as old as the log.
+- **Who may register**: only the newest epoch. It adds the blocks as its own next ones, under the fence of
+  ``add_block``. A process that is replaced during its salvage is refused, and its successor goes on.
+- **What was salvaged before**, by a successor that died during its salvage, is noted in the segment's row, in the same
   transaction that adds the blocks (``functions/salvage_blocks.sql``). Nothing depends on rows that clean-up may take.
-- **A segment's end**: all of an epoch's segments are sealed by one statement, after the last block and the event that
-  tells of it. Until then everything is done again, and comes out the same. A file is never cut, and never appended to.
+- **A segment's end**: one statement seals all of an epoch's segments, after the last block and the event that reports
+  it. Until then a repeated salvage gives the same result. A file is never truncated, and never appended to.
 
-**A driver log that lost its last commits** (a standby was promoted without them, or a backup was restored) is one whose
-epoch ends before a number that a frame says was registered. Those blocks are registered again, but for those of
-source positions, which went with them and are read again. Rows of segments may be lost too: files below the receiver's
-own directory that no row names get one, if the driver log knows the receiver since before them, and has cleaned away
-no block from behind their epoch's end (a file that clean-up could not delete in some replica must not come back). Both
-are told by an ERROR; docs/runbooks/postgres-failover.md has what else is lost then.
+**A driver log that lost its last commits** (a standby was promoted without them, or a backup was restored) shows an end
+of the epoch before a number that a frame says was registered. Those blocks are registered again, except blocks with
+source positions: the positions were lost with them, so the records are read again. Rows of segments may be lost too.
+Files in the receiver's own directory that no row names get a row, on two conditions: the driver log has known the
+receiver since before them, and it has cleaned away no block from behind their epoch's end (a file that clean-up could
+not delete in some replica must not come back). An ERROR reports both; docs/runbooks/postgres-failover.md says what else
+is lost then.
 
-A process that is not dead but paused may wake up and append to a file that was scanned. It is fenced: it registers
-nothing, acknowledges nothing, and says in its FENCED event how much it held. What it appends behind the sealed length
-is lost where the sender sends nothing again. What it stores in a segment that it opens then is salvaged by the next
-epoch.
+A paused process may wake up and append to a file that was scanned already. It is fenced: it registers nothing,
+acknowledges nothing, and says in its FENCED event how much it held. What it appends behind the sealed length is lost,
+unless the sender sends it again. What it stores in a segment that it opens then is salvaged by the next epoch.
 
-**A file that is not there** is one that was never made (a crash between row and file), or that an ephemeral store has
-lost: its row is sealed as empty, with an event. Unless this is another store than the one that it was made in (another
-host's directory), or a durable store and blocks of the file are registered: then nothing is known. So it is with a file
-that can't be read, and with a store that is not the one that it should be (a disk that is not mounted). Such an epoch's
-segments stay open, with an event at every start; docs/runbooks/receiver-killed.md says how to give them up.
+**A missing file** was never made (a crash between row and file), or an ephemeral store has lost it: its row is sealed
+as empty, with an event. There are two exceptions, in which the content is unknown: this is not the store in which the
+file was made (it is another host's directory), or the store is durable and blocks of the file are registered. The same
+holds for a file that can't be read, and for a store that is not the expected one (a disk that is not mounted). Such an
+epoch's segments stay open, with an event at every start; docs/runbooks/receiver-killed.md says how to give them up.
 
 Damage is counted: numbers that are missing before the newest one were stored whole, and are lost; an ERROR says so. An
-incomplete last frame is none: its sync had not returned.
+incomplete last frame is no damage, because its sync had not returned.
 
-Memory: the handles of what one epoch left unregistered, never a payload. The process's heartbeats are another
-thread's, so that a long salvage loses no lease.
+Memory holds the handles of what one epoch left unregistered, never a payload. Another thread sends the process's
+heartbeats, so a long salvage loses no lease.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ _log = structlog.get_logger(__name__)
 
 Item = TypeVar("Item")
 
-# One statement's worth of blocks, or of dead letters.
+# How many blocks, or dead letters, go into one statement.
 GROUP = 500
-# A store that can't be read is asked so often; what it does not say then waits for the next start.
+# How often to try to read from the store; what can't be read then waits for the next start.
 _READ_ATTEMPTS = 3
 _READ_DELAY = 0.2
 _RUNBOOK = "docs/runbooks/receiver-killed.md"
@@ -121,21 +121,21 @@ class _StoredBlock:
 
 @dataclass(slots=True)
 class _Found:
-    """What one epoch's unsealed segments hold."""
+    """Hold what one epoch's unsealed segments contain."""
 
     epoch: int
-    #: The epoch registered its numbers up to here.
+    # The newest number that the epoch registered.
     registered: int
-    #: Its claim is in the driver log; where that was lost, so is where its numbers began.
+    # Whether its claim is in the driver log. If the claim was lost, so was the number at which the epoch began.
     known: bool = True
     lengths: dict[int, int] = field(default_factory=dict)
-    #: By sequence, in the order of the files: intact, not registered, not salvaged before.
+    # By sequence, in the order of the files: intact blocks that are not registered and were not salvaged before.
     blocks: dict[int, _StoredBlock] = field(default_factory=dict)
-    #: Numbers behind ``registered`` of which there is an intact frame.
+    # Numbers behind ``registered`` that have an intact frame.
     intact: set[int] = field(default_factory=set)
-    #: Behind ``registered``, damaged: the records that the header tells of, and their rule.
+    # Damaged frames behind ``registered``: the number of records by their header, and their rule.
     damaged: dict[int, tuple[int, SourceRule]] = field(default_factory=dict)
-    #: The newest number that any header behind ``registered`` has.
+    # The newest number in any header behind ``registered``.
     newest: int = 0
     #: The newest number that a later frame says was registered.
     acknowledged: int = 0
@@ -150,17 +150,17 @@ class _Found:
 
     @property
     def first(self) -> int:
-        """The first number that the epoch may have stored and not registered."""
+        """Return the first number that the epoch may have stored and not registered."""
         if self.known:
             return self.registered + 1
         return min(self.intact | self.damaged.keys(), default=self.newest + 1)
 
     def was_acknowledged(self, block: _StoredBlock) -> bool:
-        """Did the driver log have this block that it does not have?"""
+        """Return whether the driver log had this block once, although it lacks it now."""
         return block.sequence <= self.acknowledged
 
     def comes_again(self, rule: SourceRule, sequence: int) -> bool:
-        """Will the source deliver this unregistered block's records again?"""
+        """Return whether the source will deliver this unregistered block's records again."""
         if rule is SourceRule.SENT_AGAIN:
             return sequence > self.acknowledged
         return rule is SourceRule.OFFSETS
@@ -176,19 +176,19 @@ def salvage(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> Claim:
-    """Bring every unsealed segment of the receiver's earlier epochs to its end; returns the claim as it stands then.
+    """Settle every unsealed segment of the receiver's earlier epochs; return the claim as it stands then.
 
     Args:
-        driver_log: waits while it is away.
+        driver_log: its calls wait while it is unavailable.
         store: of the segments.
-        claimed: answered, and nothing is added under it yet.
+        claimed: already answered; nothing is added under it yet.
         location: of the store, as ``store_location`` gives it.
-        earlier_location: what that was for processes of an earlier version, where it was something else.
+        earlier_location: the location that processes of an earlier version used, if it was different.
         progress: told of each frame and segment that was read, or could not be.
 
     Raises:
-        ReceiverFencedError: the receiver was taken over meanwhile.
-        SequenceGapError: the driver log lost commits of ours meanwhile; a new claim salvages what they were about.
+        ReceiverFencedError: another process has taken the receiver over meanwhile.
+        SequenceGapError: the driver log lost commits of this process meanwhile; a new claim salvages those blocks.
         GivenUpError: the process is ending. What was done stays done, and the next salvage goes on.
     """
     locations = (location,) if earlier_location is None else (location, earlier_location)
@@ -204,9 +204,9 @@ def salvage(
 
 
 def store_location(host: str, store: BlockStore, expected: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Where a process's files lie: equal for two processes only if a file that one made is there for the other.
+    """Return where a process's files lie. Two processes get the same answer only if each can read the other's files.
 
-    `expected` is by a root's name what it is, also while it is away.
+    `expected` gives each root's identity by its name, which is known even while the root is unavailable.
     """
     return ",".join(
         _root_location(host, replica, (expected or {}).get(replica.name, ())) for replica in replicas_of(store)
@@ -214,7 +214,7 @@ def store_location(host: str, store: BlockStore, expected: Mapping[str, Sequence
 
 
 def earlier_store_location(host: str, store: BlockStore, expected: Mapping[str, Sequence[str]]) -> str:
-    """The same as it was before object stores had an identity: they were known by their address."""
+    """Return the location as it was before object stores had an identity: they were known by their address."""
     return ",".join(
         replica.name if "://" in replica.name else _root_location(host, replica, expected.get(replica.name, ()))
         for replica in replicas_of(store)
@@ -227,7 +227,7 @@ def _root_location(host: str, replica: Replica, expected: Sequence[str]) -> str:
     try:
         identity = identity_of(replica)
     except (OSError, StoreUnavailableError):
-        # What can't be asked now is not known to be shared.
+        # A root that can't be asked now is not known to be shared.
         identity = None
     return identity or f"{host}:{replica.name}"
 
@@ -254,11 +254,14 @@ class _Salvage:
     # -- segments without rows ---------------------------------------------------------------------------------------
 
     def give_rows_to_lost_segments(self) -> None:
-        """Give each file of the receiver's that no row names a row, as a segment that a killed process left open."""
+        """Give a row to each file of the receiver that no row names, as to a segment that a killed process left
+        open.
+        """
         try:
             unknown = [found for page in _groups(sorted(self._own_files())) for found in self._without_row(page)]
             if unknown:
-                # Clean-up deletes a file and then its row: one whose row went since the look is gone itself by now.
+                # Clean-up deletes a file, then its row. If it deleted a row since the first look, the file is gone now
+                # too.
                 files = self._own_files()
                 unknown = [found for found in unknown if found in files]
         except (OSError, BlockStoreError) as error:
@@ -385,12 +388,12 @@ class _Salvage:
                 return
 
     def _wanted(self, segment: OpenSegment, found: _Found) -> Iterator[IntactFrame | DamagedFrame]:
-        """What of a segment is to be looked at: blocks that are registered, and intact, are not."""
+        """Yield the frames of a segment that matter: all except intact blocks that are registered."""
         length = 0
         for item in self._store.scan(segment.path):
             if isinstance(item, TornTail):
                 break
-            # A large segment in a slow store takes long, and its reader is not stuck.
+            # A large segment in a slow store takes long to read; that is not stuck.
             self._progress.made()
             length = item.offset + item.length
             header = item.header
@@ -471,7 +474,9 @@ class _Salvage:
     # -- tell --------------------------------------------------------------------------------------------------------
 
     def _tell_lost_commits(self, found: _Found, taken: Sequence[_StoredBlock], left: Sequence[_StoredBlock]) -> None:
-        """Before they are registered: a process that dies in the midst of it leaves its successor less to tell of."""
+        """Report lost commits. Before the blocks are registered, because a successor would then find fewer to
+        report.
+        """
         again = [block for block in taken if found.was_acknowledged(block)]
         read = [block for block in left if found.was_acknowledged(block)]
         if found.acknowledged <= found.registered:
@@ -515,7 +520,7 @@ class _Salvage:
             sequence
             for sequence in range(found.first, found.newest + 1)
             if sequence not in found.intact
-            # A header that can be read knows better than its segment: blocks of either rule may lie in one.
+            # A readable header is more exact than its segment's rule: a segment may hold blocks of either rule.
             and not found.comes_again(found.damaged.get(sequence, (0, rule))[1], sequence)
         ]
         records = sum(found.damaged.get(sequence, (0, rule))[0] for sequence in lost)
@@ -541,7 +546,7 @@ class _Salvage:
             )
 
     def _tell(self, kind: ReceiverEventKind, message: str, detail: str) -> None:
-        """To the driver log at once, not by the reporter: a loss that was told stays told if this process dies now."""
+        """Report at once, not through the reporter, so that a reported loss stays reported if this process dies now."""
         _log.warning(message, receiver_id=self._receiver_id, detail=detail)
         self._driver_log.until_answered(
             "tell of salvage",
@@ -552,7 +557,7 @@ class _Salvage:
 
 
 def _take(segment: OpenSegment, item: IntactFrame | DamagedFrame, found: _Found) -> None:
-    """Sort one frame in."""
+    """Add one frame to what was found."""
     header = item.header
     if header is None:
         found.unreadable_bytes += item.length
@@ -576,7 +581,7 @@ def _take(segment: OpenSegment, item: IntactFrame | DamagedFrame, found: _Found)
     if isinstance(item, DamagedFrame):
         found.damaged[sequence] = (header.records, header.source_rule)
         return
-    # A write that failed and was made again: the later one counts, also where that was salvaged before.
+    # A failed write was repeated: the later frame counts, even if it was salvaged before.
     found.blocks.pop(sequence, None)
     found.intact.add(sequence)
     if item.offset >= segment.salvaged_to:
