@@ -1,18 +1,18 @@
-"""The agent: one per host; starts, watches, restarts and stops its children, and holds nothing.
+"""Run the agent, one per host: it starts, watches, restarts and stops its children, and holds no data.
 
-What it is to run is in the driver log (the receivers placed on it); what it knows of its children is their commands
-and exit codes, so it imports neither tracker nor batch driver. It restarts a process that crashed, at once and then
-ever later; it never decides where a receiver runs. A fenced receiver is not started again before the tracker has made
-a newer assignment.
+The driver log says what it is to run (the receivers placed on it). It knows its children only by their commands and
+exit codes, so it imports neither tracker nor batch driver. It restarts a crashed process, at once the first time and
+then with growing delays. It never decides where a receiver runs. A fenced receiver is not started again before the
+tracker has made a newer assignment.
 
-Several receivers may share a process (``receivers_per_process``), but for those whose stream wants one of its own. Each
-ends by itself, and the process says so; a crash ends all of its receivers and counts against each of them. Who was in a
-crash is suspected for a while: suspects are started again with suspects only, in ever smaller groups, so that after a
-few crashes the one that is at fault is alone in its process and crashes nobody else. The first crash splits nothing:
-most are not a receiver's fault.
+Several receivers may share a process (``receivers_per_process``), except those whose stream wants a process of its own.
+Each ends by itself, and the process reports it. A crash ends all receivers of the process and counts against each of
+them. They are then suspected for a while: suspects are started again only with other suspects, in ever smaller groups.
+So after a few crashes the faulty receiver is alone in its process and crashes no other. The first crash splits no
+group, because most crashes are not a receiver's fault.
 
-A spare process (``spare_command``) waits with everything loaded for the next receivers that are to start here, so that
-after a crash, or for those of a host that is gone, nobody waits for an interpreter.
+A spare process (``spare_command``) waits with everything loaded for the next receivers to start here. So after a crash,
+or when receivers move here from a host that is gone, no receiver waits for an interpreter to start.
 """
 
 from __future__ import annotations
@@ -65,27 +65,28 @@ if TYPE_CHECKING:
     from receiver_runtime.left_processes import LeftProcesses
 
 TICK_SECONDS = 0.5
-# So often between two ticks it looks whether a process has ended: that is not left for half a second.
+# How often, between two ticks, to check whether a process has ended: that must not wait for half a second.
 LOOKS_PER_TICK = 10
 STOP_GRACE_SECONDS = 15.0
 LOG_TAIL_LINES = 20
 # The first restart is at once; from the second on there is a delay.
 FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 8.0
-# So many crashes in a row, about two minutes of them, and the receiver is FAILED.
+# After this many crashes in a row, which take about two minutes, the receiver is FAILED.
 MAX_CRASHES = 20
 HEALTHY_AFTER_SECONDS = 60.0
-# So long after a crash of its process a receiver is suspected; longer than what is slow to crash takes, mostly.
+# Seconds for which a receiver is suspected after a crash of its process; longer than most slow crashes take.
 SUSPECT_SECONDS = 900.0
-# A spare process is started when no receiver was for so long: those that start now need the processor more.
+# Seconds since the last start of a receiver before a spare is started: receivers that start need the processor more.
 SPARE_AFTER_SECONDS = 3.0
-# A host whose drivers are killed is without any until they are back: the others don't make up for it meanwhile.
+# Seconds that a host's share of drivers must stay the same before it counts. A host whose drivers were killed has none
+# until they are back, and the other hosts must not make up for it meanwhile.
 STEADY_SECONDS = 15.0
-# Groups of suspects shrink to a quarter with each further crash.
+# Each further crash reduces groups of suspects to a quarter: a shift by two bits.
 _SPLIT_BITS = 2
 _MAX_REPORTS = 1000
-# A process that hangs in its disk may not even die when it is killed: so many of a receiver's, and the next one waits
-# until one of them has ended.
+# A process that hangs in its disk may survive SIGKILL. With this many of a receiver's processes left hanging, its next
+# process waits until one of them has ended.
 _MOST_LEFT_HANGING = 3
 _SPARE = "spare"
 
@@ -94,7 +95,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Child:
-    """A process of this agent's."""
+    """Hold a process of this agent."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -105,7 +106,7 @@ class _Child:
 
 @dataclass(slots=True)
 class _Member:
-    """A receiver in a process. `accepted`: the process was started with it, or has said that it runs it."""
+    """Hold a receiver in a process. `accepted`: the process was started with it, or has said that it runs it."""
 
     assignment: int
     started: float
@@ -115,21 +116,21 @@ class _Member:
 
 @dataclass(slots=True, eq=False)
 class _ReceiverProcess:
-    """A process that runs receivers, and the agent's end of the line to it."""
+    """Hold a process that runs receivers, and the agent's end of the line to it."""
 
     child: _Child
     line: socket.socket
     members: dict[int, _Member]
     lines: Lines = field(default_factory=Lines)
-    # Whether it has come so far as to run receivers.
+    # Whether the process has begun to run receivers.
     begun: bool = False
-    # Receivers that failed here, or were to stop and did not in time: not to be started here again.
+    # Receivers that failed here, or did not stop in time: they must not be started here again.
     strays: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class _Spare:
-    """A process that waits for receivers, and the agent's end of the line to it."""
+    """Hold a process that waits for receivers, and the agent's end of the line to it."""
 
     child: _Child
     line: socket.socket
@@ -137,12 +138,12 @@ class _Spare:
 
 @dataclass(slots=True)
 class _History:
-    """What is remembered of a receiver or role between two of its processes."""
+    """Hold what is remembered of a receiver or role between two of its processes."""
 
     backoff: Backoff
     crashes: int = 0
     not_before: float = 0.0
-    # How many crashes ago it was above suspicion, and when the last of them was.
+    # How many crashes it has had since it became suspected, and when the last of them was.
     suspicion: int = 0
     last_crash: float = 0.0
     # Not started again under this assignment or an older one.
@@ -150,7 +151,7 @@ class _History:
 
 
 class Agent:
-    """One host's agent. `run` returns when told to stop, with every child gone."""
+    """Run one host's agent. `run` returns when told to stop, after every child has ended."""
 
     def __init__(
         self,
@@ -196,10 +197,10 @@ class Agent:
         self._spare_command = spare_command
         self._batch_drivers = batch_drivers
         self._left_processes = left_processes
-        # Processes that have ended, which the driver log does not know yet.
+        # Ended processes that the driver log does not know of yet.
         self._ended_pids: deque[int] = deque(maxlen=_MAX_REPORTS)
         self._least_batch_drivers = 0 if batch_drivers is None else batch_drivers.wanted
-        # This host's share of the drivers that are wanted, and since when it is that.
+        # This host's share of the wanted drivers, and since when it has been that number.
         self._share, self._share_since = 1, clock()
         self._clock = clock
         self._process_id: int | None = None
@@ -208,9 +209,9 @@ class Agent:
         self._spare: _Spare | None = None
         self._spare_not_before = clock() + SPARE_AFTER_SECONDS
         self._histories: dict[str, _History] = {}
-        # Receivers that share their process with no other, by the newest placements.
+        # Receivers that must not share their process, by the newest placements.
         self._alone: set[int] = set()
-        # For the driver log; kept while it is away.
+        # Reports for the driver log, kept while it is unavailable.
         self._reports: deque[Callable[[sa.Connection], object]] = deque(maxlen=_MAX_REPORTS)
 
     def run(self, stop: threading.Event) -> None:
@@ -226,7 +227,7 @@ class Agent:
                     with connect(self._engine) as connection:
                         self._tick(connection)
                 except SURVIVED as error:
-                    # Children go on: what they can't register they keep, bounded.
+                    # Children go on: they keep what they can't register, up to a bound.
                     outage.failed(error)
                 else:
                     outage.answered()
@@ -237,7 +238,7 @@ class Agent:
             self._sign_off()
 
     def _pause(self, stop: threading.Event) -> None:
-        """Until the next tick is due: at once when a process ends that still ran before the pause."""
+        """Wait until the next tick; return at once when a process ends that was running before the pause."""
         running = [process.child.process for process in self._processes if process.child.process.poll() is None]
         drivers = self._batch_drivers
         for _ in range(LOOKS_PER_TICK):
@@ -247,7 +248,7 @@ class Agent:
                 return
 
     def _tick(self, connection: sa.Connection) -> None:
-        # What an earlier agent here had is given up before this one asks for work.
+        # Give up what an earlier agent had here, before this agent asks for work.
         self._report_ended_pids(connection)
         if self._process_id is None:
             self._process_id = register_process(
@@ -262,13 +263,13 @@ class Agent:
         try:
             heartbeat(connection, process_id=self._process_id)
         except ProcessExpiredError:
-            # Its receivers were given away; those processes are fenced, and stopped by the next reconciliation.
+            # Other hosts got its receivers. Its processes are fenced, and the next reconciliation stops them.
             expired, self._process_id = self._process_id, None
             log.warning("the tracker declared this agent dead; registering anew", process_id=expired)
             return
         self._reconcile(connection, self._process_id)
         if self._batch_drivers is not None and self._least_batch_drivers:
-            # As many as it was started for, and more where batches take too long for those (O04); 0 stays 0.
+            # At least as many as it was started with, more if batches take too long (O04); 0 stays 0.
             share = wanted_batch_drivers(connection, self._host)
             if share != self._share:
                 self._share, self._share_since = share, self._clock()
@@ -277,8 +278,8 @@ class Agent:
 
     def _reconcile(self, connection: sa.Connection, agent_id: int) -> None:
         self._take_ended()
-        # Before anything is started in their place: from here on the leader can't find these processes silent, and take
-        # the receivers away from a successor that has not claimed them yet. Placements are read after it.
+        # Before new processes are started: from here on the leader can't find these processes silent, and so can't take
+        # the receivers from a successor that has not claimed them yet. Placements are read after it.
         self._report_ended_pids(connection)
         placed = placements_on_agent(connection, agent_id)
         wanted = {placement.receiver_id: placement.assignment for placement in placed}
@@ -291,9 +292,9 @@ class Agent:
             self._reports.popleft()
 
     def _take_ended(self) -> None:
-        """Hear what each receiver process has said, and let go of those that have ended."""
+        """Read what each receiver process has said, and remove those that have ended."""
         for process in list(self._processes):
-            # In this order: what it said before its end is all heard after it.
+            # Poll first: then everything that the process said before its end is read.
             code = process.child.process.poll()
             for message in _hear(process):
                 self._heard(process, message)
@@ -313,13 +314,13 @@ class Agent:
                 if member is not None and member.assignment == assignment:
                     member.accepted = True
             case Declined(receiver_id):
-                # It was ending just then; another process takes the receiver.
+                # The process was ending just then; another process takes the receiver.
                 process.members.pop(receiver_id, None)
             case Ended(receiver_id, _, code, reason):
                 process.strays.discard(receiver_id)
                 member = process.members.pop(receiver_id, None)
                 if code in (ExitCode.FAILED, ExitCode.STUCK):
-                    # Nobody can say what its code still does there.
+                    # Its code may still do anything in that process.
                     process.strays.add(receiver_id)
                 if member is not None:
                     self._receiver_ended(receiver_id, member, code, reason)
@@ -336,17 +337,17 @@ class Agent:
             log.warning("receiver was fenced", receiver_id=receiver_id, assignment=member.assignment, reason=reason)
         else:
             if code is ExitCode.STUCK:
-                # Its process ends for it: not again together with receivers that have done nothing.
+                # It makes its process end: do not start it again together with receivers that are not at fault.
                 history.suspicion = self._suspicion(history) + 1
                 history.last_crash = self._clock()
-            # It failed in good order: it has told the driver log why, and took nobody with it. Where that is for good,
-            # its row is FAILED and it is not placed here any more.
+            # It failed in good order: it reported why in the driver log, and ended no other receiver. If the failure is
+            # final, its row is FAILED and it is not placed here any more.
             delay = self._count_crash(history, member)
             self._give_up_after_many(receiver_id, member, reason)
             log.warning("receiver failed", receiver_id=receiver_id, reason=reason, restart_in=delay)
 
     def _process_ended(self, process: _ReceiverProcess, code: int) -> None:
-        """A receiver that the process did not speak of crashed with it, whatever the code."""
+        """Count a crash for each receiver whose end the process did not report, whatever the exit code."""
         crashed: dict[int, _Member] = {}
         for receiver_id, member in process.members.items():
             if member.stopping_since is not None:
@@ -366,14 +367,14 @@ class Agent:
         for receiver_id, member in crashed.items():
             history = histories[receiver_id]
             if process.begun:
-                # One that never ran a receiver is nobody's fault, and smaller groups would help nobody.
+                # If the process never ran a receiver, no receiver is at fault, and smaller groups would not help.
                 history.suspicion = self._suspicion(history) + 1
                 history.last_crash = now
             history.not_before = now + delay
             self._report_crash(receiver_id, member, what, delay=delay, detail=tail)
 
     def _count_crash(self, history: _History, member: _Member) -> float:
-        """Count it and put off the next start; returns by how long."""
+        """Count a crash and put off the next start; return by how many seconds."""
         if self._clock() - member.started >= HEALTHY_AFTER_SECONDS:
             history.backoff.reset()
             history.crashes = 0
@@ -394,10 +395,10 @@ class Agent:
         if history.crashes >= MAX_CRASHES:
             history.refused_assignment = member.assignment
             reason = f"crashed {history.crashes} times in a row, the last time: {what}"
-            # Who starts it anew has mended something, or wants it tried as often again.
+            # A person who starts it again has fixed something, or wants as many attempts again.
             history.crashes = 0
             history.backoff.reset()
-            # Before the state: who sees that finds in the history how it came.
+            # Before the state, so that a reader of that state finds the cause in the history.
             self._report(receiver_id, ReceiverEventKind.FAILED, reason)
             self._reports.append(
                 lambda connection: set_receiver_state(
@@ -417,7 +418,7 @@ class Agent:
         )
 
     def _stop_unwanted(self, process: _ReceiverProcess, wanted: Mapping[int, int]) -> None:
-        """Stop what is not placed here any more. A process is killed only if nobody in it is wanted."""
+        """Stop what is not placed here any more. A process is killed only if no receiver in it is wanted."""
         now = self._clock()
         unwanted = {
             receiver_id: member
@@ -456,7 +457,7 @@ class Agent:
         for receiver_id, assignment in wanted.items():
             history = self._history(_receiver_name(receiver_id))
             if assignment < history.refused_assignment:
-                # They only rise: the driver log has lost the one that was refused.
+                # Assignments only rise: the driver log has lost the refused one.
                 history.refused_assignment = -1
             if (
                 receiver_id not in running
@@ -476,7 +477,7 @@ class Agent:
                 self._start_receivers(left[first : first + size])
 
     def _join(self, receiver_id: int, assignment: int, *, suspicion: int, size: int) -> bool:
-        """Give a receiver to a process that has room among receivers that are suspected as it is."""
+        """Give a receiver to a process that has room and whose receivers are as much suspected."""
         if size == 1:
             return False
         for process in self._processes:
@@ -520,7 +521,7 @@ class Agent:
     # -- the spare process -------------------------------------------------------------------------------------------
 
     def _keep_spare(self) -> None:
-        """Have one, unless receivers have just been started or the last one did not last."""
+        """Start a spare process, unless receivers have just been started or the last spare soon ended."""
         spare = self._spare
         if spare is not None and (code := spare.child.process.poll()) is not None:
             delay = max(SPARE_AFTER_SECONDS, self._history(_SPARE).backoff.next_delay())
@@ -534,12 +535,12 @@ class Agent:
                 self._spare = _Spare(self._start(_SPARE, self._spare_command, stdin=theirs.fileno()), ours)
 
     def _take_spare(self, name: str, receivers: Sequence[tuple[int, int]]) -> _Spare | None:
-        """Let the spare process be these receivers' from now on; None where there is none that lives."""
+        """Turn the spare process into these receivers' process; return None if there is no living spare."""
         spare, self._spare = self._spare, None
         if spare is None:
             return None
         log_file = self._log_directory / f"{name}.log"
-        # It opens the file itself, and may end before that.
+        # The process opens the file itself, and may end before that.
         with contextlib.suppress(OSError):
             log_file.touch()
         try:
@@ -553,7 +554,7 @@ class Agent:
 
     @staticmethod
     def _end_spare(spare: _Spare) -> None:
-        """It holds nothing that would be lost."""
+        """Kill the spare process: it holds nothing that would be lost."""
         spare.line.close()
         spare.child.process.kill()
         spare.child.process.wait()
@@ -579,13 +580,15 @@ class Agent:
                 self._roles[role] = self._start(role, command)
 
     def _tend_batch_drivers(self) -> None:
-        """What a driver was at that ended is said to be lost at once: its batch need not wait for the limit."""
+        """Report what an ended driver was working on as lost at once, so that its batch need not wait for the time
+        limit.
+        """
         if self._batch_drivers is None:
             return
         self._ended_pids += self._batch_drivers.tick()
 
     def _look_at_left_processes(self) -> None:
-        """Say at once what an earlier agent here could not: that it and its processes have ended."""
+        """Report at once that an earlier agent here, which was killed, and its processes have ended."""
         if self._left_processes is None:
             return
         if gone := self._left_processes.take_gone():
@@ -594,26 +597,28 @@ class Agent:
         self._left_processes.note(self._running_pids())
 
     def _running_pids(self) -> list[int]:
-        """The pids of all that have not been found to have ended."""
+        """Return the pids of all processes that have not been found to have ended."""
         children = [*(process.child for process in self._processes), *self._roles.values()]
         drivers = [] if self._batch_drivers is None else self._batch_drivers.pids()
         return [*(child.process.pid for child in children), *drivers]
 
     def _report_ended_pids(self, connection: sa.Connection) -> None:
-        """End the rows of processes that are known to have ended: seen by their parent, or looked for and not found."""
+        """End the rows of processes that are known to have ended: their parent saw it, or a look did not find them."""
         machine = socket.gethostname()
         while self._ended_pids:
             pid = self._ended_pids[0]
             if pid in self._running_pids():
-                # One of ours got it, while the driver log was away; whose rows those are, only heartbeats can say.
+                # A child of this agent got the pid while the driver log was unavailable. Only heartbeats can tell whose
+                # rows those are.
                 self._ended_pids.popleft()
                 continue
-            # A batch run that it was in has its row too, under the machine's own name.
+            # A batch run in that process has its own row, under the machine's name.
             end_processes_of_pid(connection, hosts=[self._host, machine], pid=pid, why=CRASHED)
             self._ended_pids.popleft()
-            # A tracker has no row there. The next one then leads at once. Agents without one may lack the right to ask.
-            # Asked once: a statement that a killed tracker has left may hold the row for long, and while this agent
-            # waited for that again and again it would show no heartbeat. The next one then leads after the time limit.
+            # A tracker has no row there; ending its leadership lets the next tracker lead at once. Agents without a
+            # tracker may lack the right to ask. Asked once: a killed tracker's last statement may hold the row for
+            # long, and an agent that waited for it again and again would send no heartbeat. The next tracker then leads
+            # after the time limit.
             if self._role_commands and end_leadership_of(connection, holder_name(machine, pid)):
                 log.info("the leading tracker has ended", pid=pid)
 
@@ -622,7 +627,7 @@ class Agent:
         with open_child_log(log_file) as output:
             process = subprocess.Popen(  # noqa: S603  our own command
                 command,
-                # The end of this pipe or socket is the agent's end: the child stops when it reads it.
+                # The other end of this pipe or socket is the agent's. The child stops when it reads the end of it.
                 stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -632,7 +637,7 @@ class Agent:
         return _Child(name, process, self._clock(), log_file)
 
     def _ask_to_stop(self, child: _Child) -> None:
-        """SIGTERM at first, SIGKILL when the grace is over."""
+        """Send SIGTERM first, and SIGKILL when the grace period is over."""
         if child.stopping_since is None:
             child.stopping_since = self._clock()
             child.process.send_signal(signal.SIGTERM)
@@ -641,7 +646,7 @@ class Agent:
             log.warning("child did not stop in time, killed", child=child.name, pid=child.process.pid)
 
     def _stop_all(self) -> None:
-        """Receivers first: the tracker's word is not needed for them to drain."""
+        """Stop all children, receivers first: they drain without the tracker."""
         if self._batch_drivers is not None:
             self._batch_drivers.drain()
         if self._spare is not None:
@@ -686,7 +691,7 @@ def _receiver_name(receiver_id: int) -> str:
 
 
 def _say(process: _ReceiverProcess, message: Message) -> bool:
-    """Whether the line went out; one that did not is said again at the next look."""
+    """Send a message; return whether it went out. The caller sends a failed one again at its next look."""
     try:
         process.line.send(encode(message))
     except OSError:
@@ -695,7 +700,7 @@ def _say(process: _ReceiverProcess, message: Message) -> bool:
 
 
 def _hear(process: _ReceiverProcess) -> Iterator[Message]:
-    """All that the process has said by now."""
+    """Yield all messages that the process has sent so far."""
     try:
         while data := process.line.recv(65536):
             yield from process.lines.feed(data)
