@@ -78,6 +78,10 @@ class Kept:
             if not future.done():
                 future.set_result(HandedOver(0, 0))
 
+    @property
+    def block_path(self) -> Kept:
+        return self
+
     def is_stopped(self) -> bool:
         return False
 
