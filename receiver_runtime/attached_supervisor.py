@@ -1,6 +1,6 @@
-"""What receivers ask of their supervisor: their lifecycle, and three ways into the block path.
+"""Define what receivers ask of their supervisor: their lifecycle, and three ways into the block path.
 
-A receiver's helpers take the part that they need. Nothing here is implemented; ``receiver_supervisor`` and
+Each helper of a receiver uses the part that it needs. Nothing is implemented here; ``receiver_supervisor`` and
 ``block_path`` do that.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BufferedPath(Protocol):
-    """Records that the block generator makes blocks of, or that are one block; and dead letters."""
+    """Take records that the block generator makes blocks of, or that are one block; and dead letters."""
 
     def piece(self, records: int, nbytes: int) -> int: ...
     def push_single(self, record: object) -> None: ...
@@ -34,7 +34,7 @@ class BufferedPath(Protocol):
 
 
 class KeyedPath(Protocol):
-    """Blocks with their records' idempotency keys."""
+    """Take blocks with their records' idempotency keys."""
 
     def piece(self, records: int, nbytes: int) -> int: ...
     def handing_over(self) -> AbstractContextManager[None]: ...
@@ -45,7 +45,7 @@ class KeyedPath(Protocol):
 
 
 class LinkedPath(Protocol):
-    """Blocks with the source positions that they were read from."""
+    """Take blocks with the source positions that they were read from."""
 
     @property
     def positions(self) -> SourcePositions: ...
@@ -55,11 +55,11 @@ class LinkedPath(Protocol):
 
 
 class ReceiverBlockPath(BufferedPath, KeyedPath, LinkedPath, Protocol):
-    """All of it."""
+    """Join all three ways."""
 
 
 class AttachedSupervisor(Protocol):
-    """A receiver's lifecycle, who it is, and the way of its records."""
+    """Give a receiver its lifecycle, its identity and the path of its records."""
 
     @property
     def stream_id(self) -> int: ...

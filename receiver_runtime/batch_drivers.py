@@ -1,8 +1,8 @@
-"""The agent's batch drivers: started, watched, replaced and stopped; the agent knows them by their command alone.
+"""Start, watch, replace and stop the agent's batch drivers, which the agent knows only by their command.
 
-A driver and its agent speak by lines over the driver's standard input, a socket: ``ready``; ``recycle REASON`` (it
-should be replaced: a successor is started, and when that is ready the old one is told to drain); and from the agent
-``drain``. The end of the line is the agent's end, and the driver's.
+A driver and its agent exchange lines over the driver's standard input, a socket. The driver sends ``ready`` and
+``recycle REASON`` (replace it: a successor is started, and once that is ready the old driver is told to drain). The
+agent sends ``drain``. When the socket closes, the agent has ended, and the driver ends too.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0
 HEALTHY_AFTER_SECONDS = 60.0
-# When the agent stops a batch that takes longer is cut off, and made again by its next attempt.
+# Seconds. When the agent stops, a batch that takes longer is cut off, and its next attempt makes it again.
 DRAIN_SECONDS = 15.0
-# One that is replaced, or too many, ends its run first: neither is a reason to use an attempt up. But not for ever.
+# Seconds. A replaced or surplus driver finishes its run first, because neither is a reason to use up an attempt.
 REPLACED_SECONDS = 3_600.0
-# What makes later starts quicker is done once the drivers have been ready for this long: not beside a start.
+# Seconds that the drivers must have been ready before later starts are prepared: not at the same time as a start.
 PREPARE_AFTER_SECONDS = 300.0
 LOG_TAIL_LINES = 20
 READY = b"ready"
@@ -46,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Driver:
-    """A process, and the agent's end of the line to it."""
+    """Hold a process, and the agent's end of the line to it."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -57,12 +57,12 @@ class _Driver:
     ready: bool = False
     # It has asked to be replaced.
     leaving: bool = False
-    # It was told to drain, and is killed then.
+    # When it is killed, if it was told to drain.
     end_by: float | None = None
 
 
 class BatchDrivers:
-    """So many drivers as are wanted, and successors while they are needed. One thread: the agent's."""
+    """Keep the wanted number of drivers, and successors while they are needed. Only the agent's thread calls it."""
 
     def __init__(
         self,
@@ -73,14 +73,15 @@ class BatchDrivers:
         preparation: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing starts before the first `tick`.
+        """Prepare; nothing starts before the first `tick`.
 
         Args:
             command: runs one driver.
             log_directory: each driver's output goes to a file here.
-            wanted: how many; may be set to another number at any time.
-            preparation: a command that makes later starts of a driver quicker, run once; it ends with its standard
-                input. None: there is none.
+            wanted: how many drivers; may be changed at any time.
+            preparation: a command that makes later starts of a driver quicker, run once; it ends when its standard
+                input
+                closes. None: there is none.
             clock: monotonic, in seconds.
         """
         self.wanted = wanted
@@ -95,7 +96,7 @@ class BatchDrivers:
         self._ready_since: float | None = None
 
     def tick(self) -> list[int]:
-        """Look at each, start what is missing, drain what is too many; returns the pids of those that ended."""
+        """Check each driver, start missing ones, drain surplus ones; return the pids of those that ended."""
         ended: list[int] = []
         for driver in list(self._drivers):
             self._hear(driver)
@@ -109,7 +110,7 @@ class BatchDrivers:
             if self._clock() < self._not_before:
                 break
             staying.append(self._start())
-        # The newest go first: the others are ready.
+        # The newest go first, because the others are ready.
         for driver in staying[self.wanted :]:
             self._drain(driver, "there are more than wanted", REPLACED_SECONDS)
         ready = sum(driver.ready for driver in staying)
@@ -123,26 +124,26 @@ class BatchDrivers:
         return ended
 
     def has_ended(self) -> bool:
-        """Whether one has ended that `tick` has not found yet."""
+        """Return whether a driver has ended that `tick` has not found yet."""
         return any(driver.process.poll() is not None for driver in self._drivers)
 
     def pids(self) -> list[int]:
-        """The pids of all that have not been found to have ended."""
+        """Return the pids of all drivers that have not been found to have ended."""
         return [driver.process.pid for driver in self._drivers]
 
     def drain(self) -> None:
-        """Tell all to end; for an agent that has others to stop meanwhile."""
+        """Tell all drivers to end and return at once, so that the agent can stop other children meanwhile."""
         self._preparation = None
         if self._preparing is not None:
             self._end_preparation(self._preparing)
         for driver in self._drivers:
             if driver.end_by is None:
                 self._drain(driver, "the agent stops", DRAIN_SECONDS)
-            # One that was told before had longer.
+            # A driver that was told earlier may have had a later limit.
             driver.end_by = min(driver.end_by or math.inf, self._clock() + DRAIN_SECONDS)
 
     def stop(self) -> list[int]:
-        """Drain all and wait for their end; returns their pids."""
+        """Drain all drivers and wait for their end; return their pids."""
         self.drain()
         pids = []
         for driver in self._drivers:
@@ -176,13 +177,13 @@ class BatchDrivers:
                     command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
                 )
         except OSError as error:
-            # Nothing depends on it, least of all the agent.
+            # Nothing depends on it, so the agent goes on.
             log.warning("the preparation of later starts can't be started", error=str(error))
 
     def _end_preparation(self, process: subprocess.Popen[bytes]) -> None:
-        """It holds nothing that would be lost."""
+        """Kill the preparation: it holds nothing that would be lost."""
         if process.poll() is None:
-            # With what it has started: a JVM would go on by itself, for minutes, and write 200 MB that nobody wants.
+            # Kill its children too: a JVM would go on for minutes and write 200 MB that is not needed.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -209,7 +210,7 @@ class BatchDrivers:
             while data := driver.line.recv(4096):
                 driver.heard += data
         except OSError:
-            # Nothing more for now, or its end, of which its exit code says more.
+            # There is nothing more for now, or the line is closed; then the exit code says more.
             pass
         *lines, driver.heard = driver.heard.split(b"\n")
         for line in lines:
@@ -236,7 +237,7 @@ class BatchDrivers:
             log.info("batch driver ended", child=driver.name)
             return
         if self._clock() - driver.started >= HEALTHY_AFTER_SECONDS:
-            # One that has worked for a while says nothing about the next.
+            # A driver that has worked for a while says nothing about the next.
             self._backoff.reset()
             delay = 0.0
         else:

@@ -1,17 +1,17 @@
-"""The threads that the block generators of a process share: one timer, and push threads for what may take long.
+"""Share threads among the block generators of a process: one timer, and push threads for work that may take long.
 
-Owns threads and their order of work, and knows nothing of blocks. A thread for each generator's timer and pushes is
-what this is instead of: with a hundred receivers that each have a small block now and then, a process did little but
-switch between threads.
+Owns threads and their order of work, and knows nothing of blocks. It replaces a thread for each generator's timer and
+pushes: with a hundred receivers that each have a small block now and then, a process did little but switch between
+threads.
 
-- The *timer* calls what is due, some receivers' ticks at a time (``slot``). What it calls must not wait for anything.
+- The *timer* calls what is due, several receivers' ticks at a time (``slot``). What it calls must not wait.
 - *Push threads* take work first come, first served. A few are enough while each piece of work takes a few
-  milliseconds; when some has waited for longer, as with a slow disk, there are more of them. Where none is begun at
-  all, since all threads hang (in a disk, a replica, the driver log), there is another one, and so on up to what all
-  the users can have under way at once: so nobody is held up for long by what another waits for. A thread that has had
+  milliseconds. When work has waited longer, as with a slow disk, more are started. If no work is begun at all,
+  because all threads hang (in a disk, a replica, the driver log), another is started, and so on up to what all the
+  users can have in progress at once. So no user waits long for what another user waits for. A thread that has had
   nothing to do for a while ends.
 
-No thread is lost. Whatever escapes from a call, BaseException included, is counted (``deaths``) and given to the
+No thread is lost. Any exception from a call, BaseException included, is counted (``deaths``) and given to the
 ``on_death`` that came with the call, and the thread goes on. A thread that fails in this module's own code is replaced.
 """
 
@@ -32,35 +32,34 @@ from receiver_runtime.clock import Clock, SystemClock
 
 _log = structlog.get_logger(__name__)
 
-#: Told what a call has raised; must return at once.
+#: Called with what a call has raised; must return at once.
 OnDeath = Callable[[BaseException], object]
-# By moment, then by number: when, what to call, and whom to tell when that raises.
+# Ordered by moment, then by number: when, what to call, and the callback for an error.
 _Due = tuple[float, int, Callable[[], object], OnDeath | None]
 
-# There is a thread more when work has waited for so long, …
+# Seconds that work may wait before another thread is started …
 _PATIENCE_SECONDS = 0.05
-# … or, from so many on, when no work was begun for so long: more of them help a slow disk no more, and a processor that
-# is overloaded least of all.
+# … or, from this many threads on, seconds in which no work was begun. More threads than that don't make a slow disk
+# faster, least of all on an overloaded processor.
 _MANY = 16
-# After the system refused a thread.
+# Seconds to wait after the system refused a thread.
 _NEXT_THREAD_SECONDS = 1.0
-# A push thread that had nothing to do for so long ends.
+# Seconds without work after which a push thread ends.
 _LINGER_SECONDS = 10.0
-# With fewer users nobody waits for others.
+# Number of users. With fewer, ticks are not gathered into slots.
 _SLOTS_FROM = 10
-# What each user may have under way at once: a cut, and a push.
+# How many calls each user may have in progress at once: a cut and a push.
 _PER_USER = 2
 _AFTER_A_DEATH_SECONDS = 0.1
 
 
 class BlockThreads:
-    """See the module. Any thread may call any method, also from the work that runs here.
+    """Run the shared threads; see the module. Any thread may call any method, also from the work that runs here.
 
     Args:
-        at_once: push threads that there are at least, and that start at once on what comes.
-        most: push threads that there are at most; None for what the users can keep busy.
-        slot: with ten users or more the timer looks again at multiples of so many seconds, so that it wakes once for
-            several of them.
+        at_once: the least number of push threads, which take new work at once.
+        most: the largest number of push threads; None: as many as the users can keep busy.
+        slot: with ten users or more the timer wakes at multiples of these seconds, once for several users.
         name: of the threads.
     """
 
@@ -78,14 +77,14 @@ class BlockThreads:
         self._slot = slot
         self._name = name
         self._clock = clock or SystemClock()
-        # Everything below is under this lock; the condition is the timer's alone.
+        # Guards everything below. Only the timer waits on the condition.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._due: list[_Due] = []
         self._numbers = itertools.count()
         self._wakes_at = -math.inf
         self._work: deque[tuple[float, Callable[[], object], OnDeath | None]] = deque()
-        # Threads that have work, or were woken for it; and those that sleep, the newest last.
+        # The number of threads that have work or were woken for it; and below the sleeping threads, the newest last.
         self._busy = 0
         self._begun_at = -math.inf
         self._none_before = -math.inf
@@ -94,18 +93,18 @@ class BlockThreads:
         self._started = False
         self._closed = False
         self._deaths = 0
-        # The timer's own: what it has taken to call now, and what is to be called again.
+        # Only the timer uses these: what it has taken to call now, and what it will call again.
         self._taken: deque[_Due] = deque()
         self._again: list[_Due] = []
 
     @property
     def deaths(self) -> int:
-        """How often something escaped from a call, or ended a thread."""
+        """Return how often a call raised an error, or an error ended a thread."""
         with self._lock:
             return self._deaths
 
     def attach(self) -> None:
-        """There is a user more; the first one starts the threads."""
+        """Add a user; the first one starts the threads."""
         with self._lock:
             self._users += 1
             if self._started or self._closed:
@@ -117,14 +116,14 @@ class BlockThreads:
             self._start_thread()
 
     def detach(self) -> None:
-        """There is a user less."""
+        """Remove a user."""
         with self._lock:
             self._users -= 1
 
     def close(self) -> None:
-        """End the threads; does not wait for them.
+        """End the threads; do not wait for them.
 
-        What waits by then is still done, and what is due later is done now, and once: whoever asked may wait for it.
+        Waiting work is still done, and what is due later is done now, once, because its caller may wait for it.
         """
         with self._lock:
             self._closed = True
@@ -134,9 +133,10 @@ class BlockThreads:
             thread.wake.release()
 
     def at(self, moment: float, action: Callable[[], float | None], *, on_death: OnDeath | None = None) -> None:
-        """Call ``action`` on the timer when it is ``moment`` by the clock, or shortly after; it must return at once.
+        """Call ``action`` on the timer at ``moment`` by the clock, or shortly after; it must return at once.
 
-        Where it returns a moment, it is called again then; where it raises, it is not, and ``on_death`` is told.
+        If it returns a moment, it is called again then. If it raises, it is not called again, and ``on_death`` is
+        called.
         """
         with self._lock:
             heapq.heappush(self._due, (moment, next(self._numbers), action, on_death))
@@ -144,9 +144,9 @@ class BlockThreads:
                 self._changed.notify_all()
 
     def submit(self, action: Callable[[], object], *, on_death: OnDeath | None = None) -> None:
-        """Call ``action`` on a push thread, as soon as one is free; it may take as long as it likes.
+        """Call ``action`` on a push thread as soon as one is free; it may take any time.
 
-        ``on_death`` is told what it raises.
+        ``on_death`` is called with what it raises.
         """
         with self._lock:
             now = self._clock.monotonic()
@@ -169,13 +169,13 @@ class BlockThreads:
             try:
                 if not self._turn():
                     return
-            except BaseException as error:  # noqa: BLE001  everybody's ticks come from this thread
+            except BaseException as error:  # noqa: BLE001  every receiver's ticks come from this thread
                 self._count_death(error)
-                # What it had taken is still taken. Out of memory, say: there may be some in a moment.
+                # What it had taken stays taken. Memory may have run out, and may be free in a moment.
                 threading.Event().wait(_AFTER_A_DEATH_SECONDS)
 
     def _turn(self) -> bool:
-        """Wait until something is due, and call it; False at the end."""
+        """Wait until something is due, and call it; return False at the end."""
         with self._changed:
             while self._again:
                 heapq.heappush(self._due, self._again[-1])
@@ -200,10 +200,10 @@ class BlockThreads:
         return not closed
 
     def _call(self, action: Callable[[], object], on_death: OnDeath | None) -> object:
-        """Call it; nothing that it raises gets out of here."""
+        """Call it; nothing that it raises leaves this method."""
         try:
             return action()
-        except BaseException as error:  # noqa: BLE001  counted, and told to whom it concerns; the thread must go on
+        except BaseException as error:  # noqa: BLE001  counted, and given to on_death; the thread must go on
             if on_death is not None:
                 try:
                     on_death(error)
@@ -219,7 +219,7 @@ class BlockThreads:
             _log.error("what a block thread called failed", trace="".join(traceback.format_exception(error)))
 
     def _seconds_left(self) -> float:
-        """With the lock held: until there is something to do."""
+        """Return the seconds until there is something to do. The lock is held."""
         now = self._clock.monotonic()
         moment = self._due[0][0] if self._due else math.inf
         if self._work and self._busy < self._bound():
@@ -230,12 +230,12 @@ class BlockThreads:
         return max(0.0, moment - now)
 
     def _thread_more_at(self) -> float:
-        """With the lock held, while work waits: when there should be a thread more for it."""
+        """Return when another thread should be started for the waiting work. The lock is held."""
         since = self._work[0][0]
         return max((since if self._busy < _MANY else max(since, self._begun_at)) + _PATIENCE_SECONDS, self._none_before)
 
     def _relief(self, now: float) -> bool:
-        """With the lock held: whether work has waited too long; then there is a thread more."""
+        """Return whether work has waited too long, and count another thread as busy then. The lock is held."""
         if not self._work or self._busy >= self._bound() or now < self._thread_more_at():
             return False
         self._busy += 1
@@ -247,7 +247,7 @@ class BlockThreads:
     # -- push threads ------------------------------------------------------------------------------------------------
 
     def _wake(self, thread: _PushThread | None) -> None:
-        """One that sleeps, or a new one; it counts as busy already."""
+        """Wake a sleeping thread, or start a new one; it counts as busy already."""
         if thread is None:
             self._start_thread()
         else:
@@ -260,11 +260,11 @@ class BlockThreads:
                 target=self._run_push, args=(thread,), name=f"{self._name} block push", daemon=True
             ).start()
         except (RuntimeError, MemoryError):
-            # The system has no more of them: the work waits for those that there are, or for the next try.
+            # The system has no more threads: the work waits for the existing ones, or for the next attempt.
             with self._lock:
                 self._busy -= 1
                 self._none_before = self._clock.monotonic() + _NEXT_THREAD_SECONDS
-                # The timer makes that try.
+                # The timer makes that attempt.
                 self._changed.notify_all()
             _log.exception("a block push thread could not be started")
 
@@ -279,7 +279,7 @@ class BlockThreads:
             with self._lock:
                 work = None
                 if self._work:
-                    # Whatever may fail comes before the work is taken.
+                    # Everything that may fail comes before the work is taken.
                     self._begun_at = self._clock.monotonic()
                     work = self._work.popleft()
                 elif self._closed:
@@ -290,24 +290,24 @@ class BlockThreads:
                     self._busy -= 1
             if work is not None:
                 self._call(work[1], work[2])
-                # It may hold a block.
+                # It may hold a reference to a block.
                 work = None
             elif not self._sleep(thread):
                 return
 
     def _replace(self, thread: _PushThread, error: BaseException) -> None:
-        """A thread ended by an error of this module's: put another one in its place."""
+        """Replace a thread that an error of this module has ended."""
         with self._lock:
             asleep = thread in self._idle
             if asleep:
                 self._idle.remove(thread)
         if not asleep:
-            # The new one takes over that it counts as busy.
+            # The new thread takes over the old one's place in the count of busy threads.
             self._start_thread()
         self._count_death(error)
 
     def _sleep(self, thread: _PushThread) -> bool:
-        """Until there is work; False when there was none for long, and the thread is to end."""
+        """Sleep until there is work; return False if there was none for long, and the thread is to end."""
         while not thread.wake.acquire(timeout=_LINGER_SECONDS):
             with self._lock:
                 if thread in self._idle and self._busy + len(self._idle) > self._at_once:
@@ -317,7 +317,7 @@ class BlockThreads:
 
 
 class _PushThread:
-    """What wakes it."""
+    """Hold what wakes a push thread."""
 
     __slots__ = ("wake",)
 

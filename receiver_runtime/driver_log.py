@@ -39,7 +39,7 @@ T = TypeVar("T")
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 2.0
 
-# Seconds. A cut connection is restored sooner; a longer outage is reported to operators.
+#: Seconds. A cut connection is restored sooner; a longer outage is reported to operators.
 TELL_AFTER = 1.0
 
 

@@ -24,7 +24,7 @@ import structlog
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# A process's time of making is computed from the time of booting, which a step of the clock moves a little.
+# Seconds. A process's creation time is computed from the boot time, which a step of the clock moves a little.
 _SAME_TIME_SECONDS = 2.0
 
 log = structlog.get_logger(__name__)
@@ -91,7 +91,7 @@ class LeftProcesses:
 def _machine() -> str:
     """Return a name of this machine, since it was booted, and of the namespace of its pids."""
     parts = [socket.gethostname()]
-    # Linux. Elsewhere there are no pid namespaces, and a process of before the boot is gone anyway.
+    # Only on Linux. Elsewhere there are no pid namespaces, and a process from before the boot is gone anyway.
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
         parts.append(os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  a name, and no path
@@ -106,7 +106,7 @@ def _created(pid: int) -> float | None:
 
 
 class _Found(Enum):
-    """What there is of a process."""
+    """Name what was found of a process."""
 
     LIVES = auto()
     GONE = auto()
@@ -123,5 +123,5 @@ def _look_for(pid: int, created: float) -> _Found:
     except psutil.NoSuchProcess:
         return _Found.GONE
     except psutil.Error:
-        # Not ours to look at: it may be the one.
+        # This agent may not look at the process: it may be the one.
         return _Found.LIVES

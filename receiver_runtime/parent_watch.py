@@ -1,4 +1,4 @@
-"""What a receiver process hears from outside: signals, the end of its parent, and the agent's lines.
+"""Listen to the outside of a receiver process: signals, the end of its parent, and the agent's lines.
 
 The watcher turns a signal, or the end of the parent's pipe, into a request to stop, and hands on the agent's lines;
 ``AgentLine`` carries the answers back. A second signal, or 10 s after the parent's end, ends the process at once.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-# Seconds that the receivers have to drain after the parent is gone: nobody else would end a process that hangs.
+# Seconds that the receivers have to drain after the parent is gone: no other process would end one that hangs.
 _PARENT_GONE_SECONDS = 10.0
 
 
@@ -141,7 +141,7 @@ def _end_at_once(why: str) -> NoReturn:
 
 
 def _do_nothing(number: int, frame: object) -> None:
-    """Handle a signal by nothing: the interpreter writes its byte only for signals that have a handler."""
+    """Do nothing on a signal: the interpreter writes its byte only for signals that have a handler."""
 
 
 def _is_socket(descriptor: int) -> bool:

@@ -1,9 +1,8 @@
-"""What an agent and its receiver process say to each other, as lines over the socket that is the process's standard
-input.
+"""Exchange lines between an agent and its receiver process, over the socket that is the process's standard input.
 
-The agent says which receivers to run and to stop; the process says what became of each. The end of the socket says
-that the other side is gone, so a line is never the only word of anything: a process that ends has ended all of its
-receivers, whatever it said, and what a receiver did stands in the driver log.
+The agent says which receivers to run and to stop; the process reports how each ended. When the socket closes, the other
+side is gone. So nothing depends on a line alone: a process that ends has ended all of its receivers, whatever it said,
+and the driver log has what a receiver did.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LONGEST_REASON = 500
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """To the process: run this receiver under this assignment."""
+    """Tell the process to run this receiver under this assignment."""
 
     receiver_id: int
     assignment: int
@@ -30,14 +29,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """To the process: stop this receiver, drained."""
+    """Tell the process to stop this receiver, drained."""
 
     receiver_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """From the process: it runs this receiver from now on. The first of them says that the process itself works."""
+    """Tell the agent that the process runs this receiver from now on. The first one says that the process
+    itself works.
+    """
 
     receiver_id: int
     assignment: int
@@ -45,7 +46,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """From the process: it is ending, or still runs that receiver; nothing of it was begun."""
+    """Tell the agent that the process is ending, or still runs that receiver; nothing of it was begun."""
 
     receiver_id: int
     assignment: int
@@ -53,7 +54,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """From the process: this receiver has ended, everything of it is written, and the others go on."""
+    """Tell the agent that this receiver has ended, everything of it is written, and the others go on."""
 
     receiver_id: int
     assignment: int
@@ -65,7 +66,7 @@ Message = Run | Stop | Accepted | Declined | Ended
 
 
 def encode(message: Message) -> bytes:
-    """A message as its line."""
+    """Return a message as its line."""
     match message:
         case Run(receiver_id, assignment):
             line = f"run {receiver_id} {assignment}"
@@ -82,7 +83,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: str) -> Message:
-    """A line as its message. Raises ValueError for anything else."""
+    """Return a line as its message. Raises ValueError for anything else."""
     match line.split(" ", 4):
         case ["run", receiver_id, assignment]:
             return Run(int(receiver_id), int(assignment))
@@ -99,20 +100,20 @@ def decode(line: str) -> Message:
 
 
 class Lines:
-    """Puts lines together from the pieces that arrive."""
+    """Put lines together from the pieces that arrive."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that are complete now. Raises ValueError as ``decode`` does."""
+        """Yield the messages that are complete now. Raises ValueError as ``decode`` does."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             yield decode(line.decode("utf-8", errors="replace"))
 
 
 def parse_receiver(value: str) -> tuple[int, int]:
-    """``12:3``, as on the command line, to (receiver id, assignment). Raises ValueError."""
+    """Parse ``12:3``, as on the command line, into (receiver id, assignment). Raises ValueError."""
     receiver_id, separator, assignment = value.partition(":")
     if not separator or not receiver_id.isdecimal() or not assignment.isdecimal():
         raise ValueError(f"{value!r}: give RECEIVER_ID:ASSIGNMENT, as 12:3")
@@ -120,7 +121,7 @@ def parse_receiver(value: str) -> tuple[int, int]:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """The agent's end, which never waits, and the process's."""
+    """Return the agent's end, which never waits, and the process's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.settimeout(0)
     return ours, theirs

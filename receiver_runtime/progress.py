@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# Seconds between two looks.
+#: Seconds between two looks.
 LOOK_SECONDS = 1.0
-# Seconds. A thread that failed waits at most this long before it tries again.
+#: Seconds. A thread that failed waits at most this long before it tries again.
 LONGEST_PAUSE_SECONDS = 10.0
 
 
@@ -44,7 +44,7 @@ class Progress:
     def __init__(self) -> None:
         self.done = 0
         self.failures = 0
-        # The newest failure.
+        #: The newest failure.
         self.why = ""
 
     def made(self) -> None:

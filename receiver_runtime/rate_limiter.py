@@ -1,15 +1,15 @@
-"""Token buckets that take the permits of many records, and of their bytes, at once (C01, C02).
+"""Limit rates by token buckets that take the permits of many records, and of their bytes, at once (C01, C02).
 
-Two limits, records per second and bytes per second, hold together: who takes waits until both have what is asked for,
-and takes both in one step.
+Two limits, records per second and bytes per second, apply together: a caller waits until both have enough permits, and
+takes both in one step.
 
-Permits come in at the rate and collect for a tenth of a second at most. So in any span of ``t`` seconds no more than
-``rate * (t + 0.1) + 1`` records pass, of takers that ask for at most ``piece`` at once. A taker of more than the bucket
-holds waits until all of its permits have come in, and then takes them: what is paid is paid before, never after, so
-that a new rate counts at once (the original's counted from the next but one).
+Permits arrive at the rate and accumulate for at most a tenth of a second. So in any span of ``t`` seconds at most
+``rate * (t + 0.1) + 1`` records pass, if callers ask for at most ``piece`` at once. A caller that asks for more than
+the bucket holds waits until all of its permits have arrived, and then takes them. Permits are always paid in advance,
+so a new rate takes effect at once (the original's took effect on the next call but one).
 
-Who takes one record at a time pays for a millisecond's worth of them at once, where only records are limited: the next
-ones find theirs in that lot, which costs a tenth of a visit to the buckets. A new rate takes the rest of a lot back.
+Callers that ask for single records acquire permits in lots of 1 ms, if only records are limited: the next callers take
+theirs from the lot, which costs a tenth of a visit to the buckets. A new rate takes back the rest of a lot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOT_SECONDS = 0.001
 
 
 class _Bucket:
-    """Permits of one kind; under the limiter's lock."""
+    """Hold permits of one kind; under the limiter's lock."""
 
     __slots__ = ("rate", "tokens")
 
@@ -41,8 +41,8 @@ class _Bucket:
         return math.inf if self.rate == math.inf else max(1.0, math.floor(self.rate * _BURST_SECONDS))
 
     def refill(self, elapsed: float, wanted: int, given: int = 0) -> None:
-        # While someone collects, permits may pile up to what he needs, not beyond. What was given in a lot may have
-        # passed just now, so that it counts as if it were here.
+        # While a caller collects permits, they may accumulate up to what it needs, not beyond. Permits given in a lot
+        # may have been used just now, so they count against the capacity.
         if self.rate != math.inf:
             self.tokens = min(self.tokens + elapsed * self.rate, max(self.capacity - given, float(wanted)))
 
@@ -59,11 +59,11 @@ class _Bucket:
 
 
 class RateLimiter:
-    """Limits records and bytes per second. Any number of threads; each waits its turn.
+    """Limit records and bytes per second. Any number of threads; each waits its turn.
 
     Args:
-        rate: records per second to begin with; None while nobody has said anything, 0 means unlimited.
-        initial_rate: what counts while ``rate`` is None; None or 0 means unlimited.
+        rate: records per second at first; None while no rate is set, 0 means unlimited.
+        initial_rate: applies while ``rate`` is None; None or 0 means unlimited.
         max_rate: no rate above this is ever used; None or 0 means no ceiling.
         max_bytes_rate: bytes per second; None or 0 means unlimited.
     """
@@ -82,11 +82,12 @@ class RateLimiter:
         self._ceiling = _limit(max_rate)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        # One taker at a time collects permits; the others queue up on this lock.
+        # One caller at a time collects permits; the others queue up on this lock.
         self._turn = threading.Lock()
         self._records = _Bucket(self._in_force(rate))
         self._bytes = _Bucket(_limit(max_bytes_rate))
-        # Single permits that are paid for: as many as there were when the buckets were last filled, and what is left.
+        # Single permits that are paid for: how many there were when the buckets were last filled, and how many are
+        # left.
         self._lot_given = 0
         self._lot = 0
         self._at = self._clock.monotonic()
@@ -95,12 +96,12 @@ class RateLimiter:
 
     @property
     def rate(self) -> float | None:
-        """Records per second now in force; None is unlimited."""
+        """Return the records per second now in force; None is unlimited."""
         with self._changed:
             return None if self._records.rate == math.inf or self._closed else self._records.rate
 
     def piece(self, records: int, nbytes: int) -> int:
-        """How many of ``records``, of ``nbytes`` together, to hand on at once so that they flow evenly; at least 1."""
+        """Return how many of ``records``, of ``nbytes`` together, to hand on at once for an even flow; at least 1."""
         with self._changed:
             if self._closed:
                 return records
@@ -108,9 +109,9 @@ class RateLimiter:
             return max(1, int(min(records * share, self._records.piece)))
 
     def update_rate(self, rate: float | None) -> None:
-        """Set a new rate, in records per second; whoever waits now goes on by it.
+        """Set a new rate, in records per second; callers that wait now continue at it.
 
-        0 means unlimited, None the initial rate; either stays below the ceiling.
+        0 means unlimited, None the initial rate; neither exceeds the ceiling.
         """
         wanted = self._in_force(rate)
         with self._changed:
@@ -130,7 +131,7 @@ class RateLimiter:
         """
         if permits < 0 or nbytes < 0:
             raise ValueError(f"{permits} permits for {nbytes} bytes: ask for 0 or more")
-        # The first is read without the lock: who comes as a limit is set may have come just before.
+        # Read without the lock: a caller that arrives while a limit is set might as well have arrived before it.
         if self._unlimited or (permits == 0 and nbytes == 0):
             return
         if permits == 1 and self._lot:
@@ -150,14 +151,14 @@ class RateLimiter:
                     self._make_lot()
 
     def _make_lot(self) -> None:
-        """With the lock held, after a single permit: pay for the next ones too, where they are there."""
+        """Pay for the next single permits too, as far as there are any, after one was taken. The lock is held."""
         if self._bytes.rate == math.inf and not self._lot:
             most = int(self._records.rate * _LOT_SECONDS) if self._records.rate != math.inf else 0
             self._lot = self._lot_given = max(0, min(most, int(self._records.tokens)))
             self._records.take(self._lot)
 
     def acquire_if_free(self, permits: int, nbytes: int) -> bool:
-        """As ``acquire``, if that is done without a wait; else take nothing. Says whether it was done."""
+        """Do as ``acquire`` if that need not wait; else take nothing. Return whether the permits were taken."""
         if self._unlimited:
             return True
         if not self._turn.acquire(blocking=False):
@@ -203,7 +204,7 @@ class RateLimiter:
         now = self._clock.monotonic()
         elapsed, self._at = now - self._at, now
         self._records.refill(elapsed, permits, self._lot_given)
-        # What is gone of it is counted; what is left still may pass.
+        # Permits of the lot that are used have been counted; those that are left may still be used.
         self._lot_given = self._lot
         self._bytes.refill(elapsed, nbytes)
 

@@ -1,9 +1,9 @@
-"""One thread that reads from all the quiet connections of a process.
+"""Read from all the quiet connections of a process on one thread.
 
-A connection that has a few bytes now and then costs more in waking its own thread than in anything that is done with
-them. So its thread waits here while the loop reads for it; what takes long, or is much, is given back to that thread.
+For a connection that carries a few bytes now and then, waking its own thread costs more than handling the bytes. So its
+thread waits here while the loop reads for it. Work that takes long, or is much, is given back to that thread.
 
-Owns no connection and closes none: whoever waits here keeps it open until ``wait`` returns.
+Owns no connection and closes none: the waiting thread keeps its connection open until ``wait`` returns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-# With so many connections the loop looks for what came at such intervals, in seconds, and wakes once for several.
+# From this many connections on, the loop looks for data at these intervals, in seconds, and wakes once for several.
 _GATHERING_FROM = 10
 _GATHERING_SECONDS = 0.02
 
@@ -34,7 +34,7 @@ class ReadingLoopClosedError(RuntimeError):
 
 
 class _Watched(Generic[T]):
-    """A connection, and the thread that waits until it is needed."""
+    """Hold a connection, and the thread that waits until it is needed."""
 
     __slots__ = ("_needed", "connection", "error", "read", "result")
 
@@ -47,7 +47,7 @@ class _Watched(Generic[T]):
         self._needed.acquire()
 
     def look(self) -> bool:
-        """Read; says whether its own thread is needed."""
+        """Read; return whether the connection's own thread is needed."""
         try:
             self.result = self.read()
         except BaseException as error:  # noqa: BLE001  raised again where it belongs
@@ -66,12 +66,12 @@ class _Watched(Generic[T]):
 
 
 class ReadingLoop:
-    """See the module. ``start`` once, ``close`` once; any thread."""
+    """Run the reading loop; see the module. ``start`` once, ``close`` once; any thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._read_end, self._write_end = socket.socketpair()
-        # A wake that finds no room is one too many: the loop has not seen those before it.
+        # A wake-up that finds no room is not needed: the loop has not read the earlier ones yet.
         self._read_end.settimeout(0)
         self._write_end.settimeout(0)
         self._lock = threading.Lock()
@@ -85,7 +85,7 @@ class ReadingLoop:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; who still waits gets ReadingLoopClosedError."""
+        """End the thread; threads that still wait get ReadingLoopClosedError."""
         with self._lock:
             self._closed = True
             self._wake()
@@ -95,10 +95,10 @@ class ReadingLoop:
         self._selector.close()
 
     def wait(self, connection: socket.socket, read: Callable[[], T | None]) -> T:
-        """Have ``read`` called on the loop's thread whenever there is something to read, until it returns something.
+        """Have ``read`` called on the loop's thread whenever there is something to read, until it returns a result.
 
         Args:
-            read: must not wait. None means that it has done what there was to do.
+            read: must not wait; returns None if it has handled all that there was.
 
         Raises: what ``read`` raises.
         """
@@ -107,7 +107,7 @@ class ReadingLoop:
             if self._closed:
                 raise ReadingLoopClosedError(ReadingLoopClosedError.__doc__)
             self._coming.append(watched)
-            # Still with the lock: after a close there is nobody to wake, and the socket is gone.
+            # Still with the lock: after a close there is no loop to wake, and the socket is closed.
             self._wake()
         return watched.wait()
 
@@ -120,9 +120,9 @@ class ReadingLoop:
         try:
             while not self._closed:
                 self._look_round()
-        except BaseException as error:  # noqa: BLE001  logged, and told to who waits
+        except BaseException as error:  # noqa: BLE001  logged, and given to the waiting threads
             failed = error
-        # Who waits goes on by a thread of its own, as where there is no loop.
+        # The waiting threads go on by themselves, as if there were no loop.
         with self._lock:
             self._closed = True
         self._end()

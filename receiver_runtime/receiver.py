@@ -1,7 +1,7 @@
-"""``Receiver``: what reads one source (R01 to R05). Its supervisor does everything else.
+"""Define ``Receiver``, which reads one source (R01 to R05). Its supervisor does everything else.
 
-A receiver reads and hands on. It makes no blocks, knows no driver log and decides nothing about restarts beyond asking
-for one. Users write children of it in packages of their own (``docs/how-to/custom-receiver.md``).
+A receiver reads and hands records on. It makes no blocks, knows no driver log, and decides nothing about restarts
+except to ask for one. Users write subclasses in packages of their own (``docs/how-to/custom-receiver.md``).
 
 Two ways to hand records on:
 
@@ -35,35 +35,35 @@ class ReceiverAttachedError(RuntimeError):
 
 
 class Receiver(ABC):
-    """One running reader of one source.
+    """Read one source.
 
-    A child declares ``schema`` or ``columns``, and implements ``on_start`` and ``on_stop``. A later version of it may
-    add columns and leave columns out; what one is called keeps its type for as long as the stream lives.
+    A subclass declares ``schema`` or ``columns``, and implements ``on_start`` and ``on_stop``. A later version of it
+    may add and leave out columns, but a column's name keeps its type for as long as the stream exists.
     """
 
     #: The records' columns as (name, Arrow type by name) …
     columns: ClassVar[Sequence[tuple[str, str]]] = ()
     #: … or as an Arrow schema, which then counts.
     schema: ClassVar[pa.Schema | None] = None
-    #: Does the sender send again what was not acknowledged? A receiver that acknowledges it after ``store`` returns
-    #: says SENT_AGAIN: after a crash it is for the sender, then, to bring what was stored and not registered.
-    #: A receiver whose answer depends on its source sets it in ``__init__``.
+    #: Whether the sender sends again what was not acknowledged. A receiver that acknowledges after ``store`` returns
+    #: says SENT_AGAIN: after a crash the sender must send again what was stored and not registered. A receiver whose
+    #: answer depends on its source sets it in ``__init__``.
     source_rule: SourceRule | None = None
 
-    # Here, so that a child's __init__ need not call ours.
+    # A class attribute, so that a subclass's __init__ need not call this class's.
     _supervisor: AttachedSupervisor | None = None
 
     @property
     def record_schema(self) -> pa.Schema:
-        """``schema``, or ``columns`` as one. Raises ColumnsError for columns that no block can have."""
+        """Return ``schema``, or ``columns`` as a schema. Raises ColumnsError for columns that no block can have."""
         return schema_of(self.columns) if self.schema is None else self.schema
 
     @abstractmethod
     def on_start(self) -> None:
         """Begin to receive. Must not block: start a thread. Called again after each restart.
 
-        One that takes longer than ``receiver_start_timeout`` may see its ``on_stop`` come first: begin under the lock
-        that ``on_stop`` takes, and not where ``is_stopped`` says so.
+        If it takes longer than ``receiver_start_timeout``, ``on_stop`` may run first. So take the lock that ``on_stop``
+        takes, and begin only if ``is_stopped`` is false.
         """
 
     @abstractmethod
@@ -75,27 +75,27 @@ class Receiver(ABC):
 
     @property
     def preferred_location(self) -> str | None:
-        """The host to run on, where it matters; a wish that placement fulfils while an agent there has room.
+        """Return the host to run on, if it matters. Placement follows it while an agent there has room.
 
-        It is known from the receiver's first start on, and shows in ``forebay.receivers``.
+        It is known after the receiver's first start, and ``forebay.receivers`` shows it.
         """
         return None
 
     def store(self, data: object) -> None:
         """Hand on one record, or many.
 
-        Many (a ``RecordBatch``, ``Table``, ``list`` or iterator): one block; returns when it is registered, and
-        raises when it can't be. One (anything else; a tuple or mapping where the schema has several columns):
-        asynchronous, returns when it is in the buffer.
+        Many (a ``RecordBatch``, ``Table``, ``list`` or iterator): one block; returns when it is registered, and raises
+        if it can't be. One (anything else; a tuple or mapping if the schema has several columns): asynchronous, returns
+        when it is in the buffer.
 
-        Bytes are records that were serialised elsewhere: an Arrow IPC stream of the receiver's schema, and so many
-        records, one block. But where the receiver has one column, of binary or text, ``bytes`` are one record of it,
+        Bytes are records that were serialised elsewhere: an Arrow IPC stream of the receiver's schema, so many records
+        in one block. If the receiver has a single column, of binary or text, ``bytes`` are one record of it instead,
         and only a ``pa.Buffer`` is a stream.
 
         Raises:
             RecordTypeError: a record does not fit the schema, or bytes are no Arrow IPC stream.
             GeneratorStateError: one record, and the receiver is stopping.
-            DriverLogError: many records, and the driver log refused the block (a fenced receiver, say).
+            DriverLogError: many records, and the driver log refused the block (for example of a fenced receiver).
         """
         path = self.supervisor.block_path
         if isinstance(data, pa.Buffer) or (
@@ -114,21 +114,21 @@ class Receiver(ABC):
     def store_buffered(self, records: pa.RecordBatch | Sequence[object]) -> None:
         """Hand on many records as ``store`` does one: asynchronous, rate-limited, waiting while the buffer is full.
 
-        They all come into one block (B03), if they fit into one (``max_block_bytes``) and no rate limit is set; else
-        they are handed on in pieces that fit, or even ones.
+        They all go into one block (B03) if they fit into one (``max_block_bytes``) and no rate limit is set. Otherwise
+        they are handed on in pieces: pieces that fit, or even pieces under a rate limit.
         """
         self.supervisor.block_path.push_buffered(records)
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
-        """Put aside records that can't be stored; returns when they are durable and recorded."""
+        """Put aside records that can't be stored; return when they are durable and recorded."""
         self.supervisor.block_path.store_dead_letters(letters)
 
     def report_connected(self, where: str) -> None:
-        """The source is there: shown as the receiver's reason."""
+        """Report that the receiver is connected to its source: shown as its reason."""
         self.supervisor.report_connected(where)
 
     def report_listening(self, where: str) -> None:
-        """The source's senders may come, to this address: shown as the receiver's reason."""
+        """Report that senders can connect to this address: shown as the receiver's reason."""
         self.supervisor.report_listening(where)
 
     def report_error(self, message: str, error: BaseException | None = None) -> None:
@@ -136,40 +136,40 @@ class Receiver(ABC):
         self.supervisor.report_error(message, error)
 
     def restart(self, message: str, error: BaseException | None = None, delay: float | None = None) -> None:
-        """Ask for ``on_stop``, a pause and ``on_start``; returns at once.
+        """Ask for ``on_stop``, a pause and ``on_start``; return at once.
 
         Args:
-            message: why, the same words for the same reason (repeats are counted).
+            message: why, in the same words for the same reason (repeats are counted).
             delay: in seconds; None for the configured one, which grows with each failure in a row.
         """
         self.supervisor.restart_receiver(message, error, delay)
 
     def stop(self, message: str, error: BaseException | None = None) -> None:
-        """Ask to end for good; returns at once. With an error the receiver is FAILED."""
+        """Ask to end for good; return at once. With an error the receiver is FAILED."""
         self.supervisor.stop(message, error)
 
     def is_started(self) -> bool:
-        """Whether it has been started and not stopped (R04)."""
+        """Return whether it has been started and not stopped (R04)."""
         return self.supervisor.is_started()
 
     def is_stopped(self) -> bool:
-        """Whether it has been stopped (R04)."""
+        """Return whether it has been stopped (R04)."""
         return self.supervisor.is_stopped()
 
     @property
     def stream_id(self) -> int:
-        """Of the stream that it receives; -1 before it is attached."""
+        """Return the id of the stream that it receives; -1 before it is attached."""
         return -1 if self._supervisor is None else self._supervisor.stream_id
 
     @property
     def supervisor(self) -> AttachedSupervisor:
-        """The supervisor. Raises ReceiverNotAttachedError before there is one."""
+        """Return the supervisor. Raises ReceiverNotAttachedError before there is one."""
         if self._supervisor is None:
             raise ReceiverNotAttachedError(ReceiverNotAttachedError.__doc__)
         return self._supervisor
 
     def attach_supervisor(self, supervisor: AttachedSupervisor) -> None:
-        """Called once by the supervisor. Raises ReceiverAttachedError when there is one."""
+        """Attach the supervisor, which calls this once. Raises ReceiverAttachedError if there is one already."""
         if self._supervisor is not None:
             raise ReceiverAttachedError(ReceiverAttachedError.__doc__)
         self._supervisor = supervisor

@@ -1,7 +1,7 @@
-"""Calls between a supervisor and a receiver, watched from both sides, so that a receiver that hangs holds nothing up.
+"""Watch calls between a supervisor and a receiver, in both directions, so that a receiver that hangs blocks nothing.
 
-``WatchedCall`` is one call of the supervisor's into the receiver's own code; ``HandOvers`` are the receiver's calls
-into the supervisor with records. Neither decides anything: they say what is going on.
+``WatchedCall`` is one call of the supervisor into the receiver's own code; ``HandOvers`` are the receiver's calls into
+the supervisor with records. Neither decides anything: they only show what is going on.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class WatchedCall:
-    """One call on a thread of its own. A thread that never comes back is a daemon: it ends with the process.
+    """Make one call on a thread of its own. The thread is a daemon: if it never returns, it ends with the process.
 
     Args:
         action: the receiver's code.
         name: of the thread.
-        on_error: told on that thread when the call raises, before it counts as returned.
+        on_error: called on that thread when the call raises, before it counts as returned.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class WatchedCall:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Make the call; returns at once."""
+        """Make the call; return at once."""
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the call has returned or raised, at most so long; says whether it has."""
+        """Wait until the call has returned or raised, for at most these seconds; return whether it has."""
         deadline = self._clock.monotonic() + seconds
         with self._changed:
             while not self._returned and (left := deadline - self._clock.monotonic()) > 0:
@@ -59,9 +59,10 @@ class WatchedCall:
 
 
 class HandOvers:
-    """Which of the receiver's threads are inside the supervisor with records, and since when. One entry a thread.
+    """Record which of the receiver's threads are inside the supervisor with records, and since when. One entry a
+    thread.
 
-    Used as a context around each hand-over; costs no lock, for there is one for every record.
+    Used as a context around each hand-over. It takes no lock, because there is one hand-over for every record.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -77,15 +78,17 @@ class HandOvers:
         self._since.pop(threading.get_ident(), None)
 
     def any_since(self, moment: float) -> bool:
-        """Whether one began at ``moment`` or before, and is not over: the receiver waits for us."""
+        """Return whether a hand-over that began at ``moment`` or before is not over: the receiver waits for the
+        supervisor.
+        """
         return any(since <= moment for since in list(self._since.values()))
 
 
 def wait_for_calls(calls: list[WatchedCall], seconds: float, *, hand_overs: HandOvers, clock: Clock) -> bool:
-    """Wait until all calls have returned; says whether they have.
+    """Wait until all calls have returned; return whether they have.
 
-    At most so long, not counting the time in which the receiver itself waits for us: a source's last records are
-    handed on however long the driver log is away.
+    Waits for at most these seconds, not counting the time in which the receiver itself waits for the supervisor: a
+    source's last records are handed on however long the driver log is unavailable.
     """
     left = seconds
     for call in calls:

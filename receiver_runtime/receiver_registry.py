@@ -1,4 +1,4 @@
-"""From a source's declaration to the receiver that reads it."""
+"""Make the receiver that reads a source from its declaration."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def make_receiver(source: Source) -> Receiver:
-    """A receiver for a source, not yet attached.
+    """Return a receiver for a source, not yet attached.
 
     Raises:
-        SourceError: nothing reads it, its client is not installed, or a user's class is missing or can't be made.
+        SourceError: no receiver reads it, its client is not installed, or a user's class is missing or can't be made.
     """
     if isinstance(source, CustomSource):
         return _make_custom(source)

@@ -1,7 +1,7 @@
-"""From a declaration to a receiver that may begin: made, its columns registered, its wish for a host noted.
+"""Turn a declaration into a receiver that may begin: create it, register its columns, note its preferred host.
 
-Asked once per start, before the claim: what fails here fails the receiver with the reason, and nothing was taken over.
-It reads nothing from the source.
+This runs once per start, before the claim: a failure here fails the receiver with the reason, and nothing was taken
+over. It reads nothing from the source.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """Asks the driver log until it is answered; ``what`` is for people."""
+    """Ask the driver log until it answers; ``what`` is for people."""
 
     def __call__(self, what: str, statement: Callable[[sa.Connection], T]) -> T: ...
 
 
 def prepare_receiver(source: Source, *, receiver_id: int, ask: Ask) -> Receiver:
-    """The receiver of a source, whose columns are a version of its stream's from here on.
+    """Return the receiver of a source, after registering its columns as a version of its stream's.
 
     Raises:
-        SourceError: it can't be made here, or its columns can't be stored beside those of the stream's blocks; no
-            restart heals that.
+        SourceError: it can't be made here, or its columns can't be stored beside those of the stream's blocks; a
+            restart
+            does not help.
     """
     receiver = make_receiver(source)
     try:

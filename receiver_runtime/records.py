@@ -1,6 +1,6 @@
-"""From records as a receiver has them to Arrow record batches of its schema.
+"""Turn records as a receiver has them into Arrow record batches of its schema.
 
-A record is a bare value where the schema has one column, else a mapping by column name or a tuple in column order.
+A record is a bare value if the schema has one column, else a mapping by column name or a tuple in column order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from receiver_runtime.block_store.columns import arrow_schema
 
-# What nobody can change under us; all of a fixed size in Arrow.
+# Types whose values can't change after the hand-over; all have a fixed size in Arrow.
 _UNCHANGING = (bool, int, float, date, time, timedelta, Decimal)
 _FIXED_BYTES = 16
 _OFFSET_BYTES = 4
@@ -24,12 +24,12 @@ class RecordTypeError(TypeError):
 
 
 def schema_of(columns: Sequence[tuple[str, str]]) -> pa.Schema:
-    """An Arrow schema from (name, Arrow type by name). Raises ColumnsError."""
+    """Return an Arrow schema from (name, Arrow type by name). Raises ColumnsError."""
     return arrow_schema(columns)
 
 
 def takes_bytes(schema: pa.Schema) -> bool:
-    """Whether ``bytes`` can be one record: there is one column, and it is binary or text."""
+    """Return whether ``bytes`` can be one record: there is one column, and it is binary or text."""
     if len(schema) != 1:
         return False
     kind = schema.field(0).type
@@ -37,10 +37,10 @@ def takes_bytes(schema: pa.Schema) -> bool:
 
 
 def from_bytes(data: bytes | bytearray | memoryview | pa.Buffer) -> pa.Table:
-    """The records of an Arrow IPC stream.
+    """Return the records of an Arrow IPC stream.
 
     Raises:
-        RecordTypeError: it is none, or is cut off.
+        RecordTypeError: it is no such stream, or is cut off.
     """
     try:
         with pa.ipc.open_stream(data) as reader:
@@ -55,8 +55,8 @@ def from_bytes(data: bytes | bytearray | memoryview | pa.Buffer) -> pa.Table:
 def keep_record(record: object, schema: pa.Schema) -> tuple[object, int]:
     """Check one record against the schema and make it safe to keep.
 
-    Returns it as ``to_batch`` takes it, such that what the caller does with its own lists and buffers from now on
-    changes nothing, and how many bytes its data takes.
+    Return it as ``to_batch`` takes it, and how many bytes its data takes. The caller's later changes to its own lists
+    and buffers do not change what is returned.
 
     Raises:
         RecordTypeError: it does not fit; names column, value and type.
@@ -70,7 +70,7 @@ def keep_record(record: object, schema: pa.Schema) -> tuple[object, int]:
 
 
 def to_batch(records: Sequence[object], schema: pa.Schema) -> pa.RecordBatch:
-    """Many records to one batch.
+    """Turn many records into one batch.
 
     Raises:
         RecordTypeError: one does not fit the schema.
@@ -89,7 +89,7 @@ def to_batch(records: Sequence[object], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch with exactly this schema.
+    """Return the batch with exactly this schema.
 
     Raises:
         RecordTypeError: it has other columns or types.

@@ -124,18 +124,18 @@ class _Found:
     """Hold what one epoch's unsealed segments contain."""
 
     epoch: int
-    # The newest number that the epoch registered.
+    #: The newest number that the epoch registered.
     registered: int
-    # Whether its claim is in the driver log. If the claim was lost, so was the number at which the epoch began.
+    #: Whether its claim is in the driver log. If the claim was lost, so was the number at which the epoch began.
     known: bool = True
     lengths: dict[int, int] = field(default_factory=dict)
-    # By sequence, in the order of the files: intact blocks that are not registered and were not salvaged before.
+    #: By sequence, in the order of the files: intact blocks that are not registered and were not salvaged before.
     blocks: dict[int, _StoredBlock] = field(default_factory=dict)
-    # Numbers behind ``registered`` that have an intact frame.
+    #: Numbers behind ``registered`` that have an intact frame.
     intact: set[int] = field(default_factory=set)
-    # Damaged frames behind ``registered``: the number of records by their header, and their rule.
+    #: Damaged frames behind ``registered``: the number of records by their header, and their rule.
     damaged: dict[int, tuple[int, SourceRule]] = field(default_factory=dict)
-    # The newest number in any header behind ``registered``.
+    #: The newest number in any header behind ``registered``.
     newest: int = 0
     #: The newest number that a later frame says was registered.
     acknowledged: int = 0

@@ -1,8 +1,8 @@
-"""A receiver process that is started before it is needed: everything is loaded, and it waits for its receivers.
+"""Run a receiver process that is started before it is needed: it has loaded everything and waits for its receivers.
 
-What follows a crash is then a line on a socket, and not a second of imports. It owns nothing while it waits: no
-connection, no row in the driver log. One line makes it an ordinary receiver process, for good; the end of its standard
-input ends it.
+After a crash it takes only a line on a socket to replace a process, not a second of imports. While it waits it owns no
+connection and no row in the driver log. One line makes it an ordinary receiver process, for good; it ends when its
+standard input closes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# What is loaded at the first connection only, and takes its time.
+# Modules that are otherwise loaded at the first connection, and take time to load.
 _MODULES = ("receiver_runtime.receiver_process", "sqlalchemy.dialects.postgresql.psycopg2", "psycopg2.extras")
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """To a spare process: be the process of these (receiver id, assignment), and write to this file from now on."""
+    """Tell a spare process to run these (receiver id, assignment), and to write to this file from now on."""
 
     receivers: Sequence[tuple[int, int]]
     log_file: str
@@ -39,22 +39,24 @@ def load() -> None:
 
 
 def encode_begin(receivers: Sequence[tuple[int, int]], log_file: Path) -> bytes:
-    """The one line that a spare process waits for."""
+    """Return the one line that a spare process waits for."""
     pairs = ",".join("{}:{}".format(*pair) for pair in receivers)
     return f"begin {pairs} {log_file}\n".encode()
 
 
 def wait_for_work(descriptor: int) -> Begin | None:
-    """Wait for the line, and write to its file from then on; None when the agent is gone. Reads nothing behind it."""
+    """Wait for the line, and write to its file from then on; return None if the agent is gone. Reads nothing after the
+    line.
+    """
     line = b""
     while not line.endswith(b"\n"):
-        # One by one: what comes next on this socket is for the receiver process.
+        # Read byte by byte: what follows on this socket is for the receiver process.
         byte = os.read(descriptor, 1)
         if not byte:
             return None
         line += byte
     begin = _decode(line.decode().rstrip("\n"))
-    # Where a full disk has no room for a new file, it goes on in the spare process's own.
+    # If a full disk has no room for a new file, go on writing to the spare process's own.
     with contextlib.suppress(OSError):
         log_file = os.open(begin.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         for output in (1, 2):

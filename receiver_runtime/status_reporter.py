@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 _RETRY_SECONDS = 1.0
 _MAX_WAITING_EVENTS = 500
-# Seconds after which the same event of the same receiver is reported again, with its number of repeats.
+#: Seconds after which the same event of the same receiver is reported again, with its number of repeats.
 REPEAT_SECONDS = 60.0
 
 
