@@ -1,7 +1,7 @@
-"""Calls that may hang, made on threads of their own, so that nobody waits for longer than a time-out.
+"""Make calls that may hang on threads of their own, so that no caller waits longer than a time-out.
 
-A thread can't be stopped: one whose call was given up stays until the system answers. So the threads are bounded, and
-where all of them hang a new call is refused at once. They end when they have nothing to do.
+A thread can't be stopped: after its caller gave up, it stays until the system answers. So the number of threads is
+bounded, and if all of them hang, a new call is refused at once. Threads end when they have nothing to do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class CallsHangError(OSError):
 
 
 class CallPool:
-    """At most ``limit`` threads. With a limit of 1, calls are made in the order in which they were submitted."""
+    """Run calls on at most ``limit`` threads. With a limit of 1, calls run in the order in which they were
+    submitted.
+    """
 
     def __init__(self, name: str, *, limit: int) -> None:
         self._name = name
@@ -37,12 +39,12 @@ class CallPool:
 
     @property
     def threads(self) -> int:
-        """How many there are now."""
+        """Return how many threads there are now."""
         with self._changed:
             return self._threads
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Have a call made. Raises CallsHangError where every thread hangs in one that was given up."""
+        """Have a call made. Raises CallsHangError if every thread hangs in a call that was given up."""
         future: Future[T] = Future()
         with self._changed:
             if len(self._given_up) >= self._limit:
@@ -56,7 +58,9 @@ class CallPool:
         return future
 
     def wait(self, future: Future[T], seconds: float) -> T:
-        """A call's result. Raises what it raised, or TimeoutError after ``seconds``: then it is given up."""
+        """Return a call's result. Raises what it raised, or TimeoutError after ``seconds``: then the call is
+        given up.
+        """
         try:
             return future.result(max(0.0, seconds))
         except TimeoutError:
@@ -66,7 +70,7 @@ class CallPool:
             raise TimeoutError(f"{self._name}: no answer in {seconds:g} s") from None
 
     def call(self, call: Callable[[], T], seconds: float) -> T:
-        """``submit`` and ``wait``."""
+        """Submit a call and wait for it."""
         return self.wait(self.submit(call), seconds)
 
     def _give_up(self, future: Future[T]) -> None:
@@ -81,9 +85,9 @@ class CallPool:
                 continue
             try:
                 future.set_result(call())
-            except BaseException as error:  # noqa: BLE001  handed to who waits
+            except BaseException as error:  # noqa: BLE001  given to the caller that waits
                 future.set_exception(error)
-            # In this order: who gives up looks whether it is done, then adds it.
+            # In this order: a caller that gives up first checks whether the call is done, then adds it.
             with self._changed:
                 self._given_up.discard(future)
             # A thread that waits for its next call must hold nothing of the last.

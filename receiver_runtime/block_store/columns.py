@@ -1,7 +1,8 @@
-"""Columns as (name, type) in text, as the driver log has them, and Arrow schemas; how blocks of two versions are read.
+"""Convert between columns as (name, type) in text, as the driver log has them, and Arrow schemas; fit blocks of
+versions.
 
-A type's text is Arrow's own, as ``str(pyarrow type)`` has it: ``int64``, ``timestamp[us, tz=UTC]``,
-``list<item: string>``. A name's case does not tell two columns apart, since it does not in Spark.
+A type's text is Arrow's own, as ``str(pyarrow type)`` has it: ``int64``, ``timestamp[us, tz=UTC]``, ``list<item:
+string>``. Two columns must differ in more than case, as in Spark.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ColumnsError(ValueError):
 
 
 def arrow_type(text: str) -> pa.DataType:
-    """The type of that text, or of one of Arrow's short names for it (``float64``, ``date32``, ``utf8``).
+    """Return the type for a text, or for one of Arrow's short names (``float64``, ``date32``, ``utf8``).
 
     Raises:
         ColumnsError: no such type, or one that Spark has no type for.
@@ -71,7 +72,7 @@ def _nested(kind: str, inside: str) -> pa.DataType:
 
 
 def _parts(inside: str) -> list[str]:
-    """Cut at the commas that stand in no inner bracket."""
+    """Split at the commas that are in no inner bracket."""
     parts, depth, start = [], 0, 0
     for position, character in enumerate(inside):
         depth += (character in "<[(") - (character in ">])")
@@ -82,15 +83,15 @@ def _parts(inside: str) -> list[str]:
 
 
 def arrow_schema(columns: Columns) -> pa.Schema:
-    """The Arrow schema of columns. Raises ColumnsError."""
+    """Return the Arrow schema of columns. Raises ColumnsError."""
     return pa.schema([(name, arrow_type(text)) for name, text in columns])
 
 
 def columns_of(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
-    """The columns of an Arrow schema, in its order.
+    """Return the columns of an Arrow schema, in its order.
 
     Raises:
-        ColumnsError: none, two of one name, or a type that a block can't have.
+        ColumnsError: no columns, two with one name, or a type that a block can't have.
     """
     if not schema.names:
         raise ColumnsError("a receiver's schema has no column: declare at least one")
@@ -109,19 +110,19 @@ def columns_of(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
 
 
 def fingerprint_of(columns: Columns) -> str:
-    """Of names and types in order; what else an Arrow schema says is no part of it."""
+    """Return a fingerprint of names and types in order; nothing else of an Arrow schema is part of it."""
     return hashlib.sha256(json.dumps([list(column) for column in columns]).encode()).hexdigest()[:16]
 
 
 def stamped(schema: pa.Schema) -> pa.Schema:
-    """The schema with its fingerprint, as blocks carry it. Raises ColumnsError."""
+    """Return the schema with its fingerprint, as blocks carry it. Raises ColumnsError."""
     return schema.with_metadata(
         {**(schema.metadata or {}), FINGERPRINT_KEY: fingerprint_of(columns_of(schema)).encode()}
     )
 
 
 def union(*versions: Columns) -> tuple[tuple[str, str], ...]:
-    """Every column of any version, in the order in which they came; of one name the first type counts."""
+    """Return every column of any version, in order of appearance; for one name the first type counts."""
     found: dict[str, tuple[str, str]] = {}
     for columns in versions:
         for name, text in columns:
@@ -130,7 +131,9 @@ def union(*versions: Columns) -> tuple[tuple[str, str], ...]:
 
 
 def fitted(schema: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """What makes batches of any version fit ``schema``: by name, nulls for what a version has not, types cast."""
+    """Return a function that fits batches of any version to ``schema``: by name, with nulls for missing columns, and
+    casts.
+    """
 
     def fit(batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.schema.equals(schema):
@@ -142,7 +145,7 @@ def fitted(schema: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
                 arrays.append(pa.nulls(batch.num_rows, field.type))
             else:
                 array = batch.column(index)
-                # Not "safe": a nanosecond that Spark can't hold is cut, as Spark itself does.
+                # Not "safe": nanoseconds that Spark can't hold are truncated, as Spark itself does.
                 arrays.append(array if array.type == field.type else array.cast(field.type, safe=False))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -1,12 +1,12 @@
-"""Writes of large frames past the page cache, which take a tenth of the processor's time that copying into it takes.
+"""Write large frames past the page cache, which takes a tenth of the processor time of copying them into it.
 
-A log is written once and read once, soon or never: in the page cache it takes the place of what others read again, and
-on a machine where memory must first be found for it, that costs more than everything else a receiver does.
+A log is written once and read once, soon or never. In the page cache it displaces data that others read again, and on a
+machine where memory must first be freed for it, that costs more than everything else a receiver does.
 
-Such a write takes whole pages, from memory at a page's start. Frames follow each other without gaps, so that each has
-a *head*, to the next page's start, a *middle* of whole pages and a *tail*; only the middle is written here, in portions
-by way of a buffer. Head and tail are appended as everything else is. Since one comes after the other, a file that a
-crash leaves is a prefix of what was written, as it is with plain writes.
+Such a write takes whole pages, from memory at a page's start. Frames follow each other without gaps, so each has a
+*head*, up to the next page's start, a *middle* of whole pages, and a *tail*. Only the middle is written here, in
+portions through a buffer; head and tail are appended as usual. Because the parts are written in order, a file after a
+crash is a prefix of what was written, as with plain writes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 #: A frame from this size on is written past the page cache. Smaller ones come from streams that are slow enough for
 #: the cache, where the batch that reads them next finds them.
 LEAST_DIRECT_BYTES = 4 * 2**20
-#: What is written at once: enough that the disk, and not each call, decides.
+#: Bytes written at once: enough that the disk, and not the cost of a call, sets the speed.
 PORTION_BYTES = 4 * 2**20
 
 
 class Portions:
-    """Buffers of ``PORTION_BYTES``, at a page's start. Safe from any thread; one that is given back is used again."""
+    """Hold buffers of ``PORTION_BYTES``, at a page's start. Safe from any thread; a returned buffer is used again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,27 +39,27 @@ class Portions:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[mmap.mmap]:
-        """A buffer, for a while; what is in it is anybody's."""
+        """Lend a buffer, with any content."""
         with self._lock:
             free, self._free = self._free, None
         buffer = free or mmap.mmap(-1, PORTION_BYTES)
         try:
             yield buffer
         finally:
-            # A single one is kept: those who write at the same time are few.
+            # One buffer is kept: few threads write at the same time.
             with self._lock:
                 self._free = buffer
 
 
 def size_of(buffers: Sequence[pa.Buffer | bytes]) -> int:
-    """In bytes, together."""
+    """Return the buffers' total size in bytes."""
     return sum(map(len, buffers))
 
 
 def split(
     buffers: Sequence[pa.Buffer | bytes], offset: int
 ) -> tuple[list[pa.Buffer], list[pa.Buffer], list[pa.Buffer]]:
-    """The head, the middle and the tail of a frame that begins at ``offset`` in its file; nothing is copied."""
+    """Return the head, the middle and the tail of a frame that begins at ``offset`` in its file; nothing is copied."""
     parts = [part if isinstance(part, pa.Buffer) else pa.py_buffer(part) for part in buffers]
     total = size_of(parts)
     head = min(total, -offset % DIRECT_BYTES)
@@ -68,13 +68,13 @@ def split(
 
 
 def copies(parts: Sequence[pa.Buffer], buffer: mmap.mmap) -> Iterator[memoryview]:
-    """What these parts hold, copied into ``buffer`` a portion at a time; each is good until the next."""
+    """Yield the content of these parts, copied into ``buffer`` a portion at a time; each is valid until the next."""
     view = memoryview(buffer)
     target = pa.py_buffer(buffer)
     total = size_of(parts)
     for start in range(0, total, PORTION_BYTES):
         size = min(PORTION_BYTES, total - start)
-        # Arrow's copying holds no lock of Python's.
+        # Arrow copies without holding the GIL.
         sink = pa.FixedSizeBufferWriter(target)
         for part in _range(parts, start, size):
             sink.write(part)

@@ -1,7 +1,7 @@
-"""The calls on the operating system that a local block store makes, in one place.
+"""Make a local block store's calls on the operating system, all in one place.
 
-This is the seam for faults: a test hands in a child of ``Files`` that writes short or fails a sync, so that what is
-proven is the code that runs, and no stand-in for it. Nothing else in the block store touches a file descriptor.
+Tests inject faults here: they pass a subclass of ``Files`` that writes short or fails a sync, so that they test the
+real code and not a stand-in. Nothing else in the block store touches a file descriptor.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import PurePath
 
-#: What writes past the page cache are made of: a page, which every disk takes.
+#: Bytes. Writes past the page cache consist of pages of this size, which every disk takes.
 DIRECT_BYTES = 4096
 
-# How a file system says that it can't do them, or not with this alignment.
+# The errors with which a file system refuses such writes, or this alignment.
 _NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
 _DIRECTORY_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-# Past the page cache; 0 where the system has no such thing.
+# Write past the page cache; 0 if the system can't.
 _DIRECT_FLAGS = os.O_WRONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_DIRECT", 0)
-# Flushes the data and the size that is needed to read it back; where it does not exist, everything.
+# Flushes the data and the size needed to read it back; without fdatasync, everything.
 _sync_data = getattr(os, "fdatasync", os.fsync)
 
 
 class Files:
-    """The real operating system. Every method raises ``OSError`` as the system does.
+    """Call the real operating system. Every method raises ``OSError`` as the system does.
 
-    A path is relative to the open directory ``dir_fd`` where one is given: whatever is mounted or renamed meanwhile,
-    it then leads to a file of that very directory.
+    If an open directory ``dir_fd`` is given, a path is relative to it. It then leads to a file of that directory,
+    whatever is mounted or renamed meanwhile.
     """
 
     def open_directory(self, path: PurePath) -> int:
@@ -53,13 +53,13 @@ class Files:
         return os.open(path, _READ_FLAGS, dir_fd=dir_fd)
 
     def write(self, fd: int, buffers: Sequence[Any]) -> int:
-        """Append the buffers by one call; returns the bytes that were written, which may be fewer."""
+        """Append the buffers by one call; return how many bytes were written, which may be fewer."""
         return os.writev(fd, buffers)
 
     def open_direct(self, path: PurePath, fd: int) -> int | None:
-        """Open the file of ``fd`` again, for writing past the page cache; None where there is no such thing.
+        """Open the file of ``fd`` again, for writing past the page cache; return None if the system can't.
 
-        Raises FileNotFoundError where another file is at ``path`` now.
+        Raises FileNotFoundError if another file is at ``path`` now.
         """
         if not hasattr(os, "O_DIRECT"):
             return None
@@ -75,7 +75,7 @@ class Files:
         return direct
 
     def write_direct(self, fd: int, buffer: Any, offset: int) -> int | None:  # noqa: ANN401  a buffer
-        """Write by one call; returns the bytes that were written, None where the file system refuses such a write.
+        """Write by one call; return how many bytes were written, or None if the file system refuses such a write.
 
         Memory, length and offset are whole multiples of ``DIRECT_BYTES``.
         """
@@ -95,7 +95,7 @@ class Files:
         os.close(fd)
 
     def read(self, fd: int, length: int, offset: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``; fewer only at the file's end."""
+        """Return up to ``length`` bytes from ``offset``; fewer only at the file's end."""
         data = os.pread(fd, length, offset)
         if len(data) == length or not data:
             return data
@@ -107,11 +107,11 @@ class Files:
         return b"".join(parts)
 
     def size(self, fd: int) -> int:
-        """The file's length in bytes."""
+        """Return the file's length in bytes."""
         return os.fstat(fd).st_size
 
     def names(self, path: PurePath, *, dir_fd: int) -> list[str]:
-        """What is in a directory."""
+        """Return the names in a directory."""
         fd = os.open(path, _DIRECTORY_FLAGS, dir_fd=dir_fd)
         try:
             return os.listdir(fd)  # noqa: PTH208  of an open directory
@@ -119,7 +119,7 @@ class Files:
             os.close(fd)
 
     def exists(self, path: PurePath, *, dir_fd: int) -> bool:
-        """Is there anything of this name?"""
+        """Return whether this name exists."""
         try:
             os.stat(path, dir_fd=dir_fd)
         except FileNotFoundError:
@@ -127,16 +127,16 @@ class Files:
         return True
 
     def rename(self, path: PurePath, to: PurePath, *, dir_fd: int) -> None:
-        """Give a file another name; a file that has it is replaced."""
+        """Rename a file; an existing file of the new name is replaced."""
         os.rename(path, to, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
     def delete(self, path: PurePath, *, dir_fd: int) -> None:
-        """Delete a file; that it is gone already is no error."""
+        """Delete a file; a missing file is no error."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path, dir_fd=dir_fd)
 
     def make_directory(self, path: PurePath, *, dir_fd: int | None = None) -> None:
-        """Make one directory; that it is there already is no error."""
+        """Make one directory; an existing one is no error."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, dir_fd=dir_fd)
 

@@ -1,9 +1,9 @@
-"""Which block store is it? A word in `_store` at its root says so, and no process takes another store for it.
+"""Identify a block store by an id in the file `_store` at its root, so that no process takes another store for it.
 
-A store's identity is random and made once: two hosts that mount one directory under two names find the same word, and
-two directories of one name never do. The same goes for a prefix of an object store, whose address may lead to another
-server tomorrow. Who makes it, and when, is the driver log's to decide (``store_attachment``): an empty directory may be
-the mount point of a store that is not mounted.
+The id is random and created once. Two hosts that mount one directory under two names find the same id, and two
+directories of the same name never do. The same holds for a prefix of an object store, whose address may lead to another
+server later. The driver log decides who creates the id, and when (``store_attachment``): an empty directory may be the
+mount point of a store that is not mounted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.interface import Replica
 
-#: Says which store this is: a file, or an object.
+#: Holds the store's id: a file, or an object.
 IDENTITY_FILE = "_store"
-#: More than a word of ours has.
+#: Bytes; more than any id has.
 IDENTITY_BYTES = 256
 
 # File systems without hard links.
@@ -32,22 +32,26 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 def identity_of(store: Replica) -> str | None:
-    """The identity of one root; None where it has none yet. Raises OSError, StoreUnavailableError: can't be asked."""
+    """Return the identity of one root; None if it has none yet. Raises OSError, StoreUnavailableError: can't be
+    asked.
+    """
     return store.identity()
 
 
 def make_identity(store: Replica, identity: str | None = None) -> str:
-    """The same, made where there is none, and durable: a new one, or the one that is given. Raises as above."""
+    """Return the root's identity, creating it durably if there is none: the given one, or a new one. Raises as
+    above.
+    """
     return store.make_identity(identity)
 
 
 def new_identity(kind: str) -> str:
-    """A word that no other store has."""
+    """Return an id that no other store has."""
     return f"{kind}-{secrets.token_hex(8)}"
 
 
 def decoded(content: bytes) -> str | None:
-    """What a `_store` says; None for an empty one."""
+    """Return the id in the content of a `_store`; None if it is empty."""
     return content.decode("ascii", "replace").strip() or None
 
 
@@ -61,7 +65,7 @@ def require_identity(name: str, expected: Collection[str], found: str | None) ->
 
 
 def read_identity(directory: int) -> str | None:
-    """What `_store` in an open directory says; None where there is none. Raises OSError."""
+    """Return the id in `_store` of an open directory; None if there is none. Raises OSError."""
     try:
         fd = os.open(IDENTITY_FILE, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0), dir_fd=directory)
     except FileNotFoundError:
@@ -73,7 +77,7 @@ def read_identity(directory: int) -> str | None:
 
 
 def make_identity_file(root: Path, identity: str | None = None) -> str:
-    """Make a directory a block store where it is none: whole or not at all. Returns its identity. Raises OSError."""
+    """Make a directory a block store if it is none, atomically; return its identity. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True)
     directory = os.open(root, os.O_RDONLY)
     try:
@@ -90,7 +94,7 @@ def make_identity_file(root: Path, identity: str | None = None) -> str:
         finally:
             new.unlink(missing_ok=True)
         os.fsync(directory)
-        # Of two that made one at the same time both read the same.
+        # If two processes made one at the same time, both read the same id.
         made = read_identity(directory)
     finally:
         os.close(directory)
@@ -106,6 +110,6 @@ def _name_if_free(new: Path, name: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        # Not quite the same: two at the same moment may each take their own for the one that stays.
+        # Not as strict: two processes at the same moment may each take their own id for the one that stays.
         if not name.exists():
             new.rename(name)

@@ -1,4 +1,4 @@
-"""What every block store can do, whatever it lies on: the Protocols that the rest of the program knows.
+"""Define what every block store can do, on any kind of storage: the Protocols that the rest of the program knows.
 
 A segment has one path, and a frame one handle (path, offset, length, checksum), on every kind of store.
 """
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Segment(Protocol):
-    """A segment that is being written. One thread at a time; after a failure it takes nothing more."""
+    """Write a segment. One thread at a time; after a failure it takes nothing more."""
 
     @property
     def synced_length(self) -> int:
-        """Up to here every frame is stored: what gets sealed."""
+        """Return the length up to which every frame is stored; this is what gets sealed."""
         ...
 
     def append(self, frame: EncodedFrame) -> int:
-        """Take one frame; returns its offset. Nothing is promised before ``sync``."""
+        """Take one frame; return its offset. The frame is not durable before ``sync``."""
         ...
 
     def sync(self) -> None:
@@ -38,34 +38,34 @@ class Segment(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what is held; safe to call twice. What counts was synced."""
+        """Release what is held; safe to call twice. Syncs nothing."""
         ...
 
 
 class BlockStore(Protocol):
-    """Where segments lie. Reading is safe from any thread or process, also while a segment is written."""
+    """Store segments. Reading is safe from any thread or process, also while a segment is written."""
 
     @property
     def name(self) -> str:
-        """As people name it; holds no secret."""
+        """Return the store's name for people; holds no secret."""
         ...
 
     def check(self) -> None:
-        """Raise StoreUnavailableError where this is known to be not the store that it should be, or can't be reached.
+        """Raise StoreUnavailableError if this is known not to be the expected store, or can't be reached.
 
-        A store of replicas passes when enough of them for a write do.
+        A store of replicas passes if enough of them for a write pass.
         """
         ...
 
     def create_segment(self, path: str) -> Segment:
-        """Begin a new segment, in the store that it should be and no other.
+        """Begin a new segment, only in the expected store.
 
-        Raises FileExistsError where there is one, OSError or BlockStoreError else.
+        Raises FileExistsError if there is one already, otherwise OSError or BlockStoreError.
         """
         ...
 
     def read_frame(self, path: str, offset: int, length: int, crc32c: int) -> StoredFrame:
-        """One frame by its handle.
+        """Return one frame by its handle.
 
         Raises:
             BlockMissingError: the store can be reached, and the frame is not in it.
@@ -75,12 +75,12 @@ class BlockStore(Protocol):
         ...
 
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
-        """The record batches of one block by its handle. Raises as ``read_frame``, before the first comes out."""
+        """Yield the record batches of one block by its handle. Raises as ``read_frame``, before the first batch."""
         ...
 
     @property
     def crash_may_spoil(self) -> bool:
-        """May a crash leave other bytes in the place of a frame that was never synced?"""
+        """Return whether a crash may leave other bytes in the place of a frame that was never synced."""
         ...
 
     def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
@@ -92,13 +92,13 @@ class BlockStore(Protocol):
         ...
 
     def scan(self, path: str) -> Iterator[ScannedItem]:
-        """Everything in one segment, in order. Raises FileNotFoundError where nothing is."""
+        """Yield everything in one segment, in order. Raises FileNotFoundError if there is no such segment."""
         ...
 
     def segment_paths(self, under: str = "") -> Iterator[str]:
-        """The path of everything in the store, or in its directory `under`, in no order.
+        """Yield the path of every segment in the store, or in its directory `under`, in no order.
 
-        Without what was set aside, notes and its identity.
+        Leaves out what was set aside, notes and the store's identity.
         """
         ...
 
@@ -108,26 +108,26 @@ class BlockStore(Protocol):
 
 
 class Replica(BlockStore, Protocol):
-    """A store in one place, which can be compared with others and repaired from them."""
+    """Store segments in one place, which can be compared with other replicas and repaired from them."""
 
     def identity(self) -> str | None:
-        """Which store it says it is; None where it says nothing. Raises OSError, StoreUnavailableError."""
+        """Return the store's identity; None if it has none. Raises OSError, StoreUnavailableError."""
         ...
 
     def make_identity(self, identity: str | None = None) -> str:
-        """The same, made where there is none: a new one, or the one that is given. Raises as ``identity``."""
+        """Return the identity, creating it if there is none: the given one, or a new one. Raises as ``identity``."""
         ...
 
     def leave_note(self, key: str, text: bytes) -> None:
-        """Keep a few bytes beside the segments; one of this key that is there stays. See ``replica_notes``."""
+        """Keep a few bytes beside the segments; an existing note of this key stays. See ``replica_notes``."""
         ...
 
     def take_notes(self) -> list[bytes]:
-        """All of them, each taken away."""
+        """Return all notes, and remove them."""
         ...
 
     def set_aside(self, path: str) -> str:
-        """Move a segment out of the way; returns its new path."""
+        """Move a segment out of the way; return its new path."""
         ...
 
     def restore_segment(self, path: str, frames: Iterable[tuple[int, bytes]]) -> None:

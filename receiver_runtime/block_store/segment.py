@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from receiver_runtime.block_store.files import Files
 
 _WINDOW = 1 << 20
-# Of one write; Linux takes 1024.
+# Buffers per write call; Linux takes 1024.
 _MOST_BUFFERS = 1000
 
 
@@ -67,7 +67,7 @@ class SegmentWriter:
 
     @property
     def usable(self) -> bool:
-        """May more frames be appended?"""
+        """Return whether more frames may be appended."""
         return self._fd is not None and not self._failed
 
     def append(self, frame: EncodedFrame) -> int:
@@ -88,7 +88,7 @@ class SegmentWriter:
             self._failed = True
             raise SegmentWriteError(str(self.path), offset, str(error)) from error
         if count != frame.length:
-            # A full disk takes a part without an error; what follows it could never be found again.
+            # A full disk may take a part without an error; frames after it could never be found again.
             self._failed = True
             raise SegmentWriteError(str(self.path), offset, f"short write: {count} of {frame.length} bytes")
         self._written += count
@@ -113,7 +113,7 @@ class SegmentWriter:
     def skip_sync(self) -> None:
         """Count what was appended as good without a sync (ephemeral durability)."""
         self._open_fd()
-        # Nobody waits for the disk here: the page cache is the place for what follows.
+        # No caller waits for the disk here, so later frames go through the page cache.
         self._portions = None
         self.synced_length = self._written
 
@@ -143,7 +143,7 @@ class SegmentWriter:
                 if self._portions is not None:
                     count = self._files.write_direct(self._direct_fd, portion, self._written + done)
                 if count is None:
-                    # Refused, and nothing of it written.
+                    # Refused: nothing of it was written.
                     self._portions = None
                     count = self._files.write(fd, [portion])
                 done += count

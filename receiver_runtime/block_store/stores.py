@@ -1,4 +1,4 @@
-"""From the setting ``block_store`` to a block store."""
+"""Open the block store that the setting ``block_store`` names."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def open_block_store(
     listener: ReplicaListener | None = None,
     expected: Mapping[str, Collection[str]] | None = None,
 ) -> BlockStore:
-    """The block store of a setting; nothing is made, read or connected to before it is used.
+    """Return the block store of a setting; nothing is made, read or connected to before it is used.
 
     Args:
         block_store: one root, or several with commas between them.
-        min_replicas: so many must have a write.
-        timeout: seconds for one call on an object store, and for one write where there are replicas.
+        min_replicas: how many replicas must have a write.
+        timeout: seconds for one call on an object store, and for one write if there are replicas.
         listener: told of replicas that are lost and that are back.
-        expected: by a root's name, the identities of which it must have one (none: it is no store that anybody has
-            attached). A root that is not named here is taken for what it is.
+        expected: by a root's name, the identities of which it must have one (empty: no host has attached the root). A
+            root that is missing here may have any identity.
 
     Raises:
         UnknownBlockStoreError: another scheme, a host in a file URL, a root that is named twice, or none.
@@ -65,7 +65,7 @@ def open_block_store(
 
 
 def replicas_of(store: BlockStore) -> Sequence[Replica]:
-    """The stores in one place that a store which ``open_block_store`` made consists of: itself, or its replicas."""
+    """Return the single-place stores of a store from ``open_block_store``: itself, or its replicas."""
     found: Sequence[Replica] = getattr(store, "replicas", None) or [cast("Replica", store)]
     return found
 
