@@ -1,12 +1,13 @@
-"""The block store in a local (or network-mounted) directory.
+"""Store blocks in a local (or network-mounted) directory.
 
 Owns where segment files lie below the root, and that a new file's name survives a loss of power before anything in it
-counts. It never truncates, never opens a file that exists for writing, and deletes only what clean-up names.
+counts. It never truncates, never opens an existing file for writing, and deletes only what clean-up names.
 
 The root of a store that is not mounted is an empty directory, or another store. So a store that knows its identity
-looks at it, by an open directory, before each segment is created and whenever a file is missing or can't be read; the
-file is then made, or looked for again, in that very directory. Where it is another one, nothing is known about what is
-in the store: StoreUnavailableError, and nothing is made. A block that can be read costs no look.
+checks it, through an open directory, before each segment is created and whenever a file is missing or can't be read.
+The file is then created, or looked for again, in that same directory. If the identity is another one, nothing is known
+about what is in the store: it raises StoreUnavailableError and creates nothing. Reading a block successfully needs no
+check.
 
 Readers (Spark's Python workers among them) import this module: it loads the standard library, pyarrow and
 google_crc32c, and nothing else.
@@ -43,50 +44,50 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-#: Where files go that no row of the driver log names.
+#: The directory for files that no row of the driver log names.
 ASIDE = "_aside"
-#: Where readers leave word; see ``replica_notes``.
+#: The directory in which readers leave notes; see ``replica_notes``.
 NOTES = "_notes"
 _NOTES = PurePosixPath(NOTES)
 _NOTE_BYTES = 64 * 1024
 
 
 class LocalBlockStore:
-    """Segments below one directory. Reading is safe from any thread or process, also while a segment is written.
+    """Store segments below one directory. Reading is safe from any thread or process, also while a segment is written.
 
     Args:
         root: the directory.
-        expected: the identities of which it must have one, see ``identity``; then the root is never made. None: any
-            directory will do, and it is made with the first segment.
-        files: the operating system's calls (a test's seam for faults).
+        expected: the identities of which it must have one, see ``identity``; then the root is never created. None: any
+            directory is accepted, and it is created with the first segment.
+        files: the operating system's calls (tests inject faults there).
     """
 
     def __init__(
         self, root: str | Path, *, expected: Collection[str] | None = None, files: Files | None = None
     ) -> None:
         self.root = Path(root).absolute()
-        #: As people name it.
+        #: The store's name for people.
         self.name = str(self.root)
         self._expected = expected
         self._files = files or Files()
         self._portions = Portions()
         self._durable = DurableDirectories()
-        # Without an identity a root is made once: one that is gone later is not mounted, say.
+        # Without an identity the root is created at most once: if it is gone later, it may not be mounted.
         self._may_make_root = expected is None
 
     @property
     def crash_may_spoil(self) -> bool:
-        """Yes: of a file that was not synced, any part may have reached the disk."""
+        """Return True: of a file that was not synced, any part may have reached the disk."""
         return True
 
     def check(self) -> None:
-        """Is it the store that it should be? See ``BlockStore``."""
+        """Check that this is the expected store. See ``BlockStore``."""
         if self._expected is not None:
             with self._opened():
                 return
 
     def identity(self) -> str | None:
-        """What its file ``_store`` says; see ``Replica``."""
+        """Return the id in its file ``_store``; see ``Replica``."""
         try:
             directory = self._files.open_directory(self.root)
         except FileNotFoundError:
@@ -97,7 +98,7 @@ class LocalBlockStore:
             self._files.close(directory)
 
     def make_identity(self, identity: str | None = None) -> str:
-        """Make it a store, root and all; see ``Replica``."""
+        """Make it a store, creating the root too; see ``Replica``."""
         return make_identity_file(self.root, identity)
 
     def create_segment(self, path: str) -> SegmentWriter:
@@ -118,7 +119,7 @@ class LocalBlockStore:
         return SegmentWriter(self._files, fd, self.root / relative, portions=self._portions)
 
     def read_frame(self, path: str, offset: int, length: int, crc32c: int) -> StoredFrame:
-        """One frame by its handle: one read, one checksum, one copy in memory.
+        """Return one frame by its handle: one read, one checksum, one copy in memory.
 
         Args:
             path: of the segment, relative to the root.
@@ -127,8 +128,8 @@ class LocalBlockStore:
             crc32c: the frame's checksum as the driver log has it.
 
         Raises:
-            BlockMissingError: the file is not there, or ends before the frame does.
-            StoreUnavailableError: the root is not there, or is another store.
+            BlockMissingError: the file is missing, or ends before the frame does.
+            StoreUnavailableError: the root is missing, or is another store.
             BlockCorruptError: the bytes are not the frame that was registered.
         """
         relative = _checked(path)
@@ -141,7 +142,7 @@ class LocalBlockStore:
                 self._files.close(fd)
             return checked_frame(data, where, offset, length, crc32c)
         except (OSError, BlockMissingError, BlockCorruptError):
-            # In the store, or in what is in its place?
+            # Find out whether the frame is missing in the store, or another store is in its place.
             with self._opened() as root:
                 try:
                     data = root.read(relative, length, offset)
@@ -150,15 +151,15 @@ class LocalBlockStore:
             return checked_frame(data, where, offset, length, crc32c)
 
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
-        """The record batches of one block by its handle, decompressed one at a time.
+        """Return the record batches of one block by its handle, decompressed one at a time.
 
-        Memory: the stored block and one decompressed batch. Arguments and errors as for ``read_frame``; the checksum
-        is compared before the first batch comes out.
+        Memory: the stored block and one decompressed batch. Arguments and errors as for ``read_frame``; the checksum is
+        compared before the first batch is returned.
         """
         return batches_of(self.read_frame(path, offset, length, crc32c), str(self.root / _checked(path)), offset)
 
     def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
-        """Those that a crash took, by reading them; see ``BlockStore``."""
+        """Return the frames that a crash took, by reading them; see ``BlockStore``."""
         return lost_by_reading(self.read_frame, path, frames)
 
     def delete_segment(self, path: str) -> None:
@@ -174,12 +175,12 @@ class LocalBlockStore:
             root.delete(relative)
 
     def segment_paths(self, under: str = "") -> Iterator[str]:
-        """The path of every file in the store, or in one directory of it, from the root, in no order.
+        """Yield the path of every file in the store, or in one directory of it, from the root, in no order.
 
-        Without those set aside, notes and its identity.
+        Leaves out files that were set aside, notes and the store's identity.
 
         Raises:
-            StoreUnavailableError: the root is not there, or is another store.
+            StoreUnavailableError: the root is missing, or is another store.
             OSError: the system refused.
         """
         if self._may_make_root and not self.root.is_dir():
@@ -190,12 +191,12 @@ class LocalBlockStore:
                     yield path.as_posix()
 
     def leave_note(self, key: str, text: bytes) -> None:
-        """A file in `_notes`; see ``Replica``."""
+        """Write a file in `_notes`; see ``Replica``."""
         with self._opened() as root, suppress(FileExistsError):
             root.write_new(_NOTES / key, text)
 
     def take_notes(self) -> list[bytes]:
-        """The files in `_notes`; see ``Replica``."""
+        """Return and remove the files in `_notes`; see ``Replica``."""
         notes = []
         with self._opened() as root:
             for name in root.names(_NOTES):
@@ -204,11 +205,11 @@ class LocalBlockStore:
         return notes
 
     def set_aside(self, path: str) -> str:
-        """Move a file out of the way, below `_aside/`; returns its new path, relative to the root.
+        """Move a file out of the way, below `_aside/`; return its new path, relative to the root.
 
         Raises:
             InvalidPathError: the path leads out of the store.
-            StoreUnavailableError: the root is not there, or is another store.
+            StoreUnavailableError: the root is missing, or is another store.
             OSError: the system refused.
         """
         relative = _checked(path)
@@ -216,11 +217,11 @@ class LocalBlockStore:
             return _set_aside(root, relative)
 
     def scan(self, path: str) -> Iterator[ScannedItem]:
-        """Everything in one segment; see ``segment.scan_segment``.
+        """Yield everything in one segment; see ``segment.scan_segment``.
 
         Raises:
             FileNotFoundError: the store can be reached, and the segment is not in it.
-            StoreUnavailableError: the root is not there, or is another store.
+            StoreUnavailableError: the root is missing, or is another store.
         """
         relative = _checked(path)
         if self._may_make_root and not self.root.is_dir():
@@ -255,7 +256,7 @@ class LocalBlockStore:
 
     @contextmanager
     def _opened(self) -> Iterator[RootDirectory]:
-        """The root, open, after its identity was found right."""
+        """Open the root, after checking its identity."""
         try:
             fd = self._files.open_directory(self.root)
         except OSError as error:
@@ -273,7 +274,7 @@ class LocalBlockStore:
             self._files.close(fd)
 
     def _make_root(self) -> None:
-        """Make what is missing of the root's path, each entry durable."""
+        """Create the missing part of the root's path, each entry durable."""
         missing = [path for path in (self.root, *self.root.parents) if not path.is_dir()]
         for path in reversed(missing):
             self._files.make_directory(path)
@@ -295,5 +296,5 @@ def _set_aside(root: RootDirectory, path: PurePosixPath) -> str:
 
 
 def _is_identity(path: PurePosixPath) -> bool:
-    """Also one that was never finished."""
+    """Return whether a path is the identity file, or one that was never finished."""
     return len(path.parts) == 1 and path.name.partition(".")[0] == IDENTITY_FILE

@@ -1,7 +1,7 @@
-"""The syntax of the setting ``block_store``: one root, or several with commas between them, each a replica.
+"""Parse the setting ``block_store``: one root, or several with commas between them, each a replica.
 
 A root is a directory (a path or a ``file://`` URL), or a URL of an object store. A comma that belongs to a root is
-written ``%2C`` in a URL. Loads nothing: every process reads its settings.
+written ``%2C`` in a URL. This module loads nothing else, because every process reads its settings.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ OBJECT_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 
 
 def split_roots(block_store: str) -> list[str]:
-    """The roots that a setting names, in its order; empty ones are left out."""
+    """Return the roots that a setting names, in its order; empty ones are left out."""
     return [root for part in block_store.split(",") if (root := part.strip())]
 
 
 def absolute_roots(block_store: str) -> str:
-    """The same setting with absolute paths, for a process that runs elsewhere."""
+    """Return the same setting with absolute paths, for a process that runs elsewhere."""
     return ",".join(root if "://" in root else str(Path(root).absolute()) for root in split_roots(block_store))
 
 
 def one_root(directory: Path) -> str:
-    """The setting that names one directory, whatever characters are in its path."""
+    """Return the setting that names one directory, whatever characters are in its path."""
     path = directory.absolute()
     return path.as_uri().replace(",", "%2C") if "," in str(path) else str(path)
 
 
 def directory_of(root: str) -> Path | None:
-    """The directory that a root is; None where it is a URL of something else."""
-    # A path may have a colon in it; only scheme:// is a URL.
+    """Return the directory of a root; None if it is a URL of something else."""
+    # A path may contain a colon; only scheme:// makes a URL.
     if "://" not in root:
         return Path(root).absolute()
     parts = urlsplit(root)
@@ -41,18 +41,20 @@ def directory_of(root: str) -> Path | None:
 
 
 def root_name(root: str) -> str:
-    """What a root is called, in the driver log too: an absolute path, or a URL without secrets and options."""
+    """Return the name of a root, also used in the driver log: an absolute path, or a URL without secrets and
+    options.
+    """
     directory = directory_of(root)
     return without_secrets(root) if directory is None else str(directory)
 
 
 def root_names(block_store: str) -> list[str]:
-    """What the roots of a setting are called, in its order."""
+    """Return the names of a setting's roots, in its order."""
     return [root_name(root) for root in split_roots(block_store)]
 
 
 def without_secrets(root: str) -> str:
-    """A root as it may be shown: without a user and a password, and without its query."""
+    """Return a root as it may be shown: without user, password and query."""
     if "://" not in root:
         return root
     parts = urlsplit(root)
