@@ -1,10 +1,10 @@
-"""A block's payload: record batches as one self-contained Arrow IPC stream, its buffers compressed or not.
+"""Encode a block's payload: record batches as one self-contained Arrow IPC stream, with buffers compressed or not.
 
-The stream carries its schema and says how each batch is compressed, so that a block can be read knowing nothing else:
-a reader has no setting for it, and blocks of every kind may lie in one segment.
+The stream carries its schema and says how each batch is compressed, so a block can be read without other knowledge:
+readers need no setting for it, and blocks of every compression may be in one segment.
 
-lz4 is what is taken unless a stream says otherwise: it costs a fraction of what the disk saves, where a synced write is
-the slow part. docs/reference/benchmarks.md has the figures of all three.
+The default is lz4: it costs a fraction of what it saves on the disk, because a synced write is the slow part.
+docs/reference/benchmarks.md has the figures of all three.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Compression = Literal["lz4", "zstd", "none"]
 
 DEFAULT_COMPRESSION: Compression = "lz4"
 
-# Less than this is copied.
+# Smaller buffers are copied.
 _CRUMB_BYTES = 64 * 1024
 
 
 def encode_batches(
     schema: pa.Schema, batches: Sequence[pa.RecordBatch], *, compression: Compression = DEFAULT_COMPRESSION
 ) -> pa.Buffer:
-    """Record batches of one schema to a payload."""
-    # Without threads: a batch has one buffer that is worth compressing, so that they would only wait for each other.
+    """Encode record batches of one schema as a payload."""
+    # Without threads: only one buffer of a batch is worth compressing, so threads would only wait for each other.
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression, use_threads=False)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
@@ -41,7 +41,9 @@ def encode_batches(
 def encode_parts(
     schema: pa.Schema, batches: Sequence[pa.RecordBatch], *, compression: Compression = DEFAULT_COMPRESSION
 ) -> Sequence[pa.Buffer]:
-    """As ``encode_batches``, in parts: what is not compressed is not copied, the parts are the batches' own memory."""
+    """Encode as ``encode_batches``, in parts. Uncompressed data is not copied: the parts are the batches' own
+    memory.
+    """
     if compression != "none":
         return [encode_batches(schema, batches, compression=compression)]
     sink = _Parts()
@@ -53,13 +55,13 @@ def encode_parts(
 
 
 def decode_batches(payload: pa.Buffer) -> Iterator[pa.RecordBatch]:
-    """A payload to its record batches, decompressed one at a time."""
+    """Yield the record batches of a payload, decompressed one at a time."""
     with pa.ipc.open_stream(payload) as reader:
         yield from reader
 
 
 class _Parts:
-    """What Arrow takes for a file: it keeps the buffers that it is given, and joins the crumbs between them."""
+    """Act as a file for Arrow: keep the buffers that it writes, and join the small ones between them."""
 
     closed = False
 
@@ -87,10 +89,10 @@ class _Parts:
         return self._size
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: nothing is held back."""
 
     def close(self) -> None:
-        """The parts stay."""
+        """Do nothing: the parts stay."""
 
     def _gather(self) -> None:
         if self._crumbs:

@@ -1,4 +1,4 @@
-"""From a frame's stored bytes to a frame that can be trusted, for every kind of store.
+"""Check a frame's stored bytes, for every kind of store, so that the frame can be trusted.
 
 Owns the comparison with the handle in the driver log: length, both checksums, the kind. It reads nothing itself.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredFrame:
-    """A frame that was read and whose checksum is right; ``data`` is all of it, as it lies in the segment."""
+    """Hold a frame that was read and whose checksum is right; ``data`` is all of it, as it is in the segment."""
 
     header: FrameHeader
     payload: pa.Buffer
@@ -28,7 +28,7 @@ class StoredFrame:
 
 
 class FrameAt(NamedTuple):
-    """A frame in a segment, by its handle."""
+    """Name a frame in a segment, by its handle."""
 
     offset: int
     length: int
@@ -38,7 +38,9 @@ class FrameAt(NamedTuple):
 def lost_by_reading(
     read_frame: Callable[[str, int, int, int], StoredFrame], path: str, frames: Sequence[FrameAt]
 ) -> set[FrameAt]:
-    """Those that are not there, or are not what was registered; for stores in which a crash may spoil a frame."""
+    """Return the frames that are missing or differ from what was registered; for stores where a crash may spoil a
+    frame.
+    """
     lost = set()
     for at in frames:
         try:
@@ -49,7 +51,7 @@ def lost_by_reading(
 
 
 def checked_frame(data: bytes, where: str, offset: int, length: int, crc32c: int) -> StoredFrame:
-    """The frame in ``data``, compared with its handle.
+    """Return the frame in ``data`` after comparing it with its handle.
 
     Raises:
         BlockMissingError: there are fewer bytes than the handle says.
@@ -76,7 +78,9 @@ def checked_frame(data: bytes, where: str, offset: int, length: int, crc32c: int
 
 
 def batches_of(frame: StoredFrame, where: str, offset: int) -> Iterator[pa.RecordBatch]:
-    """The record batches of a block's frame, decompressed one at a time. Raises BlockCorruptError for no block."""
+    """Return the record batches of a block's frame, decompressed one at a time. Raises BlockCorruptError if it is no
+    block.
+    """
     if frame.header.kind is not FrameKind.BLOCK:
         raise BlockCorruptError(where, offset, "a block", frame.header.kind.name, "frame kind")
     return decode_batches(frame.payload)

@@ -1,8 +1,8 @@
-"""How a reader that may ask nobody says that a replica is damaged or lags: by a note in a replica that is whole.
+"""Let readers without a driver log report that a replica is damaged or lags: by a note in an intact replica.
 
 Spark's tasks read files and have no other way to the driver log. A batch run, or the leading tracker, takes the notes
-and makes events of them. There is at most one for each replica and receiver until they are taken; a note that can't be
-left, or is lost, costs nothing but the hint: the block was read.
+and makes events of them. There is at most one for each replica and receiver until they are taken. If a note can't be
+left, or is lost, only the hint is missing: the block was read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaNote:
-    """A replica lacks a block of this receiver, or has other bytes; another one has it."""
+    """Note that a replica lacks a block of this receiver or has other bytes, while another replica has it."""
 
     replica: str
     receiver_id: int
@@ -30,23 +30,23 @@ class ReplicaNote:
 
 
 class NotingListener:
-    """A reader's: keeps the first note for each replica and receiver, until they are left."""
+    """Keep a reader's first note for each replica and receiver, until they are left."""
 
     def __init__(self) -> None:
         self._notes: dict[tuple[str, int], ReplicaNote] = {}
 
     def on_replica_lost(self, name: str, detail: str) -> None:
-        """A reader writes nothing."""
+        """Do nothing: a reader writes nothing."""
 
     def on_replica_back(self, name: str) -> None:
-        """A reader writes nothing."""
+        """Do nothing: a reader writes nothing."""
 
     def on_replica_damaged(self, name: str, receiver_id: int, detail: str) -> None:
-        """Keep it."""
+        """Keep the note."""
         self._notes.setdefault((name, receiver_id), ReplicaNote(name, receiver_id, detail))
 
     def leave(self, store: BlockStore) -> None:
-        """Put each note into a replica, but not the one that it is about; where none takes it, it is gone."""
+        """Put each note into a replica other than the one that it is about; if none takes it, it is dropped."""
         for note in self._notes.values():
             key = f"{hashlib.sha256(note.replica.encode()).hexdigest()[:16]}-{note.receiver_id}"
             cast("ReplicatedBlockStore", store).leave_note(key, json.dumps(asdict(note)).encode(), about=note.replica)
@@ -54,7 +54,7 @@ class NotingListener:
 
 
 def take_notes(store: ReplicatedBlockStore) -> Iterator[ReplicaNote]:
-    """The notes that readers have left, each once. A replica that can't be asked keeps its own."""
+    """Yield the notes that readers have left, each once. A replica that can't be asked keeps its own."""
     for text in store.take_notes():
         with contextlib.suppress(ValueError, TypeError, KeyError):
             read = json.loads(text)

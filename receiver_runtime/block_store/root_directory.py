@@ -1,8 +1,8 @@
-"""An open directory that was found to be the root of the block store; every name is looked up relative to it.
+"""Use an open directory that was found to be the root of the block store; every name is looked up relative to it.
 
-So a store that is unmounted, or another that is mounted, between the look at its identity and the use of a file can't
-lead a write astray, nor say that a file is missing. Owns the directories below the root and that new names survive a
-loss of power. It never makes the root.
+So if a store is unmounted, or another is mounted, after the identity check, no write goes astray and no file is wrongly
+reported missing. Owns the directories below the root, and that new names survive a loss of power. It never makes the
+root.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HERE = PurePosixPath()
 
 
 class DurableDirectories:
-    """Directories whose own entries one store has synced, by the root's inode; it grows by one per receiver."""
+    """Remember directories whose entries one store has synced, by the root's inode; it grows by one per receiver."""
 
     def __init__(self) -> None:
         self._known: set[tuple[int, int, PurePath]] = set()
@@ -32,16 +32,16 @@ class DurableDirectories:
         return key in self._known
 
     def add(self, key: tuple[int, int, PurePath]) -> None:
-        """It is durable."""
+        """Note that a directory is durable."""
         self._known.add(key)
 
     def forget(self, key: tuple[int, int, PurePath]) -> None:
-        """It is gone."""
+        """Note that a directory is gone."""
         self._known.discard(key)
 
 
 class RootDirectory:
-    """Files below the directory that ``fd`` is open on; who opened it closes it. Every method raises OSError."""
+    """Use files below the directory that ``fd`` is open on; the caller closes it. Every method raises OSError."""
 
     def __init__(self, files: Files, fd: int, durable: DurableDirectories) -> None:
         self.fd = fd
@@ -56,7 +56,7 @@ class RootDirectory:
         try:
             fd = self._files.create(path, dir_fd=self.fd)
         except FileNotFoundError:
-            # Its directory was deleted since.
+            # Its directory was deleted meanwhile.
             self._durable.forget((*self._inode, path.parent))
             self.make_directories(path.parent)
             fd = self._files.create(path, dir_fd=self.fd)
@@ -68,18 +68,18 @@ class RootDirectory:
         return fd
 
     def make_directories(self, directory: PurePosixPath) -> None:
-        """Make what is missing on the way to a directory, each entry durable."""
+        """Create the missing directories of a path, each entry durable."""
         key = (*self._inode, directory)
         if key in self._durable:
             return
-        # An earlier process may have made one and died before its entry was synced: each is, also where it was there.
+        # An earlier process may have died after creating one and before syncing its entry, so sync each entry.
         for path in [*reversed(directory.parents), directory][1:]:
             self._files.make_directory(path, dir_fd=self.fd)
             self.sync(path.parent)
         self._durable.add(key)
 
     def read(self, path: PurePosixPath, length: int, offset: int) -> bytes:
-        """Up to so many bytes of a file."""
+        """Return at most ``length`` bytes of a file."""
         fd = self._files.open(path, dir_fd=self.fd)
         try:
             return self._files.read(fd, length, offset)
@@ -87,11 +87,11 @@ class RootDirectory:
             self._files.close(fd)
 
     def scan(self, path: PurePosixPath) -> Iterator[ScannedItem]:
-        """Everything in one segment."""
+        """Yield everything in one segment."""
         return scan_segment(self._files, path, dir_fd=self.fd)
 
     def write_whole(self, path: PurePosixPath, parts: Iterable[tuple[int, bytes]]) -> None:
-        """Make a file, or replace one, of (offset, bytes) with holes between them; it is durable, but for its name."""
+        """Create or replace a file from (offset, bytes) with holes between them; it is durable, except its name."""
         self._files.delete(path, dir_fd=self.fd)
         with os.fdopen(self._files.create_holed(path, dir_fd=self.fd), "wb") as file:
             for offset, data in parts:
@@ -110,20 +110,20 @@ class RootDirectory:
             self._files.close(fd)
 
     def names(self, directory: PurePosixPath) -> list[str]:
-        """What is in a directory; nothing where there is none."""
+        """Return the names in a directory; none if it is missing."""
         try:
             return self._files.names(directory, dir_fd=self.fd)
         except FileNotFoundError:
             return []
 
     def move(self, path: PurePosixPath, to: PurePosixPath) -> None:
-        """Give a file another name, durably; a file that has it is replaced."""
+        """Rename a file durably; an existing file of the new name is replaced."""
         self._files.rename(path, to, dir_fd=self.fd)
         for directory in {path.parent, to.parent}:
             self.sync(directory)
 
     def free_name(self, path: PurePosixPath) -> PurePosixPath:
-        """The path, or the first of path.1, path.2 … that is free."""
+        """Return the path, or the first of path.1, path.2 … that is free."""
         number = 0
         free = path
         while self.exists(free):
@@ -132,17 +132,17 @@ class RootDirectory:
         return free
 
     def exists(self, path: PurePosixPath) -> bool:
-        """Is there anything of this name?"""
+        """Return whether this name exists."""
         return self._files.exists(path, dir_fd=self.fd)
 
     def delete(self, path: PurePosixPath) -> None:
-        """Delete a file, durably; that it is gone already is no error."""
+        """Delete a file, durably; a missing file is no error."""
         self._files.delete(path, dir_fd=self.fd)
         if self.exists(path.parent):
             self.sync(path.parent)
 
     def paths(self, under: PurePosixPath | None = None) -> Iterator[PurePosixPath]:
-        """Every file, or every one below a directory that may be missing; in no order."""
+        """Yield every file, or every one below a directory that may be missing; in no order."""
         if under is not None and not self.exists(under):
             return
 

@@ -1,28 +1,28 @@
-"""Hands records over that their sender brings again until it is told, and leaves out what the stream has already.
+"""Hand over records that their sender sends again until acknowledged, and leave out those that the stream already has.
 
-A receiver submits batches, and acknowledges the sender in the future's callback: then the block that holds the records
-is registered, and the records' keys with it, in one transaction. So a key that comes again is known, whoever asks,
-after whatever died; it is forgotten when the stream's window is over.
+A receiver submits batches, and acknowledges the sender in the future's callback. By then the block with the records is
+registered, and the records' keys with it, in one transaction. So any receiver knows a key that comes again, after any
+crash, until the stream's window is over.
 
 What is decided where:
 
-- **Which keys are known** is the driver log's to say. A block goes in with all of its keys or not at all. A refusal
-  (``DuplicateKeysError``) takes all blocks with it that are under way: once they are settled, the driver log is asked
-  which of their keys it has, their rows are left out and counted, and the rest is stored again, in order. Each refusal
-  names a key that is committed, so each round has less to do.
-- **Keys under way here** are ours to know: a key that comes again before its first block is registered is left out at
-  once, and counted as what it will be. Its future waits for that block: blocks are answered in order, and where one
-  fails for good, all that came after fail with it.
-- **A key that comes again within one submit** is left out as one that came before, the first row counts: a sender
-  repeats itself at once, too, and both messages are read together. Unless the submit is one request whose rows share a
-  key: then they **stay in one block**, for a half of them that is registered would have the other half left out at the
-  next try. A block is cut between keys, even where that makes it larger than ``max_block_bytes``.
-- **A lost answer** says nothing, and is resolved by the registrar, with the identical blocks.
-- While keys were found known lately (after a take-over the sender brings much again), they are asked for before the
-  block is stored: a refusal costs more than a question.
+- **Which keys are known** is decided by the driver log. A block goes in with all of its keys or not at all. A refusal
+  (``DuplicateKeysError``) refuses all blocks in flight. Once they are settled, the driver log is asked which of their
+  keys it has; their rows are left out and counted, and the rest is stored again, in order. Each refusal names a
+  committed key, so each round has less to do.
+- **Keys in flight here** are known to this object: a key that comes again before its first block is registered is left
+  out at once and counted as a duplicate. Its future waits for that block: blocks are answered in order, and if one
+  fails for good, all later ones fail with it.
+- **A key that comes again within one submit** is left out as if it had come before; the first row counts. A sender may
+  repeat itself at once, and both messages are then read together. The exception is a submit that is one request whose
+  rows share a key: those rows **stay in one block**, because if only half of them were registered, the next attempt
+  would leave out the other half. A block is cut between keys, even if that makes it larger than ``max_block_bytes``.
+- **A lost answer** decides nothing; the registrar resolves it by sending the identical blocks.
+- If keys were found known lately (after a take-over the sender repeats much), the driver log is asked for them before
+  the block is stored, because a refusal costs more than a question.
 
-Submits that come close together share a block. Memory: submits that are not answered are bounded, by their number and
-their bytes; ``submit`` waits. One thread works while there is anything to do, and ends with it. It calls the futures'
+Submits that come close together share a block. Memory is bounded by the number and the bytes of unanswered submits;
+``submit`` waits. One thread works while there is anything to do, and ends with the work. It calls the futures'
 callbacks, in the order of the submits; they must return soon, and must not submit.
 """
 
@@ -53,17 +53,17 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-#: Submits that may wait for their answers, unless said otherwise.
+#: How many submits may wait for their answers, by default.
 MOST_IN_FLIGHT = 1000
-# Bytes of them, in blocks of the largest size.
+# The bytes of unanswered submits, in blocks of the largest size.
 _MOST_BLOCKS_OF_BYTES = 4
-# Stored, and not registered.
+# Blocks that may be stored and not yet registered.
 _BLOCKS_UNDER_WAY = 4
-# Blocks begin so far apart, but for full ones: who comes meanwhile shares the next.
+# Seconds, minimum between two blocks (a full block goes at once); records that arrive in between share the next block.
 _GATHERING_SECONDS = 0.02
-# After a known key so many blocks are asked for before they are stored.
+# For this many blocks after a known key, ask for keys before storing.
 _CAREFUL_BLOCKS = 16
-# What an index of the driver log takes; a longer key is known by its digest.
+# Bytes that an index of the driver log takes; a longer key is replaced by its digest.
 _LONGEST_KEY_BYTES = 500
 
 
@@ -73,7 +73,7 @@ class HandOverClosedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """What became of a submit's rows: ``added`` with it, or left out, since the stream had their keys."""
+    """Hold what was done with a submit's rows: ``added``, or left out because the stream had their keys."""
 
     added: int
     duplicates: int
@@ -81,11 +81,11 @@ class HandedOver:
 
 @dataclass(slots=True)
 class _Submit:
-    """One, as far as it was not answered."""
+    """Hold one submit until it is answered."""
 
     batch: pa.RecordBatch
     keys: pa.Array | None
-    #: Rows before which it may be cut, where keys stand in several rows; None: anywhere.
+    #: Rows before which it may be cut, if keys are in several rows; None: anywhere.
     cuts: Sequence[int] | None
     nbytes: int
     future: Future[HandedOver] = field(default_factory=Future)
@@ -99,7 +99,9 @@ class _Submit:
         return int(self.batch.num_rows) - self.taken
 
     def cut_at(self, rows: int, *, at_least_one: bool) -> int:
-        """How many rows to take, that are ``rows`` or fewer; more where it must be one at least and can't be less."""
+        """Return how many rows to take: at most ``rows``, or more if there must be one and no smaller cut is
+        possible.
+        """
         if self.cuts is None:
             return max(rows, 1) if at_least_one else rows
         found = bisect_right(self.cuts, self.taken + rows) - 1
@@ -113,7 +115,7 @@ class _Submit:
 
 @dataclass(slots=True)
 class _Part:
-    """Rows of one submit in one block."""
+    """Hold the rows of one submit in one block."""
 
     submit: _Submit
     batch: pa.RecordBatch
@@ -122,7 +124,7 @@ class _Part:
     last: bool
 
     def leave_out(self, known: set[str]) -> None:
-        """The rows with these keys; they are counted."""
+        """Leave out the rows with these keys, and count them."""
         if self.keys is None:
             return
         keep = pc.invert(pc.is_in(self.keys, value_set=pa.array(sorted(known), pa.string())))
@@ -137,12 +139,12 @@ class _Part:
 
 @dataclass(slots=True)
 class _Block:
-    """Parts that are stored together. Without rows it is done as soon as those before it are."""
+    """Hold parts that are stored together. Without rows, it is done as soon as the blocks before it are."""
 
     parts: list[_Part]
     keys: set[str] = field(default_factory=set)
     rows: int = 0
-    #: Of the registrar's; None where it is to be stored, or has no rows.
+    #: The registrar's future; None if the block is still to be stored, or has no rows.
     future: Future[NewBlock] | None = None
 
     def leave_out(self, known: set[str]) -> None:
@@ -158,12 +160,14 @@ class _Block:
 
 
 class KeyedHandOver:
-    """See the module. Any thread may submit; ``close`` at the receiver's ``on_stop``, and make another at a start.
+    """Hand over records with keys; see the module.
+
+    Any thread may submit. Call ``close`` in the receiver's ``on_stop``, and make a new one at each start.
 
     Args:
         supervisor: the receiver's.
-        most_in_flight: submits that may wait for their answers.
-        most_bytes: of theirs; four blocks of the largest size unless given.
+        most_in_flight: how many submits may wait for their answers.
+        most_bytes: how many bytes they may have; four blocks of the largest size by default.
     """
 
     def __init__(
@@ -179,7 +183,7 @@ class KeyedHandOver:
         self._most_bytes = _MOST_BLOCKS_OF_BYTES * self._largest_block if most_bytes is None else most_bytes
         self._under_way_at_most = min(_BLOCKS_UNDER_WAY, settings.block_queue_size)
         self._gathering = min(_GATHERING_SECONDS, settings.block_interval)
-        # Under this lock: the submits of which rows are in no block yet, what is not answered, how it ends.
+        # Guards the submits with rows in no block yet, what is not answered, and how it ends.
         self._changed = threading.Condition()
         self._queue: deque[_Submit] = deque()
         self._submits = 0
@@ -189,7 +193,7 @@ class KeyedHandOver:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._failed: BaseException | None = None
-        # The thread's alone; the next one finds them as it left them.
+        # Only the thread uses these; the next thread finds them as the last one left them.
         self._blocks: deque[_Block] = deque()
         self._keys: set[str] = set()
         self._careful = _CAREFUL_BLOCKS
@@ -230,12 +234,12 @@ class KeyedHandOver:
 
     @property
     def in_flight(self) -> int:
-        """Submits that are not answered."""
+        """Return how many submits are not answered."""
         with self._changed:
             return self._submits
 
     def close(self) -> None:
-        """Take nothing more; returns when everything that was submitted is answered. Safe twice."""
+        """Take nothing more; return when everything that was submitted is answered. Safe to call twice."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -264,7 +268,7 @@ class KeyedHandOver:
         return _Submit(kept, taken.take(firsts), None, kept.nbytes, duplicates=conformed.num_rows - kept.num_rows)
 
     def _open(self) -> bool:
-        """With the lock held. Raises why not."""
+        """Return True if submits are accepted; raise why not otherwise. The lock is held."""
         if self._failed is not None:
             raise self._failed
         if self._closed:
@@ -272,13 +276,13 @@ class KeyedHandOver:
         return True
 
     def _has_room(self, made: _Submit) -> bool:
-        """With the lock held; one that alone is larger than all that may be goes by itself."""
+        """Return whether there is room; a submit larger than the limit goes alone. The lock is held."""
         return not self._submits or (
             self._submits < self._most_in_flight and self._bytes + made.nbytes <= self._most_bytes
         )
 
     def _take(self, made: _Submit) -> Future[HandedOver]:
-        """With the lock held."""
+        """Take a submit into the queue. The lock is held."""
         made.future.set_running_or_notify_cancel()
         self._queue.append(made)
         self._submits += 1
@@ -297,11 +301,11 @@ class KeyedHandOver:
         try:
             while self._step():
                 pass
-        except BaseException as error:  # noqa: BLE001  whatever it is, it is handed to who submitted
+        except BaseException as error:  # noqa: BLE001  whatever it is, the submitters get it
             self._fail(error)
 
     def _step(self) -> bool:
-        """Do what is next, or wait for it; False at the end of the work, when the thread is given up."""
+        """Do what is next, or wait for it; return False when there is no work left and the thread ends."""
         if self._collect() or self._store():
             self._recover()
         elif self._may_begin():
@@ -311,7 +315,7 @@ class KeyedHandOver:
         return True
 
     def _collect(self) -> bool:
-        """Answer what is registered, in order; says whether a block was refused for its keys."""
+        """Answer what is registered, in order; return whether a block was refused for its keys."""
         while self._blocks:
             block = self._blocks[0]
             if block.rows:
@@ -336,7 +340,7 @@ class KeyedHandOver:
         if not answered:
             return
         with self._changed:
-            # Before the callbacks: who waits for room may come.
+            # Before the callbacks, so that submits that wait for room go on.
             self._submits -= len(answered)
             self._bytes -= sum(submit.nbytes for submit in answered)
             self._changed.notify_all()
@@ -344,7 +348,7 @@ class KeyedHandOver:
             submit.future.set_result(HandedOver(submit.added, submit.duplicates))
 
     def _recover(self) -> None:
-        """After a refusal: leave out what the driver log has, and have the rest stored again."""
+        """Leave out what the driver log has, after a refusal, and have the rest stored again."""
         under_way = [block.future for block in self._blocks if block.future is not None]
         with self._path.handing_over():
             wait(under_way)
@@ -366,7 +370,7 @@ class KeyedHandOver:
         return self._path.known_keys(asked, wait=wait) if asked else set()
 
     def _store(self) -> bool:
-        """Store what is to be, in order; says whether that was refused."""
+        """Store the blocks that are due, in order; return whether one was refused."""
         for block in self._blocks:
             if block.rows and block.future is None:
                 batches = [part.batch for part in block.parts if part.batch.num_rows]
@@ -386,7 +390,9 @@ class KeyedHandOver:
             return self._seconds_until_next() == 0
 
     def _seconds_until_next(self) -> float | None:
-        """With the lock held: when the next block is due; None where there is nothing, or no room, for one."""
+        """Return the seconds until the next block is due; None if there is nothing, or no room, for one. The lock is
+        held.
+        """
         if not self._queue or sum(block.rows > 0 for block in self._blocks) >= self._under_way_at_most:
             return None
         if self._closed or self._bytes_waiting >= self._largest_block:
@@ -399,7 +405,7 @@ class KeyedHandOver:
             self._not_before = time.monotonic() + self._gathering
             most = self._path.piece(self._rows_waiting, self._bytes_waiting) if self._rows_waiting else 0
             block = _Block(list(self._parts(most)))
-        # From here on, so that whatever fails below is told to those who wait for it.
+        # From here on, a failure below reaches the submitters that wait for the block.
         self._blocks.append(block)
         for part in block.parts:
             keys = part.distinct_keys()
@@ -410,7 +416,7 @@ class KeyedHandOver:
             self._keys |= keys
         block.count()
         if self._careful and block.keys:
-            # Where the driver log is away, the block is better on the disk.
+            # If the driver log is unavailable, the block is safer on the disk.
             known = self._known(block.keys, wait=False)
             block.leave_out(known)
             self._keys -= known
@@ -418,12 +424,14 @@ class KeyedHandOver:
         if block.rows:
             self._path.wait_for_rate(block.rows, sum(part.batch.nbytes for part in block.parts))
         elif len(self._blocks) > 1:
-            # Answered with those before it.
+            # It is answered with the blocks before it.
             self._blocks.pop()
             self._blocks[-1].parts += block.parts
 
     def _parts(self, most: int) -> Iterable[_Part]:
-        """With the lock held: of submits in their order, up to so many rows and a block's bytes; one at least."""
+        """Yield parts of submits in order, at most ``most`` rows and a block's bytes, but at least one. The lock is
+        held.
+        """
         rows = nbytes = 0
         while self._queue:
             submit = self._queue[0]
@@ -439,12 +447,12 @@ class KeyedHandOver:
             self._rows_waiting -= taken
             if not submit.left:
                 self._queue.popleft()
-            # About: what a slice takes is not what it took in the whole.
+            # An estimate: slices do not add up to the size of the whole.
             self._bytes_waiting = max(0, self._bytes_waiting - batch.nbytes) if self._queue else 0
             yield _Part(submit, batch, keys, not submit.left)
 
     def _fitting(self, submit: _Submit, rows: int, nbytes: int) -> int:
-        """How many of its rows are in these bounds."""
+        """Return how many of the submit's rows are within these bounds."""
         found = min(submit.left, rows)
         while found > 0 and submit.batch.slice(submit.taken, found).nbytes > nbytes:
             found //= 2
@@ -469,10 +477,10 @@ class KeyedHandOver:
         return not block.rows or (block.future is not None and block.future.done())
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing more is taken; who is not answered is told why, in order."""
+        """Take nothing more, and fail the unanswered submits, in order."""
         with self._changed:
             self._failed = error
-            # One may have parts in several blocks.
+            # A submit may have parts in several blocks.
             submits = [part.submit for block in self._blocks for part in block.parts] + list(self._queue)
             failed = {id(submit): submit for submit in submits}
             stored = [block.future for block in self._blocks if block.future is not None]
@@ -483,21 +491,21 @@ class KeyedHandOver:
         for submit in failed.values():
             submit.future.set_exception(error)
         with self._path.handing_over():
-            # Also what is under way yet may be refused for a key.
+            # Blocks in flight may still be refused for a key.
             wait(stored)
         if any(isinstance(future.exception(), DuplicateKeysError) for future in stored):
-            # Others wait for it.
+            # Other blocks wait until this is called.
             with suppress(Exception):
                 self._path.go_on_after_refusal()
         with self._changed:
             self._thread = None
             self._changed.notify_all()
-        # Last: a line that can't be written must keep nobody waiting.
+        # Last: a log line that can't be written must not keep a thread waiting.
         _log.warning("records that were handed over are not registered by this process", error=str(error))
 
 
 def _storable(keys: pa.StringArray | Sequence[str | None]) -> pa.Array:
-    """Keys as the driver log takes them: text without NUL, of a bounded length; else their digests."""
+    """Return keys as the driver log takes them: text without NUL, of bounded length; else their digests."""
     taken = keys.cast(pa.string()) if isinstance(keys, pa.Array) else pa.array(keys, pa.string())
     longest = pc.max(pc.binary_length(taken)).as_py() or 0
     if longest <= _LONGEST_KEY_BYTES and not pc.any(pc.match_substring(taken, "\0")).as_py():
@@ -517,7 +525,7 @@ def _are_distinct(keys: pa.Array) -> bool:
 
 
 def _firsts(keys: pa.Array) -> pa.Array:
-    """The rows that are the first with their key, and those without one."""
+    """Return the rows that are the first with their key, and those without a key."""
     seen: set[str] = set()
     firsts = []
     for row, key in enumerate(keys.to_pylist()):
@@ -529,7 +537,7 @@ def _firsts(keys: pa.Array) -> pa.Array:
 
 
 def _cuts(keys: pa.Array) -> Sequence[int]:
-    """Before which rows a submit may be cut so that no key is on both sides."""
+    """Return the rows before which a submit may be cut so that no key is on both sides."""
     values = keys.to_pylist()
     last = {key: row for row, key in enumerate(values) if key is not None}
     cuts = []

@@ -1,8 +1,8 @@
-"""Hands over records with the positions that they were read from, for sources that can be read again (Kafka, files).
+"""Hand over records with the positions that they were read from, for sources that can be read again (Kafka, files).
 
-Owns what is under way, and whether the driver log has said that another receiver has read on: then all that is under
-way is dropped, and its owner asks for every position again (``recover``). Knows nothing of what is read. The reader's
-thread alone.
+Owns the blocks in flight, and whether the driver log has said that another receiver moved a position. Then all blocks
+in flight are dropped, and the owner reads every position again (``recover``). Knows nothing of what is read. Only the
+reader's thread uses it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _UnderWay:
 
 
 class LinkedHandOver:
-    """See the module. ``on_registered`` is given the links of each block that the driver log has, in order."""
+    """Hand over records with positions. ``on_registered`` gets the links of each registered block, in order."""
 
     def __init__(self, receiver: Receiver, on_registered: Callable[[Sequence[OffsetLink]], None]) -> None:
         self._receiver = receiver
@@ -41,16 +41,18 @@ class LinkedHandOver:
 
     @property
     def has_conflict(self) -> bool:
-        """Whether another receiver has read on; nothing goes in until ``recover``."""
+        """Return whether another receiver has moved a position; nothing is accepted until ``recover``."""
         return self._conflict
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Return whether no block is in flight."""
         return not self._under_way
 
     def push(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> bool:
-        """Hand over a block's records; False where another receiver has read on, and they are dropped."""
+        """Hand over a block's records; return False if another receiver has moved a position, and the records are
+        dropped.
+        """
         try:
             future = self._path.push_linked(batch, links)
         except OffsetConflictError as error:
@@ -60,7 +62,7 @@ class LinkedHandOver:
         return True
 
     def collect(self) -> None:
-        """Note what has been registered, in order. Raises what the receiver was refused with, for good."""
+        """Note what has been registered, in order. Raises the error with which the receiver was refused for good."""
         while self._under_way and self._under_way[0].future.done():
             answered = self._under_way.pop(0)
             error = answered.future.exception()
@@ -72,16 +74,16 @@ class LinkedHandOver:
                 self._on_registered(answered.links)
 
     def wait(self) -> None:
-        """Until all that is under way is registered, or refused."""
+        """Wait until all blocks in flight are registered or refused."""
         wait([one.future for one in self._under_way])
 
     def settle(self) -> None:
-        """Wait, and note what came of it. Raises as ``collect`` does."""
+        """Wait for the blocks in flight, then ``collect``. Raises as ``collect`` does."""
         self.wait()
         self.collect()
 
     def recover(self) -> None:
-        """After a conflict: drop what is under way. The owner asks the driver log for every position."""
+        """Drop the blocks in flight after a conflict. The owner then asks the driver log for every position."""
         self.settle()
         self._path.go_on_after_refusal()
         self._conflict = False
