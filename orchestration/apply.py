@@ -1,6 +1,6 @@
-"""Declarations → driver log: what would change, and the writing of it.
+"""Compares declarations with the driver log, and writes them there.
 
-A change that would leave blocks that nothing reads is refused. Applying what is applied changes nothing.
+Refuses a change that would leave blocks that nothing reads. Idempotent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _details(old: dict[str, Any], new: dict[str, Any]) -> tuple[tuple[str, Any, 
 
 
 def declared_streams(pipelines: Iterable[Pipeline]) -> list[Stream]:
-    """Each stream of `pipelines` once, by name."""
+    """Return each stream of `pipelines` once, by name."""
     return sorted(
         {stream.name: stream for pipeline in pipelines for stream in pipeline.streams}.values(),
         key=lambda stream: stream.name,
@@ -60,7 +60,7 @@ def declared_streams(pipelines: Iterable[Pipeline]) -> list[Stream]:
 
 
 def difference(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Change]:
-    """What `apply` would write; empty when code and driver log agree."""
+    """Return what `apply` would write; empty when code and driver log agree."""
     pipelines = list(pipelines)
     changes: list[Change] = []
     applied_streams = {row.name: row.declaration for row in store.list_streams(connection)}
@@ -76,12 +76,12 @@ def difference(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list
 
 
 def is_applied(connection: sa.Connection, pipeline: Pipeline) -> bool:
-    """Whether the driver log holds this very declaration of the pipeline and its streams."""
+    """Return whether the driver log holds exactly this declaration of the pipeline and its streams."""
     return not difference(connection, [pipeline])
 
 
 def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Change]:
-    """Write the declarations; returns what was changed.
+    """Write the declarations; return what was changed.
 
     Raises StrandingChangeError or SharedPlaceError before writing anything.
     """
@@ -98,7 +98,7 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
             connection,
             name=stream.name,
             declaration=stream.declaration(),
-            # One per host: the tracker adds them as agents come.
+            # One per host: the tracker adds a receiver when an agent starts on a new host.
             receivers=None if stream.receivers == PER_HOST else stream.receivers,
             retention=stream.retention,
         )
@@ -118,7 +118,7 @@ def apply(connection: sa.Connection, pipelines: Iterable[Pipeline]) -> list[Chan
 
 
 def _refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.PipelineRow]) -> None:
-    """A directory, a prefix of objects, or a table, is one output's: there batches are replaced by their time alone."""
+    """Refuse two outputs at one place: outputs there replace batches by batch time alone, so they would overwrite."""
     declared = {pipeline.name for pipeline in pipelines}
     outputs = [
         (row.name, name, output)
@@ -149,7 +149,7 @@ def _refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.P
 def _refuse_to_strand(
     connection: sa.Connection, pipeline: Pipeline, row: store.PipelineRow, streams: dict[str, store.StreamRow]
 ) -> None:
-    """A stream may leave a pipeline when nothing of it waits there, and no batch with its records is yet to run."""
+    """Refuse to take a stream from a pipeline while its blocks, or a batch with its records, wait there."""
     for name in set(PipelineDeclaration.of(row.declaration).streams) - {stream.name for stream in pipeline.streams}:
         waiting = store.waiting_records(connection, row.pipeline_id, streams[name].stream_id)
         if waiting:

@@ -1,6 +1,6 @@
-"""The block store as the driver log knows it: opened so that another store in its place is unavailable, and not empty.
+"""Opens the block store as the driver log knows it: another store in its place is unavailable, not empty.
 
-For processes that ask the driver log. Spark's tasks do not: their planner ships what to expect (``spark.data_source``).
+For processes that use the driver log. Spark's tasks don't: their planner ships what to expect (``spark.data_source``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def open_attached_store(
     connection: sa.Connection, block_store: str, *, listener: ReplicaListener | None = None
 ) -> BlockStore:
-    """The block store of a setting, with the identities that hosts have attached. Raises as ``open_block_store``."""
+    """Open a setting's block store, with the identities that hosts have attached. Raises like ``open_block_store``."""
     from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415  loads pyarrow
 
     expected = attached_identities(connection, root_names(block_store))

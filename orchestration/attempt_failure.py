@@ -1,11 +1,11 @@
-"""Why an attempt at a batch failed, by its error: FAILED (its data or code), BLOCKED (no block store) or LOST.
+"""Judges why an attempt at a batch failed, by its error: FAILED (data or code), BLOCKED (no block store) or LOST.
 
-An attempt is LOST when what it ran on died under it: the driver log was unavailable, Spark's job was cancelled, or the
-JVM, an executor or a Python worker ended. The next attempt may well succeed, so a lost one uses none of `max_attempts`.
-What a batch itself kills each time (by the memory that it takes) is bounded by `max_lost_attempts`.
+An attempt is LOST when what it ran on failed: the driver log was unavailable, Spark's job was cancelled, or the JVM,
+an executor or a Python worker ended. The next attempt may well succeed, so a lost one uses none of `max_attempts`.
+A batch that itself kills its process each time (by the memory that it takes) is bounded by `max_lost_attempts`.
 
-Owns the judgement, and records nothing. Where no error was seen (a process that is gone, or was interrupted), the
-tracker and the batch sensor say LOST by themselves.
+Owns the judgement, and records nothing. Where no error was seen (the process is gone, or was interrupted), the
+tracker and the batch sensor record LOST themselves.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from tracker_store.states import AttemptFailure
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_LONGEST = 2000  # characters of an error that the driver log keeps
-# What Spark says of its own processes, in the text of an error of PySpark's.
+_LONGEST = 2000  # how many characters of an error the driver log keeps
+# How PySpark's errors say that a process of Spark ended.
 _SPARK_DIED = re.compile(
     "|".join(
         [
-            # Executors: Spark counts only those that it takes a task to have killed, and has tried that task again.
+            # Executors: Spark counts only those that it thinks a task killed, and it has already retried that task.
             r"most recent failure: [^\n]*: ExecutorLostFailure ",
             r"Python worker exited unexpectedly",
             # The run was cancelled, or its Spark session was stopped while it computed.
             r"SPARK_JOB_CANCELLED|OPERATION_CANCELED",
             r"Job \d+ cancelled (?:part of cancelled job group|because SparkContext was shut down)",
-            # A Connect server that gives no answer.
+            # A Connect server that doesn't answer.
             r"StatusCode\.UNAVAILABLE",
             # A Spark task's error comes as the text of its Python stack.
             *(rf"\b{kind.__name__}: " for kind in TRANSIENT),
         ]
     )
 )
-# The whole message of a Py4JError where the JVM gave no answer; with one, Java's stack follows.
+# The whole message of a Py4JError when the JVM didn't answer; when it did, Java's stack follows.
 _NO_ANSWER = re.compile(r"An error occurred while calling [^\n]*\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What the driver log is told of an attempt's end."""
+    """Hold what is recorded in the driver log about how an attempt failed."""
 
     kind: AttemptFailure
     message: str
 
 
 def failure_of(error: BaseException, spark_ended: Callable[[], str | None]) -> Failure:
-    """Judge the error that ended an attempt; `spark_ended` says how the run's Spark has ended, None while it lives."""
+    """Judge the error that ended an attempt; `spark_ended` returns how the run's Spark ended, None while it lives."""
     if (away := store_away(error)) is not None:
         return Failure(AttemptFailure.BLOCKED, away[:_LONGEST])
     message = f"{type(error).__name__}: {error}"

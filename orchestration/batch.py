@@ -1,4 +1,4 @@
-"""What an output function may ask about the batch that it runs in."""
+"""Tells an output function about the batch that it runs in."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch of one pipeline, as an output function sees it when it asks for a parameter `batch`.
+    """Describe a batch to an output function that has a parameter `batch`.
 
     `lost_records`, in `lost_blocks`, are not in the data: they were never synced (durability: ephemeral), and a crash
-    took them. They are the batch's own, which count in `records`, and those further back in its windows.
+    lost them. They include the batch's own, which count in `records`, and those of earlier batches in its windows.
     """
 
     pipeline: str
@@ -30,5 +30,5 @@ class Batch:
     lost_records: int = 0
 
     def blocks(self, stream: Stream) -> Sequence[AllocatedBlock]:
-        """The batch's blocks of `stream`, in the order of (receiver, sequence)."""
+        """Return the batch's blocks of `stream`, in the order of (receiver, sequence)."""
         return self._blocks.get(stream.name, ())

@@ -1,6 +1,6 @@
 """Finds the blocks that break a batch: runs its output functions on halves of them, and writes and commits nothing.
 
-A result is computed whole and thrown away (Spark's `noop` format), so what only a sink refuses is not found here.
+Computes each result in full and discards it (Spark's `noop` format), so it does not find what only a sink refuses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from orchestration.settings import Settings
     from tracker_store.received_block_tracker import AllocatedBlock
 
-# After so many culprits the data as a whole is at fault, or the code.
+# With this many culprits, the cause is all of the data, or the code: stop looking.
 MOST_CULPRITS = 10
 
 Key = tuple[int, int]
@@ -35,7 +35,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Blocks with which the batch fails, and none of whose halves fails alone: mostly one block."""
+    """Hold blocks with which the batch fails, though neither half of them fails alone: usually one block."""
 
     blocks: Sequence[AllocatedBlock]
     error: str
@@ -43,7 +43,7 @@ class Culprit:
 
 @dataclass(slots=True)
 class Bisection:
-    """What was found. `without_blocks`: what the functions say to no records at all, where that fails already."""
+    """Hold what was found. `without_blocks`: the functions' error without any records, if they fail even then."""
 
     blocks: int
     error: str = ""
@@ -56,9 +56,9 @@ class Bisection:
 def bisect(
     blocks: Sequence[AllocatedBlock], error_of: Callable[[Sequence[AllocatedBlock]], str], *, most: int = MOST_CULPRITS
 ) -> Bisection:
-    """Halve `blocks` down to those that `error_of` (empty: none) names an error for. `whole`: no culprit was left out.
+    """Halve `blocks` down to those for which `error_of` returns an error (not ""). `whole`: no culprit was left out.
 
-    A block that is the only culprit of n is found in about 2 * log2(n) runs.
+    It takes about 2 * log2(n) runs to find the only culprit of n blocks.
     """
     found = Bisection(len(blocks))
 
@@ -103,7 +103,7 @@ class BatchTrial:
         settings: Settings,
         session: Callable[[], SparkSession],
     ) -> None:
-        """Of the `outputs` (all unless named) that are due. Raises BatchHeldError where there is no such batch."""
+        """Take those of `outputs` (all unless named) that are due. Raises BatchHeldError if there is no such batch."""
         self._pipeline = pipeline
         self._settings = settings
         self._session = session
@@ -130,13 +130,13 @@ class BatchTrial:
         found: dict[Key, AllocatedBlock] = {
             (block.receiver_id, block.sequence): block for entry in entries for block in self._inputs.blocks_of(entry)
         }
-        #: What the outputs read, windows and all, in the order of (receiver, sequence).
+        #: The blocks that the outputs read, those of windows included, in the order of (receiver, sequence).
         self.blocks: Sequence[AllocatedBlock] = [found[key] for key in sorted(found)]
 
     def error_of(self, blocks: Sequence[AllocatedBlock]) -> str:
-        """What an output says to these blocks and no others; empty where all are content.
+        """Return the error of the first output that fails on exactly these blocks; empty if none fails.
 
-        Raises what says that the block store can't be reached.
+        Raises the error that means that the block store can't be reached.
         """
         only = {(block.receiver_id, block.sequence) for block in blocks}
         inputs = self._inputs.only(only)
@@ -150,7 +150,7 @@ class BatchTrial:
         return ""
 
     def _compute(self, output: Output, inputs: BatchInputs) -> None:
-        from orchestration.batch_run import output_result  # noqa: PLC0415  which loads the sinks
+        from orchestration.batch_run import output_result  # noqa: PLC0415  loads the sinks
 
         result = output_result(output, self._batch, inputs, settings=self._settings, session=self._session)
         result.write.format("noop").mode("overwrite").save()

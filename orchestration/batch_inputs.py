@@ -1,6 +1,6 @@
-"""What the outputs of one batch read, asked of the driver log once: blocks, columns, and which store they are in.
+"""Reads from the driver log, once, what the outputs of a batch read: blocks, columns, and which store has them.
 
-A run hands it on to its outputs and to Spark's planner, which then asks nobody. Changes nothing.
+A run passes it to its outputs and to Spark's planner, which then needs no driver log. Changes nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchInputs:
-    """See the module.
+    """Hold the inputs of a batch's outputs (see the module).
 
     Attributes:
-        blocks: of the batch, by stream, in the order of (receiver, sequence).
-        windows: the same of windows, by stream and length.
-        columns: by stream, those of the outputs.
+        blocks: the batch's blocks by stream, in the order of (receiver, sequence).
+        windows: the blocks of windows, by stream and length, in the same order.
+        columns: the columns of each stream that the outputs read.
         expected: which store each root of the block store must be.
     """
 
@@ -49,7 +49,7 @@ class BatchInputs:
         return self.blocks[entry.name]
 
     def only(self, keys: AbstractSet[tuple[int, int]]) -> BatchInputs:
-        """Return the same with no blocks but these, by (receiver, sequence)."""
+        """Return the same inputs with only these blocks, by (receiver, sequence)."""
 
         def kept(blocks: Sequence[AllocatedBlock]) -> list[AllocatedBlock]:
             return [block for block in blocks if (block.receiver_id, block.sequence) in keys]
@@ -62,7 +62,7 @@ class BatchInputs:
 
 
 def stream_of(entry: Stream | Window) -> Stream:
-    """Return the stream that an input is of."""
+    """Return the stream of an input."""
     return entry.stream if isinstance(entry, Window) else entry
 
 
@@ -75,9 +75,9 @@ def read_batch_inputs(
     *,
     block_store: str,
 ) -> BatchInputs:
-    """Return the inputs of these outputs, and the batch's blocks of every stream of the pipeline. No locks.
+    """Return the inputs of these outputs, and the batch's blocks of every stream of the pipeline. Takes no locks.
 
-    Raises BlocksNotRetainedError where clean-up has taken a block of the batch, SourceError where a stream's columns
+    Raises BlocksNotRetainedError if clean-up has removed a block of the batch, SourceError if a stream's columns
     are not known yet.
     """
     tracker = ReceivedBlockTracker(connection, pipeline_id)

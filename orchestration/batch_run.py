@@ -1,8 +1,8 @@
 """Runs one attempt at one batch, or a replay of it: claim, read, compute, write, commit, publish, complete.
 
-Knows nothing of Dagster, so that it can be run and killed in a test as it is. What makes it once per batch time is
-the driver log: the attempt's number is checked, under the batch's lock, by every statement that matters, and an
-output that an earlier attempt has committed is published again rather than computed again.
+Knows nothing of Dagster, so that a test can run and kill it alone. The driver log makes sure that each batch time
+takes effect once: every statement that matters checks the attempt's number under the batch's lock, and an output
+that an earlier attempt has committed is published again, not computed again.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OutputResult:
-    """What counts for one output after the run: `attempt` may be an earlier one's that had committed.
+    """Hold the committed result of one output after the run; `attempt` may be an earlier one that had committed it.
 
-    `lost_records`, in `lost_blocks`, are the batch's: see ``lost_blocks``.
+    `lost_records`, in `lost_blocks`, count the whole batch: see ``lost_blocks``.
     """
 
     output: str
@@ -70,7 +70,7 @@ class OutputResult:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """An attempt that was claimed: which outputs it is to bring out, of those that are due."""
+    """Hold a claimed attempt: the outputs that it commits (`outputs`), and all that are due (`due`)."""
 
     pipeline_id: int
     batch_time: datetime
@@ -90,11 +90,11 @@ def run_batch(
     settings: Settings,
     session: Callable[[], SparkSession],
 ) -> list[OutputResult]:
-    """Run attempt number `attempt` of the batch; returns each output's result.
+    """Run attempt number `attempt` of the batch; return each output's result.
 
-    `session` is called after the claim, so that a run which may not run starts no Spark.
-    Raises BatchHeldError when another run holds the batch, and whatever the user's function raises, after the
-    attempt was recorded as failed.
+    Calls `session` after the claim, so that a run that may not run starts no Spark.
+    Raises BatchHeldError when another run holds the batch, and whatever the user's function raises, after recording
+    the attempt as failed.
     """
     due = [output for output in pipeline.outputs.values() if output.is_due(batch_time)]
 
@@ -123,8 +123,8 @@ def replay_batch(
 ) -> list[OutputResult]:
     """Run a finished batch again, with the blocks that it was given then, and replace `outputs` (all unless named).
 
-    An output that is not due in this batch is left out. What fails leaves the batch, and the outputs that were not
-    replaced yet, as they were. Raises as `run_batch`; BlocksNotRetainedError before anything is written.
+    Leaves out an output that is not due in this batch. A failure leaves the batch, and the outputs that were not
+    replaced yet, as they were. Raises as `run_batch`, and BlocksNotRetainedError before it writes anything.
     """
     due = [output for output in pipeline.outputs.values() if output.is_due(batch_time)]
     chosen = [output for output in due if not outputs or output.name in outputs]
@@ -167,7 +167,7 @@ def _carry_out(
             )
             try:
                 return _run_outputs(engine, pipeline, attempt, settings=settings, session=spark.session)
-            # An interrupt comes from outside, and ends this process or its run: the tracker sees that, and says LOST.
+            # An interrupt comes from outside and ends this process or its run: the tracker sees that and records LOST.
             except (Exception, SystemExit) as error:
                 _record_failure(engine, pipeline, attempt, error, spark)
                 raise
@@ -179,7 +179,7 @@ def _carry_out(
 
 
 class _Spark:
-    """The session that an attempt uses, once it has asked for it."""
+    """Make the session of an attempt when it asks for it, and keep it."""
 
     def __init__(self, make: Callable[[], SparkSession]) -> None:
         self._make = make
@@ -190,7 +190,7 @@ class _Spark:
         return self._made
 
     def how_ended(self) -> str | None:
-        """How it has ended, if it has; None where it lives, was never asked for, or is a Connect server's."""
+        """Return how the session ended; None while it lives, if there is none, or if it is a Connect server's."""
         from orchestration.spark.session import how_ended  # noqa: PLC0415  loads pyspark
 
         made = self._made
@@ -198,14 +198,14 @@ class _Spark:
             return None
         try:
             return how_ended(made)
-        except Exception as error:  # noqa: BLE001  whatever it is: Spark gives no answer
+        except Exception as error:  # noqa: BLE001  any error here: Spark gives no answer
             return f"Spark gives no answer ({type(error).__name__})"
 
 
 def _record_failure(
     engine: sa.Engine, pipeline: Pipeline, attempt: _Attempt, error: BaseException, spark: _Spark
 ) -> None:
-    """Where this can't be said, the tracker says that it was lost: this process's heartbeat ends with it."""
+    """Record why the attempt failed. If that fails too, the tracker records LOST: this process's heartbeat stops."""
     failure = failure_of(error, spark.how_ended)
     fail = partial(
         batches.fail_attempt,
@@ -217,11 +217,11 @@ def _record_failure(
         failure=failure.kind,
         max_attempts=pipeline.max_attempts,
         max_lost_attempts=pipeline.settings.max_lost_attempts,
-        # This run has some events to write yet: who launches the next attempt ends it in Dagster, if it has not ended.
+        # This run still has events to write: the process that launches the next attempt ends it in Dagster if need be.
         least_pause=FIRST,
     )
     with _logged("could not record that the attempt failed"):
-        # Not twice as long as a commit waits that failed for the same reason.
+        # A commit that failed for the same reason has waited already: don't wait as long again.
         patiently(engine, fail, "the attempt's failure", seconds=RECORD_SECONDS)
 
 
@@ -235,7 +235,7 @@ def _run_outputs(
 ) -> list[OutputResult]:
     pipeline_id, batch_time = attempt.pipeline_id, attempt.batch_time
     with connect(engine) as connection:
-        # A replay replaces what others have committed, but not what it did itself before it was launched again.
+        # A replay replaces what other attempts committed, but not what it committed itself in an earlier launch.
         committed = {
             commit.output: commit
             for commit in outputs.commits_of_batch(connection, pipeline_id, batch_time)
@@ -326,7 +326,7 @@ def _batch(
 def output_result(
     output: Output, batch: Batch, inputs: BatchInputs, *, settings: Settings, session: Callable[[], SparkSession]
 ) -> DataFrame:
-    """Return what an output's function makes of the batch."""
+    """Return the result of an output's function for the batch."""
     spark = session()
     arguments = {
         parameter: _read(spark, entry, batch, inputs, settings)
@@ -340,7 +340,7 @@ def output_result(
 def _read(
     session: SparkSession, entry: Stream | Window, batch: Batch, inputs: BatchInputs, settings: Settings
 ) -> DataFrame:
-    from orchestration.spark.allocation import encode_allocation, location_of  # noqa: PLC0415  as the next
+    from orchestration.spark.allocation import encode_allocation, location_of  # noqa: PLC0415  loads pyspark
     from orchestration.spark.block_reader import ALLOCATION, spark_schema  # noqa: PLC0415  loads pyspark
     from orchestration.spark.data_source import FORMAT  # noqa: PLC0415  loads pyspark
 
@@ -359,7 +359,7 @@ def _read(
 
 @contextmanager
 def _heartbeats(engine: sa.Engine, *, name: str) -> Iterator[int]:
-    """A process row whose counter moves every second while the block runs; yields its id."""
+    """Register a process, raise its heartbeat every second until the context ends, and yield its id."""
     with connect(engine) as connection:
         process_id = register_process(
             connection, kind=ProcessKind.BATCH_RUN, name=name, host=socket.gethostname(), pid=os.getpid()
@@ -372,7 +372,7 @@ def _heartbeats(engine: sa.Engine, *, name: str) -> Iterator[int]:
                 with connect(engine) as connection:
                     heartbeat(connection, process_id=process_id)
             except ProcessExpiredError:
-                # Its next statement on the batch is refused by the attempt's number; nothing to stop here.
+                # The attempt's number fences its next statement on the batch; nothing to stop here.
                 log.warning("declared dead by the tracker", process_id=process_id)
                 return
             except DriverLogError as error:
@@ -391,7 +391,7 @@ def _heartbeats(engine: sa.Engine, *, name: str) -> Iterator[int]:
 
 @contextmanager
 def _logged(failure: str) -> Iterator[None]:
-    """A driver log that is away must not hide why the run ends."""
+    """Log an error of the driver log instead of raising it: it must not hide why the run ends."""
     try:
         yield
     except DriverLogError as error:

@@ -1,9 +1,9 @@
-"""What a pipeline needs now: which intervals are due, which batches are to be launched, what the others wait for.
+"""Decides what a pipeline needs now: which intervals are due, which batches to launch, what the others wait for.
 
-The one place that decides it, for the batch sensor and for the tracker that pushes: both ask `next_steps`, and whoever
-takes a launch (``tracker_store/launches.py``) asks Dagster for its run. Settings come from the pipeline's row, so that
-both decide the same. Correctness is the driver log's: the cut is by batch time, an allocation happens once, a run
-claims its attempt or ends. Keeps no state and knows nothing of Dagster.
+The only place that decides it, for the batch sensor and for the tracker, which launches short intervals itself. Both
+call `next_steps`; the one that takes a launch (``tracker_store/launches.py``) asks Dagster for its run. Settings come
+from the pipeline's row, so that both decide the same. The driver log ensures correctness: batches are cut by batch
+time, an allocation happens once, and a run claims its attempt or ends. Keeps no state and knows nothing of Dagster.
 """
 
 from __future__ import annotations
@@ -33,46 +33,47 @@ if TYPE_CHECKING:
     from tracker_store.pipelines import PipelineRow
     from tracker_store.received_block_tracker import BatchTimes
 
-# Dagster's words for the end of a run that somebody cancelled, and for a run that was created and not submitted.
+# Dagster's status of a run that was cancelled, and of one that was created and not submitted.
 CANCELED = "CANCELED"
 NOT_STARTED = "NOT_STARTED"
-# Creating a run and submitting it are two steps of one request, and a process that is killed between them leaves the
-# run as it is: until Dagster's run monitoring gives it up, minutes later, and for ever where that is off.
+# How long submitting a created run may take. These are two steps of one request: if the process is killed in between,
+# the run stays NOT_STARTED until Dagster's run monitoring fails it, minutes later, or for ever where that is off.
 SUBMITTED_WITHIN = timedelta(minutes=1)
-# After its attempt a run has some events to write, and nothing more to do.
+# How long a run may outlive its attempt: it only has some events to write.
 LEFT_FOR = timedelta(minutes=2)
 PIPELINE_TAG = "forebay/pipeline"
 BATCH_TIME_TAG = "forebay/batch_time"
 ATTEMPT_TAG = "forebay/attempt"
-# Of the batch sensor: which declaration the code has, for who can't load it.
+# The batch sensor's tag with the declaration that the code has, for processes that can't load the code.
 DECLARATION_TAG = "forebay/declaration"
 
 SENSOR_LAUNCHER = "batch sensor"
-# In an instance that Forebay set up, batches of shorter intervals are pushed: Dagster's sensors tick every 5 s.
+# In an instance created by `forebay up` the tracker launches batches of shorter intervals: Dagster's sensors tick
+# every 5 s.
 PUSHED_BELOW = timedelta(seconds=10)
-# Intervals without records complete here, without a run; the rest of a long gap waits for the next call.
+# Bounds one call: intervals without records complete here, without a run. The next call goes on with a long gap.
 MAX_EMPTY_BATCHES_PER_CALL = 2_000
 
 
 def sensor_name(pipeline: str) -> str:
-    """The name of a pipeline's batch sensor."""
+    """Return the name of a pipeline's batch sensor."""
     return f"{pipeline}_batches"
 
 
 def job_name(pipeline: str) -> str:
-    """The name of the job that runs one batch of a pipeline."""
+    """Return the name of the job that runs one batch of a pipeline."""
     return f"{pipeline}_batch"
 
 
 def op_name(pipeline: str) -> str:
-    """The name of the step that runs a batch; its configuration stands under this name."""
+    """Return the name of the step that runs a batch; its configuration has this key."""
     return f"{pipeline}__outputs"
 
 
 def declaration_fingerprint(pipeline: Mapping[str, Any], streams: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of a pipeline's declaration and its streams', by name: equal where code and driver log agree."""
+    """Return the fingerprint of a pipeline's and its streams' declarations (by name): equal if code and log agree."""
     whole = json.dumps({"pipeline": pipeline, "streams": {name: streams.get(name) for name in pipeline["streams"]}})
-    # As the database gives it back: there 1e16 and 10000000000000000 are one number.
+    # Normalise numbers as the database does: it stores 1e16 and 10000000000000000 as the same number.
     same = json.dumps(json.loads(whole, parse_float=_number), sort_keys=True)
     return hashlib.sha256(same.encode()).hexdigest()[:16]
 
@@ -83,7 +84,7 @@ def _number(text: str) -> float:
 
 
 def stands_still(row: PipelineRow) -> str | None:
-    """Why the pipeline, as applied, makes no batch; None: it makes them. One that is STOPPING gets its last ones."""
+    """Return why the pipeline, as applied, makes no batches, or None. A STOPPING one still makes its last ones."""
     if row.state is PipelineState.STOPPED:
         return f"the pipeline is stopped: run `forebay start --pipeline {row.name}`"
     if row.halted_by is not None:
@@ -92,7 +93,7 @@ def stands_still(row: PipelineRow) -> str | None:
 
 
 def halted(pipeline: str, by: datetime) -> str:
-    """That a quarantined batch has halted a pipeline, and the ways out."""
+    """Return the message that a quarantined batch has halted a pipeline, and how to resume."""
     time = by.isoformat()
     return (
         f'halted (on_failure="halt"): batch {time} is quarantined; mend it and run '
@@ -103,37 +104,37 @@ def halted(pipeline: str, by: datetime) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A batch's next attempt is to be run."""
+    """Launch a batch's next attempt."""
 
     batch_time: str
     attempt: int
 
     @property
     def run_key(self) -> str:
-        """One run per attempt, whatever crashes: Dagster launches a key once."""
+        """Return the run key, which gives one run per attempt despite crashes: Dagster launches a key once."""
         return f"{self.batch_time}:{self.attempt}"
 
     def run_config(self, pipeline: str) -> dict[str, Any]:
-        """What the run is told, as Dagster takes it."""
+        """Return the run's configuration, in Dagster's form."""
         return {"ops": {op_name(pipeline): {"config": {"batch_time": self.batch_time, "attempt": self.attempt}}}}
 
     def tags(self, pipeline: str) -> dict[str, str]:
-        """What the run is found by."""
+        """Return the tags by which the run is found."""
         return {PIPELINE_TAG: pipeline, BATCH_TIME_TAG: self.batch_time, ATTEMPT_TAG: str(self.attempt)}
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to launch now; `reason` tells an operator what is waited for."""
+    """Launch nothing now; `reason` tells an operator what the batch waits for."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What is to be launched now, and what else is waited for.
+    """Hold what to launch now, and what the other batches wait for.
 
-    `next_due_in`: when the next interval is over, where that is all that stands in the way of its batch.
+    `next_due_in`: the time until the next interval is over, if its batch waits for nothing else.
     """
 
     launches: tuple[Launch, ...] = ()
@@ -143,13 +144,13 @@ class Steps:
 
     @property
     def reason(self) -> str:
-        """What is waited for, in words."""
+        """Return in words what the batches wait for."""
         return "\n".join(wait.reason for wait in self.waits)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """How a pipeline's batches are made, as it was applied."""
+    """Hold how a pipeline's batches are made, as it was applied."""
 
     pipeline_id: int
     pipeline: str
@@ -164,7 +165,7 @@ class BatchRules:
 
     @classmethod
     def of_row(cls, row: PipelineRow) -> Self:
-        """Of the row that `forebay apply` wrote; what an older release did not write has its default."""
+        """Read the row that `forebay apply` wrote; a setting that an older release did not write has its default."""
         declared = PipelineDeclaration.of(row.declaration)
         settings = PipelineSettings.of_row(declared.settings)
         return cls(
@@ -183,7 +184,7 @@ class BatchRules:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as Dagster has it."""
+    """Describe a run as Dagster has it."""
 
     run_id: str
     status: str
@@ -191,33 +192,33 @@ class Run:
 
 
 class Runs(Protocol):
-    """What Dagster knows of a pipeline's runs."""
+    """Ask Dagster about a pipeline's runs."""
 
     def by_id(self, run_id: str) -> Run | None:
-        """The run, or None where it is gone."""
+        """Return the run, or None if it is gone."""
 
     def of_attempt(self, launch: Launch) -> Run | None:
-        """A run that was launched for an attempt: of several one that has not ended, if there is one."""
+        """Return a run that was launched for an attempt, preferably one that has not ended; None if there is none."""
 
     def why_failed(self, run_id: str) -> str:
-        """What Dagster knows of why a run failed, in a line; empty where it knows nothing."""
+        """Return why a run failed, as far as Dagster knows, in one line; empty if it doesn't know."""
 
     def begun(self) -> list[tuple[Run, datetime, int]]:
-        """The runs of attempts that have begun and not ended, each with its batch time and its attempt."""
+        """Return the runs that have begun and not ended, each with its batch time and its attempt."""
 
     def end_lost(self, run_id: str, reason: str) -> None:
-        """End a run whose process is dead and can't say so: its attempt is over, or it never began."""
+        """End a run whose process is dead and can't report it: its attempt is over, or it never began."""
 
 
 def next_steps(
     connection: sa.Connection, rules: BatchRules, *, launcher: str, runs: Runs | None, term: int | None = None
 ) -> Steps:
-    """What the pipeline needs now, after allocating what is due, at most `concurrent_batches` ahead, in order.
+    """Allocate the batches that are due, at most `concurrent_batches` ahead, in order; return what to do now.
 
-    Each launch that is returned is `launcher`'s to make. Without `runs` only first launches are returned: whatever
-    takes a look at Dagster is left to who can. Raises DeposedError for a leader's term that is over.
+    `launcher` must make each launch that is returned. Without `runs`, return only first launches: the caller that can
+    ask Dagster does the rest. Raises DeposedError if the leader's term `term` is over.
     """
-    # What was taken before a batch beside it changed: another look would find it taken, and nobody would launch it.
+    # Launches taken before another batch changed: the next look would find them taken, and nobody would launch them.
     taken: dict[datetime, Launch] = {}
     for _ in range(MAX_EMPTY_BATCHES_PER_CALL):
         unfinished = batches.unfinished_batches(connection, rules.pipeline_id, limit=rules.concurrent_batches)
@@ -274,7 +275,7 @@ def _nothing_due(times: BatchTimes) -> str:
 
 
 def _queue(rules: BatchRules, times: BatchTimes) -> Wait:
-    """What lies behind the batches that are in hand."""
+    """Return the wait of the intervals behind the batches that are in hand."""
     count = (times.newest - times.next_due) // rules.interval + 1
     behind = "the batch before" if rules.concurrent_batches == 1 else f"one of {rules.concurrent_batches} batches"
     what = "in one batch" if rules.merge else "each with its own batch"
@@ -285,9 +286,9 @@ def _queue(rules: BatchRules, times: BatchTimes) -> Wait:
 
 
 def wants_first_launch(batch: BatchRow) -> bool:
-    """Return whether the batch's next attempt may start now, and nobody has asked for its run yet.
+    """Return whether the batch's next attempt may start now, and no process has asked for its run yet.
 
-    Then Dagster has no run of that attempt, and nobody needs to look for one.
+    Then Dagster has no run of that attempt, and there is no need to look for one.
     """
     if batch.launch_attempt == batch.attempt + 1:
         return False
@@ -299,7 +300,7 @@ def wants_first_launch(batch: BatchRow) -> bool:
 def _step(
     connection: sa.Connection, rules: BatchRules, batch: BatchRow, launcher: str, runs: Runs | None, term: int | None
 ) -> Launch | Wait | None:
-    """What an unfinished batch needs; None: it has changed, look again."""
+    """Return what an unfinished batch needs; None: it has changed, look again."""
     time = batch.batch_time.isoformat()
     if batch.state in (BatchState.FAILED, BatchState.BLOCKED) and not batch.retry_due:
         return _pause(batch, runs)
@@ -316,13 +317,13 @@ def _step(
         return _take(connection, rules, batch.batch_time, launch, launcher, term)
     lost = None
     if run is not None and not run.is_finished:
-        # Of one that runs the tracker says so: it has its process.
+        # For a running attempt the tracker decides whether it is lost: it watches the process.
         lost = None if running else why_lost(connection, run.run_id) or _why_never_submitted(batch, launch, run)
         if lost is None:
             doing = "running" if running else "starting"
             return Wait(f"batch {time}: attempt {launch.attempt} is {doing} in run {run.run_id}")
         runs.end_lost(run.run_id, lost)
-    # The run ended, or is gone, without a word in the driver log.
+    # The run ended, or is gone, and the driver log has no record of it.
     run_id = (batch.run_id or "") if run is None else run.run_id
     batches.fail_attempt(
         connection,
@@ -339,7 +340,7 @@ def _step(
 
 
 def _why_never_submitted(batch: BatchRow, launch: Launch, run: Run) -> str | None:
-    """Why Dagster will never start a run that was created for an attempt; None where it still may."""
+    """Return why Dagster will never start a run that was created for an attempt; None if it still may."""
     age = batch.launch_age if run.status == NOT_STARTED and batch.launch_attempt == launch.attempt else None
     if age is None or age <= SUBMITTED_WITHIN.total_seconds():
         return None
@@ -347,20 +348,20 @@ def _why_never_submitted(batch: BatchRow, launch: Launch, run: Run) -> str | Non
 
 
 def _ending(run: Run | None, lost: str | None, runs: Runs) -> str:
-    """How a run ended that could not say so itself."""
+    """Return how a run ended that could not record it itself."""
     if run is None:
         return "is gone"
     if lost is not None:
         return f"was lost ({lost})"
     if run.status == CANCELED:
         return "was cancelled in Dagster"
-    # It may have died at its start: its module can't be loaded, say.
+    # It may have failed at its start, for example because its module can't be loaded.
     why = runs.why_failed(run.run_id)
     return f"ended as {run.status}" + (f" ({why})" if why else "")
 
 
 def _pause(batch: BatchRow, runs: Runs | None) -> Wait:
-    """Why the batch has no run, and until when."""
+    """Return why the batch has no run, and until when."""
     run = runs.by_id(batch.run_id) if runs is not None and batch.run_id else None
     if run is not None and run.status == CANCELED:
         how = "was cancelled in Dagster, which uses up none of max_attempts"
@@ -376,10 +377,10 @@ def _pause(batch: BatchRow, runs: Runs | None) -> Wait:
 
 
 def end_what_is_over(connection: sa.Connection, pipeline_id: int, runs: Runs) -> None:
-    """End runs in Dagster whose attempt, and whose process with it, has ended long ago.
+    """End runs in Dagster whose attempt and process ended at least `LEFT_FOR` ago.
 
-    A batch that is to be tried again has its run ended with that. This is for the last attempt of one that is given up,
-    and for a run that was killed between the batch's completion and its own.
+    A retry ends the run of the attempt before it. This is for the last attempt of a batch that is given up, and for a
+    run that was killed between the batch's completion and its own.
     """
     for run, batch_time, attempt in runs.begun():
         over = batches.attempt_is_over(

@@ -1,8 +1,8 @@
-"""Holds the block store against the driver log: what is missing, what is damaged, what nobody knows.
+"""Compares the block store with the driver log: what is missing, what is damaged, what no row names.
 
-Reads every registered block and its checksum, in each replica, so it takes as long as the disks do. Repairing never
-deletes: a file that no row names is moved aside, a replica's damaged segment too before a good copy takes its place,
-and what can't be repaired is named.
+Reads every registered block and its checksum, in each replica, so it takes as long as the disks do. A repair never
+deletes: it moves aside a file that no row names, and a replica's damaged segment before a good copy takes its place.
+It names what it can't repair.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FAILURES = (BlockStoreError, OSError)
 
 @dataclass(frozen=True, slots=True)
 class LostBlock:
-    """A registered block whose bytes are missing or damaged, everywhere."""
+    """Describe a registered block whose bytes are missing or damaged in every replica."""
 
     receiver_id: int
     sequence: int
@@ -44,7 +44,7 @@ class LostBlock:
 
 @dataclass(slots=True)
 class ReplicaReport:
-    """One replica among several. `lacking` are registered blocks that it has not, and another has, by segment."""
+    """Report on one of several replicas. `lacking`: registered blocks that only other replicas have, by segment."""
 
     name: str
     lacking: dict[str, int] = field(default_factory=dict)
@@ -53,15 +53,15 @@ class ReplicaReport:
 
     @property
     def intact(self) -> bool:
-        """Whether it can be reached and has everything."""
+        """Return whether the replica can be reached and has everything."""
         return not (self.lacking or self.unreachable)
 
 
 @dataclass(slots=True)
 class BlockReport:
-    """What was found. `orphans` are files that no row names, `missing` segments whose file is not there.
+    """Hold what was found. `orphans` are files that no row names, `missing` segments whose file is not there.
 
-    `replicas` is empty where the store has but one place.
+    `replicas` is empty if the store has a single root.
     """
 
     blocks: int = 0
@@ -73,16 +73,16 @@ class BlockReport:
 
     @property
     def intact(self) -> bool:
-        """Whether every registered block can be read in every replica, and every file is known."""
+        """Return whether every registered block can be read in every replica, and every file is known."""
         return not (self.lost or self.orphans or self.missing) and all(replica.intact for replica in self.replicas)
 
 
 def verify_blocks(
     connection: sa.Connection, store: BlockStore, *, on_block: Callable[[], None] = lambda: None
 ) -> BlockReport:
-    """Read every block and compare every checksum; `on_block` is called after each, for a progress bar.
+    """Read every block and compare every checksum; call `on_block` after each, for a progress bar.
 
-    Raises what the store raises when it can't be reached, unless another replica can.
+    Raises the store's error if no replica can be reached.
     """
     report = BlockReport()
     sites = [_Site(replica) for replica in replicas_of(store)]
@@ -92,8 +92,8 @@ def verify_blocks(
         site.list_files(connection, alone=len(sites) == 1)
     files = set().union(*(site.files for site in sites))
     report.orphans = sorted(set().union(*(site.report.orphans for site in sites)))
-    # An open segment's row may be there before its file; a marked one's file may be gone before its row; one whose
-    # first write failed has no frame.
+    # An open segment's row may exist before its file, and a marked one's file may be deleted before its row. A segment
+    # whose first write failed has no frame.
     report.missing = sorted(
         segment.path
         for segment in segments(connection)
@@ -120,7 +120,7 @@ def verify_blocks(
 
 
 class _Site:
-    """One replica while it is verified."""
+    """Verify one replica."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -128,7 +128,7 @@ class _Site:
         self.files: set[str] = set()
 
     def list_files(self, connection: sa.Connection, *, alone: bool) -> None:
-        """Files first, rows then: a row comes before its file, so what has no row now is nobody's."""
+        """List the files, then the rows: a row is written before its file, so a file without a row now is an orphan."""
         try:
             self.files = set(self.replica.segment_paths())
         except _FAILURES as error:
@@ -138,7 +138,7 @@ class _Site:
         self.report.orphans = sorted(_orphans(connection, sorted(self.files)))
 
     def problem_of(self, path: str, offset: int, length: int, crc32c: int) -> str:
-        """What keeps a block from being read here; empty where nothing does."""
+        """Return why a block can't be read here; empty if it can."""
         try:
             self.replica.read_frame(path, offset, length, crc32c)
         except _FAILURES as error:
@@ -148,7 +148,7 @@ class _Site:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What was done: orphans moved aside (old and new path), rows of empty segments forgotten, segments copied.
+    """Hold what was done: orphans moved aside (old and new path), rows of empty segments deleted, segments copied.
 
     `copied` has (replica, path); `not_copied` (replica, path, why).
     """
@@ -160,9 +160,9 @@ class Repair:
 
 
 def repair_blocks(connection: sa.Connection, store: BlockStore, report: BlockReport) -> Repair:
-    """Copy to replicas what they lack, move orphans aside and forget segments that nothing needs.
+    """Copy to replicas what they lack, move orphans aside and delete rows of segments that nothing needs.
 
-    Blocks that no replica has stay lost, and are named.
+    Blocks that no replica has stay lost.
     """
     replicas = replicas_of(store)
     moved = []
@@ -194,7 +194,7 @@ def repair_blocks(connection: sa.Connection, store: BlockStore, report: BlockRep
 
 
 def _good_copy(replicas: Sequence[Replica], path: str, length: int) -> Iterator[tuple[int, bytes]]:
-    """Every frame of a sealed segment that any replica has whole, as (offset, bytes), in order, one at a time."""
+    """Yield every frame of a sealed segment that any replica has intact, as (offset, bytes), in order."""
     found: dict[int, tuple[IntactFrame, Replica]] = {}
     for replica in replicas:
         try:
@@ -202,7 +202,7 @@ def _good_copy(replicas: Sequence[Replica], path: str, length: int) -> Iterator[
                 if isinstance(item, IntactFrame) and item.offset + item.length <= length:
                     found.setdefault(item.offset, (item, replica))
         except _FAILURES:
-            # It lacks the segment, or is away: the others have it.
+            # It lacks the segment, or is unavailable: the others have it.
             continue
     for offset in sorted(found):
         frame, replica = found[offset]

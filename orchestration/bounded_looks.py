@@ -1,7 +1,7 @@
 """Looks at several things that may hang, with one deadline for all.
 
-Owns the deadline and the list of what did not answer. It never waits longer, and never ends a look that hangs: a
-stopped server or a dead mount keeps its thread, a daemon that ends with the process.
+Owns the deadline and the list of what did not answer. It never waits longer, and never ends a look that hangs: with a
+stopped server or a dead mount the look's thread, a daemon, stays until the process ends.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A part that gave no answer, and why."""
+    """Name a part that gave no answer, and why."""
 
     part: str
     reason: str
 
 
 class BoundedLooks:
-    """Starts looks in threads of their own, then collects what has answered by the deadline. One thread uses it."""
+    """Start each look in its own thread, then collect the answers that come by the deadline. Not thread-safe."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`seconds` from now is the deadline; `clock` is monotonic, in seconds."""
+        """Set the deadline `seconds` from now; `clock` is monotonic, in seconds."""
         self._seconds = seconds
         self._clock = clock
         self._deadline = clock() + seconds
         self._looks: list[tuple[str, Future[Any], Future[Any] | None]] = []
 
     def left(self) -> float:
-        """Seconds until the deadline, at least 0."""
+        """Return the seconds until the deadline, at least 0."""
         return max(0.0, self._deadline - self._clock())
 
     def start(self, part: str, look: Callable[[], Found], *, needs: Future[Any] | None = None) -> Future[Found]:
         """Run `look` in a thread; `part` names it for people.
 
-        needs: a look without whose answer this one has none, which is then not named a second time.
+        needs: a look whose answer this one needs; if that one fails, this one is not reported as well.
         """
         future: Future[Found] = Future()
 
         def run() -> None:
             try:
                 future.set_result(look())
-            except Exception as error:  # noqa: BLE001  whatever it is, the other looks go on
+            except Exception as error:  # noqa: BLE001  any error: the other looks go on
                 future.set_exception(error)
 
         self._looks.append((part, future, needs))
@@ -79,7 +79,7 @@ class BoundedLooks:
 
 
 def answer(future: Future[Found]) -> Found | None:
-    """What a look has found; None where it has not answered."""
+    """Return what a look has found; None if it has not answered."""
     return future.result() if _has_answer(future) else None
 
 
@@ -88,13 +88,13 @@ def _has_answer(future: Future[Any]) -> bool:
 
 
 def _said(error: BaseException) -> str:
-    """The error as people read it, on one line: without a statement's text and without advice for its writers."""
+    """Return the error for people, on one line: without the SQL statement and without advice to its authors."""
     if isinstance(error, DBAPIError):
         said = str(error.orig)
     elif isinstance(error, DriverLogError):
         said = error.detail or str(error)
     else:
         said = str(error)
-    # Where in a statement it went wrong says nothing to who did not write it.
+    # The position in a statement means nothing to people who did not write it.
     line = " ".join(said.partition("\nLINE ")[0].split())
     return line if isinstance(error, DriverLogError | DBAPIError | OSError) else f"{type(error).__name__}: {line}"

@@ -1,4 +1,4 @@
-"""`defs`: the code location that workspace.yaml names. The pipelines are those of the module FOREBAY_MODULE."""
+"""Defines `defs`, the code location that workspace.yaml names, with the pipelines of the module FOREBAY_MODULE."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Has `output_commits` follow what targets have committed, where an attempt died between its two commits.
+"""Updates `output_commits` from what targets have committed, if an attempt died between its two commits.
 
-A transactional target's own commit decides. Of a batch that is tried again the next attempt writes the row
-(``output_run``); what is left are replays that failed, whose batch stays COMPLETED under the row of an older attempt,
-and batches whose last attempt failed. It asks the target, and changes nothing there.
+A transactional target's own commit decides. If a batch is tried again, its next attempt writes the row
+(``output_run``). That leaves failed replays, whose batch stays COMPLETED under the row of an older attempt, and
+batches whose last attempt failed. It only reads from the target.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
     from orchestration.pipeline import Output, Pipeline
 
-# After its end an attempt is asked after for so long: its process may have been taken for dead, and commit then.
+# How long after an attempt's end to ask its target: a process that was declared dead may still commit.
 FOLLOWED_FOR = timedelta(hours=1)
-# Once a day it is asked after for so long: the target, or Dagster, may have been away for all of that hour.
+# The same once a day: the target, or Dagster, may have been unavailable for all of that hour.
 FOLLOWED_LATER_FOR = timedelta(days=7)
 MOST_FOLLOWED = 1000
-# Targets that don't answer must not hold up what comes after them: the rest is asked the next time.
+# How long one pass may ask: targets that don't answer must not hold up the others. The next pass asks the rest.
 MOST_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
 
 
 def followed_outputs(pipeline: Pipeline) -> list[Output]:
-    """The outputs whose target has commits of its own."""
+    """Return the outputs whose target has its own commits."""
     return [output for output in pipeline.outputs.values() if output.sink.commits]
 
 
@@ -49,7 +49,7 @@ def to_follow(
     within: timedelta = FOLLOWED_FOR,
     limit: int = MOST_FOLLOWED,
 ) -> list[tuple[str, datetime]]:
-    """Outputs of batches whose target may have committed what no row says, newest attempt first. No locks."""
+    """Return outputs of batches whose target may have a commit without a row, newest attempt first. Takes no locks."""
     names = [output.name for output in outputs_]
     return outputs.commits_to_follow(connection, pipeline_id, names, within=within, limit=limit)
 
@@ -57,7 +57,7 @@ def to_follow(
 def follow_targets(
     engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_seconds: float = MOST_SECONDS
 ) -> int:
-    """Ask the targets, and write the rows that are missing; returns how many. What fails is said, and left."""
+    """Ask the targets, write the missing rows and return how many. Logs what fails and goes on."""
     by_name = {output.name: output for output in followed_outputs(pipeline)}
     if not by_name:
         return 0
@@ -73,7 +73,7 @@ def follow_targets(
         try:
             with connect(engine) as connection:
                 runs = batches.runs_of_batch(connection, pipeline_id, batch_time)
-            # It is no attempt: it only asks.
+            # Attempt 0: this only asks.
             asking = OutputAttempt(pipeline.name, pipeline_id, name, batch_time, 0, "", runs)
             found = by_name[name].sink.committed(asking)
             if found is None:
@@ -88,7 +88,7 @@ def follow_targets(
                     location=found.written.location,
                     rows=found.written.rows,
                 )
-        except Exception as error:  # noqa: BLE001  a target's client raises what it likes
+        except Exception as error:  # noqa: BLE001  a target's client may raise anything
             log.warning("could not ask an output's target what it has", error=str(error), **about)
             continue
         if wrote:

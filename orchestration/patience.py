@@ -1,6 +1,6 @@
-"""A statement that may be repeated, on a driver log that may be away for a while: what was computed is worth a wait.
+"""Retries an idempotent statement while the driver log is unavailable: what was computed is worth a wait.
 
-Only for statements that change nothing when they are repeated (a commit under an attempt's number, an attempt's end).
+Only for idempotent statements (a commit under an attempt's number, an attempt's end).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-# A restart of the server, or its failover, is over by then; an attempt that is given up is only tried again.
+# How long to retry: long enough for a restart of the server or a failover. Giving up costs only another attempt.
 PATIENCE_SECONDS = 120.0
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
@@ -36,7 +36,7 @@ def patiently(
     seconds: float = PATIENCE_SECONDS,
     pause: Callable[[float], None] = time.sleep,
 ) -> Result:
-    """The answer of `statement`, tried again with growing pauses while the driver log is away, for so many seconds.
+    """Return the answer of `statement`; retry with backoff for `seconds` while the driver log is unavailable.
 
     Raises DriverLogUnavailableError or OutcomeUnknownError after that, and anything else at once.
     """
