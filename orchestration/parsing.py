@@ -1,8 +1,8 @@
-"""Records of JSON or CSV as columns: what can't be parsed is kept aside in `_corrupt`, and never dropped or guessed.
+"""Parses records of JSON or CSV into columns; keeps what can't be parsed in `_corrupt`, never drops or guesses it.
 
 Owns the one rule for both: a record that doesn't fit the schema has its text in `_corrupt`; one that does has null
-there. Spark's own modes differ by format in what they do with blank records; here they are corrupt. Loads no Spark
-before it is called.
+there. Spark's own modes treat blank records differently by format; here they are corrupt. Loads Spark only when
+called.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ParsingError(ValueError):
 def from_json_records(
     records: DataFrame, schema: str, *, column: str = "value", options: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """The records of `column`, one JSON object each, as the columns of `schema` and `_corrupt`.
+    """Parse the records of `column`, one JSON object each, into the columns of `schema` and `_corrupt`.
 
     Args:
         records: such as a batch of lines.
@@ -37,26 +37,26 @@ def from_json_records(
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
-    # Spark reads one value and passes over what follows it.
+    # Spark reads one value and ignores what follows it.
     return _parsed(records, schema, column, options, F.from_json, ends=r"\}\s*$")
 
 
 def from_csv_records(
     records: DataFrame, schema: str, *, column: str = "value", options: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """The same for one line of CSV each: too few fields, or too many, are corrupt too. Options such as ``sep``."""
+    """Parse one line of CSV each, the same way: too few or too many fields are corrupt too. Options such as ``sep``."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  the light parts load no Spark
 
     return _parsed(records, schema, column, options, F.from_csv)
 
 
 def well_formed(parsed: DataFrame) -> DataFrame:
-    """The records that could be parsed, without `_corrupt`."""
+    """Return the records that could be parsed, without `_corrupt`."""
     return parsed.where(f"`{CORRUPT}` IS NULL").drop(CORRUPT)
 
 
 def corrupt(parsed: DataFrame) -> DataFrame:
-    """The text of those that could not, as a column `value`: for an output of its own, whose rows count them."""
+    """Return the text of the corrupt records as a column `value`: for a separate output, whose rows count them."""
     return parsed.where(f"`{CORRUPT}` IS NOT NULL").selectExpr(f"`{CORRUPT}` AS value")
 
 
@@ -80,7 +80,7 @@ def _parsed(
     parsed = records.select(
         F.col(column).alias("text"), parse(F.col(column), f"{schema}, {CORRUPT} STRING", asked).alias("record")
     )
-    # A blank record gives no row at all of JSON, and one of nulls of CSV.
+    # From a blank record Spark makes no row for JSON, and a row of nulls for CSV.
     blank = F.col("record").isNull() | (F.trim("text") == "")
     aside = F.when(blank | ~F.col("text").rlike(ends), F.coalesce("text", F.lit(""))).otherwise(
         F.col(f"record.{CORRUPT}")

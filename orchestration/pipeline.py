@@ -1,4 +1,4 @@
-"""What a user declares: streams, pipelines, outputs. Checked when it is declared, written by `forebay apply`.
+"""Declares streams, pipelines and outputs: checked when declared, written by `forebay apply`.
 
 Importing a pipeline writes nothing and loads neither Dagster nor Spark. A mistake is an error at the line that
 makes it.
@@ -51,13 +51,13 @@ class DeclarationError(ValueError):
     """A stream, pipeline or output is declared in a way that can't work; the message says what to change, and where."""
 
     def __init__(self, message: str) -> None:
-        """Names the line of the declaration, `location`, after the message."""
+        """Append the line of the declaration, `location`, to the message."""
         self.location = _line_of_the_user(inspect.currentframe())
         super().__init__(message if self.location is None else f"{message} ({self.location})")
 
 
 def _line_of_the_user(frame: FrameType | None) -> str | None:
-    """FILE:LINE of the innermost frame that is not Forebay's own; None where all are."""
+    """Return FILE:LINE of the innermost frame that is not Forebay's own; None if all are."""
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         ours = any(path.is_relative_to(_ROOT / package) for package in _PACKAGES)
@@ -94,7 +94,7 @@ def _milliseconds(duration: timedelta) -> int:
 
 
 class Stream:
-    """A named input: one source, read by one or several receivers, belonging to no pipeline."""
+    """Declare a named input: one source, read by one or several receivers, independent of any pipeline."""
 
     def __init__(
         self,
@@ -110,12 +110,12 @@ class Stream:
         Args:
             name: letters, digits and _.
             source: where the records come from, such as `SocketText(...)`.
-            receivers: how many receivers read it, at the same time; "per_host": one on every host that has an agent.
+            receivers: how many receivers read it at the same time; "per_host": one on each host with an agent.
             retention: how long its blocks are kept while no pipeline reads it.
             settings: any field of `ReceiverSettings`, such as `block_interval="200ms"`, `receiver_max_rate=1000`.
 
         Raises:
-            DeclarationError: a value can't work; names the setting, the value and the way out.
+            DeclarationError: a value can't work; the message names the setting and the value, and says how to fix it.
         """
         self.name = _checked_name("stream", name)
         self.source = source
@@ -134,7 +134,7 @@ class Stream:
             raise DeclarationError(message) from error
 
     def declaration(self) -> dict[str, Any]:
-        """What `forebay apply` writes."""
+        """Return what `forebay apply` writes."""
         return {
             "source": self.source.model_dump(mode="json"),
             "receivers": self.receivers,
@@ -144,10 +144,10 @@ class Stream:
         }
 
     def window(self, length: str | timedelta, *, slide: str | timedelta | None = None) -> Window:
-        """The stream's blocks of the last `length` by batch time, every `slide` (the batch interval unless given).
+        """Read the stream's blocks of the last `length` by batch time, every `slide` (default: the batch interval).
 
         Raises:
-            DeclarationError: a duration can't work; that it fits the interval is checked by the pipeline.
+            DeclarationError: a duration can't work. The pipeline checks whether it fits the interval.
         """
         where = f"window of stream {self.name!r}"
         return Window(
@@ -161,10 +161,10 @@ class Stream:
 
 
 class Window:
-    """An input that reaches back over several batches. Made by `Stream.window`.
+    """Declare an input that reaches back over several batches. Made by `Stream.window`.
 
-    Declared, so that its length counts in retention: a window that is only asked for inside a function would be
-    cleaned away under it.
+    It is declared so that retention includes its length: clean-up would delete the blocks of a window that only a
+    function's code asked for.
     """
 
     def __init__(self, stream: Stream, length: timedelta, slide: timedelta | None) -> None:
@@ -173,7 +173,7 @@ class Window:
         self.slide = slide
 
     def declaration(self) -> dict[str, Any]:
-        """What `forebay apply` writes."""
+        """Return what `forebay apply` writes."""
         return {
             "window": self.stream.name,
             "length_ms": _milliseconds(self.length),
@@ -194,7 +194,7 @@ def _sentence(settings: type[BaseModel], detail: ErrorDetails) -> str:
 
 
 class Output:
-    """A function from batch inputs to a result, and the sink that keeps it. Made by `Pipeline.output`."""
+    """Hold a function from batch inputs to a result, and the sink that keeps it. Made by `Pipeline.output`."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class Output:
         self.description = inspect.getdoc(function)
         parameters = inspect.signature(function).parameters
         self.wants_batch = BATCH_PARAMETER in parameters
-        # A parameter with a default is the user's own business.
+        # Ignore a parameter that has a default: the user may set it as they like.
         expected = [
             parameter.name
             for parameter in parameters.values()
@@ -232,36 +232,37 @@ class Output:
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """The stream of each input, in order."""
+        """Return the stream of each input, in order."""
         return tuple(entry.stream if isinstance(entry, Window) else entry for entry in self.inputs)
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """The inputs that are windows."""
+        """Return the inputs that are windows."""
         return tuple(entry for entry in self.inputs if isinstance(entry, Window))
 
     @property
     def slide(self) -> timedelta:
-        """How often it is computed: at multiples of this."""
+        """Return how often the output is computed: at multiples of this."""
         return max([self.pipeline.interval, *(window.slide for window in self.windows if window.slide)])
 
     def is_due(self, batch_time: datetime) -> bool:
-        """Whether the output is computed in the batch of `batch_time`.
+        """Return whether the output is computed in the batch of `batch_time`.
 
-        By its windows' slide alone: the interval may have changed since the batch was made, whose blocks no other has.
+        Only its windows' slide decides: the interval may have changed since the batch was made, and skipping the output
+        would lose the batch's blocks, which no other batch has.
         """
         slides = [window.slide for window in self.windows if window.slide is not None]
         return not slides or (batch_time - EPOCH) % max(slides) == timedelta(0)
 
     @property
     def asset_key(self) -> dg.AssetKey:
-        """The key of the output's asset, for `deps=[...]` downstream. Loads Dagster."""
-        import dagster as dg  # noqa: PLC0415  only who asks for a key pays for Dagster
+        """Return the key of the output's asset, for `deps=[...]` downstream. Loads Dagster."""
+        import dagster as dg  # noqa: PLC0415  only a call for the key loads Dagster
 
         return dg.AssetKey([self.pipeline.name, self.name])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  the user's own function
-        """The function itself, so that it can be called in a test."""
+        """Call the function itself, for tests."""
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -269,7 +270,7 @@ class Output:
 
 
 class Pipeline:
-    """Batches at multiples of an interval, made of the blocks of its streams, with one or more outputs."""
+    """Make batches at multiples of an interval from the blocks of its streams, with one or more outputs."""
 
     def __init__(
         self,
@@ -292,8 +293,8 @@ class Pipeline:
             retention: how long after its batch time a batch's blocks are kept, to run it again.
             start: where a new pipeline begins: with the "earliest" block that is retained, or after the "latest".
             catch_up: behind schedule, make "each" missed batch, or "merge" them into one at the newest boundary.
-            max_attempts: how often a batch may fail, by its data or code, before it is quarantined. What it runs on
-                may die under it besides, `max_lost_attempts` times (a setting).
+            max_attempts: how often a batch may fail because of its data or code before it is quarantined. Attempts
+                that are lost with their process, host or Spark count in `max_lost_attempts` (a setting).
             max_records_per_batch: a batch takes no more, but at least one block of each receiver that has any;
                 what is left waits for the next.
             max_bytes_per_batch: the same, in bytes as stored.
@@ -334,25 +335,25 @@ class Pipeline:
             )
             raise DeclarationError(message) from error
         self.outputs: dict[str, Output] = {}
-        # What its sessions are made with, over the settings': as build_definitions was given it.
+        # Spark configuration of its sessions from build_definitions; overrides the settings'.
         self.spark_configuration: Mapping[str, str] = {}
 
     @property
     def kept_for(self) -> timedelta:
-        """How long after its batch time a block may still be asked for: by a replay, or by the longest window."""
+        """Return how long after its batch time a block may still be read: by a replay, or by the longest window."""
         windows = [window.length for output in self.outputs.values() for window in output.windows]
         return max([self.retention, *windows])
 
     @property
     def runs_empty_batches(self) -> bool:
-        """Whether a batch without records runs: a window may still have some of earlier ones."""
+        """Return whether a batch without records runs: a window may still have records of earlier batches."""
         if self.settings.run_empty_batches is not None:
             return self.settings.run_empty_batches
         return any(output.windows for output in self.outputs.values())
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """The streams that any output reads, each once, in the order of declaration."""
+        """Return the streams that any output reads, each once, in the order of declaration."""
         found: dict[str, Stream] = {}
         for output in self.outputs.values():
             for stream in output.streams:
@@ -412,7 +413,7 @@ class Pipeline:
                 raise DeclarationError(message)
 
     def _check_slides(self, where: str, output: Output) -> None:
-        """As in the original: an output has one pace, and of an input at a quicker one it would read a part."""
+        """Refuse different slides in one output, as Spark does: it would miss parts of an input with a shorter one."""
         for entry in output.inputs:
             slide = (entry.slide if isinstance(entry, Window) else None) or self.interval
             if slide < output.slide:
@@ -426,7 +427,7 @@ class Pipeline:
                 raise DeclarationError(message)
 
     def declaration(self) -> dict[str, Any]:
-        """What `forebay apply` writes."""
+        """Return what `forebay apply` writes."""
         return {
             "interval_ms": _milliseconds(self.interval),
             "retention_ms": _milliseconds(self.retention),

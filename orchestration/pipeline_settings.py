@@ -1,4 +1,4 @@
-"""What can be set of a pipeline: back pressure, batches, their runs in Dagster (keys after ``spark.streaming.*``)."""
+"""Defines a pipeline's settings: backpressure, batches, runs in Dagster (keys after ``spark.streaming.*``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Retention = Annotated[str, AfterValidator(_checked_duration)]
 
 
 class PipelineSettings(BaseModel):
-    """A pipeline's settings with their defaults. What a receiver takes in before the first rate is the stream's."""
+    """Hold a pipeline's settings and defaults. The stream's settings limit a receiver until the first rate is set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,7 +57,7 @@ class PipelineSettings(BaseModel):
     #: What follows when a batch has used up its attempts: "continue" with the next, or "halt" until it is replayed or
     #: discarded, or `forebay start` lets the pipeline go on. (In the original the next batches go on.)
     on_failure: Literal["continue", "halt"] = "continue"
-    #: How often what a batch runs on may die under it (its process, its host, Spark) before it is quarantined. These
+    #: How many attempts of a batch may be lost with their process, host or Spark before it is quarantined. These
     #: attempts count here and not in `max_attempts`.
     max_lost_attempts: Annotated[int, Field(ge=1)] = MAX_LOST_ATTEMPTS
     #: Whether output assets are partitioned in Dagster by batch time, so that a backfill replays an hour's or a day's
@@ -102,5 +102,5 @@ class PipelineSettings(BaseModel):
 
     @classmethod
     def of_row(cls, settings: Mapping[str, Any]) -> Self:
-        """The settings in a pipeline's row; keys of others (or of a newer release) are passed over."""
+        """Read the settings from a pipeline's row; ignore keys that are not pipeline settings or of a newer release."""
         return cls.model_validate({key: value for key, value in settings.items() if key in cls.model_fields})

@@ -1,4 +1,4 @@
-"""Shows committed results to readers, where a sink's files are a projection of the row in `output_commits`.
+"""Shows committed results to readers, for sinks whose files are a projection of the row in `output_commits`.
 
 The row says which attempt counts, and whether its files are still to be shown (`to_publish`). Whoever finds it so shows
 them: the run that committed it, the next attempt at its batch, the next batch of its pipeline, and the compaction
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from orchestration.pipeline import Output, Pipeline
 
-# Well below what ends an idle transaction.
+# Seconds between statements: well below the server's time-out for an idle transaction.
 _STILL_HERE_SECONDS = 2.0
-# What one batch run puts right beside its own work; the schedule does the rest.
+# How many leftovers one batch run publishes besides its own work; the compaction schedule does the rest.
 MOST_LEFT = 20
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ def publish(engine: sa.Engine, pipeline_id: int, output: Output, location: str, 
 
 
 def publish_what_is_left(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most: int = MOST_LEFT) -> int:
-    """Publish what others have committed and did not publish; returns how much of it. What fails is left, and said."""
+    """Publish what other runs committed and did not publish; return how many. Logs what fails and goes on."""
     by_name = {name: output for name, output in pipeline.outputs.items() if output.sink.publishes}
     if not by_name:
         return 0
@@ -127,7 +127,7 @@ def _publish_committed(pipeline_id: int, output: Output, batch_time: datetime, c
 
 @dataclass(frozen=True, slots=True)
 class CompactedHour:
-    """An hour of an output that is one directory now."""
+    """Describe an hour of an output that is now one directory."""
 
     output: str
     hour: datetime
@@ -138,7 +138,7 @@ class CompactedHour:
 def held(connection: sa.Connection, pipeline_id: int, output: str, batch_time: datetime) -> Iterator[None]:
     """Be the only one who changes what readers see of an output in the hour of `batch_time`, by a transaction.
 
-    Raises DriverLogUnavailableError where another holds it for long.
+    Raises DriverLogUnavailableError if another process holds it for long.
     """
     connection.execution_options(isolation_level="READ COMMITTED")
     hour = batch_time.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
@@ -149,9 +149,9 @@ def held(connection: sa.Connection, pipeline_id: int, output: str, batch_time: d
 
 @contextmanager
 def staying(connection: sa.Connection) -> Iterator[Callable[[], None]]:
-    """Keep the transaction alive while files are at work, and the connection is not used otherwise.
+    """Keep the transaction alive while files are written and the connection is otherwise idle.
 
-    Yields a check, which raises OutcomeUnknownError where it has ended.
+    Yields a check, which raises OutcomeUnknownError if the transaction has ended.
     """
     in_turn = threading.Lock()
     done = threading.Event()
@@ -161,7 +161,7 @@ def staying(connection: sa.Connection) -> Iterator[Callable[[], None]]:
             outputs.still_connected(connection)
 
     def stay() -> None:
-        # The server ends a transaction that says nothing, as that of a process that is stopped should be.
+        # The server ends an idle transaction, which it should do for a stopped process, and not for this one.
         while not done.wait(_STILL_HERE_SECONDS):
             try:
                 check()

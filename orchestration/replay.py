@@ -1,7 +1,7 @@
-"""Replays: which finished batches are meant, and running them again one after the other, oldest first.
+"""Replays finished batches: selects them, and runs them again one after the other, oldest first.
 
-Knows nothing of Dagster: the replay job, the output assets and the command line all come here. What a replay may do to
-a batch is the driver log's to say (``functions/claim_replay.sql``).
+Knows nothing of Dagster: the replay job, the output assets and the command line all use it. The driver log decides
+what a replay may do to a batch (``functions/claim_replay.sql``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orchestration.settings import Settings
 
 REPLAYABLE = (BatchState.COMPLETED, BatchState.QUARANTINED)
-# One command, or one run in Dagster: a longer time is replayed in parts.
+# How many batches one command, or one run in Dagster, replays at most: replay a longer time in parts.
 MOST_BATCHES = 10_000
 
 log = structlog.get_logger(__name__)
@@ -41,7 +41,7 @@ class ReplayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReplayedBatch:
-    """What became of one batch of a replay; `refused`: nothing was begun, since it runs or its blocks are gone."""
+    """Report on one batch of a replay; `refused`: it did not begin, because it runs or its blocks are gone."""
 
     batch_time: datetime
     results: Sequence[OutputResult]
@@ -51,7 +51,7 @@ class ReplayedBatch:
 
 
 def parsed_time(text: str) -> datetime | None:
-    """A batch time as people write it, UTC unless it says otherwise; None for nothing. Raises ReplayError."""
+    """Parse a batch time, UTC unless it says otherwise; return None for no text. Raises ReplayError."""
     if not text.strip():
         return None
     try:
@@ -65,10 +65,10 @@ def parsed_time(text: str) -> datetime | None:
 def batches_to_replay(
     connection: sa.Connection, pipeline_id: int, *, from_time: datetime | None, to_time: datetime | None
 ) -> list[datetime]:
-    """The batches that are meant, oldest first: finished, and once run, with `from_time` <= batch time <= `to_time`.
+    """Return the batches, oldest first: finished and not empty, with `from_time` <= batch time <= `to_time`.
 
-    Without `from_time` it is the newest completed one; without `to_time` the one at `from_time`. Batches that are not
-    finished, or were empty, are passed over. No locks. Raises ReplayError where there is none.
+    Without `from_time`, return the newest completed one; without `to_time`, the one at `from_time`. Skip batches that
+    are not finished or were empty. Takes no locks. Raises ReplayError if there is none.
     """
     if from_time is None:
         if to_time is not None:
@@ -106,7 +106,7 @@ def batches_to_replay(
 
 
 def checked_outputs(pipeline: Pipeline, outputs: Sequence[str]) -> Sequence[str]:
-    """`outputs`, each of which the pipeline has. Raises ReplayError."""
+    """Return `outputs`. Raises ReplayError if the pipeline lacks one of them."""
     unknown = sorted(set(outputs) - pipeline.outputs.keys())
     if unknown:
         message = (
@@ -126,7 +126,7 @@ def replay_batches(
     settings: Settings,
     session: Callable[[], SparkSession],
 ) -> Iterator[ReplayedBatch]:
-    """Replay each of `times`; one that fails, or is refused, holds up no other. Raises ReplayError for the outputs."""
+    """Replay each of `times`, whether or not others fail or are refused. Raises ReplayError for unknown outputs."""
     checked_outputs(pipeline, outputs)
     for batch_time in times:
         started = monotonic.monotonic()

@@ -29,7 +29,7 @@ def _duration(value: object) -> object:
 
 
 class Settings(BaseSettings):
-    """Per process. Every field is the environment variable `FOREBAY_` + its name in capitals."""
+    """Read a process's settings. Every field is the environment variable `FOREBAY_` + its name in capitals."""
 
     model_config = SettingsConfigDict(env_prefix="FOREBAY_", extra="ignore", frozen=True)
 
@@ -87,11 +87,11 @@ class Settings(BaseSettings):
 
     @property
     def block_store_roots(self) -> str:
-        """The block store's root, or roots with commas between them; directories are absolute."""
+        """Return the block store's root, or roots separated by commas; directories are absolute."""
         return absolute_roots(self.block_store) if self.block_store else one_root(self.home / "blocks")
 
     def require_database_url(self) -> str:
-        """The driver log's URL. Raises DatabaseUrlMissingError."""
+        """Return the driver log's URL. Raises DatabaseUrlMissingError."""
         if self.database_url is None:
             raise DatabaseUrlMissingError
         return self.database_url

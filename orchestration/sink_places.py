@@ -1,4 +1,4 @@
-"""Where a sink's declaration says that it writes: two outputs at one place replace each other's batches.
+"""Finds the place that a sink's declaration names: two outputs at one place replace each other's batches.
 
 By the declaration alone, as it stands in the driver log too: two references to secrets that hold the same, or two names
 of one server, are two places here. It must never look into a target.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _POSTGRES_PORT = 5432
-# What tells one catalog from another; a SQL catalog has its own name in its tables.
+# The options that identify a catalog; a SQL catalog has its own name in its tables.
 _CATALOG = ("type", "uri", "warehouse")
 
 
@@ -29,7 +29,7 @@ class Place:
 
 
 def place_of(sink: Mapping[str, Any]) -> Place | None:
-    """The place of a sink that is declared so; None for one that has none (a function, the console)."""
+    """Return the place of a sink by its declaration; None for a sink without one (a function, the console)."""
     kind = sink.get("kind")
     if kind == "postgres":
         return Place((kind, *_database(sink["url"]), sink["table"]), f"table {sink['table']} of {sink['url']}")

@@ -1,4 +1,4 @@
-"""Whether an attempt failed because the block store could not be reached: then it says nothing about the batch.
+"""Tells whether an attempt failed because the block store was unreachable: this says nothing about the batch.
 
 A block that is missing, or damaged, in a store that can be reached is another thing: the batch fails, and is counted.
 """
@@ -18,7 +18,7 @@ _IN_TEXT = re.compile(rf"\b{StoreUnavailableError.__name__}: (?P<what>[^\n]+)")
 
 
 def store_away(error: BaseException) -> str | None:
-    """What the block store said when it could not be reached; None where the attempt failed for another reason."""
+    """Return the block store's error if it could not be reached; None if the attempt failed for another reason."""
     for cause in _chain(error):
         if isinstance(cause, StoreUnavailableError):
             return str(cause)

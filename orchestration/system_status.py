@@ -43,7 +43,7 @@ _WATCH_STEP_SECONDS = 0.1
 # Of the time that is left: a table that somebody has locked must not take the others' time.
 _LOCK_SHARE = 0.25
 _WATCH_SHARE = 0.7
-# libpq takes a shorter one for this one.
+# Seconds: libpq raises a shorter connection time-out to this.
 _LEAST_CONNECT_SECONDS = 2
 
 
@@ -91,7 +91,7 @@ def system_status(
     roots: Sequence[str],
     watch: float = WATCH_SECONDS,
 ) -> SystemStatus:
-    """Ask for everything at once; returns after `seconds` at the latest.
+    """Ask for everything at once; return within `seconds`.
 
     Args:
         url: finds the driver log's URL; it may read files that hang, and what it raises is the driver log's reason.
@@ -183,7 +183,7 @@ def _watch_agents(engine: sa.Engine, seconds: float) -> list[AgentStatus]:
         time.sleep(_WATCH_STEP_SECONDS)
         newest = read()
     watched = round(time.monotonic() - began, 1)
-    # One that came meanwhile lives; one that is no more there has ended.
+    # An agent that appeared meanwhile is alive; one that is gone has ended.
     return [
         AgentStatus(name, host, first.get((process_id, name, host)) != heartbeat, watched)
         for (process_id, name, host), heartbeat in newest.items()

@@ -36,7 +36,7 @@ _NAME = re.compile(r"receiver-(?P<receiver>\d+)/(?P<epoch>\d+)-\d+\.segment")
 
 
 class Fate(StrEnum):
-    """What happens to a block that no row knows."""
+    """Say what happens to a block that no row names."""
 
     WAITS = "waits"  # its process registers it, or the receiver's next one salvages it
     COMES_AGAIN = "comes again"  # its sender brings it again, or it is read again from its position
@@ -74,21 +74,21 @@ class StoreComparison:
 
     @property
     def intact(self) -> bool:
-        """Whether the driver log knows each block, or will, and all could be read."""
+        """Return whether the driver log knows each block, or will, and all files could be read."""
         return not (self.frames_by_fate[Fate.UNKNOWN] or self.unreadable)
 
     def paths(self) -> list[str]:
-        """Every segment file, by receiver and age. Raises what the store raises when it can't be reached."""
+        """Return every segment file, by receiver and age. Raises the store's error if it can't be reached."""
         found = {path for replica in replicas_of(self.store) for path in replica.segment_paths()}
         return sorted(path for path in found if _NAME.fullmatch(path))
 
     def frames(self, paths: Sequence[str], *, on_file: Callable[[], None] = lambda: None) -> Iterator[UnknownFrame]:
-        """What no row knows, file by file; `on_file` is called after each, for a progress bar."""
+        """Yield the blocks that no row names, file by file; call `on_file` after each, for a progress bar."""
         for path in paths:
             try:
                 found = self._of_file(path)
             except FileNotFoundError:
-                # Clean-up has taken it since it was listed.
+                # Clean-up has deleted it since it was listed.
                 found = []
             except (OSError, BlockStoreError) as error:
                 self.unreadable.append((path, str(error)))
@@ -107,7 +107,7 @@ class StoreComparison:
         receiver_id, epoch = int(name["receiver"]), int(name["epoch"])
         end = end_of_epoch(self.connection, receiver_id=receiver_id, epoch=epoch)
         acknowledged = 0
-        # Of several with one number the last counts: those before it are writes that failed.
+        # If several frames have one number, the last counts: the earlier ones are failed writes.
         frames: dict[int, IntactFrame] = {}
         first, last = 0, 0
         for item in self.store.scan(path):
@@ -123,7 +123,7 @@ class StoreComparison:
                 frames[header.sequence] = item
         if not frames:
             return []
-        # Rows last: what is registered while the file is read has its row then.
+        # Read the rows last: a block that is registered while the file is read has its row by then.
         end = end_of_epoch(self.connection, receiver_id=receiver_id, epoch=epoch)
         segment = find_segment(self.connection, path)
         known = (
