@@ -411,12 +411,12 @@ class TrackerHttpServer:
 
     @property
     def refused(self) -> int:
-        """How often its port was not to be had."""
+        """Return how often its port was unavailable."""
         return self._refused
 
     @property
     def serves(self) -> bool:
-        """Whether its thread runs."""
+        """Return whether its thread runs."""
         return self._thread.is_alive()
 
     def __enter__(self) -> Self:
@@ -450,7 +450,7 @@ class TrackerHttpServer:
                 self._forget(written)
 
     def _listen(self) -> socket.socket | None:
-        """A listening socket, however long it takes; None when told to stop before."""
+        """Return a listening socket, however long it takes; None when told to stop before."""
         delay = self._first_retry_seconds
         while not self._stop.is_set():
             try:

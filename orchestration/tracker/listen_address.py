@@ -32,12 +32,12 @@ class ListenAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether nobody but this machine can reach it."""
+        """Return whether only this machine can reach the address."""
         return is_loopback(self.host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address is this machine's own, without asking a name server."""
+    """Return whether a host's name or address is this machine's own, without asking a name server."""
     if host == "localhost":
         return True
     try:
@@ -47,12 +47,12 @@ def is_loopback(host: str) -> bool:
 
 
 def url(host: str, port: int) -> str:
-    """The address as a URL."""
+    """Return the address as a URL."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listen_address(value: str, token: SecretStr | None) -> ListenAddress | None:
-    """The address in `FOREBAY_TRACKER_HTTP`, or None where that is `off`.
+    """Return the address in `FOREBAY_TRACKER_HTTP`, or None where that is `off`.
 
     Raises:
         ListenAddressError: it is none, or others could reach it and there is no token.

@@ -62,7 +62,7 @@ def epoch_ms(at: datetime) -> int:
 
 
 def gmt(at: datetime) -> str:
-    """A time in Spark's form."""
+    """Return a time in Spark's form."""
     at = at.astimezone(UTC)
     return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}GMT"
 
@@ -74,7 +74,7 @@ def present(fields: Mapping[str, Any]) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """A batch's delays in milliseconds; null until there are any."""
+    """Return a batch's delays in milliseconds; null until there are any."""
 
     scheduling: int | None
     processing: int | None
