@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +28,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[4]
-#: What each extra brings, by the names that are imported.
-CLIENTS = {
-    "amqp": "pika",
-    "kafka": "confluent_kafka",
-    "mqtt": "paho",
-    "nats": "nats",
-    "otlp": "opentelemetry",
-    "redis": "redis",
-}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+#: A kind's extra; and the one that HTTP takes where it is there.
+EXTRAS = {source.needs_extra for source in KINDS.values() if source.needs_extra is not None} | {"otlp"}
+
+
+def packages_of(extra: str) -> set[str]:
+    """What it brings, by the names that are imported."""
+    names = {re.split(r"[^\w.-]", asked)[0] for asked in PROJECT["project"]["optional-dependencies"][extra]}
+    found = {file.parts[0] for name in names for file in files(name) or () if len(file.parts) > 1}
+    return {name for name in found if name.isidentifier() and not name.startswith("_")}
+
+
+CLIENTS = {name for extra in EXTRAS for name in packages_of(extra)}
 OWN = sorted(set(KINDS) - {"custom"})
 WITH_EXTRA = sorted(kind for kind, source in KINDS.items() if source.needs_extra is not None)
 
 # As if nothing of them were installed: a module that is None in sys.modules can't be imported.
-_BLOCKED = f"import sys\nfor name in {sorted(CLIENTS.values())!r}: sys.modules[name] = None\n"
+_BLOCKED = f"import sys\nfor name in {sorted(CLIENTS)!r}: sys.modules[name] = None\n"
 _IMPORT_ALL = (
     _BLOCKED
     + """
@@ -79,9 +85,9 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_each_kind_of_the_one_list_is_here_and_everywhere_else() -> None:
     assert set(LEAST) == set(KINDS)
-    assert {source.needs_extra for source in KINDS.values()} - {None} == set(CLIENTS) - {"otlp"}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert set(CLIENTS) <= set(project["project"]["optional-dependencies"])
+    assert {"confluent_kafka", "opentelemetry", "paho", "pika"} <= CLIENTS
+    [ours] = [asked for asked in PROJECT["dependency-groups"]["dev"] if asked.startswith("forebay[")]
+    assert set(re.findall(r"[\w-]+", ours)) >= EXTRAS
     assert set(forebay.sources.__all__) == {source.__name__ for source in KINDS.values()} | {"Tls"}
 
 
@@ -95,7 +101,7 @@ def test_declarations_load_no_client_that_is_installed() -> None:
     program = "import sys, forebay.sources as s; [getattr(s, name) for name in s.__all__]; print(*sys.modules)"
     done = run(program)
     assert done.returncode == 0, done.stderr
-    assert set(done.stdout.split()) & set(CLIENTS.values()) == set()
+    assert set(done.stdout.split()) & CLIENTS == set()
 
 
 def test_the_block_blocks() -> None:
