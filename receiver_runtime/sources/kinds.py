@@ -17,6 +17,7 @@ from receiver_runtime.sources.raw_socket import RawSocket
 from receiver_runtime.sources.redis_streams import RedisStreams
 from receiver_runtime.sources.socket_text import SocketText
 from receiver_runtime.sources.syslog import Syslog
+from receiver_runtime.sources.zeromq import ZeroMQ
 
 __all__ = [
     "Amqp",
@@ -32,4 +33,5 @@ __all__ = [
     "SocketText",
     "Syslog",
     "WholeFiles",
+    "ZeroMQ",
 ]

@@ -18,6 +18,7 @@ from receiver_runtime.sources.kafka import Kafka
 from receiver_runtime.sources.mqtt import Mqtt
 from receiver_runtime.sources.nats_jetstream import NatsJetStream
 from receiver_runtime.sources.redis_streams import RedisStreams
+from receiver_runtime.sources.zeromq import ZeroMQ
 
 if TYPE_CHECKING:
     from receiver_runtime.sources.base import Source
@@ -37,6 +38,7 @@ def text_of(page: str) -> str:
         ("mqtt.md", [{"temperatures": Mqtt}, {"orders": Mqtt}]),
         ("nats.md", [{"orders": NatsJetStream}]),
         ("redis.md", [{"orders": RedisStreams}]),
+        ("zeromq.md", [{"prices": ZeroMQ}, {"jobs": ZeroMQ}]),
     ],
 )
 def test_the_declarations_are_good(page: str, declared: list[dict[str, type[Source]]]) -> None:
@@ -58,6 +60,7 @@ def test_the_declarations_are_good(page: str, declared: list[dict[str, type[Sour
         ("mqtt.md", 0, Mqtt),
         ("nats.md", 0, NatsJetStream),
         ("redis.md", 0, RedisStreams),
+        ("zeromq.md", 0, ZeroMQ),
     ],
 )
 def test_the_table_is_the_fields(page: str, table: int, source: type[Source]) -> None:

@@ -20,4 +20,5 @@ LEAST: Mapping[str, Mapping[str, Any]] = {
     "socket_text": {"listen": "0.0.0.0:9999"},
     "syslog": {"listen": "0.0.0.0:5514"},
     "whole_files": {"path": "/in", "shared": True},
+    "zeromq": {"endpoints": "tcp://b:5556", "socket": "pull"},
 }

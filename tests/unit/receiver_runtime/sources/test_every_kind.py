@@ -85,7 +85,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_each_kind_of_the_one_list_is_here_and_everywhere_else() -> None:
     assert set(LEAST) == set(KINDS)
-    assert {"confluent_kafka", "opentelemetry", "paho", "pika"} <= CLIENTS
+    assert {"confluent_kafka", "opentelemetry", "paho", "pika", "zmq"} <= CLIENTS
     [ours] = [asked for asked in PROJECT["dependency-groups"]["dev"] if asked.startswith("forebay[")]
     assert set(re.findall(r"[\w-]+", ours)) >= EXTRAS
     assert set(forebay.sources.__all__) == {source.__name__ for source in KINDS.values()} | {"Tls"}

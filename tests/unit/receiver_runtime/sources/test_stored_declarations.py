@@ -20,6 +20,7 @@ from receiver_runtime.sources.socket_text import SocketText
 from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.sources.syslog import Syslog
 from receiver_runtime.sources.tcp import Tls
+from receiver_runtime.sources.zeromq import ZeroMQ
 
 if TYPE_CHECKING:
     from receiver_runtime.sources.base import Source
@@ -115,6 +116,16 @@ DECLARATIONS: list[tuple[Source, dict[str, Any]]] = [
     (
         Syslog(listen="[::]:6514", transports=("tcp",), tls=Tls(certificate_file="/c"), timezone="Europe/Berlin"),
         {"is_listener": True},
+    ),
+    (
+        ZeroMQ(
+            endpoints="tcp://a:1", socket="sub", topics="x", curve_server_key="k" * 40, curve_secret_key=EnvVar("K")
+        ),
+        {"address": "tcp://a:1", "topics": ("x",), "is_listener": False, "curve_secret_key": EnvVar("K")},
+    ),
+    (
+        ZeroMQ(endpoints=("tcp://*:1", "ipc:///s"), socket="pull", bind=True, max_record_bytes="64KiB"),
+        {"address": "tcp://*:1,ipc:///s", "max_record_bytes": 65536, "is_listener": True},
     ),
 ]
 

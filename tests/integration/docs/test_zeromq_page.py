@@ -1,0 +1,75 @@
+"""The page on ZeroMQ: what its sender sends arrives, its columns are named, and its statement runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forebay import Stream
+from receiver_runtime.receiver_registry import make_receiver
+from receiver_runtime.sources.zeromq import ZeroMQ
+from tests.driver_log import make_log
+from tests.held_ports import held_port
+from tests.unit.receiver_runtime.rig import rig
+from tests.unit.receiver_runtime.support import eventually
+from tracker_store.engine import connect
+from tracker_store.receivers import report_event
+from tracker_store.schema import ReceiverEventKind
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "sources" / "zeromq.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def declared(example: str) -> Stream:
+    names: dict[str, object] = {}
+    exec(example, names)
+    [stream] = [value for value in names.values() if isinstance(value, Stream)]
+    return stream
+
+
+def test_what_its_sender_sends_arrives(tmp_path: Path) -> None:
+    [sender] = blocks("python sender")
+    with held_port() as port:
+        source = declared(blocks("python")[0].replace("5556", str(port))).source
+        with rig(tmp_path, make_receiver(source)) as made:
+            sending = subprocess.Popen([sys.executable, "-c", sender.replace("5556", str(port))])
+            try:
+                eventually(lambda: made.log.chain(1), "a block")
+            finally:
+                sending.kill()
+                sending.wait()
+            item = made.log.chain(1)[0].handle
+            [batch] = made.store.read_batches(made.rows.paths[item.segment_id], item.offset, item.length, item.crc32c)
+    row = batch.to_pylist()[0]
+    assert (row["topic"], row["body"]) == (b"EUR/USD", b"1.08")
+    assert len(row["further_frames"]) == 1
+
+
+def test_its_table_names_every_column() -> None:
+    section = PAGE.split("\n## Columns\n")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [name for name, _ in ZeroMQ.columns]
+
+
+def test_its_statement_shows_the_streams_errors(engine: sa.Engine) -> None:
+    [statement] = blocks("sql")
+    with connect(engine) as connection:
+        log = make_log(connection, stream="prices")
+        report_event(
+            connection,
+            receiver_id=log.receiver_ids[0],
+            epoch=1,
+            kind=ReceiverEventKind.ERROR,
+            message="lost",
+            detail="d",
+        )
+        [row] = connection.exec_driver_sql(statement).all()
+        assert tuple(row)[-2:] == ("lost", "d")
