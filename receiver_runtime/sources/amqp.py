@@ -1,6 +1,7 @@
-"""AMQP 0-9-1: queues of RabbitMQ, shared out by the broker among any number of receivers (X11).
+"""Declare an AMQP 0-9-1 source: queues of RabbitMQ, which the broker shares out among any number of receivers (X11).
 
-A declaration and its checks; ``receiver_runtime.receivers.amqp`` connects, and needs the extra ``forebay[amqp]``.
+Only the declaration and its checks; ``receiver_runtime.receivers.amqp`` connects, and needs the extra
+``forebay[amqp]``.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from receiver_runtime.sources.units import parse_bytes, parse_duration
 
 _PORT = 5672
 _TLS_PORT = 5671
-_MOST_NAME_BYTES = 255
+_MOST_NAME_BYTES = 255  # AMQP's limit for a queue's name
 _KEY = re.compile(r"message_id|header:.+", re.DOTALL)
 
 
 class Amqp(Source):
-    """Reads queues of a RabbitMQ broker, classic or quorum; one row a message, with its properties and headers.
+    """Reads queues of a RabbitMQ broker, classic or quorum; one row per message, with its properties and headers.
 
-    **At least once**: a message is acknowledged after the block that holds it is registered. What the broker delivers
-    again is stored again, unless ``key`` says what tells messages apart: then it is left out.
+    **At least once**: a message is acknowledged after the block that holds it is registered. A message that the broker
+    delivers again is stored again, unless ``key`` identifies messages: then the repeat is left out.
 
-    The queues must be there: they are neither declared nor bound here.
+    The queues must exist: Forebay neither declares nor binds them.
 
     Args:
         host: the broker's name or address.
-        port: 5672 unless given, and 5671 with TLS.
-        virtual_host: the broker's part that the queues are in.
+        port: by default 5672, and 5671 with TLS.
+        virtual_host: the broker's virtual host that has the queues.
         queues: their names; each receiver consumes all of them.
-        key: what tells messages apart: ``"message_id"``, the property, or ``"header:NAME"``.
-        prefetch: so many messages of each queue the broker may deliver to a receiver that are not acknowledged. The
-            receiver holds them in memory: this times the largest message is what it may take.
-        heartbeat: how often broker and receiver ask each other whether they are there, at least.
+        key: what identifies a message: ``"message_id"``, the property, or ``"header:NAME"``.
+        prefetch: the broker delivers at most this many unacknowledged messages of each queue to a receiver. The
+            receiver holds them in memory, which may take this number times the size of the largest message.
+        heartbeat: broker and receiver check at least this often that the other one is still there.
         connect_timeout: how long one attempt to connect may take.
-        username: to log in with; RabbitMQ's ``guest`` may connect from its own host alone.
+        username: the user to log in as; RabbitMQ's ``guest`` may connect only from the broker's own host.
         password: by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``).
-        tls: ``True``, or a ``Tls``; none by default.
+        tls: ``True``, or a ``Tls``; no TLS by default.
         max_record_bytes: a larger message becomes a dead letter; ``"1MiB"`` or a number.
     """
 
@@ -78,18 +79,18 @@ class Amqp(Source):
 
     @classmethod
     def guarantees(cls) -> tuple[Guarantee, ...]:
-        """Without a key, and with one."""
+        """Return the guarantee without a key, then the one with a key."""
         return (Guarantee.AT_LEAST_ONCE, Guarantee.AT_LEAST_ONCE_DEDUPLICATED)
 
     @property
     def address(self) -> str:
-        """The broker, and what is read."""
+        """Return the broker and the queues."""
         host = "" if self.virtual_host == "/" else f"{self.virtual_host}/"
         return f"{address_of(self.host, self.broker_port)}/{host}{','.join(self.queues)}"
 
     @property
     def broker_port(self) -> int:
-        """The port given, or the usual one."""
+        """Return the port given, or the standard one."""
         return self.port or (_PORT if self.tls is None else _TLS_PORT)
 
     @field_validator("queues")

@@ -1,4 +1,4 @@
-"""What every kind of source declares: a leaf that imports no broker's client and nothing of ours.
+"""Define what every kind of source declares. Imports no broker's client and no other module of Forebay.
 
 A ``Source`` is a declaration: it can be compared, stored as JSON and read back. It never opens a connection; the
 receiver of its kind does (``receiver_runtime.receivers``).
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class SourceRule(StrEnum):
-    """May the sender send records again that were not acknowledged? Written into each segment, for salvage."""
+    """Whether the sender may send unacknowledged records again. Written into each segment; salvage reads it."""
 
     NOT_SENT_AGAIN = "not_sent_again"
     SENT_AGAIN = "sent_again"
@@ -21,20 +21,20 @@ class SourceRule(StrEnum):
 
 
 class Guarantee(StrEnum):
-    """What holds of a source's records from the sender to registered blocks, whatever process or host dies."""
+    """How often each record arrives, from the sender to registered blocks, whatever process or host dies."""
 
-    #: How far the source was read moves in the transaction that registers the block.
+    #: The position in the source moves in the transaction that registers the block.
     EXACTLY_ONCE = "exactly_once"
-    #: Acknowledged after the block is registered; a key in the record removes what comes again, within a window.
+    #: Acknowledged after the block is registered; repeats are deduplicated by a key in the record, within a window.
     AT_LEAST_ONCE_DEDUPLICATED = "at_least_once_deduplicated"
-    #: Acknowledged after the block is registered; what comes again is stored again.
+    #: Acknowledged after the block is registered; a record that is sent again is stored again.
     AT_LEAST_ONCE = "at_least_once"
-    #: The sender can't be asked again, or is told of nothing.
+    #: The sender can't be asked to send again, or gets no acknowledgement.
     AT_MOST_ONCE = "at_most_once"
 
     @property
     def words(self) -> str:
-        """As people read it."""
+        """Return the guarantee in words for people."""
         return {Guarantee.AT_LEAST_ONCE_DEDUPLICATED: "at least once, deduplicated"}.get(self, self.replace("_", " "))
 
 
@@ -51,19 +51,19 @@ class SourceError(ValueError):
 
 
 class Source(BaseModel):
-    """One kind of source. A child sets ``kind`` to a ``Literal`` of its own, with that as its default."""
+    """One kind of source. A subclass sets ``kind`` to a ``Literal`` of its own, with that value as its default."""
 
-    # What a field of a secret refuses is shown by no error (``secret``).
+    # An error must not show a value that a secret's field refused: it may be the secret itself (``secret``).
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     #: The record's columns as (name, Arrow type by name), fixed per kind of source (docs/how-to/sources).
     columns: ClassVar[tuple[tuple[str, str], ...]]
-    #: Its receiver, as ``module:Class``; loaded where one is made, and its broker's client with it.
+    #: Its receiver, as ``module:Class``; loaded, with the broker's client, when a receiver is made.
     receiver_class: ClassVar[str] = ""
-    #: The extra of our package that its receivers need, where the agent runs; None where they need none.
+    #: The extra of the package ``forebay`` that its receivers need where the agent runs; None if they need none.
     needs_extra: ClassVar[str | None] = None
     if TYPE_CHECKING:
-        #: A kind that has several has a field of this name, with the values that it takes (``guarantees``).
+        #: A kind with several guarantees has a field of this name instead; its type lists them (``guarantees``).
         guarantee: ClassVar[Guarantee]
 
     kind: str
@@ -75,7 +75,7 @@ class Source(BaseModel):
 
     @classmethod
     def guarantees(cls) -> tuple[Guarantee, ...]:
-        """What its declarations can have; first what they have unless they say otherwise."""
+        """Return the guarantees that declarations of this kind can have, the default one first."""
         field = cls.model_fields.get("guarantee")
         if field is None:
             return (cls.guarantee,)
@@ -84,18 +84,18 @@ class Source(BaseModel):
 
     @property
     def address(self) -> str:
-        """Where the records come from, for people; never a secret."""
+        """Return where the records come from, for people; never a secret."""
         return self.kind
 
     @property
     def one_receiver(self) -> str | None:
-        """Why this declaration is for one receiver alone, and the way out; None where several share its records out."""
+        """Return why only one receiver may use this declaration, and how to fix it; None if several may."""
         return None
 
     @property
     def is_listener(self) -> bool:
-        """Whether it waits for senders at an address of its own.
+        """Return whether it listens for senders at an address of its own.
 
-        Such a receiver is never moved unasked (docs/how-to/several-hosts.md).
+        Forebay never moves such a receiver by itself (docs/how-to/several-hosts.md).
         """
         return getattr(self, "listen", None) is not None

@@ -1,7 +1,7 @@
-"""A receiver of the user's own: a class in the user's package, by its path or by its entry point.
+"""Declare a receiver of the user's own: a class in the user's package, named by its path or its entry point.
 
-The declaration names the class and holds its options, nothing else, so that it can be read where the class is not
-installed; it must be importable where the receiver runs.
+The declaration holds only the class's name and options, so that it can be read where the class is not installed. The
+class must be importable where the receiver runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from receiver_runtime.sources.base import Guarantee, Source, SourceError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Where a package says which receivers it has: ``NAME = "package.module:Class"``.
+#: A package lists its receivers in this entry point group: ``NAME = "package.module:Class"``.
 ENTRY_POINT_GROUP = "forebay.receivers"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -34,12 +34,12 @@ class CustomSource(Source):
     Args:
         receiver: the class itself, ``"package.module:Class"``, or the name of an entry point of the group
             ``forebay.receivers``.
-        options: the keyword arguments that the class is made with; they are stored as JSON, so no secret goes here.
+        options: keyword arguments for the class. They are stored as JSON: put no secret here.
     """
 
-    #: The class declares them, and each start of its receivers registers them (``forebay.stream_schemas``).
+    #: The class declares its columns, and each start of its receivers registers them (``forebay.stream_schemas``).
     columns: ClassVar[tuple[tuple[str, str], ...]] = ()
-    #: Of a class that says no ``source_rule``.
+    #: For a class that sets no ``source_rule``.
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
 
     kind: Literal["custom"] = "custom"
@@ -49,17 +49,17 @@ class CustomSource(Source):
     if TYPE_CHECKING:
 
         def __init__(self, *, receiver: str | type, options: Mapping[str, Any] = ...) -> None:
-            """As the checkers are to see it: the class is taken too, and becomes its path."""
+            """Declare for type checkers that the class itself is accepted too; it is replaced by its path."""
 
     @property
     def address(self) -> str:
-        """The receiver's name."""
+        """Return the receiver's name."""
         return self.receiver
 
     @model_validator(mode="before")
     @classmethod
     def _check_options(cls, values: Any) -> Any:  # noqa: ANN401  whatever was given
-        """Where the class is at hand, its options are checked at the line that declares them."""
+        """Check the options against the class's signature, if the class itself is given: the error is raised early."""
         if isinstance(values, dict) and isinstance(values.get("receiver"), type):
             options = values.get("options", {})
             try:
@@ -91,7 +91,7 @@ class CustomSource(Source):
         return receiver
 
     def load(self) -> type:
-        """The class, imported here. The working directory is importable, as it is for ``python -m``.
+        """Import the class and return it. The working directory is importable, as it is for ``python -m``.
 
         Raises:
             SourceError: it is not installed here, or can't be imported; names the package and the way out.
@@ -111,7 +111,7 @@ class CustomSource(Source):
 
 
 def named_receivers() -> dict[str, EntryPoint]:
-    """The receivers that installed packages have by entry point, by name; nothing of theirs is imported."""
+    """Return the entry points of receivers in installed packages, by name, without importing them."""
     return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
 
 

@@ -1,6 +1,6 @@
-"""Files: followed as they grow, or read once when they are complete, here or on an object store (issue 8).
+"""Declare files as sources: followed as they grow, or read once when complete, here or on an object store (issue 8).
 
-Declarations and their checks; ``receiver_runtime.receivers.files.receiver`` reads.
+Only the declarations and their checks; ``receiver_runtime.receivers.files.receiver`` reads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LINE_COLUMNS = (
 
 
 class _Files(Source):
-    """What all sources of files have."""
+    """The fields that all sources of files share."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
 
@@ -45,34 +45,34 @@ class _Files(Source):
 
     @property
     def address(self) -> str:
-        """What is read."""
+        """Return the path, pattern or URL that is read."""
         return self.path
 
 
 class FollowedFiles(_Files):
-    r"""Reads the lines of files that grow, as ``tail -F`` does: also through rotation, truncation and compression.
+    r"""Reads the lines of files that grow, as ``tail -F`` does, through rotation, truncation and compression.
 
-    **Exactly once**: how far each file has been read stands in the driver log, and moves in the very transaction that
-    registers its lines. A file is known by its content's beginning and its inode, not by its name. What happens to
-    input that is no good is in ``docs/reference/bad-input.md``.
+    **Exactly once**: each file's position is in the driver log, and moves in the transaction that registers its lines.
+    A file is identified by the beginning of its content and its inode, not by its name. What happens to bad input is
+    in ``docs/reference/bad-input.md``.
 
     Args:
-        path: a pattern of absolute paths, as ``"/var/log/app/*.log*"``; ``**`` is any number of directories. It is to
-            match rotated files too, or what was not read when they were rotated is lost.
-        exclude: patterns of file names that are left alone.
-        start: where a file is read from that is there when the stream is first read: ``"earliest"``, or ``"latest"``.
-            Files that come later are read from their beginning.
+        path: a pattern of absolute paths, as ``"/var/log/app/*.log*"``; ``**`` is any number of directories. It must
+            match rotated files too, otherwise lines that were not read before the rotation are lost.
+        exclude: patterns of file names that are not read.
+        start: where to begin in a file that exists when the stream is first read: ``"earliest"``, or ``"latest"``.
+            Files that appear later are read from their beginning.
         encoding: utf-8, ascii or latin-1.
-        max_record_bytes: a longer line goes aside as a dead letter.
-        complete_after: a last line without its newline is a record when the file has not grown for so long; None: it
-            is kept until it ends.
-        fingerprint_lines: so many first lines tell files apart at first, 4 KiB of them at most; later what follows
-            them does, too. More than one where files begin with several lines that are the same: a file is not read
-            before it has them.
-        poll_interval: how often the directory is looked at; files that grow are looked at with each block.
-        shared: each host sees the same files (a network file system). Else a file is one host's, and receivers on
-            another read their own.
-        forget_after: a file that is gone for so long, and whose blocks are cleaned away, is forgotten.
+        max_record_bytes: a longer line becomes a dead letter.
+        complete_after: a last line without its newline becomes a record when the file has not grown for this long;
+            None: it is held back until its newline comes.
+        fingerprint_lines: how many first lines (at most 4 KiB of them) identify a file at first; later the content
+            after them counts too. Set more than one if files begin with the same lines: a file is not read before it
+            has this many.
+        poll_interval: how often the directory is listed; growing files are checked with each block.
+        shared: each host sees the same files (a network file system). Otherwise each host has its own files, and
+            receivers on another host read that host's files.
+        forget_after: a file is forgotten when it has been gone for this long and its blocks are cleaned up.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
@@ -97,7 +97,7 @@ class FollowedFiles(_Files):
 
 
 class _ArrivingFiles(_Files):
-    """What both ways to read files that are complete have in common."""
+    """The fields of the two kinds that read complete files."""
 
     pattern: str = "*"
     min_age: Seconds = 2.0
@@ -108,11 +108,11 @@ class _ArrivingFiles(_Files):
 
     @property
     def is_object_store(self) -> bool:
-        """Is it a URL of one?"""
+        """Return whether the path is a URL of an object store."""
         return _URL.match(self.path) is not None
 
     def resolved_options(self) -> dict[str, str]:
-        """The options with their secrets, read now. Raises SecretError."""
+        """Return the options, with secrets resolved now. Raises SecretError."""
         return {
             name: Secret(value).resolve() if name in _SECRET_OPTIONS else value for name, value in self.options.items()
         }
@@ -140,7 +140,7 @@ class _ArrivingFiles(_Files):
         for name, value in options.items():
             if name not in _OPTIONS:
                 raise ValueError(f"options: {name} is not known: use {', '.join(_OPTIONS)}")
-            # As its reference: a literal is refused.
+            # A secret is kept as its reference; a literal is refused.
             checked[name] = Secret.of(value).reference if name in _SECRET_OPTIONS else value
         return checked
 
@@ -152,27 +152,28 @@ class _ArrivingFiles(_Files):
 
 
 class FileLines(_ArrivingFiles):
-    """Reads each file that appears in a directory, or below a prefix of an object store, once: a record a line.
+    """Reads each file that appears in a directory, or below a prefix of an object store, once: one record per line.
 
-    **Exactly once**: how far each file has been read stands in the driver log, and moves with the block; a file that
-    was read to its end is not read again. A file must be complete when it appears: move it there under its name, or
-    see ``min_age``. ``*.gz``, ``*.bz2`` and ``*.zst`` are decompressed.
+    **Exactly once**: each file's position is in the driver log, and moves with the block; a file that was read to its
+    end is not read again. A file must be complete when it appears: move it there under its final name, or see
+    ``min_age``. ``*.gz``, ``*.bz2`` and ``*.zst`` are decompressed.
 
     Args:
-        path: a directory, or ``"s3://BUCKET/PREFIX"`` (``gs``, ``abfs`` likewise); what lies deeper is read too. Names
-            that begin with ``_`` or ``.``, or end in ``.tmp`` or ``.part``, are passed over.
-        pattern: of file names.
-        min_age: a file is read when it has not changed for so long.
-        changed: what to do with a file that is another one now, by its time or size: ``"ignore"`` or ``"read"``. It is
-            an event in any case.
-        max_age: a file that was read is remembered for as long as it is there, whatever its time. When it is gone for
-            an hour (or for ``max_age``, if that is less) and its time is so long ago, it is forgotten.
+        path: a directory, or ``"s3://BUCKET/PREFIX"`` (``gs``, ``abfs`` likewise); subdirectories are read too. Names
+            that begin with ``_`` or ``.``, or end in ``.tmp`` or ``.part``, are skipped.
+        pattern: which file names are read.
+        min_age: a file is read when it has not changed for this long.
+        changed: what to do with a file whose time or size has changed since it was read: ``"ignore"`` or ``"read"``.
+            Both report an event.
+        max_age: a file that was read is remembered as long as it exists, whatever its modification time. It is
+            forgotten when it has been gone for an hour (or for ``max_age``, if that is less) and its modification time
+            is at least ``max_age`` ago.
         poll_interval: how often the directory is listed.
-        options: of S3: ``access_key`` and ``secret_key`` by reference, ``endpoint_override``, ``region``, ``scheme``,
+        options: for S3: ``access_key`` and ``secret_key`` by reference, ``endpoint_override``, ``region``, ``scheme``,
             ``tls_ca_file_path``, ``force_virtual_addressing``.
         encoding: utf-8, ascii or latin-1.
-        max_record_bytes: a longer line goes aside as a dead letter.
-        shared: each host sees the same directory. An object store is seen by all.
+        max_record_bytes: a longer line becomes a dead letter.
+        shared: each host sees the same directory. An object store is always shared.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = _LINE_COLUMNS
@@ -184,10 +185,10 @@ class FileLines(_ArrivingFiles):
 
 
 class WholeFiles(_ArrivingFiles):
-    """Reads each file that appears in a directory, or below a prefix of an object store, once: a record a file.
+    """Reads each file that appears in a directory, or below a prefix of an object store, once: one record per file.
 
-    The arguments, and the guarantee, are those of ``FileLines``; a file of more than ``max_record_bytes`` goes aside as
-    a dead letter, in parts. What is compressed stays so: the record has the file's bytes.
+    The arguments and the guarantee are those of ``FileLines``. A file of more than ``max_record_bytes`` becomes a dead
+    letter, in parts. A compressed file is not decompressed: the record has the file's bytes.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (

@@ -1,6 +1,6 @@
-"""HTTP: records that senders push, acknowledged when they are safe (issue 8).
+"""Declare an HTTP source: senders push records, which are acknowledged when they are safe (issue 8).
 
-A declaration and its checks; ``receiver_runtime.receivers.http.receiver`` listens.
+Only the declaration and its checks; ``receiver_runtime.receivers.http.receiver`` listens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from receiver_runtime.sources.units import parse_bytes, parse_duration
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ORIGIN = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?")
-# What no reader of the stream should find in it.
+# Headers that hold secrets: they must not become part of the stream.
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
@@ -26,32 +26,32 @@ Size = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1, le=256 * 2**20)]
 
 
 class Http(Source):
-    """Takes records by ``POST /v1/STREAM``; one row a record, with the request's path, content type and time.
+    """Takes records by ``POST /v1/STREAM``; one row per record, with the request's path, content type and time.
 
     **At least once, deduplicated**: a request is answered 200 when the block that holds its records is registered. A
-    sender that had no answer sends again; with the same ``Idempotency-Key`` nothing is stored twice. With
+    sender that got no answer sends again; with the same ``Idempotency-Key`` nothing is stored twice. With
     ``?ack=buffered`` the answer is 202 before anything is stored: **at most once**, for those requests.
 
     Args:
         listen: the address to listen on, as ``"0.0.0.0:8080"`` or ``"[::]:8080"``; port 0 takes any that is free.
         tokens: bearer tokens, by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``): a request must
-            bring one of them. None by default: everybody may send. Read each time that the receiver starts.
-        tls: a ``Tls`` with ``certificate_file`` and ``key_file``; none by default.
+            bring one of them. None by default: anyone may send. Tokens are read at each start of the receiver.
+        tls: a ``Tls`` with ``certificate_file`` and ``key_file``; no TLS by default.
         headers: names of request headers that are kept with each record, in the column ``attributes``.
-        webhook_origins: whose web hooks may send, for those that ask beforehand by OPTIONS as CloudEvents has it:
-            their names, or ``"*"`` for everybody. None by default.
+        webhook_origins: the origins whose web hooks may send, if they ask first by OPTIONS as CloudEvents defines it:
+            their names, or ``"*"`` for all. None by default.
         opentelemetry: take OpenTelemetry's logs too, by ``POST /v1/logs``; needs the extra ``forebay[otlp]``. A
             stream that is itself called ``logs`` then takes nothing else.
-        max_body_bytes: of a request, when it is decompressed; a larger one is refused with 413.
-        max_record_bytes: a longer record of several goes aside as a dead letter; alone it is refused with 413.
-        max_connections: at once; the next one is refused with 503, and reported.
-        max_waiting_bytes: of requests that are not answered yet; beyond it requests are refused with 429. One whose
-            records would have more of its head in all is refused with 413.
-        head_timeout: so long a request's head may take to arrive whole.
-        request_timeout: so long its body may take after that.
-        idle_timeout: so long a connection may be open without a request, or with answers that nobody reads; longer than
-            that of a load balancer in front.
-        acknowledgement_timeout: so long a request waits for its block to be registered; then it is answered 503, and
+        max_body_bytes: the largest body of a request, after decompression; a larger one is refused with 413.
+        max_record_bytes: a longer record among several becomes a dead letter; a single one is refused with 413.
+        max_connections: at most this many connections at once; the next one is refused with 503, and reported.
+        max_waiting_bytes: at most this many bytes of requests wait for an answer; further requests are refused with
+            429. A request whose head, repeated in each of its records, would take more is refused with 413.
+        head_timeout: how long a request's head may take to arrive completely.
+        request_timeout: how long its body may take after that.
+        idle_timeout: how long a connection may stay open without a request, or with answers that the client does not
+            read. Make it longer than the idle timeout of a load balancer in front.
+        acknowledgement_timeout: how long a request waits for its block to be registered. Then it is answered 503, and
             so is every new one until the driver log answers again.
     """
 
@@ -84,17 +84,20 @@ class Http(Source):
 
     @property
     def source_rule(self) -> SourceRule:
-        """What was answered 202 is never sent again. Each block that is to be answered 200 has its own rule."""
+        """Return the rule of requests answered 202: they are never sent again.
+
+        Each block whose requests are to be answered 200 has its own rule.
+        """
         return SourceRule.NOT_SENT_AGAIN
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Return the URL where it listens."""
         return f"{'http' if self.tls is None else 'https'}://{self.listen}"
 
     @property
     def listen_address(self) -> tuple[str, int]:
-        """Where it listens, as (host, port)."""
+        """Return where it listens, as (host, port)."""
         return parse_listen(self.listen)
 
     @field_validator("listen")
@@ -106,7 +109,7 @@ class Http(Source):
     @field_validator("tokens", mode="before")
     @classmethod
     def _one_token(cls, tokens: Any) -> Any:  # noqa: ANN401  whatever was given
-        """One for short."""
+        """Accept a single token in place of a list."""
         return tuple(tokens) if isinstance(tokens, list | tuple) else (tokens,)
 
     @field_validator("webhook_origins")

@@ -1,6 +1,7 @@
-"""Apache Kafka: topics, read by a consumer group of any number of receivers (X03 to X05, W01).
+"""Declare an Apache Kafka source: topics, read by a consumer group of any number of receivers (X03 to X05, W01).
 
-A declaration and its checks; ``receiver_runtime.receivers.kafka`` connects, and needs the extra ``forebay[kafka]``.
+Only the declaration and its checks; ``receiver_runtime.receivers.kafka`` connects, and needs the extra
+``forebay[kafka]``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SERVER = re.compile(r"(\[[^\]\s/]+\]|[^:\[\]\s/,]+):\d{1,5}")
-#: Options that are secrets: by reference alone.
+#: Options that are secrets: accepted only by reference.
 _SECRET_OPTIONS = frozenset(
     {
         "sasl.oauthbearer.client.secret",
@@ -30,6 +31,7 @@ _SECRET_OPTIONS = frozenset(
         "ssl.keystore.password",
     }
 )
+#: Options that Forebay sets itself, and what to use instead.
 _OURS: Mapping[str, str] = {
     "auto.offset.reset": "start and out_of_range",
     "bootstrap.servers": "bootstrap_servers",
@@ -46,28 +48,28 @@ Option = str | int | float | bool
 
 
 class Kafka(Source):
-    """Reads topics of Apache Kafka; one row a record, with its key, place, time and headers.
+    """Reads topics of Apache Kafka; one row per record, with its key, position, time and headers.
 
-    **Exactly once**, from the topic to registered blocks: how far each partition was read stands in the driver log, and
-    moves in the very transaction that registers the records. The broker is told afterwards, for monitoring alone. With
-    ``guarantee="at_most_once"`` the client tells the broker by itself what it has read, whether or not it is stored.
+    **Exactly once**, from the topic to registered blocks: each partition's position is in the driver log, and moves in
+    the transaction that registers the records. It is committed to the broker afterwards, only for monitoring. With
+    ``guarantee="at_most_once"`` the client commits by itself what it has read, whether or not it is stored.
 
     Args:
         bootstrap_servers: ``"host:port"``, or several with commas between them.
-        topics: by name; or
-        pattern: a regular expression that a topic's whole name matches; topics that come later are read too.
+        topics: topics by name; or
+        pattern: a regular expression that matches a topic's whole name; topics that are created later are read too.
         group: the consumer group. Each stream needs one of its own: the group's receivers share the partitions out.
-        start: where a partition is read from when nothing of it was read before: ``"earliest"``, ``"latest"``, or a
-            time with its zone, from whose first record on it is read. What was not there when the stream began (a
-            partition that is added, a pattern's topic that comes) is read from its beginning.
-        out_of_range: what to do when the broker has no longer, or not, what is to be read next. ``"earliest"`` goes on
-            at the oldest record there, ``"latest"`` behind the newest, ``"stop"`` ends the receiver as FAILED. What
-            is left out is counted, in the driver log and by an event.
-        options: of librdkafka, by their names, as ``{"security.protocol": "SASL_SSL"}``. A password is given by
+        start: where to begin in a partition of which nothing was read before: ``"earliest"``, ``"latest"``, or a time
+            with its zone, to begin with the first record from that time on. A partition or a matching topic that did
+            not exist when the stream began is read from its beginning.
+        out_of_range: what to do when the next offset is not on the broker: deleted, or beyond the end of its log.
+            ``"earliest"`` continues at the oldest record there, ``"latest"`` after the newest, ``"stop"`` ends the
+            receiver as FAILED. Skipped offsets are counted, in the driver log and by an event.
+        options: librdkafka's options, by their names, as ``{"security.protocol": "SASL_SSL"}``. A password is given by
             reference: ``{"sasl.password": EnvVar("NAME")}``, ``"env:NAME"`` or ``"file:/PATH"``.
         guarantee: ``"exactly_once"``, or ``"at_most_once"``.
-        fetch: ``"columns"`` gathers a batch's fields at once, by librdkafka's C interface, where the installed client
-            is a release that it is known of; ``"objects"`` asks each record for each field.
+        fetch: ``"columns"`` gathers a batch's fields at once, by librdkafka's C interface, if the installed client is a
+            release whose layout is known; ``"objects"`` asks each record for each field.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -96,21 +98,21 @@ class Kafka(Source):
 
     @property
     def address(self) -> str:
-        """The servers, and what is read."""
+        """Return the servers, and the topics or the pattern."""
         return f"{self.bootstrap_servers}/{','.join(self.topics) or self.pattern}"
 
     @property
     def exactly_once(self) -> bool:
-        """Do positions move with the blocks?"""
+        """Return whether positions move in the transactions that register blocks."""
         return self.guarantee == "exactly_once"
 
     @property
     def subscription(self) -> list[str]:
-        """As librdkafka takes it: a pattern begins with ``^``, and matches to the name's end."""
+        """Return the topics, or the pattern, as librdkafka takes them: it starts with ``^`` and matches whole names."""
         return list(self.topics) if self.pattern is None else [f"^({self.pattern})$"]
 
     def resolved_options(self) -> dict[str, Option]:
-        """The options with their secrets, read now. Raises SecretError."""
+        """Return the options, with secrets resolved now. Raises SecretError."""
         return {
             name: Secret(str(value)).resolve() if name in _SECRET_OPTIONS else value
             for name, value in self.options.items()
@@ -160,7 +162,7 @@ class Kafka(Source):
         for name, value in options.items():
             if name in _OURS:
                 raise ValueError(f"options: {name} is not to be set here: use {_OURS[name]}")
-            # As its reference: a literal is refused.
+            # A secret is kept as its reference; a literal is refused.
             checked[name] = Secret.of(value).reference if name in _SECRET_OPTIONS else value
         return checked
 

@@ -1,7 +1,7 @@
-"""Every kind of source that Forebay has, and the only place that lists them: a new one is an import and a name here.
+"""List every kind of source that Forebay has. To add a kind, add its import and its name here; no other list exists.
 
-``forebay.sources`` shows users these, ``source_registry`` reads declarations by them, ``receiver_registry`` makes their
-receivers, and tests walk them: docs, extras, the command line.
+``forebay.sources`` exports them to users, ``source_registry`` parses declarations with them, ``receiver_registry``
+makes their receivers, and tests check each one's docs, extras and command line.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""MQTT 3.1.1 and 5: topics of a broker, by a session that outlives its connections (X11).
+"""Declare an MQTT 3.1.1 or 5 source: topics of a broker, read in a session that outlives its connections (X11).
 
-A declaration and its checks; ``receiver_runtime.receivers.mqtt`` connects, and needs the extra ``forebay[mqtt]``.
+Only the declaration and its checks; ``receiver_runtime.receivers.mqtt`` connects, and needs the extra
+``forebay[mqtt]``.
 """
 
 from __future__ import annotations
@@ -18,38 +19,38 @@ from receiver_runtime.sources.units import parse_bytes, parse_duration
 
 _PORT = 1883
 _TLS_PORT = 8883
-_MOST_BYTES = 65_535
+_MOST_BYTES = 65_535  # MQTT's limit for a topic filter
 _KEY = re.compile(r"correlation_data|user_property:.+|json:[^.]+(\.[^.]+)*", re.DOTALL)
 _SHARE = "$share/"
 
 
 class Mqtt(Source):
-    """Reads what is published to topics of an MQTT broker; one row a message, with its topic and properties.
+    """Reads what is published to topics of an MQTT broker; one row per message, with its topic and properties.
 
-    **At least once**: a message of QoS 1 or 2 is acknowledged after the block that holds it is registered. What the
-    broker sends again is stored again, unless ``key`` says what tells messages apart: then it is left out. A message
-    of QoS 0 is sent once by its broker, whatever becomes of it: **at most once**.
+    **At least once**: a message of QoS 1 or 2 is acknowledged after the block that holds it is registered. A message
+    that the broker sends again is stored again, unless ``key`` identifies messages: then the repeat is left out. The
+    broker sends a message of QoS 0 only once, even if it gets lost: **at most once**.
 
     Args:
         host: the broker's name or address.
-        port: 1883 unless given, and 8883 with TLS.
+        port: by default 1883, and 8883 with TLS.
         topics: filters, as ``"plant/+/temperature"`` or ``"plant/#"``.
-        client_id: what the receivers' client ids begin with; the receiver's number follows. The broker keeps a session
-            for each, so no other stream and no other system may use it.
+        client_id: the beginning of the receivers' client ids; the receiver's number follows. The broker keeps a session
+            for each client id, so no other stream and no other system may use it.
         group: receivers share the messages out as this group (``$share/GROUP/FILTER``); needed for several receivers.
-            A shared subscription is sent no retained messages.
-        qos: the highest quality of service that is asked for.
+            A shared subscription gets no retained messages.
+        qos: the highest quality of service to ask for.
         version: ``"5"`` or ``"3.1.1"``.
-        key: what tells messages apart: ``"correlation_data"``, ``"user_property:NAME"``, or ``"json:FIELD"``
+        key: what identifies a message: ``"correlation_data"``, ``"user_property:NAME"``, or ``"json:FIELD"``
             (``"json:A.B"`` within ``A``), a field of a payload that is a JSON object.
-        in_flight: so many messages the broker may send that are not acknowledged. A broker of MQTT 3.1.1 is not told:
-            say what is set there.
-        session_expiry: so long the broker keeps the session of a receiver that is not connected; MQTT 5 only.
-        keepalive: how often broker and receiver ask each other whether they are there, at least.
+        in_flight: the broker may send at most this many unacknowledged messages. MQTT 3.1.1 can't tell the broker this
+            number: give the one that the broker is configured with.
+        session_expiry: how long the broker keeps the session of a receiver that is not connected; MQTT 5 only.
+        keepalive: broker and receiver check at least this often that the other one is still there.
         connect_timeout: how long one attempt to connect may take.
-        username: to log in with; and
+        username: the user to log in as; and
         password: by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``).
-        tls: ``True``, or a ``Tls``; none by default.
+        tls: ``True``, or a ``Tls``; no TLS by default.
         max_record_bytes: a message with more payload becomes a dead letter; ``"1MiB"`` or a number.
     """
 
@@ -87,32 +88,32 @@ class Mqtt(Source):
 
     @classmethod
     def guarantees(cls) -> tuple[Guarantee, ...]:
-        """Without a key, with one, and of QoS 0."""
+        """Return the guarantees without a key, with a key, and of QoS 0."""
         return (Guarantee.AT_LEAST_ONCE, Guarantee.AT_LEAST_ONCE_DEDUPLICATED, Guarantee.AT_MOST_ONCE)
 
     @property
     def address(self) -> str:
-        """The broker, and what is read."""
+        """Return the broker and the topics."""
         return f"{address_of(self.host, self.broker_port)}/{','.join(self.topics)}"
 
     @property
     def broker_port(self) -> int:
-        """The port given, or the usual one."""
+        """Return the port given, or the standard one."""
         return self.port or (_PORT if self.tls is None else _TLS_PORT)
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
-        """The filters as the broker takes them."""
+        """Return the filters as the broker takes them."""
         return self.topics if self.group is None else tuple(f"{_SHARE}{self.group}/{topic}" for topic in self.topics)
 
     @property
     def source_rule(self) -> SourceRule:
-        """QoS 0 is sent once."""
+        """Return whether the broker sends unacknowledged messages again: at QoS 0 it does not."""
         return SourceRule.SENT_AGAIN if self.qos else SourceRule.NOT_SENT_AGAIN
 
     @property
     def one_receiver(self) -> str | None:
-        """Without a group each receiver would be sent every message."""
+        """Return why there may be only one receiver: without a group the broker sends every message to each one."""
         if self.group is None:
             return "without a group each receiver of an Mqtt source is sent every message: give group too"
         return None

@@ -1,6 +1,7 @@
-"""NATS JetStream: a stream, read through a durable pull consumer by any number of receivers (X11).
+"""Declare a NATS JetStream source: a stream, read through a durable pull consumer by any number of receivers (X11).
 
-A declaration and its checks; ``receiver_runtime.receivers.nats`` connects, and needs the extra ``forebay[nats]``.
+Only the declaration and its checks; ``receiver_runtime.receivers.nats`` connects, and needs the extra
+``forebay[nats]``.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ _NAME = re.compile(r"[^\s.*>/\\]+")
 
 
 class NatsJetStream(Source):
-    """Reads a stream of NATS JetStream; one row a message, with its subject, headers and place.
+    """Reads a stream of NATS JetStream; one row per message, with its subject, headers and sequence.
 
-    **At least once, deduplicated**: a message is acknowledged after the block that holds it is registered. What the
-    server delivers again is left out by its place in the stream and its time, for as long as the Forebay stream's
-    ``key_window`` says.
+    **At least once, deduplicated**: a message is acknowledged after the block that holds it is registered. A message
+    that the server delivers again is recognised by its sequence in the stream and its time, and left out, within the
+    Forebay stream's ``key_window``.
 
     Args:
         servers: ``"host:port"``, or several of a cluster with commas between them.
         stream: JetStream's name of the stream.
-        durable: the name of the consumer; it is made where it is missing. Each Forebay stream needs one of its own.
-        subject: only messages of subjects that match, as ``"orders.>"``; all of the stream unless given.
-        start: where a consumer begins that is made: ``"earliest"`` or ``"latest"``.
-        ack_wait: so long after the last sign of life of who was given a message, it is delivered again.
-        in_flight: so many messages may be delivered and not acknowledged, by all receivers together.
+        durable: the name of the consumer; it is created if it is missing. Each Forebay stream needs one of its own.
+        subject: read only messages of subjects that match, as ``"orders.>"``; by default the whole stream.
+        start: where a newly created consumer begins: ``"earliest"`` or ``"latest"``.
+        ack_wait: a message is delivered again when the receiver that has it gives no sign of life for this long.
+        in_flight: all receivers together may hold at most this many unacknowledged messages.
         connect_timeout: how long a connection, and each answer, may take.
-        username: to log in with; and
+        username: the user to log in as; and
         password: by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``); or
         token: by reference; or
-        credentials_file: with a user's JWT and its seed, by its whole path.
-        tls: ``True``, or a ``Tls``; none by default.
+        credentials_file: the absolute path of a file with a user's JWT and its seed.
+        tls: ``True``, or a ``Tls``; no TLS by default.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -72,7 +73,7 @@ class NatsJetStream(Source):
 
     @property
     def address(self) -> str:
-        """The servers, and what is read."""
+        """Return the servers, the stream and the subject."""
         return f"{self.servers}/{self.stream}" + ("" if self.subject is None else f"/{self.subject}")
 
     @field_validator("servers")

@@ -1,6 +1,7 @@
-"""Redis Streams: stream keys, read by a consumer group of any number of receivers (X11).
+"""Declare a Redis Streams source: stream keys, read by a consumer group of any number of receivers (X11).
 
-A declaration and its checks; ``receiver_runtime.receivers.redis`` connects, and needs the extra ``forebay[redis]``.
+Only the declaration and its checks; ``receiver_runtime.receivers.redis`` connects, and needs the extra
+``forebay[redis]``.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from receiver_runtime.sources.units import parse_duration
 
 
 class RedisStreams(Source):
-    """Reads stream keys of a Redis server; one row an entry, with its fields as a map.
+    """Reads stream keys of a Redis server; one row per entry, with its fields as a map.
 
     **At least once, deduplicated**: an entry is acknowledged (``XACK``) after the block that holds it is registered.
-    What Redis gives out again is left out by its stream key, id and fields, for as long as the stream's ``key_window``
-    says.
+    An entry that Redis delivers again is recognised by its stream key, id and fields, and left out, within the
+    stream's ``key_window``.
 
     Args:
         host: the server's name or address.
-        port: of the server.
+        port: the server's port.
         streams: the stream keys.
-        group: the consumer group; it is made where it is missing. Each Forebay stream needs one of its own.
-        consumer: what the receivers' names in the group begin with; the receiver's number follows.
-        start: where a group begins that is made: ``"earliest"``, with all that is there, or ``"latest"``.
-        claim_after: entries that another consumer was given so long ago, and has not acknowledged, are taken over.
-        in_flight: so many entries may be read and not acknowledged, a receiver.
-        database: by number.
+        group: the consumer group; it is created if it is missing. Each Forebay stream needs one of its own.
+        consumer: the beginning of the receivers' names in the group; the receiver's number follows.
+        start: where a newly created group begins: ``"earliest"``, with every entry there, or ``"latest"``.
+        claim_after: entries that another consumer got this long ago, and has not acknowledged, are taken over.
+        in_flight: each receiver may hold at most this many unacknowledged entries.
+        database: the database's number.
         connect_timeout: how long a connection, and each answer, may take.
-        username: of an ACL's user; and
+        username: an ACL user to log in as; and
         password: by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``).
-        tls: ``True``, or a ``Tls``; none by default.
+        tls: ``True``, or a ``Tls``; no TLS by default.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -66,7 +67,7 @@ class RedisStreams(Source):
 
     @property
     def address(self) -> str:
-        """The server, and what is read."""
+        """Return the server, the database and the stream keys."""
         return f"{address_of(self.host, self.port)}/{self.database}/{','.join(self.streams)}"
 
     @field_validator("streams")

@@ -1,7 +1,7 @@
-"""Secrets by reference: a leaf that knows where a secret stands, and looks there when it is asked.
+"""Refer to secrets: hold where a secret is stored, and read it when asked. Imports no other module of Forebay.
 
-What is declared, stored in the driver log and shown is the reference. The secret itself is read by `resolve`, in the
-process that needs it, and is kept nowhere. A literal is refused, and no message of this module holds one.
+Only the reference is declared, stored in the driver log and shown. `resolve` reads the secret itself, in the process
+that needs it, and keeps it nowhere. A literal is refused, and no message of this module contains one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class SecretError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A reference to a secret: `env:NAME` or `file:/PATH`. Compares, prints and is stored as that."""
+    """A reference to a secret: `env:NAME` or `file:/PATH`. It is compared, printed and stored as this text."""
 
     reference: str
 
     def __post_init__(self) -> None:
-        """Refuse a literal, and a reference that no process could follow."""
+        """Refuse a literal, and a reference that no process could resolve."""
         if self.reference.startswith(_ENV):
             name = self.reference.removeprefix(_ENV)
             if not _NAME.fullmatch(name):
@@ -51,7 +51,7 @@ class Secret:
 
     @classmethod
     def of(cls, value: object) -> Secret:
-        """The reference that `value` is: a Secret, an EnvVar (also Dagster's) or text. Raises SecretError."""
+        """Return `value` as a reference: it may be a Secret, an EnvVar (also Dagster's) or text. Raises SecretError."""
         if isinstance(value, Secret):
             return value
         name = getattr(value, "env_var_name", None)
@@ -62,10 +62,10 @@ class Secret:
         raise SecretError(f"a secret is given by reference, not as a {type(value).__name__}: {_WAYS}")
 
     def resolve(self) -> str:
-        """The secret, read now; a line's end at the end of a file is not its part.
+        """Read and return the secret. The newline at the end of a file is not part of it.
 
         Raises:
-            SecretError: it is not there, or empty; names the reference and the way out.
+            SecretError: the secret is missing or empty; names the reference and the way out.
         """
         if self.reference.startswith(_ENV):
             name = self.reference.removeprefix(_ENV)
@@ -95,13 +95,13 @@ class Secret:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:  # noqa: ANN401
-        """As a field of a declaration: any spelling in, the reference out.
+        """Return the schema of a field in a declaration: accepts any spelling, serialises as the reference.
 
-        The model has to say `hide_input_in_errors=True`, or pydantic itself prints what was refused.
+        The model must set `hide_input_in_errors=True`, otherwise pydantic itself prints the value that was refused.
         """
         return core_schema.no_info_plain_validator_function(cls.of, serialization=core_schema.to_string_ser_schema())
 
 
 def EnvVar(name: str) -> Secret:  # noqa: N802  as Dagster's, which is taken too
-    """The secret in an environment variable of the process that needs it."""
+    """Return a reference to the secret in an environment variable of the process that needs it."""
     return Secret(_ENV + name)

@@ -1,4 +1,4 @@
-"""A field of several names, of which one may be given by itself."""
+"""Define the type of a field that takes several names, or a single one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of text on a TCP connection (the original's ``socketTextStream``, X01)."""
+"""Declare a source of lines of text on a TCP connection (the original's ``socketTextStream``, X01)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, field_val
 from receiver_runtime.sources.tcp import TcpSource
 
 _MAX_DELIMITER_BYTES = 64
-#: How bytes that are no ASCII text are written in JSON.
+#: The prefix, in JSON, of a delimiter that is not ASCII text and is written in hexadecimal.
 _HEX = "hex:"
 # Encodings in which each byte is a character, …
 _ONE_BYTE = re.compile(r"ascii|iso8859-\d+|cp125\d|cp437|cp85[0258]|cp866|koi8-[rtu]|mac-(roman|cyrillic|greek|latin2)")
-# … and those of several bytes a character, in which bytes below 0x30 stand for nothing but themselves.
+# … and those with several bytes per character, in which bytes below 0x30 are never part of a longer character.
 _SEVERAL_BYTES = re.compile(r"big5|cp932|cp949|cp950|euc_jp|euc_kr|gb18030|gb2312|gbk|shift_jis")
 _LEAST_TRAIL_BYTE = 0x30
 
@@ -27,7 +27,7 @@ def _parse_delimiter(value: object) -> object:
 
 
 def _write_delimiter(delimiter: str | bytes) -> str:
-    """ASCII text as it is, else in hexadecimal: a declaration is JSON, and Postgres takes no NUL in it."""
+    """Return ASCII text as it is, other bytes in hex: a declaration is JSON, and Postgres takes no NUL in it."""
     data = delimiter if isinstance(delimiter, bytes) else delimiter.encode("ascii")
     if data.isascii() and b"\0" not in data and not data.startswith(_HEX.encode()):
         return data.decode("ascii")
@@ -37,14 +37,14 @@ def _write_delimiter(delimiter: str | bytes) -> str:
 class SocketText(TcpSource):
     r"""Reads text records that each end with a delimiter; one column, ``value: string``.
 
-    What happens to input that is no good is in ``docs/reference/bad-input.md``. The other arguments, and what is
-    guaranteed (at most once), are ``TcpSource``'s.
+    What happens to bad input is in ``docs/reference/bad-input.md``. The other arguments and the guarantee (at most
+    once) are ``TcpSource``'s.
 
     Args:
         encoding: utf-8, ascii, a one-byte encoding such as latin-1 or cp1252, or shift_jis, euc_jp, euc_kr, cp949,
             big5, gbk, gb18030 and the like. Stored as UTF-8.
-        delimiter: text, or any bytes; the stream is cut at it before it is decoded. A ``\\r`` before ``"\\n"`` goes
-            with it. ``max_record_bytes`` counts a record without it.
+        delimiter: text, or any bytes; the stream is cut at it before it is decoded. A ``\\r`` before ``"\\n"`` is part
+            of it. ``max_record_bytes`` does not count it.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (("value", "string"),)
@@ -60,12 +60,12 @@ class SocketText(TcpSource):
 
     @property
     def delimiter_bytes(self) -> bytes:
-        """The delimiter as it is sent."""
+        """Return the delimiter's bytes in the stream."""
         return self.delimiter if isinstance(self.delimiter, bytes) else self.delimiter.encode("ascii")
 
     @property
     def one_byte(self) -> bool:
-        """Is each byte of the encoding a character?"""
+        """Return whether each byte of the encoding is a character."""
         return _ONE_BYTE.fullmatch(self.encoding) is not None
 
     @field_validator("encoding")
@@ -86,7 +86,7 @@ class SocketText(TcpSource):
     @field_validator("delimiter", mode="after")
     @classmethod
     def _check_delimiter(cls, delimiter: str | bytes, info: ValidationInfo) -> str | bytes:
-        """Bytes, but for ASCII text; so that what is equal compares so."""
+        """Return ASCII text as text, and anything else as bytes, so that equal delimiters compare as equal."""
         data = delimiter
         if isinstance(data, str):
             try:

@@ -1,4 +1,4 @@
-"""From a stored declaration back to its source: the kinds of source, by name."""
+"""Turn a stored declaration back into its source: look up the kind of source by name."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-#: The kinds by the name in their declarations.
+#: Kinds of source, by the name in their declarations.
 KINDS: Mapping[str, type[Source]] = {
     source.model_fields["kind"].default: source for source in map(vars(kinds).__getitem__, kinds.__all__)
 }
 
 
 def parse_source(declaration: Mapping[str, Any]) -> Source:
-    """The source that a declaration (``Source.model_dump(mode="json")``) describes.
+    """Return the source that a declaration (``Source.model_dump(mode="json")``) describes.
 
     Raises:
-        SourceError: no kind, an unknown one, or a field that is wrong; names field, value and way out.
+        SourceError: the kind is missing or unknown, or a field is wrong; names field, value and way out.
     """
     kind = declaration.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
@@ -46,7 +46,7 @@ def _sentence(kind: str, detail: ErrorDetails) -> str:
         case "missing":
             return f"{field}: {kind} needs it and it is missing: give it"
         case "value_error" if isinstance(detail.get("ctx", {}).get("error"), SecretError):
-            # What was found may be the secret itself.
+            # The value that was given may be the secret itself.
             return f"{field}: {message}"
         case _:
             return f"{field}: {message} (found {detail['input']!r}): correct it"

@@ -1,6 +1,6 @@
-"""Syslog: RFC 5424 and RFC 3164 messages from any number of senders, over UDP, TCP and TLS (RFC 5426, 6587, 5425).
+"""Declare a syslog source: RFC 5424 and 3164 messages of any senders, over UDP, TCP and TLS (RFC 5426, 6587, 5425).
 
-A declaration and its checks; ``receiver_runtime.receivers.syslog.receiver`` opens the sockets.
+Only the declaration and its checks; ``receiver_runtime.receivers.syslog.receiver`` opens the sockets.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from receiver_runtime.sources.units import parse_bytes, parse_duration
 
 
 class Syslog(Source):
-    """Listens for syslog messages; one row a message, with its parts, its raw bytes, and who sent it.
+    """Listens for syslog messages; one row per message, with its parts, its raw bytes, and its sender.
 
-    **At most once.** Syslog has no acknowledgement: a sender is not told what has arrived and sends nothing again.
+    **At most once.** Syslog has no acknowledgements: a sender does not learn what has arrived, and sends nothing again.
 
     A message that can't be parsed is a row too, with ``parse_error`` and its raw bytes; the rules are in
     ``docs/how-to/sources/syslog.md``.
@@ -27,13 +27,13 @@ class Syslog(Source):
         listen: the address, as ``"0.0.0.0:514"`` or ``"[::]:6514"``.
         transports: ``"udp"``, ``"tcp"``, or both at one port. On TCP each message may be framed either way: by its
             length before it, or by the newline after it.
-        tls: ``True``, or a ``Tls`` with ``certificate_file`` and ``key_file``; for TCP alone.
-        timezone: of times in RFC 3164 messages, which name none, as ``"Europe/Berlin"``.
+        tls: ``True``, or a ``Tls`` with ``certificate_file`` and ``key_file``; for TCP only.
+        timezone: the time zone of times in RFC 3164 messages, which do not name one, as ``"Europe/Berlin"``.
         max_record_bytes: a longer message becomes a dead letter; ``"64KiB"`` or a number.
-        receive_buffer: what the kernel is asked to keep of datagrams that wait to be read; what comes when it is full
-            is lost, counted and reported. Linux gives ``net.core.rmem_max`` at most.
+        receive_buffer: how many bytes of unread datagrams the kernel is asked to keep. A datagram that arrives when
+            the buffer is full is lost, counted and reported. Linux allows at most ``net.core.rmem_max``.
         connect_timeout: how long a TLS handshake may take; ``"10s"`` or seconds.
-        max_connections: how many at once; the next one is refused, and reported.
+        max_connections: at most this many connections at once; the next one is refused, and reported.
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -68,12 +68,12 @@ class Syslog(Source):
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Return where it listens."""
         return self.listen
 
     @property
     def listen_address(self) -> tuple[str, int]:
-        """Where it listens, as (host, port)."""
+        """Return where it listens, as (host, port)."""
         return parse_listen(self.listen)
 
     @field_validator("listen")

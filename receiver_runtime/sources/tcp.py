@@ -1,6 +1,6 @@
-"""What the sources on TCP connections share: whom to connect to, or where to listen, and TLS.
+"""Define what the sources on TCP connections share: where to connect or listen, and TLS.
 
-A declaration and its checks; ``receiver_runtime.receivers`` opens the connections.
+Only declarations and their checks; ``receiver_runtime.receivers`` opens the connections.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _MAX_PORT = 65535
 
 
 def parse_tls(value: object) -> object:
-    """``True`` and ``False`` for short: TLS with its defaults, or none."""
+    """Accept ``True`` for TLS with its defaults, and ``False`` for no TLS."""
     if isinstance(value, bool):
         return {} if value else None
     return value
 
 
 class Tls(BaseModel):
-    """TLS on a source's connections, 1.2 or newer. Files are named by whole paths, and read by the receiver.
+    """TLS on a source's connections, 1.2 or newer. Files are given by absolute paths; the receiver reads them.
 
     A client checks the server's certificate and name. A listening source needs ``certificate_file`` and ``key_file``;
-    with ``ca_file`` it lets in only senders with a certificate that is signed by it.
+    with ``ca_file`` it accepts only senders whose certificate one of its authorities has signed.
 
     Args:
         ca_file: certificates of the authorities to trust, PEM. A client's default is the system's.
-        server_hostname: the name that the server's certificate must have, where it is not ``host``.
-        certificate_file: our own certificate, followed by those between it and the authority, PEM.
-        key_file: its key, PEM. Where it is missing, it is in ``certificate_file``.
+        server_hostname: the name that the server's certificate must have, if it is not ``host``.
+        certificate_file: the receiver's own certificate, followed by those between it and the authority, PEM.
+        key_file: its key, PEM. By default the key is in ``certificate_file``.
         key_password: the key's passphrase, by reference (``EnvVar("NAME")``, ``"env:NAME"``, ``"file:/PATH"``).
         verify: False trusts any server: for trying out, never for data that matters.
     """
@@ -71,21 +71,21 @@ class Tls(BaseModel):
 
 
 class TcpSource(Source):
-    """Records from a TCP server that it connects to, or from the senders that connect to it.
+    """Reads records from a TCP server that it connects to, or from the senders that connect to it.
 
-    **At most once.** A sender on a plain socket is not told what has arrived and sends nothing again: what is under
-    way when a connection or a receiver breaks is lost, as in the original.
+    **At most once.** A sender on a plain socket does not learn what has arrived, and sends nothing again: data in
+    flight when a connection or a receiver fails is lost, as in the original.
 
     Give ``host`` and ``port``, or ``listen``.
 
     Args:
         host: name or address of the server to connect to.
-        port: 1 to 65535.
+        port: the server's port, 1 to 65535.
         listen: the address to listen on, as ``"0.0.0.0:9999"`` or ``"[::]:9999"``; port 0 takes any that is free.
-        tls: ``True``, or a ``Tls``; none by default.
+        tls: ``True``, or a ``Tls``; no TLS by default.
         max_record_bytes: a longer record becomes a dead letter; ``"1MiB"`` or a number.
         connect_timeout: how long one attempt to connect, and a TLS handshake, may take; ``"10s"`` or seconds.
-        max_connections: when listening, how many at once; the next one is refused, and reported.
+        max_connections: at most this many connections at once when listening; the next one is refused, and reported.
     """
 
     guarantee: ClassVar[Guarantee] = Guarantee.AT_MOST_ONCE
@@ -100,12 +100,12 @@ class TcpSource(Source):
 
     @property
     def address(self) -> str:
-        """``host:port`` of the server, or where it listens; an IPv6 address in brackets."""
+        """Return ``host:port`` of the server, or where it listens; an IPv6 address in brackets."""
         return self.listen if self.listen is not None else address_of(self.host or "", self.port or 0)
 
     @property
     def listen_address(self) -> tuple[str, int]:
-        """Where it listens, as (host, port). Raises ValueError for a source that connects."""
+        """Return where it listens, as (host, port). Raises ValueError for a source that connects."""
         if self.listen is None:
             raise ValueError(f"{self.address} is connected to, not listened on: give listen")
         return parse_listen(self.listen)
@@ -144,7 +144,7 @@ class TcpSource(Source):
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
-    """The (host, port) of an address to listen on. Raises ValueError."""
+    """Return the (host, port) of an address to listen on. Raises ValueError."""
     match = _LISTEN.fullmatch(listen)
     if match is None or int(match["port"]) > _MAX_PORT:
         raise ValueError(f"{listen!r} is no address to listen on: give host:port, as '0.0.0.0:9999' or '[::]:9999'")
@@ -152,5 +152,5 @@ def parse_listen(listen: str) -> tuple[str, int]:
 
 
 def address_of(host: str, port: int) -> str:
-    """``host:port``, an IPv6 address in brackets."""
+    """Return ``host:port``, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

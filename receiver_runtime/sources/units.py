@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them: the unit stands in the value (``"16MiB"``, ``"200ms"``)."""
+"""Parse sizes and durations as people write them, with the unit in the value (``"16MiB"``, ``"200ms"``)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BYTES = {
 
 
 def parse_duration(value: object) -> float:
-    """A duration in seconds, from ``"200ms"``, ``"2s"``, ``"1m"``, ``"1h"``, ``"7d"`` or a number of seconds.
+    """Return a duration in seconds, from ``"200ms"``, ``"2s"``, ``"1m"``, ``"1h"``, ``"7d"`` or a number of seconds.
 
     Raises:
-        ValueError: not of that form, or not finite; the message says what is.
+        ValueError: not of that form, or not finite; the message says what is valid.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         if math.isfinite(value) and value >= 0:
@@ -33,10 +33,10 @@ def parse_duration(value: object) -> float:
 
 
 def parse_bytes(value: object) -> int:
-    """A size in bytes, from ``"16MiB"``, ``"64KB"`` or a whole number of bytes.
+    """Return a size in bytes, from ``"16MiB"``, ``"64KB"`` or a whole number of bytes.
 
     Raises:
-        ValueError: not of that form, or not a whole number of bytes; the message says what is.
+        ValueError: not of that form, or not a whole number of bytes; the message says what is valid.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
