@@ -1,8 +1,8 @@
-"""How the bytes of a stream become records, in two steps, so that many connections share the second one.
+"""Define how a stream's bytes become records: in two steps, so that many connections share the second step.
 
-A ``Splitter`` belongs to one connection: it holds the record whose end has not come, and gives away whole records as
-one piece of bytes. A ``Framing`` belongs to a receiver: it turns pieces, of one connection or of hundreds, into one
-Arrow array by vector code. Neither knows sockets, and neither ever makes a Python object per record.
+A ``Splitter`` belongs to one connection: it holds the record whose end has not arrived yet, and returns whole records
+as one piece of bytes. A ``Framing`` belongs to a receiver: it turns pieces, of one connection or of hundreds, into one
+Arrow array by vector code. Neither knows sockets, and neither makes a Python object per record.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.frame import DeadLetterReason
 
-#: A record that is put aside is kept in parts of this size.
+#: Bytes: a record that becomes a dead letter is stored in parts of this size.
 PART_BYTES = 2**20
 
 
 @dataclass(slots=True)
 class Piece:
-    """Whole records of one connection, as they came.
+    """Whole records of one connection, as they arrived.
 
-    ``ends`` is where each ends in ``data``, where the splitter had to find that out, and ``starts`` where it begins,
-    where that is not where the last one ended. With ``is_last`` it is the one record that the end of the stream ended,
-    in place of a delimiter. ``peer`` is whose connection it was, where the listener says so.
+    ``ends`` is where each record ends in ``data``, if the splitter had to find that out. ``starts`` is where each one
+    begins, if that is not where the one before it ended. With ``is_last`` the piece is a single record, ended by the
+    end of the stream and not by a delimiter. ``peer`` is the connection's sender, if the listener records it.
     """
 
     data: bytes
@@ -43,9 +43,9 @@ class Piece:
 
 @dataclass(slots=True)
 class Taken:
-    """What a read gave: whole records between what went aside before and after them.
+    """The result of one read: whole records, and the dead letters before and after them in the stream.
 
-    ``refusal`` says why no more can be read from the connection; what follows in the stream is lost.
+    ``refusal`` says why no more can be read from the connection; the rest of the stream is lost.
     """
 
     before: list[DeadLetter] = field(default_factory=list)
@@ -56,46 +56,50 @@ class Taken:
 
 @dataclass(slots=True)
 class Cut:
-    """Records in order (None when there are none), and what went aside. A batch where they have several columns."""
+    """Records in order (None if there are none; a batch if they have several columns), and dead letters."""
 
     records: pa.Array | pa.RecordBatch | None = None
     dead_letters: list[DeadLetter] = field(default_factory=list)
 
 
 class Splitter(Protocol):
-    """One connection's stream. What it gives does not depend on how the stream was cut up on its way."""
+    """Split one connection's stream. The result does not depend on how the network cut the stream up."""
 
     def take(self, buffer: bytearray, count: int) -> Taken:
-        """The next ``count`` bytes of the stream are at the start of ``buffer``; they are copied."""
+        """Take the next ``count`` bytes of the stream, from the start of ``buffer``; they are copied."""
         ...
 
     def finish(self, *, clean: bool) -> Taken:
-        """The stream is over.
+        """End the stream.
 
         Args:
-            clean: the sender ended it, so that a text record needs no delimiter; else what is left is a part of one.
+            clean: the sender ended it, so the last text record needs no delimiter. Otherwise the rest is a partial
+                record.
         """
         ...
 
 
 class Framing(Protocol):
-    """A source's rule. One thread."""
+    """Apply a source's rule for cutting records. Only one thread may use it."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the records: one column, unless ``cut`` gives batches."""
+        """Return the records' schema: one column, unless ``cut`` returns batches."""
         ...
 
     def open(self, *, max_parts: int | None = None) -> Splitter:
-        """A new connection's. Of a record that goes aside while it still comes, keep ``max_parts`` parts at most."""
+        """Return a new connection's splitter.
+
+        If a record becomes a dead letter while it is still arriving, at most ``max_parts`` parts of it are kept.
+        """
         ...
 
     def cut(self, pieces: Sequence[Piece]) -> Cut:
-        """Records of any connections, in the order of the pieces."""
+        """Return the records of any connections, in the order of the pieces."""
         ...
 
 
 def aside(reason: DeadLetterReason, data: bytes, part_bytes: int = PART_BYTES) -> Iterator[DeadLetter]:
-    """A record as dead letters, a part each."""
+    """Yield a record as dead letters, one for each part."""
     for part, start in enumerate(range(0, len(data), part_bytes)):
         yield DeadLetter(reason, data[start : start + part_bytes], part)

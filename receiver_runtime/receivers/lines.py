@@ -1,7 +1,7 @@
-"""Cuts streams of bytes into text records at a delimiter, by vector code: no Python object per record.
+"""Cut streams of bytes into text records at a delimiter, by vector code: no Python object per record.
 
-The rules for bad input are in ``docs/reference/bad-input.md``; those for text are implemented here and nowhere else.
-Memory per connection is bounded by ``max_record_bytes`` and a part, whatever the length of a record.
+The rules for bad input are in ``docs/reference/bad-input.md``; only this module implements those for text. Memory per
+connection is bounded by ``max_record_bytes`` and one part, however long a record is.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 
 _SCHEMA = pa.schema([("value", pa.string())])
 
-_SHORT_BYTES = 1024
-_LONGER_FROM = (0x80, 0x800, 0x10000)
+_SHORT_BYTES = 1024  # a single line up to this length is cut without vector code, which takes longer to set up
+_LONGER_FROM = (0x80, 0x800, 0x10000)  # the code points from which on UTF-8 takes one byte more
 
 _Positions = npt.NDArray[np.intp]
 
 
 class LineFraming:
-    r"""Text records that each end with a delimiter.
+    r"""Cut text records that each end with a delimiter.
 
-    The stream is cut at the delimiter's bytes, from left to right, and then decoded: no byte of the delimiter may be a
-    part of a longer character of the encoding, unless the encoding is UTF-8 or has one byte a character.
+    The stream is cut at the delimiter's bytes, from left to right, and then decoded. So no byte of the delimiter may be
+    part of a longer character in the encoding, unless the encoding is UTF-8 or has one byte per character.
 
     Args:
         delimiter: any bytes.
-        encoding: of the stream; records come out as UTF-8.
+        encoding: the stream's encoding; records are returned as UTF-8.
         one_byte: whether each byte of the encoding is a character.
-        max_record_bytes: a longer record, without its delimiter (and the ``\\r`` before a ``\\n``), goes aside.
+        max_record_bytes: a longer record becomes a dead letter; the delimiter (and a ``\\r`` before a ``\\n``) does not
+            count.
     """
 
     schema = _SCHEMA
@@ -62,7 +63,7 @@ class LineFraming:
         self._part_bytes = part_bytes
 
     def open(self, *, max_parts: int | None = None) -> LineSplitter:
-        """A new connection's splitter."""
+        """Return a new connection's splitter."""
         return LineSplitter(
             self,
             self._delimiter,
@@ -74,7 +75,7 @@ class LineFraming:
         )
 
     def cut(self, pieces: Sequence[Piece]) -> Cut:
-        """The records of these pieces, in order but for what the end of a stream ended: that comes last."""
+        """Return the records of these pieces, in order, except that records ended by a stream's end come last."""
         cut = Cut()
         arrays = []
         whole = [piece.data for piece in pieces if not piece.is_last]
@@ -91,18 +92,18 @@ class LineFraming:
         return cut
 
     def cut_placed(self, data: bytes) -> tuple[Cut, _Positions]:
-        """As ``cut`` of whole records, the last delimiter included; and where each good one begins in ``data``."""
+        """Cut whole records, the last delimiter included; also return where each good one begins in ``data``."""
         cut = Cut()
         cut.records, starts = self._cut_lines(cut, data)
         return cut, starts
 
     def ends(self, data: bytes | memoryview) -> _Positions:
-        """Where the delimiters begin, in bytes that begin with a record."""
+        """Return where the delimiters begin, in bytes that begin with a record."""
         octets = np.frombuffer(data, dtype=np.uint8)
         if self._size == 1:
             return np.flatnonzero(octets == self._delimiter[0])
         if self._overlaps:
-            # Two matches may overlap, and the left one counts.
+            # Two matches may overlap; then the left one counts.
             parts = pc.split_pattern(pa.array([bytes(data)], pa.large_binary()), self._delimiter).values
             lengths = pc.binary_length(parts).to_numpy()[:-1].astype(np.intp)
             return np.asarray(np.cumsum(lengths) + np.arange(lengths.size) * self._size, dtype=np.intp)
@@ -112,9 +113,9 @@ class LineFraming:
         return found
 
     def _cut_lines(self, cut: Cut, data: bytes) -> tuple[pa.Array | None, _Positions]:
-        """Whole records, the last delimiter included; the good ones, and where they begin."""
+        """Cut whole records, the last delimiter included; return the good ones, and where they begin."""
         if len(data) <= min(self._max, _SHORT_BYTES) and data.isascii() and data.count(self._delimiter) == 1:
-            # One short line now and then: vector code takes longer to set up than to run.
+            # A single short line: vector code takes longer to set up than to run.
             line = data[: -self._size]
             text = (line.removesuffix(b"\r") if self._strips_cr else line).decode("ascii")
             return pa.array([text], pa.string()), np.zeros(1, dtype=np.intp)
@@ -130,7 +131,7 @@ class LineFraming:
         if bad:
             indexes = sorted(bad)
             for index in indexes:
-                # Raw bytes go aside: the \r is a part of them.
+                # A dead letter has the raw bytes, including the \r.
                 first = int(raw_ends[index - 1]) + self._size if index else 0
                 cut.dead_letters.extend(aside(bad[index], data[first : int(raw_ends[index])], self._part_bytes))
             lines = self._without(lines, ends, indexes)
@@ -139,7 +140,7 @@ class LineFraming:
         return self._array(lines, ends) if ends.size else None, starts
 
     def _cut_last(self, cut: Cut, data: bytes) -> str | None:
-        r"""One record without a delimiter. A ``\\r`` at the very end is not right before a newline: it stays."""
+        r"""Return one record without a delimiter. A ``\\r`` at its end is kept, because no newline follows it."""
         if len(data) > self._max:
             reason = DeadLetterReason.RECORD_TOO_LARGE
         else:
@@ -151,14 +152,14 @@ class LineFraming:
         return None
 
     def _bad_lines(self, data: bytes, ends: _Positions) -> dict[int, DeadLetterReason]:
-        """Which records can't be stored, by index."""
+        """Return why records can't be stored, by their index; good records are left out."""
         lengths = np.diff(ends, prepend=-self._size) - self._size
         bad = dict.fromkeys(np.flatnonzero(lengths > self._max).tolist(), DeadLetterReason.RECORD_TOO_LARGE)
         if data.isascii():
             return bad
         size = self._size
         if not self._delimiter.isascii():
-            # Stand-ins that are valid between any two records.
+            # Replace the delimiters with bytes that are valid between any two records.
             data, ends, size = data.replace(self._delimiter, b"\n"), ends - np.arange(ends.size) * (size - 1), 1
         view = memoryview(data)
         position = 0
@@ -175,7 +176,7 @@ class LineFraming:
         return bad
 
     def _without(self, data: bytes, ends: _Positions, bad: list[int]) -> bytes:
-        """The records of ``data`` but for the bad ones: one slice per run of good ones."""
+        """Return ``data`` without the bad records: one slice for each run of good ones."""
         runs = []
         start = 0
         for index in bad:
@@ -185,7 +186,7 @@ class LineFraming:
         return b"".join(runs)
 
     def _array(self, lines: bytes, ends: _Positions) -> pa.Array:
-        """Good records as an array, from two buffers: the text without delimiters, and where each ends in it."""
+        """Return good records as an array of two buffers: the text without delimiters, and each record's end in it."""
         if self._encoding != "utf-8" and not self._one_byte and not lines.isascii():
             lines = lines.decode(self._encoding).encode("utf-8")
             ends = self.ends(lines)
@@ -203,7 +204,7 @@ class LineFraming:
 
 
 class LineSplitter:
-    """One connection's. See ``framing.Splitter``; made by ``LineFraming.open``."""
+    """Split one connection's stream; see ``framing.Splitter``. ``LineFraming.open`` makes it."""
 
     def __init__(
         self,
@@ -218,21 +219,21 @@ class LineSplitter:
     ) -> None:
         self._framing = framing
         self._delimiter = delimiter
-        # What may have come of a delimiter, and not be one yet.
+        # The most bytes of an incomplete delimiter that may be at the end of what has arrived.
         self._edge = len(delimiter) - 1
         self._overlaps = overlaps
-        #: The longest that may end a record and belongs to no record.
+        #: The longest ending of a record; it is not part of the record.
         self._ending = b"\r\n" if strips_cr else delimiter
         self._max = max_record_bytes
         self._part_bytes = part_bytes
         self._max_parts = max_parts
-        #: Of the record whose end has not come: all of it, or what follows the parts that are put aside.
+        #: The record whose end has not arrived: all of it, or the bytes after the parts that are dead letters already.
         self._held = bytearray()
-        #: The next part's number within a record that is too large; None outside of one.
+        #: The number of the next part of a record that is too large; None outside such a record.
         self._part: int | None = None
 
     def take(self, buffer: bytearray, count: int) -> Taken:
-        """See ``framing.Splitter``."""
+        """Take bytes; see ``framing.Splitter``."""
         taken = Taken()
         view = memoryview(buffer)
         start = 0
@@ -260,7 +261,7 @@ class LineSplitter:
         return taken
 
     def finish(self, *, clean: bool) -> Taken:
-        """See ``framing.Splitter``; it may be used for another stream afterwards."""
+        """End the stream; see ``framing.Splitter``. The splitter may be used for another stream afterwards."""
         taken = Taken()
         if self._part is not None:
             self._end_large_record(taken.before)
@@ -272,7 +273,7 @@ class LineSplitter:
         return taken
 
     def _find(self, buffer: bytearray, count: int) -> int | None:
-        """Where the first delimiter begins; below 0 it began in what is held."""
+        """Return where the first delimiter begins; a negative number means that it began in the held bytes."""
         if self._edge and self._held:
             tail = bytes(self._held[-self._edge :])
             found = (tail + buffer[: min(count, self._edge)]).find(self._delimiter)
@@ -282,7 +283,7 @@ class LineSplitter:
         return found if found >= 0 else None
 
     def _last_end(self, buffer: bytearray, start: int, count: int) -> int | None:
-        """What follows the last delimiter; ``start`` is where a record begins or, being 0, goes on."""
+        """Return the position after the last delimiter. At ``start`` a record begins or, if it is 0, continues."""
         size = self._edge + 1
         if self._overlaps:
             end = None
@@ -300,14 +301,14 @@ class LineSplitter:
         return None if first is None else first + size
 
     def _is_too_large(self) -> bool:
-        """Is the record that is held too large whatever comes next?"""
+        """Return whether the held record is too large, whatever comes next."""
         over = len(self._held) - self._max
         if over <= 0:
             return False
         return not any(self._held.endswith(self._ending[:size]) for size in range(over, len(self._ending)))
 
     def _take_parts(self, letters: list[DeadLetter], keep: int) -> None:
-        """Put aside the whole parts of what is held, but for the last ``keep`` bytes: a delimiter may begin there."""
+        """Make dead letters of the held whole parts, except the last ``keep`` bytes: a delimiter may begin there."""
         part = self._part or 0
         whole = max(0, len(self._held) - keep) // self._part_bytes
         for number in range(whole):
@@ -319,7 +320,7 @@ class LineSplitter:
         self._part = part
 
     def _end_large_record(self, letters: list[DeadLetter]) -> None:
-        """What is held is the rest of a record that is too large."""
+        """Make dead letters of the held bytes, the rest of a record that is too large."""
         self._take_parts(letters, 0)
         part = self._part or 0
         if self._held and (self._max_parts is None or part < self._max_parts):
@@ -329,11 +330,10 @@ class LineSplitter:
 
 
 def _utf8_places(text: str) -> _Positions:
-    """Where each character begins in UTF-8, and at last where the text ends."""
+    """Return where each character begins in UTF-8, and finally where the text ends."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     places = np.empty(points.size + 1, dtype=np.intp)
     places[0] = 0
-    # A byte more from each of these code points on.
     sizes = 1 + sum(points >= first for first in _LONGER_FROM)
     np.cumsum(sizes, out=places[1:])
     return places

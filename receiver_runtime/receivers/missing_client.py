@@ -1,4 +1,4 @@
-"""What is said where a source's client is not installed. Imports none."""
+"""Make the error for a source whose client is not installed. Imports no client."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from receiver_runtime.sources.base import SourceError
 
 
 def missing_client(error: ModuleNotFoundError, kind: str, package: str, extra: str, *modules: str) -> SourceError:
-    """The sentence, to be raised from ``error``. Raises ``error`` itself where it is not of the client's modules.
+    """Return the error to raise from ``error``. Raises ``error`` itself if another module than the client's is missing.
 
     Args:
-        error: of the import.
-        kind: who needs it.
-        package: what is lacking, by the name that it is installed by; and
-        modules: by those that it is imported by.
-        extra: of ours, that brings it.
+        error: the import's error.
+        kind: the kind of source that needs the client.
+        package: the client's package, by the name that pip installs; and
+        modules: by the names that Python imports.
+        extra: the extra of ``forebay`` that installs it.
     """
     if (error.name or "").partition(".")[0] not in modules:
         raise error

@@ -1,4 +1,4 @@
-"""What clients and listeners on TCP share: options of a connection, and TLS contexts from a declaration."""
+"""Set what clients and listeners on TCP share: options of a connection, and TLS contexts from a declaration."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from receiver_runtime.sources.secret import SecretError
 if TYPE_CHECKING:
     from receiver_runtime.sources.tcp import Tls
 
-#: How much is read at once, at most.
+#: The most bytes of one read.
 READ_BYTES = 2**20
-# A peer that vanished without a word is noticed in about two minutes, not never.
+# Seconds, seconds and a count: notice within about two minutes that a peer has vanished without closing.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 
@@ -30,22 +30,25 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def check_peer(connection: socket.socket) -> None:
-    """Before TLS. Raises OSError where the peer is gone: ssl would leave the socket open, and out of our reach."""
+    """Check, before TLS, that the peer is connected. Raises OSError if it is gone.
+
+    In that case ssl would leave the socket open, with no way for us to close it.
+    """
     connection.getpeername()
 
 
 def shut_down(connection: socket.socket) -> None:
-    """Wake whoever reads from it, in another thread too."""
+    """Shut the connection down, which wakes a read in any thread."""
     try:
-        # Not SSLSocket's own: after that one, a read would give the bytes undeciphered.
+        # Not SSLSocket's own method: after that one, a read would return the bytes still encrypted.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
     except OSError:
-        # The other side was faster.
+        # The peer has closed it already.
         return
 
 
 def client_context(tls: Tls) -> ssl.SSLContext:
-    """To connect with. Raises TlsFileError."""
+    """Return the TLS context to connect with. Raises TlsFileError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not tls.verify:
@@ -61,7 +64,7 @@ def client_context(tls: Tls) -> ssl.SSLContext:
 
 
 def server_context(tls: Tls) -> ssl.SSLContext:
-    """To listen with. Raises TlsFileError."""
+    """Return the TLS context to listen with. Raises TlsFileError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load_certificate(context, tls.certificate_file or "", tls)
@@ -95,5 +98,5 @@ def _load_certificate(context: ssl.SSLContext, path: str, tls: Tls) -> None:
 
 
 def _no_passphrase() -> NoReturn:
-    """OpenSSL would ask for it at the terminal, and wait."""
+    """Raise TlsFileError. Without this callback OpenSSL would ask for the passphrase at the terminal, and wait."""
     raise TlsFileError("the key has a passphrase, and nobody is there to type it: give key_password")

@@ -44,7 +44,7 @@ class Secret:
             if not PurePath(path).is_absolute():
                 raise SecretError(
                     f'{self.reference!r} is no whole path: write one from the root, as "file:/run/secrets/NAME", '
-                    "for the process that reads it may run in another directory"
+                    "because the process that reads it may run in another directory"
                 )
         else:
             raise SecretError(f"a secret is given by reference, never by itself: {_WAYS}")

@@ -106,7 +106,7 @@ class Syslog(Source):
                 raise ValueError("tls: server_hostname and verify are a client's: leave them out where you listen")
         if self.listen_address[1] == 0 and len(self.transports) > 1:
             raise ValueError(
-                f"listen: {self.listen!r} takes any port that is free, for each transport another: name a port, or one "
+                f"listen: {self.listen!r} takes any free port, a different one for each transport: name a port, or one "
                 "transport"
             )
         return self

@@ -55,7 +55,7 @@ class Tls(BaseModel):
     def _check_path(cls, path: str | None) -> str | None:
         if path is not None and not PurePath(path).is_absolute():
             raise ValueError(
-                f"{path!r} is no whole path: give one from the root, for the receiver may run in another directory"
+                f"{path!r} is no whole path: give one from the root, because the receiver may run in another directory"
             )
         return path
 
