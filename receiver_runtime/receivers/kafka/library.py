@@ -1,15 +1,15 @@
-"""Fetches records as columns, by the C interface of the librdkafka that the client package brings.
+"""Fetch records as columns, through the C interface of the librdkafka that the client package contains.
 
-The package makes a Python object of each record, and a call of each of its fields; here a batch's fields are gathered
-at once. Owns one client of librdkafka's, which joins no group: it fetches the partitions that it is given, from where
-it is told. Knows no driver log.
+The package makes a Python object for each record, and needs a call for each of its fields; here a batch's fields are
+gathered at once. Owns one librdkafka client, which joins no group: it fetches the partitions that it is given, from
+the positions that it is given. Knows no driver log.
 
-What is relied on, and nothing else: the functions and the struct `rd_kafka_message_t` of librdkafka's public header;
-and for exactly the releases in ``_PRIVATE_LAYOUTS``, on 64-bit Linux, where behind that struct a record's time and its
-headers' size stand. Some rows of each batch are compared with what the public functions say. Any other release,
-any difference: ``open_library`` returns None or ``LibraryError`` comes, and records are read as objects.
+This relies only on the functions and the struct `rd_kafka_message_t` in librdkafka's public header, and, for exactly
+the releases in ``_PRIVATE_LAYOUTS`` on 64-bit Linux, on the place of a record's time and of its headers' size behind
+that struct. Some rows of each batch are compared with the results of the public functions. For any other release
+``open_library`` returns None, at any difference ``LibraryError`` is raised, and records are read as objects.
 
-A message is read only before it is given back, and given back once; columns are copies.
+A message's memory is read only before the message is given back, and it is given back once; columns are copies.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ Key = tuple[str, int]
 _WORD: Final = 8
 # rd_kafka_message_t in words: error, topic, partition, value and its size, key and its size, offset, private.
 _ERROR, _TOPIC, _PARTITION, _VALUE, _VALUE_SIZE, _KEY, _KEY_SIZE, _OFFSET = range(8)
-_CONSUMER = 1
-_NO_ENTRY = -156
-_DESTROY_AT_ONCE = 8
-_TEXT_BYTES = 512
-# Arrow keeps what is so short in the view itself.
+_CONSUMER = 1  # RD_KAFKA_CONSUMER
+_NO_ENTRY = -156  # RD_KAFKA_RESP_ERR__NOENT: the record has no headers
+_DESTROY_AT_ONCE = 8  # RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE: there is no group to leave
+_TEXT_BYTES = 512  # room for librdkafka's error messages
+# Bytes: Arrow keeps values up to this size in the view itself.
 _INLINE_BYTES = 12
-_SEGMENT_BITS = 30
-# A record without headers has a count of them, in one byte, or nothing.
+_SEGMENT_BITS = 30  # an Arrow view holds 32-bit offsets: memory is addressed in segments of 1 GiB
+# Bytes: without headers a record has at most their count (0), in one byte.
 _NO_HEADERS_BYTES = 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Behind the public struct, in words from its beginning."""
+    """The places of the fields behind the public struct, in words from its beginning."""
 
     time: int
     headers_bytes: int
@@ -66,7 +66,7 @@ class _Layout:
         return max(self.time, self.headers_bytes) + 1
 
 
-#: By `rd_kafka_version()`. A test compares both ways; add a release when it passes with it.
+#: Layouts by `rd_kafka_version()`. A test compares columns with objects; add a release when the test passes with it.
 _PRIVATE_LAYOUTS: Final[Mapping[int, _Layout]] = {
     0x020A01FF: _Layout(time=12, headers_bytes=15),
     0x020D02FF: _Layout(time=12, headers_bytes=15),
@@ -81,7 +81,7 @@ class LibraryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What the client says instead of a record, or of itself; ``topic`` is empty where it concerns none."""
+    """An error that the client returns in place of a record, or its own error, which has an empty ``topic``."""
 
     topic: str
     partition: int
@@ -91,7 +91,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What one call brought, in order; mostly it is one batch. ``errors`` are the client's own, of no partition."""
+    """The result of one fetch, in order, mostly one batch. ``errors`` are the client's own, of no partition."""
 
     records: Sequence[Records]
     bad: Sequence[BadRecord]
@@ -100,21 +100,22 @@ class Fetched:
 
 
 class _Place(ctypes.Structure):
-    """rd_kafka_topic_partition_t, as far as it is read."""
+    """The first fields of rd_kafka_topic_partition_t, as many as are read."""
 
     _fields_ = (("topic", ctypes.c_char_p), ("partition", ctypes.c_int32), ("offset", ctypes.c_int64))
 
 
-#: Of a client, an error's code, what it says, and nothing of ours.
+#: The arguments are the client, the error's code, its text, and our own pointer, which is not used.
 _ErrorCallback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class _Functions:
-    """The library's functions that are used, with their types."""
+    """The used functions of the library, with their types."""
 
     def __init__(self, path: str) -> None:
         pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
-        # These wait, or may; the others are called for each message, and keep the interpreter's lock.
+        # Calls by `free` release the interpreter's lock, because they may wait. Calls by `quick` keep the lock: they
+        # are made for each message.
         free = ctypes.CDLL(path)
         quick = ctypes.PyDLL(path)
 
@@ -164,14 +165,14 @@ class _Functions:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A librdkafka that is as expected."""
+    """A librdkafka whose layout is known."""
 
     functions: _Functions
     layout: _Layout
 
 
 def open_library() -> Library | None:
-    """The client package's own librdkafka; None where there is none, or none that we know."""
+    """Return the client package's own librdkafka; None if there is none, or its release is unknown here."""
     if sys.platform != "linux" or sys.maxsize <= 2**32 or sys.byteorder != "little":
         return None
     try:
@@ -193,13 +194,13 @@ def open_library() -> Library | None:
 
 
 class ColumnFetcher:
-    """See the module. One thread at a time; ``close`` once.
+    """Fetch columns; see the module. Only one thread at a time may use it; call ``close`` once.
 
     Args:
         configuration: as for a consumer of the same group, without callbacks.
 
     Raises:
-        LibraryError: it takes no such configuration.
+        LibraryError: the library does not accept the configuration.
     """
 
     def __init__(self, library: Library, configuration: Mapping[str, str | float | bool]) -> None:
@@ -208,7 +209,7 @@ class ColumnFetcher:
         self._assigned: set[Key] = set()
         self._buffer = np.zeros(0, np.int64)
         self._errors: list[Fault] = []
-        # Called within `fetch` alone. Kept: the library has no more than its address.
+        # Called only within `fetch`. Referenced here because the library holds only its address.
         self._note_error = _ErrorCallback(self._on_error)
         said = ctypes.create_string_buffer(_TEXT_BYTES)
         settings = self._calls.conf_new()
@@ -217,7 +218,7 @@ class ColumnFetcher:
             if self._calls.conf_set(settings, name.encode(), text.encode(), said, _TEXT_BYTES):
                 self._calls.conf_destroy(settings)
                 raise LibraryError(f"option {name}: {LibraryError.__doc__}")
-        # The consumer of the group logs the same.
+        # Log nothing: the group's consumer logs the same.
         self._calls.conf_set_log_cb(settings, None)
         self._calls.conf_set_error_cb(settings, self._note_error)
         self._client = self._calls.new(_CONSUMER, settings, said, _TEXT_BYTES)
@@ -228,25 +229,25 @@ class ColumnFetcher:
         self._queue = self._calls.queue_get_consumer(self._client)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         self._calls.queue_destroy(self._queue)
         self._calls.destroy_flags(self._client, _DESTROY_AT_ONCE)
 
     def read_from(self, positions: Mapping[Key, int]) -> None:
-        """Fetch these partitions from their positions; what is held of them is dropped. Others stay."""
+        """Fetch these partitions from their positions; records of them in the queue are dropped. Others stay."""
         self.leave(positions)
         self._call_with_list(self._calls.incremental_assign, positions)
         self._assigned.update(positions)
 
     def leave(self, partitions: Mapping[Key, int] | Sequence[Key]) -> None:
-        """Fetch them no more, if they were; what is held of them is dropped."""
+        """Stop fetching these partitions, if they were fetched; records of them in the queue are dropped."""
         going = dict.fromkeys((key for key in partitions if key in self._assigned), 0)
         if going:
             self._call_with_list(self._calls.incremental_unassign, going)
             self._assigned.difference_update(going)
 
     def fetch(self, most: int, seconds: float) -> Fetched:
-        """What comes until there are ``most`` records, or the time is over."""
+        """Return the records that come until there are ``most`` of them, or ``seconds`` are over."""
         if len(self._buffer) < most:
             self._buffer = np.zeros(most, np.int64)
         got = self._calls.consume_batch_queue(self._queue, int(seconds * 1000), self._buffer.ctypes.data, most)
@@ -262,9 +263,9 @@ class ColumnFetcher:
         return replace(found, errors=errors) if errors else found
 
     def passed(self, partitions: Iterable[Key]) -> dict[Key, int]:
-        """Behind what each of these is, of what ``fetch`` brought: also behind marks of transactions, which it skips.
+        """Return the offset after what ``fetch`` has read of each partition, skipped transaction markers included.
 
-        A partition of which nothing came since it was read from its position is not in it.
+        A partition of which nothing came since ``read_from`` is left out.
         """
         keys = [key for key in partitions if key in self._assigned]
         places = self._calls.list_new(len(keys))
@@ -294,7 +295,7 @@ class ColumnFetcher:
             self._calls.error_destroy(error)
             raise LibraryError(f"{(said or b'').decode(errors='replace')}: {LibraryError.__doc__}")
 
-    # -- columns (while the messages are ours) -----------------------------------------------------------------------
+    # -- columns (before the messages are given back) ----------------------------------------------------------------
 
     def _columns(self, messages: NDArray[np.int64], addresses: Sequence[int]) -> Fetched:
         words = _gathered(messages, self._layout.words)
@@ -350,7 +351,7 @@ class ColumnFetcher:
         return BadRecord(topic, int(words[_PARTITION].astype(np.int32)), int(words[_OFFSET]), value)
 
     def _compare(self, addresses: Sequence[int], words: NDArray[np.int64]) -> None:
-        """Some rows with what the public functions say."""
+        """Compare some rows with the results of the public functions. Raises LibraryError at a difference."""
         out = ctypes.c_void_p()
         for row in {0, len(addresses) // 2, len(addresses) - 1}:
             without = int(words[self._layout.headers_bytes, row].astype(np.int32)) <= _NO_HEADERS_BYTES
@@ -363,7 +364,7 @@ class ColumnFetcher:
     def _headers(
         self, addresses: Sequence[int], sizes: NDArray[np.int32]
     ) -> tuple[dict[int, list[tuple[str, bytes | None]]], list[int]]:
-        """By row, where there are some; and the rows where a name is no text."""
+        """Return headers by row, for rows that have some; and the rows in which a name is no text."""
         found: dict[int, list[tuple[str, bytes | None]]] = {}
         unreadable: list[int] = []
         for row in np.flatnonzero(sizes > _NO_HEADERS_BYTES).tolist():
@@ -388,19 +389,19 @@ class ColumnFetcher:
 
 
 def _memory(first: int, end: int, dtype: type[np.generic]) -> NDArray[Any]:
-    """A window on our own memory. What lies between the pieces that we know of is never touched."""
+    """Return a view of this process's memory. Only the known pieces in it are read, never what lies between them."""
     return np.frombuffer(pa.foreign_buffer(first, end - first), dtype)
 
 
 def _gathered(messages: NDArray[np.int64], words: int) -> NDArray[np.int64]:
-    """The words of each message, a row a word."""
+    """Return the words of each message: one row per word, one column per message."""
     first = int(messages.min())
     memory = _memory(first, int(messages.max()) + words * _WORD, np.int64)
     return memory[((messages - first) // _WORD)[None, :] + np.arange(words)[:, None]]  # type: ignore[no-any-return]
 
 
 def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The different ones, and which of them each is. Mostly there is one, and nothing is to be sorted."""
+    """Return the distinct numbers, and each number's index among them. Mostly there is one: then nothing is sorted."""
     if (numbers == numbers[0]).all():
         return numbers[:1], np.zeros(len(numbers), np.int32)
     found, which = np.unique(numbers, return_inverse=True)
@@ -408,7 +409,7 @@ def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _binary(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> pa.Array:
-    """A copy of pieces of memory as one column; null where the address is."""
+    """Return a copy of pieces of memory as one column; null where the address is 0."""
     rows = len(addresses)
     valid = addresses != 0
     if not valid.any():

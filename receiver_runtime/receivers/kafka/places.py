@@ -1,9 +1,9 @@
-"""Where a partition is to be read from: what the driver log says, put right by what the broker has.
+"""Decide where to begin in a partition: at the driver log's position, corrected by what the broker has.
 
-Asks both, and reads nothing. What a stream has to know of its topics besides positions stands beside these in the
-driver log, as origins of partitions whose names are no numbers: how many partitions a topic had when the stream began
-(those that came later are read from their beginning, whatever ``start`` says), and by which id of the topic a partition
-was read (one that is made anew has another).
+Queries both, and reads no records. The driver log also keeps other facts about a stream's topics, beside the positions,
+as origins of partitions whose names are not numbers: how many partitions a topic had when the stream began (partitions
+that were added later are read from their beginning, whatever ``start`` says), and the topic id with which a partition
+was read (a topic that was deleted and created again has another id).
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ _log = structlog.get_logger(__name__)
 
 Key = tuple[str, int]
 
-BROKER_SECONDS: Final = 10.0
-# For what is asked now and then beside reading.
+BROKER_SECONDS: Final = 10.0  # how long to wait for an answer of the broker
+# Seconds to wait for the regular checks, which interrupt reading.
 _QUICK_SECONDS = 2.0
+# Seconds without further questions after brokers did not answer one about topics at all.
 _SILENT_SECONDS = 300.0
-# An end before our position, or another id of a topic, is believed when it was seen so often, so far apart: a new
-# leader may lag for a moment, and so may what a broker knows of topics.
+# A log's end before our position, or another topic id, is believed when it was seen this many times, this many seconds
+# apart: a new leader may lag for a moment, and so may a broker's metadata.
 _LOOKS = 3
 _LOOK_SECONDS = 0.5
-# Names of partitions that no topic has.
+# Names of pseudo-partitions; no real partition has such a name.
 _BEGINNING: Final = "partitions at the beginning"
 _TOPIC_ID: Final = "topic id of "
 _ID_BITS: Final = 2**63 - 1
@@ -61,7 +62,7 @@ class OutOfRangeError(Exception):
 
 @dataclass(slots=True)
 class Partition:
-    """One that is ours. ``position`` is the next offset to hand over; ``links`` go in with the next block."""
+    """An assigned partition. ``position`` is the next offset to hand over; ``links`` go in with the next block."""
 
     generation: int
     position: int
@@ -70,19 +71,19 @@ class Partition:
 
 @dataclass(slots=True)
 class Look:
-    """What the brokers said, once: who leads each partition, or why nobody does; the ids of topics that have one."""
+    """One answer of the brokers: each partition's leader, or why it has none; and the ids of topics that have one."""
 
     leaders: dict[Key, int | KafkaError] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
 
 
 class KafkaPlaces:
-    """See the module. The reader's thread alone.
+    """Decide where partitions begin; see the module. Only the reader's thread uses it.
 
-    What fails on the broker's side raises KafkaException, and may be tried again.
+    A failure on the broker's side raises KafkaException, and may be retried.
 
     Args:
-        settings: of the consumer.
+        settings: the consumer's options.
     """
 
     def __init__(self, receiver: Receiver, source: Kafka, consumer: Consumer, settings: Mapping[str, Option]) -> None:
@@ -92,7 +93,7 @@ class KafkaPlaces:
         self._consumer = consumer
         self._settings = settings
         self._admin: AdminClient | None = None
-        # By which id of its topic a partition is read, since it was opened.
+        # The topic id with which each open partition is read.
         self._ids: dict[Key, int] = {}
         self._past_ids: dict[str, set[int]] = {}
         self._ask_after = 0.0
@@ -100,13 +101,13 @@ class KafkaPlaces:
         self._partitions_at_beginning: dict[str, int] = {}
 
     def close(self) -> None:
-        """Give back what was opened here; the consumer is the reader's."""
+        """Close what was opened here; the reader owns the consumer."""
         self._admin = None
 
     def begin(self) -> bool:
-        """Put down once which topics and partitions there are, before any is read; says whether that is done.
+        """Record once which topics and partitions exist, before any is read; return whether that is done.
 
-        A pattern's topics that are not there then have come later, all of them.
+        Any matching topic that did not exist then counts as created later.
         """
         if not self._begun:
             try:
@@ -116,7 +117,7 @@ class KafkaPlaces:
         return self._begun
 
     def look(self, keys: Iterable[Key]) -> Look:
-        """Ask once for all that is to be known of some partitions' topics."""
+        """Ask the brokers once for everything needed about some partitions' topics."""
         found = Look()
         by_topic: dict[str, list[Key]] = {}
         for key in keys:
@@ -136,25 +137,25 @@ class KafkaPlaces:
         return found
 
     def open(self, key: Key, look: Look, cut_at: int | None = None) -> Partition:
-        """Where to read on, by the driver log and the broker.
+        """Return the partition, with the position to continue from by the driver log and the broker.
 
         Args:
-            look: of now; its partition has a leader.
-            cut_at: the broker has just said that its log no longer is the one that was read, from this offset on.
+            look: a current one, in which the partition has a leader.
+            cut_at: the broker has just said that from this offset on its log is no longer the one that was read.
 
         Raises:
-            OutOfRangeError: nowhere.
+            OutOfRangeError: the next record is not on the broker, and the source says to stop then.
         """
         topic, number = key
         low, high = self._range(key)
         began = self._start(key, low, high)
-        # The id first: what is made anew between the two is noticed the next time.
+        # The id first: if the topic is created again between the two queries, that is noticed the next time.
         read_by, now = self._topic_ids(key, look)
         at = self._supervisor.block_path.positions.open_partition(topic, str(number), began)
         if now is not None and read_by is not None and read_by.offset != now:
-            return self._made_anew(key, at, low, high, self._new_id(key, read_by, now))
+            return self._open_recreated(key, at, low, high, self._new_id(key, read_by, now))
         if cut_at is not None and low <= cut_at < at.offset:
-            return self._begin_anew(key, at, cut_at, f"the broker's log was cut at offset {cut_at}")
+            return self._next_generation(key, at, cut_at, f"the broker's log was cut at offset {cut_at}")
         for _ in range(_LOOKS):
             if at.offset <= high:
                 break
@@ -173,16 +174,18 @@ class KafkaPlaces:
             )
             lost = OffsetLink(topic, str(number), at.generation, at.offset, went_on, LinkKind.LOST)
             return Partition(at.generation, went_on, [lost])
-        return self._begin_anew(key, at, went_on, f"the broker has {low} up to {high}: it was made anew, or cut")
+        return self._next_generation(
+            key, at, went_on, f"the broker has {low} up to {high}: the topic was created again, or its log truncated"
+        )
 
     def made_anew(self, keys: Sequence[Key]) -> list[Key]:
-        """Those of partitions that are open whose topic is another one now, of the same name, or may be."""
+        """Return those open partitions whose topic is, or may be, another one of the same name by now."""
         now = self._ask_ids({topic for topic, _ in keys}, _QUICK_SECONDS)
         now = {topic: found for topic, found in now.items() if found not in self._past_ids.get(topic, ())}
         return [key for key in keys if key[0] in now and now[key[0]] != self._ids.get(key)]
 
     def strangers(self) -> set[str]:
-        """Members of the group that are not this stream's receivers, by their clients' ids."""
+        """Return the client ids of the group's members that are not this stream's receivers."""
         mine = self._settings["client.id"]
         group = self._source.group
         if time.monotonic() < self._ask_after:
@@ -196,19 +199,19 @@ class KafkaPlaces:
         return {member.client_id for member in members} - {mine}
 
     def start_unreliably(self, key: Key) -> int:
-        """Where to begin a partition of which the broker knows no position."""
-        return self._start_of_all(key, *self._range(key))
+        """Return where to begin in a partition for which the broker has no committed position."""
+        return self._configured_start(key, *self._range(key))
 
     # -- the next generation -----------------------------------------------------------------------------------------
 
-    def _made_anew(self, key: Key, at: Position, low: int, high: int, new_id: OffsetLink) -> Partition:
+    def _open_recreated(self, key: Key, at: Position, low: int, high: int, new_id: OffsetLink) -> Partition:
         went_on = high if self._source.out_of_range == "latest" else low
         why = f"the topic was made anew, and has offsets {low} up to {high}"
-        found = self._begin_anew(key, at, went_on, why)
+        found = self._next_generation(key, at, went_on, why)
         found.links.append(new_id)
         return found
 
-    def _begin_anew(self, key: Key, at: Position, begins: int, why: str) -> Partition:
+    def _next_generation(self, key: Key, at: Position, begins: int, why: str) -> Partition:
         topic, number = key
         where = f"{topic}/{number}: offset {at.offset} is next, {why}"
         if self._source.out_of_range == "stop":
@@ -220,7 +223,10 @@ class KafkaPlaces:
     # -- ids of topics -----------------------------------------------------------------------------------------------
 
     def _topic_ids(self, key: Key, look: Look) -> tuple[Position | None, int | None]:
-        """By which id the partition was read, and the topic's now; None where the broker has none, or says nothing."""
+        """Return the id with which the partition was read, and the topic's id now.
+
+        Both are None if the broker has no ids or does not answer, or if its answer is not confirmed.
+        """
         topic, number = key
         now = look.ids.get(topic)
         if now is None:
@@ -231,7 +237,7 @@ class KafkaPlaces:
         if read_by.offset == now:
             past.update(() if before in (None, now) else (before,))
         elif now in past or before == now or not self._is_confirmed(topic, now):
-            # A broker that has not heard of what is newer.
+            # The broker's metadata is out of date.
             return None, None
         else:
             past.add(read_by.offset)
@@ -243,14 +249,14 @@ class KafkaPlaces:
             time.sleep(_LOOK_SECONDS)
             again = self._ask_ids({topic}, BROKER_SECONDS).get(topic)
             if again is None:
-                # Not to be read on from the position meanwhile.
+                # Raise, so that the partition is not read from the position in the meantime.
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  librdkafka's own name for it
             if again != topic_id:
                 return False
         return True
 
     def _ask_ids(self, topics: Collection[str], seconds: float) -> dict[str, int]:
-        """Without those that have none: of a broker too old, or where a right is missing."""
+        """Return topics' ids. A topic without one is left out: the broker is too old, or a permission is missing."""
         if not topics or time.monotonic() < self._ask_after:
             return {}
         found: dict[str, int] = {}
@@ -262,18 +268,18 @@ class KafkaPlaces:
                 _log.info("the brokers do not say a topic's id", topic=topic, error=str(error))
                 continue
             except TimeoutError:
-                # Whoever does not answer at all is not waited for at each change of the group.
+                # If brokers do not answer at all, do not wait for them at each rebalance.
                 _log.info("the brokers do not say a topic's id in time", topic=topic, seconds=seconds)
                 self._ask_after = time.monotonic() + _SILENT_SECONDS
                 break
-            # As many bits as an offset has; zero is none.
+            # Cut to as many bits as an offset has; zero means no id.
             if bits := (topic_id.get_least_significant_bits() ^ topic_id.get_most_significant_bits()) & _ID_BITS:
                 found[topic] = bits
         return found
 
     def _asking(self) -> AdminClient:
         if self._admin is None:
-            # It warns of a consumer's options; of the broker the consumer tells.
+            # Log nothing: it would warn of a consumer's options, and the consumer reports the brokers' errors.
             self._admin = AdminClient({**self._settings, "log_level": 0})
         return self._admin
 
@@ -284,7 +290,7 @@ class KafkaPlaces:
     # -- where to begin ----------------------------------------------------------------------------------------------
 
     def _start(self, key: Key, low: int, high: int) -> int:
-        """When nothing was read before."""
+        """Return where to begin if nothing was read before."""
         topic, number = key
         if self._source.start == "earliest":
             return low
@@ -292,15 +298,15 @@ class KafkaPlaces:
             if self._source.pattern is None:
                 self._note_beginning(topic, self._count(topic))
             elif self.begin():
-                # All that were there are put down: this one came later, if it isn't one of them.
+                # All topics that existed are recorded: if this one is not among them, it was created later.
                 self._note_beginning(topic, 0)
             else:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001  librdkafka's own name for it
         if number >= self._partitions_at_beginning[topic]:
             return low
-        return self._start_of_all(key, low, high)
+        return self._configured_start(key, low, high)
 
-    def _start_of_all(self, key: Key, low: int, high: int) -> int:
+    def _configured_start(self, key: Key, low: int, high: int) -> int:
         if isinstance(self._source.start, str):
             return low if self._source.start == "earliest" else high
         asked = TopicPartition(*key, int(self._source.start.timestamp() * 1000))
@@ -315,7 +321,7 @@ class KafkaPlaces:
             try:
                 self._note_beginning(topic, self._count(topic))
             except KafkaException as error:
-                # One that we may not see does not hold the others up; it is asked for again when it is to be read.
+                # A topic that we may not see does not delay the others; it is asked for again before it is read.
                 _log.info("the brokers don't say what partitions a topic has", topic=topic, error=str(error))
                 done = False
         return done
@@ -324,7 +330,8 @@ class KafkaPlaces:
         assert self._source.pattern is not None
         [subscription] = self._source.subscription
         wanted = re.compile(self._source.pattern)
-        # Before the log is asked: what is seen here was there when whoever came first had not yet put it down.
+        # List topics before asking the driver log: if the beginning is not recorded there yet, these topics existed
+        # before it was.
         seen = self._consumer.list_topics(timeout=BROKER_SECONDS).topics
         if _BEGINNING not in self._supervisor.block_path.positions.all_of(subscription):
             for topic, said in seen.items():
@@ -338,7 +345,7 @@ class KafkaPlaces:
         self._partitions_at_beginning[topic] = at.offset
 
     def _count(self, topic: str) -> int:
-        """How many partitions it has; none where it is not there yet."""
+        """Return how many partitions a topic has; 0 if it does not exist yet."""
         said = self._topic(topic)
         if said.error is not None and said.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise KafkaException(said.error)

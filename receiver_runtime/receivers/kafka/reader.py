@@ -1,23 +1,23 @@
-"""Reads a consumer group's share of partitions into blocks, on one thread, from one ``on_start`` to its ``on_stop``.
+"""Read a consumer group's share of partitions into blocks, on one thread, from one ``on_start`` to its ``on_stop``.
 
-Who decides how far a partition was read: the driver log alone. Here a position is what the driver log said, moved by
-what was handed over since; a block goes in only where the log stands exactly where its records begin, so that nothing
-read here can be left out or come twice, whoever else believes to own the partition.
+Only the driver log decides how far a partition was read. A position here is the driver log's position, plus what was
+handed over since. A block is registered only if the log's position is exactly where the block's records begin. So no
+record that is read here can be left out or stored twice, even if another receiver believes that it owns the partition.
 
-- *Assigned*: the partition's position is asked for, or its origin put down, before it is read.
-- *Revoked, or lost*: what was handed over is waited for, what was read and not handed over is dropped; who reads on
-  does so from the driver log. The broker is told of positions afterwards, for monitoring alone.
-- *Conflict*: another receiver has read a partition on (we were thought dead). Everything that is under way is dropped,
-  all positions are asked for anew.
-- What a call to the client returns in which partitions came or went is dropped and read again: it may have been read
-  before they went.
-- *Columns*: where there is a library for it (``library``), the group's consumer is paused and fetches nothing; a
-  fetcher that is in no group brings the partitions that are ours, from our positions. Then partitions come and go
-  between two fetches, never within one.
-- *Out of range*: the broker has no longer, or not, what is next: ``places`` says where to go on. What it puts
-  down of that goes in with the next block, and is told at once.
-- *Waiting*: of a partition that has no leader, or that we may not read, the broker can't be asked where to begin. It is
-  ours, not read, and asked for again and again; others go on.
+- *Assigned*: before a partition is read, its position is read from the driver log, or its origin is recorded there.
+- *Revoked or lost*: wait for what was handed over, and drop what was read and not handed over. The next owner continues
+  from the driver log. Positions are committed to the broker afterwards, only for monitoring.
+- *Conflict*: another receiver has moved a partition's position (this one was thought dead). All blocks in flight are
+  dropped, and all positions are read from the driver log again.
+- If partitions were assigned or revoked during a call to the client, everything that this call returned is dropped and
+  read again: it may have been read before the change.
+- *Columns*: if there is a library for it (``library``), the group's consumer is paused and fetches nothing. A fetcher
+  that is in no group fetches the assigned partitions, from the positions held here. Then partitions come and go only
+  between two fetches, never during one.
+- *Out of range*: the next offset is not on the broker. ``places`` decides where to continue. The links that record this
+  go in with the next block, and the event is reported at once.
+- *Waiting*: the broker can't say where to begin in a partition that has no leader, or that we may not read. Such a
+  partition stays assigned but is not read; it is tried again regularly, and the others are read meanwhile.
 """
 
 from __future__ import annotations
@@ -53,26 +53,28 @@ _log = structlog.get_logger(__name__)
 
 Key = tuple[str, int]
 
-# Messages asked for at once; each takes a few hundred bytes here besides its data.
+# Messages, at most, of one fetch as objects; each takes a few hundred bytes of memory besides its data.
 _MOST_MESSAGES = 20_000
-# As columns: many, for each block is synced.
+# Messages, at most, of one fetch as columns: many, because each block is synced.
 _MOST_AT_ONCE = 50_000
 _LEAST_MESSAGES = 100
-# A fetch is so short that the group hears of us in time, and a stop is soon done.
+# Seconds, the longest fetch: short, so that the group's coordinator hears from us in time and a stop is quick.
 _LONGEST_FETCH = 1.0
-_COMMIT_SECONDS = 1.0
-_IDS_SECONDS = 30.0
-# So many refusals of positions in a row are no group that changes just now.
+_COMMIT_SECONDS = 1.0  # between two commits of positions to the broker
+_IDS_SECONDS = 30.0  # between two looks at topics' ids and the group's members
+# More consecutive refused commits than a rebalance can explain.
 _REFUSALS = 10
-# Between two tries to open what waits: so long at least, and so many times what the last try took.
+# The pause between two attempts to open waiting partitions: at least this many seconds, and at least this many times
+# the duration of the last attempt.
 _WAIT_SECONDS = 1.0
 _WAIT_TIMES = 5
-# The same line of the client's is logged again after so long, and the same error of one broker is an event again.
+# Seconds until the same line of the client is logged again, and until the same error of one broker is an event again.
 _LINE_SECONDS = 30.0
 _ERROR_SECONDS = 600.0
+# Kinds of message that are remembered, at most.
 _MOST_KINDS = 1000
 _NUMBER = re.compile(r"\d+")
-# Of librdkafka's sentence: where the log that is there now ends to be the one that was read.
+# In librdkafka's message: the offset up to which the broker's log is still the one that was read.
 _CUT = re.compile(r"log truncation detected .*broker end offset is (\d+)")
 _RESET = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001  librdkafka's own name for it
 
@@ -82,9 +84,9 @@ class BadHeaderError(Exception):
 
 
 class KafkaReader:
-    """See the module. ``start`` and ``stop`` once.
+    """Read partitions; see the module. Call ``start`` and ``stop`` once.
 
-    ``library``, where there is one, fetches; ``on_library_failure`` is called when it did not do what is relied on.
+    ``library`` fetches, if it is given. ``on_library_failure`` is called when the library does not behave as expected.
     """
 
     def __init__(
@@ -102,37 +104,38 @@ class KafkaReader:
         self._cooperative = "cooperative" in str(source.options.get("partition.assignment.strategy", "cooperative"))
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"kafka {source.group}", daemon=True)
-        # All below is the thread's alone; the client calls back on it.
+        # Only the thread uses everything below; the client calls back on this thread.
         self._consumer: Consumer
-        # Where there is one, it fetches, and the consumer is in the group and no more.
+        # If there is one, it fetches, and the consumer is only a member of the group.
         self._fetcher: ColumnFetcher | None = None
         self._places: KafkaPlaces
         self._partitions: dict[Key, Partition] = {}
-        # Ours too, and not read yet: see the module. With where their log was cut, if they wait for that.
+        # Assigned partitions that are not read yet (see the module), each with the offset at which its log was cut, if
+        # that is why it waits.
         self._waiting: dict[Key, int | None] = {}
-        self._told_waiting: set[Key] = set()
+        self._reported_waiting: set[Key] = set()
         self._look_at = 0.0
         self._strangers: set[str] = set()
         self._ids_at = time.monotonic() + _IDS_SECONDS
         self._hand_over = LinkedHandOver(receiver, self._on_registered)
-        # To be read from their positions before anything of them is believed.
+        # Partitions to read from their positions again; until then, their records are dropped.
         self._unsure: set[Key] = set()
         self._moved = False
         self._registered: dict[Key, int] = {}
         self._committed_at = 0.0
-        self._told: dict[Key, int] = {}
+        self._committed: dict[Key, int] = {}
         self._refusals = 0
         self._bytes_each = 1000.0
-        # The broker's absence is told once, not with each of the client's attempts.
-        self._told_away = False
-        self._broker_errors = _Said(_ERROR_SECONDS)
+        # That the brokers can't be reached is reported once, not with each of the client's attempts.
+        self._reported_unreachable = False
+        self._recent_errors = _RecentMessages(_ERROR_SECONDS)
 
     def start(self) -> None:
-        """Begin to read; returns at once."""
+        """Begin to read; return at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; returns when what was handed over is registered, or refused, and the group is left."""
+        """End; return when what was handed over is registered or refused, and the group is left."""
         self._stopping.set()
         self._thread.join()
 
@@ -168,7 +171,7 @@ class KafkaReader:
             self._receiver.restart("records are read as objects from now on", error)
         except OutOfRangeError as error:
             self._receiver.stop("what is to be read next is not on the broker", error)
-        except BaseException as error:  # noqa: BLE001  told, and begun anew
+        except BaseException as error:  # noqa: BLE001  reported, and started again
             self._receiver.restart("reading from Kafka failed", error)
         finally:
             self._close()
@@ -188,9 +191,9 @@ class KafkaReader:
         defaults: dict[str, Option] = {
             "client.id": f"forebay-{self._supervisor.stream_name}",
             "partition.assignment.strategy": "cooperative-sticky",
-            # Topics and partitions that come while we read.
+            # How soon new topics and partitions are noticed.
             "topic.metadata.refresh.interval.ms": 30_000,
-            # By default it fetches nothing for a second whenever its queue is full, which we empty in a tenth of that.
+            # By default librdkafka fetches nothing for 1 s when its queue is full. We empty the queue in a tenth of it.
             "fetch.queue.backoff.ms": 10,
         }
         return {
@@ -223,7 +226,7 @@ class KafkaReader:
         self._moved = False
         messages = self._consumer.consume(self._at_once(), self._pause())
         if self._moved:
-            # What is left of them is read again.
+            # Read again the messages of partitions that are still assigned.
             self._unsure.update(self._partitions)
             return
         good = [message for message in messages if self._is_record(message)]
@@ -231,7 +234,8 @@ class KafkaReader:
             self._take(*records_of(good))
 
     def _read_columns(self, fetcher: ColumnFetcher) -> None:
-        # Partitions come and go in here alone. What it fetched before it was paused is the fetcher's to bring.
+        # Partitions come and go only in this call. Its records, fetched before it was paused, are dropped here: the
+        # fetcher reads them.
         for message in self._consumer.consume(_LEAST_MESSAGES, 0):
             self._is_record(message)
         self._reposition()
@@ -279,18 +283,19 @@ class KafkaReader:
             self._open_waiting()
             opened = self._partitions.get(key)
             if opened is not None and not opened.links:
-                # The position is there again, but what is behind it may be another log: one that was cut, and grew.
+                # The position exists again, but the log may have been truncated before it and have grown since: the
+                # records from there on may be others.
                 self._receiver.report_error(
                     "Kafka says an error, reading goes on from the position", KafkaException(error)
                 )
         elif error.fatal():
             raise KafkaException(error)
         elif error.code() != _RESET:
-            # That one of a partition which waits, or has gone, concerns nobody.
+            # A reset of a partition that waits, or was revoked, needs no report.
             self._receiver.report_error("Kafka says an error", KafkaException(error))
 
     def _take(self, found: Sequence[Records], bad: Sequence[BadRecord]) -> None:
-        """Hand over what is next of each partition."""
+        """Hand over the records that come next in each partition."""
         self._note_answer()
         self._keep_aside([one for one in bad if self._is_next(one)])
         for one in found:
@@ -313,7 +318,10 @@ class KafkaReader:
         return key in self._partitions and key not in self._unsure and bad.offset >= self._partitions[key].position
 
     def _keep_aside(self, bad: Sequence[BadRecord]) -> None:
-        """As dead letters. The link of what comes after them passes over them; until then they may be read again."""
+        """Store bad records as dead letters.
+
+        The link of the records after them moves the position past them. Until then they may be read again.
+        """
         if not bad:
             return
         self._receiver.store_dead_letters(
@@ -326,8 +334,8 @@ class KafkaReader:
             )
 
     def _note_answer(self) -> None:
-        if self._told_away:
-            self._told_away = False
+        if self._reported_unreachable:
+            self._reported_unreachable = False
             self._receiver.report_connected(self._source.address)
 
     def _next_of(self, run: Run, offsets: NDArray[np.int64], next_ones: dict[Key, int]) -> Run | None:
@@ -336,7 +344,7 @@ class KafkaReader:
             return None
         of_run = offsets[run.first : run.end]
         if np.any(np.diff(of_run) <= 0):
-            # The client never does this. Should it, nothing of it is believed.
+            # The client never returns offsets out of order. If it does, drop them and read the partition again.
             self._unsure.add(key)
             return None
         first = run.first + int(np.searchsorted(of_run, next_ones[key]))
@@ -346,7 +354,10 @@ class KafkaReader:
         return Run(run.topic, run.partition, first, run.end)
 
     def _links(self, piece: Records) -> list[OffsetLink]:
-        """Of a piece's partitions, from exactly their positions, which move; and what waited for a block."""
+        """Return the links of a piece's partitions, and all links that waited for a block.
+
+        Each link begins exactly at its partition's position, and the position moves to the link's end.
+        """
         ends: dict[Key, int] = {}
         for run in piece.runs:
             ends[run.topic, run.partition] = int(piece.offsets[run.end - 1]) + 1
@@ -364,12 +375,12 @@ class KafkaReader:
 
     def _on_registered(self, links: Sequence[OffsetLink]) -> None:
         for link in links:
-            # What is kept of a topic besides is no position.
+            # Other facts about a topic are kept as links too (`places`); they are not positions.
             if link.partition.isdecimal():
                 self._registered[link.source, int(link.partition)] = link.to_offset
 
     def _recover(self) -> None:
-        """After a conflict: nothing is under way, and positions are the driver log's."""
+        """Recover from a conflict: drop the blocks in flight, and read the positions from the driver log."""
         self._hand_over.recover()
         keys = list(self._partitions)
         self._leave(keys)
@@ -379,12 +390,12 @@ class KafkaReader:
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         self._moved = True
-        # Opened when we are back: a consumer that is asked within its callback for what waits ends the process with the
-        # next callback of the same call (`CallState_get`).
+        # They are opened after this callback. A consumer that is queried within its callback, with a call that waits,
+        # ends the process at the next callback of the same call (`CallState_get`).
         for one in assigned:
             self._wait_for((one.topic, one.partition))
         self._look_at = 0.0
-        positions = [self._at((one.topic, one.partition)) for one in assigned]
+        positions = [self._topic_partition((one.topic, one.partition)) for one in assigned]
         if self._cooperative:
             consumer.incremental_assign(positions)
         else:
@@ -406,7 +417,7 @@ class KafkaReader:
         self._receiver.report_error(f"the group gave {len(lost)} partitions to others without asking us")
 
     def _leave(self, keys: Sequence[Key]) -> None:
-        """Fetch these no more, until they are read from a position."""
+        """Stop fetching these partitions until they are read from a position."""
         if self._fetcher is not None:
             self._fetcher.leave(keys)
         else:
@@ -419,8 +430,8 @@ class KafkaReader:
             key = (one.topic, one.partition)
             self._partitions.pop(key, None)
             self._waiting.pop(key, None)
-            self._told_waiting.discard(key)
-            self._told.pop(key, None)
+            self._reported_waiting.discard(key)
+            self._committed.pop(key, None)
             self._registered.pop(key, None)
             self._unsure.discard(key)
 
@@ -444,7 +455,7 @@ class KafkaReader:
         if error.fatal():
             self._receiver.restart("the Kafka client failed", KafkaException(error))
         elif error.code() == KafkaError._AUTHENTICATION:  # noqa: SLF001  librdkafka's own name for it
-            # A secret that is put right is read at the next start.
+            # A corrected secret is read at the next start.
             self._refuse(
                 f"Kafka refuses the user {options.get('sasl.username')!r}: check sasl.username, sasl.mechanism and the "
                 f"secret of sasl.password ({options.get('sasl.password')})",
@@ -456,30 +467,30 @@ class KafkaReader:
                 error,
             )
         elif error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001  as above
-            # One may be away for days, and be tried again and again, while records come from the others.
-            if self._broker_errors.is_new(error.str()):
+            # One broker may be unavailable for days, and be tried repeatedly, while records come from the others.
+            if self._recent_errors.is_new(error.str()):
                 self._receiver.report_error("a Kafka broker is away, or answers by an error", KafkaException(error))
-        elif not self._told_away:
-            self._told_away = True
+        elif not self._reported_unreachable:
+            self._reported_unreachable = True
             self._receiver.report_error("Kafka can't be reached", KafkaException(error))
 
     def _refuse(self, sentence: str, error: KafkaError) -> None:
-        """One sentence is the reason; what the client says of it is an event."""
-        if not self._told_away:
-            self._told_away = True
+        """Restart with this sentence as the reason; the client's own error is reported once, as an event."""
+        if not self._reported_unreachable:
+            self._reported_unreachable = True
             self._receiver.report_error("the Kafka client can't log in", KafkaException(error))
         self._receiver.restart(sentence)
 
     # -- positions ---------------------------------------------------------------------------------------------------
 
-    def _at(self, key: Key) -> TopicPartition:
-        # One that waits is paused.
+    def _topic_partition(self, key: Key) -> TopicPartition:
+        # The position does not matter for a partition that waits: it is paused.
         return TopicPartition(*key, self._partitions[key].position if key in self._partitions else 0)
 
     def _reposition(self) -> None:
-        """Have partitions read from their positions; what the client holds of them is dropped by it.
+        """Have partitions read from their positions; the client drops the records of them that it holds.
 
-        Not by a seek: after an error a partition is not being read, and has none.
+        A seek would not do: after an error a partition is not being fetched, and can't seek.
         """
         if not self._unsure:
             return
@@ -489,11 +500,11 @@ class KafkaReader:
         else:
             if self._cooperative:
                 self._consumer.incremental_unassign([TopicPartition(*key) for key in unsure])
-                self._consumer.incremental_assign([self._at(key) for key in unsure])
+                self._consumer.incremental_assign([self._topic_partition(key) for key in unsure])
             else:
-                self._consumer.assign([self._at(key) for key in (*self._partitions, *self._waiting)])
+                self._consumer.assign([self._topic_partition(key) for key in (*self._partitions, *self._waiting)])
                 self._consumer.pause([TopicPartition(*key) for key in self._waiting])
-            # What waited was paused.
+            # Partitions that waited were paused.
             self._consumer.resume([TopicPartition(*key) for key in unsure])
         self._unsure.clear()
 
@@ -508,7 +519,7 @@ class KafkaReader:
         self._waiting[key] = cut_at
 
     def _look_again(self) -> None:
-        """For what the brokers could not be asked yet."""
+        """Ask the brokers again for what they could not answer yet."""
         began = time.monotonic()
         begun = self._places.begin()
         if self._waiting:
@@ -519,13 +530,13 @@ class KafkaReader:
             self._look_later(began)
 
     def _look_at_ids(self) -> None:
-        """Now and then, at what nobody says.
+        """Check regularly for changes that neither the group nor the client reports.
 
-        A topic may be made anew so quickly that neither group nor client notice: the client reads on in it. And
-        another stream may have the same group, which gives each a part of the partitions.
+        A topic may be deleted and created again so quickly that neither notices: the client reads on in the new one.
+        And another stream may use the same group; then each stream gets only a part of the partitions.
         """
         self._ids_at = time.monotonic() + _IDS_SECONDS
-        if self._told_away:
+        if self._reported_unreachable:
             return
         if anew := self._places.made_anew(list(self._partitions)):
             self._hand_over.settle()
@@ -545,7 +556,7 @@ class KafkaReader:
         self._look_at = now + max(_WAIT_SECONDS, _WAIT_TIMES * (now - began))
 
     def _open_waiting(self) -> None:
-        """Have what waits read from where it is to be read on, as far as that can be asked now."""
+        """Open the waiting partitions whose next position the brokers can say now."""
         began = time.monotonic()
         keys = list(self._waiting)
         try:
@@ -566,7 +577,7 @@ class KafkaReader:
                     leader = error.args[0]
                 else:
                     del self._waiting[key]
-                    self._told_waiting.discard(key)
+                    self._reported_waiting.discard(key)
                     self._partitions[key] = opened
                     self._unsure.add(key)
                     continue
@@ -574,10 +585,10 @@ class KafkaReader:
         self._look_later(began)
 
     def _note_waiting(self, key: Key, error: KafkaError) -> None:
-        # Behind those that have not been asked for.
+        # Move it behind the partitions that have not been tried yet.
         self._waiting[key] = self._waiting.pop(key)
-        if key not in self._told_waiting:
-            self._told_waiting.add(key)
+        if key not in self._reported_waiting:
+            self._reported_waiting.add(key)
             self._receiver.report_error(
                 f"{key[0]}/{key[1]} can't be read now, the others are; it is tried again", KafkaException(error)
             )
@@ -585,27 +596,27 @@ class KafkaReader:
     # -- the broker's copy of the positions --------------------------------------------------------------------------
 
     def _commit(self, *, now: bool = False) -> None:
-        """Tell the broker what is registered; nobody relies on it."""
+        """Commit to the broker what is registered; nothing in Forebay relies on these positions."""
         if not (now or time.monotonic() - self._committed_at >= _COMMIT_SECONDS):
             return
         self._committed_at = time.monotonic()
         ends = {key: offset for key, offset in self._registered.items() if key in self._partitions}
         self._registered = {}
         if self._hand_over.is_idle and not self._hand_over.has_conflict:
-            # No record stands there: who watches the group's lag is to see its end.
+            # Only markers of transactions lie between: commit past them, so that the group's lag can reach zero.
             ends |= {key: offset for key, offset in self._passed().items() if offset > self._partitions[key].position}
-        offsets = [TopicPartition(*key, offset) for key, offset in ends.items() if offset != self._told.get(key)]
+        offsets = [TopicPartition(*key, offset) for key, offset in ends.items() if offset != self._committed.get(key)]
         if not offsets:
             return
-        self._told |= ends
+        self._committed |= ends
         try:
-            # Not waited for, since callbacks come here (`_on_assign`). The client waits before it gives partitions up.
+            # Asynchronous, because callbacks call this (`_on_assign`). The client waits before it gives up partitions.
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
             _log.info("the broker took no positions, they stand in the driver log", error=str(error))
 
     def _passed(self) -> dict[Key, int]:
-        """How far the client is, where that is known: behind the marks of transactions, which are no records."""
+        """Return how far the client has read, if that is known: past transaction markers, which are no records."""
         keys = [key for key in self._partitions if key not in self._unsure]
         if self._fetcher is not None:
             return self._fetcher.passed(keys)
@@ -617,8 +628,8 @@ class KafkaReader:
             self._refusals = 0
             return
         for one in positions:
-            # To be told again, where nothing newer is.
-            self._told.pop((one.topic, one.partition), None)
+            # Commit it again, unless there is a newer position.
+            self._committed.pop((one.topic, one.partition), None)
             if one.offset >= 0:
                 self._registered.setdefault((one.topic, one.partition), one.offset)
         if error.code() != KafkaError._NO_OFFSET:  # noqa: SLF001  librdkafka's own name for it
@@ -627,30 +638,30 @@ class KafkaReader:
                 self._receiver.report_error("the broker does not take the group's positions", KafkaException(error))
 
     def _close(self) -> None:
-        """Leave the group; the client calls ``_on_revoke`` in it."""
+        """Leave the group; meanwhile the client calls ``_on_revoke``."""
         try:
             self._consumer.close()
-        except Exception as error:  # noqa: BLE001  there is nothing more to do; what is registered is registered
+        except Exception as error:  # noqa: BLE001  nothing more can be done; registered blocks stay registered
             _log.warning("the Kafka client could not be closed in order", error=str(error))
         if self._fetcher is not None:
             self._fetcher.close()
         self._places.close()
 
 
-class _Said:
-    """What was said lately: the same but for numbers is the same."""
+class _RecentMessages:
+    """Remember recent messages. Messages that differ only in numbers count as the same."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._at: dict[str, float] = {}
 
     def is_new(self, said: str) -> bool:
-        """Was it not said for so long? Now it is."""
+        """Return whether the message was not seen for ``seconds``; it counts as seen now."""
         kind = _NUMBER.sub("", said)
         now = time.monotonic()
         if now - self._at.get(kind, -math.inf) < self._seconds:
             return False
-        # So many kinds are none: something that is no number differs.
+        # This many are not different kinds: they differ in something that is not a number.
         if len(self._at) >= _MOST_KINDS:
             self._at.clear()
         self._at[kind] = now
@@ -658,13 +669,13 @@ class _Said:
 
 
 class _ClientLog:
-    """librdkafka's own lines, as ours; what it says again and again, ten times a second, but now and then."""
+    """Log librdkafka's own lines; a line that it repeats, up to ten times a second, is logged only every 30 s."""
 
     def __init__(self) -> None:
-        self._said = _Said(_LINE_SECONDS)
+        self._said = _RecentMessages(_LINE_SECONDS)
 
     def log(self, level: int, message: str, *arguments: object) -> None:
-        """As ``logging.Logger.log``."""
+        """Log a line, as ``logging.Logger.log`` does."""
         said = message % arguments if arguments else message
         if self._said.is_new(said):
             _log.info("the Kafka client says", level=level, message=said)

@@ -1,4 +1,4 @@
-"""The receiver of a ``Kafka`` source. Importing this loads no client; making one does.
+"""Define the receiver of a ``Kafka`` source. Importing this needs the client; the registry does it to make a receiver.
 
 Owns the reader of each ``on_start``, which owns the consumer and its thread (``reader``).
 """
@@ -19,9 +19,10 @@ except ModuleNotFoundError as error:
 
 
 class KafkaReceiver(RunReceiver):
-    """Records with their positions: exactly once. See ``Kafka``.
+    """Receives records with their positions: exactly once. See ``Kafka``.
 
-    With ``guarantee="at_most_once"``, records as they come; the client tells the broker what it has read (X03).
+    With ``guarantee="at_most_once"`` it receives records as they come, and the client commits what it has read to the
+    broker (X03).
     """
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Kafka.columns
@@ -32,10 +33,10 @@ class KafkaReceiver(RunReceiver):
         self._as_objects = source.fetch == "objects" or not source.exactly_once
 
     def make_run(self) -> KafkaReader:
-        """Its stop returns when what it handed on is registered, and it has left its group."""
+        """Return a reader. Its ``stop`` returns when what it handed on is registered, and it has left its group."""
         library = None if self._as_objects else open_library()
         return KafkaReader(self, self._source, library, on_library_failure=self._read_objects)
 
     def _read_objects(self) -> None:
-        """At the next start, and from then on."""
+        """Read records as objects, from the next start on."""
         self._as_objects = True

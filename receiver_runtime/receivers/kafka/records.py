@@ -1,6 +1,6 @@
-"""From a consumer's messages to one Arrow batch, and which rows of it are whose partition's, in what order.
+"""Turn a consumer's messages into one Arrow batch, a column at a time, and note which rows come from which partition.
 
-Knows no consumer and no driver log; a column at a time.
+Knows no consumer and no driver log.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 SCHEMA = schema_of(Kafka.columns)
 HEADERS = SCHEMA.field("headers").type
 _UNREADABLE = object()
-# A column of Arrow's can't have more than 2 GiB, and its cast does not say so: a batch has no more than this, unless
-# one record alone has.
+# Bytes: a batch has at most this many, unless a single record has more. An Arrow column can't have more than 2 GiB,
+# and a cast to it does not report an overflow.
 MOST_BYTES = 2**30
 
 
@@ -40,7 +40,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """One that no row can be made of: the name of one of its headers is not UTF-8. ``data`` is its value."""
+    """A record that can't become a row: the name of one of its headers is not UTF-8. ``data`` is its value."""
 
     topic: str
     partition: int
@@ -49,7 +49,7 @@ class BadRecord:
 
     @property
     def place(self) -> str:
-        """For people."""
+        """Return the record's topic, partition and offset, for people."""
         return f"{self.topic}/{self.partition}, offset {self.offset}"
 
 
@@ -62,7 +62,7 @@ class Records:
     runs: Sequence[Run]
 
     def only(self, runs: Sequence[Run]) -> Records:
-        """The rows of these runs, parts of ours in order, and no others."""
+        """Return only the rows of these runs, which must be parts of this object's runs, in order."""
         if sum(run.end - run.first for run in runs) == self.batch.num_rows:
             return Records(self.batch, self.offsets, runs)
         slices = [self.batch.slice(run.first, run.end - run.first) for run in runs]
@@ -75,7 +75,7 @@ class Records:
         return Records(pa.concat_batches(slices), offsets, moved)
 
     def pieces(self, most: int) -> Iterator[Records]:
-        """As pieces of at most ``most`` bytes each, in order; a record that alone is larger has its own."""
+        """Yield pieces of at most ``most`` bytes each, in order; a larger record is a piece of its own."""
         rows = self.batch.num_rows
         if not rows:
             return
@@ -96,9 +96,9 @@ class Records:
 
 
 def records_of(messages: Sequence[Message]) -> tuple[Sequence[Records], Sequence[BadRecord]]:
-    """Of messages that are no errors, mostly as one batch; those whose headers can't be read are set apart.
+    """Return the records of messages that are no errors, mostly as one batch, and those with unreadable headers.
 
-    Each message but once. Raises pyarrow's errors for what fits no column.
+    Call it only once for a message. Raises pyarrow's errors for what fits no column.
     """
     headers = _headers_of(messages)
     bad: list[BadRecord] = []
@@ -121,7 +121,7 @@ def records_of(messages: Sequence[Message]) -> tuple[Sequence[Records], Sequence
 
 
 def ends_of(sizes: NDArray[np.int64]) -> Sequence[int]:
-    """Where each batch ends, of records of these sizes in bytes."""
+    """Return where each batch ends, for records of these sizes in bytes."""
     totals = np.cumsum(sizes)
     rows = len(totals)
     if not rows or totals[-1] <= MOST_BYTES:
@@ -178,8 +178,7 @@ def make_records(
     times: NDArray[np.int64],
     headers: pa.Array,
 ) -> Records:
-    """Of columns. ``codes`` says which of the topics' ``names``; a negative time is none."""
-    # A record without a time has a negative one.
+    """Make records of columns. ``codes`` are indexes into the topics' ``names``; a negative time means none."""
     timestamps = pa.array(times, mask=times < 0).cast(SCHEMA.field("timestamp").type)
     batch = pa.RecordBatch.from_arrays(
         [
@@ -208,14 +207,14 @@ def _runs(names: Sequence[str], codes: NDArray[np.int32], partitions: NDArray[np
 
 
 def _headers_of(messages: Sequence[Message]) -> list[object]:
-    """Of each message, asked once: after a name that is no text the client's next answer is not to be touched."""
+    """Return each message's headers. Asks each message once: after a bad name, a second answer must not be used."""
     found: list[object] = []
     left = iter(messages)
     while True:
         try:
             found.extend(map(Message.headers, left))
         except (SystemError, UnicodeError):
-            # What was answered before is in the list, and the message after the bad one is next.
+            # The answers before it are in the list already; the iteration continues after the bad message.
             found.append(_UNREADABLE)
         else:
             return found
@@ -228,7 +227,7 @@ def _bad(message: Message) -> BadRecord:
 
 
 def headers_column(headers: Sequence[object]) -> pa.Array:
-    """Null where a record has none."""
+    """Return the column of headers; null for a record without headers."""
     if not any(headers):
         return pa.nulls(len(headers), HEADERS)
     starts: list[int | None] = []
