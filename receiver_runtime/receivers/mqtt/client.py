@@ -1,14 +1,14 @@
-"""Paho's client, with four things put right; and how it is set up for a source.
+"""Define paho's client with four faults fixed, and configured for a source.
 
-- Of QoS 2, paho answers PUBREC at once, which makes the broker forget the message, and hands the message on later,
-  from memory: a process that is killed loses it, with ``manual_ack`` too. Here the message is handed on when it comes,
-  PUBREC is sent by ``acknowledge``, and PUBCOMP when the broker asks (MQTT 5, 4.3.3: initiate onward delivery first).
-- A TLS handshake that fails closes its socket, where paho leaves it open; and the name in the certificate may be given.
-- A client that was given up while it was connecting sends no CONNECT any more: it would take the session from the next.
-- A message with properties that paho does not take (it refuses U+FEFF, which MQTT 5 allows) ends paho's connection, and
-  comes again on the next, for ever. Here it is handed on: with its properties, or as one that can't be decoded.
+- At QoS 2, paho answers PUBREC at once, which makes the broker forget the message, and hands the message on later, from
+  memory: a killed process loses it, even with ``manual_ack``. Here the message is handed on when it arrives, PUBREC is
+  sent by ``acknowledge``, and PUBCOMP when the broker asks (MQTT 5, 4.3.3: initiate onward delivery first).
+- A failed TLS handshake closes its socket; paho leaves it open. And the name in the certificate can be given.
+- A client that was given up while it was connecting sends no CONNECT: that would take the session from the next client.
+- A message with properties that paho does not accept (it refuses U+FEFF, which MQTT 5 allows) ends paho's connection,
+  and is sent again on the next one, forever. Here it is handed on: with its properties, or marked as undecodable.
 
-Owns one connection and no thread; all but ``give_up`` is for the one thread that drives it.
+Owns one connection and no thread. Only the thread that drives it may call it, except ``give_up``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from receiver_runtime.sources.mqtt import Mqtt
 
-# What we replace, and look at: where a newer paho calls it otherwise, QoS 2 would quietly be paho's own.
+# The methods that we replace, and the fields that we read. If a newer paho named them differently, its own handling of
+# QoS 2 would silently apply.
 _METHODS = (
     "_handle_on_message",
     "_handle_publish",
@@ -40,13 +41,13 @@ _METHODS = (
     "_ssl_wrap_socket",
 )
 _FIELDS = ("_in_message_mutex", "_in_messages", "_in_packet", "_ssl_context")
-_ONCE = 1
-_TWICE = 2
-# What paho raises for a packet that it makes no sense of.
+_ONCE = 1  # QoS 1
+_TWICE = 2  # QoS 2, acknowledged in two steps
+# What paho raises for a packet that it can't decode.
 _MALFORMED = (MQTTException, ValueError, LookupError, struct.error)
-# Of properties: a string, and a pair of them.
+# The types of properties that are text, with their number of strings.
 _STRINGS = {"UTF-8 Encoded String": 1, "UTF-8 String Pair": 2}
-# Retained messages come with a subscription that is new, not with every connection.
+# Retain handling: retained messages are sent for a new subscription, not at every connection.
 _IF_NEW = 1
 
 
@@ -59,11 +60,11 @@ class GivenUpError(Exception):
 
 
 class UndecodableMessage(MQTTMessage):
-    """A message whose properties are no text where they should be; it has none here."""
+    """A message with properties that can't be decoded; it has no properties here."""
 
 
 class TolerantProperties(Properties):
-    """With any text in strings: what senders may put there is the broker's to check."""
+    """Properties with any text in their strings: the broker checks which text senders may put there."""
 
     def readProperty(self, buffer: bytes, type: int, propslen: int) -> tuple[Any, int]:  # noqa: A002, N802  as its parent's
         strings = _STRINGS.get(self.types[type])
@@ -82,7 +83,7 @@ class TolerantProperties(Properties):
 
 
 class MqttClient(Client):
-    """See the module."""
+    """Paho's client with fixes; see the module."""
 
     def __init__(self, source: Mqtt, client_id: str) -> None:
         self.is_v5 = source.version == "5"
@@ -97,7 +98,7 @@ class MqttClient(Client):
         lacking += [name for name in _FIELDS if not hasattr(self, name)]
         if lacking:
             raise UnknownPahoError(f"{UnknownPahoError.__doc__} It has no {', '.join(lacking)}.")
-        #: Messages and releases so far: whether a read has brought anything.
+        #: The number of messages and releases so far. A caller compares it to see if a read has brought anything.
         self.packets = 0
         self._given_up = False
         self._is_decoded = False
@@ -107,11 +108,11 @@ class MqttClient(Client):
             self.username_pw_set(source.username, None if source.password is None else source.password.resolve())
         if source.tls is not None:
             self.tls_set_context(client_context(source.tls))
-        # Packets are sent by the loop that drives us, not where they are made.
+        # The loop that drives the client sends packets, not the call that makes them.
         self.on_socket_register_write = _do_nothing
 
     def open(self) -> None:
-        """Connect, and ask for the session; returns when CONNECT is sent. Raises OSError, GivenUpError."""
+        """Connect, and ask for the session; return when CONNECT is sent. Raises OSError, GivenUpError."""
         source = self._source
         properties = None
         if self.is_v5:
@@ -127,7 +128,7 @@ class MqttClient(Client):
             self.connect(source.host, source.broker_port, keepalive)
 
     def ask_for_topics(self) -> None:
-        """Subscribe to what the source names."""
+        """Subscribe to the source's topics."""
         source = self._source
         asked: list[Any]
         if self.is_v5:
@@ -138,11 +139,11 @@ class MqttClient(Client):
         self.subscribe(asked)
 
     def acknowledge(self, mid: int, qos: int) -> MQTTErrorCode:
-        """Tell the broker that we have a message; sent by the next ``loop_write``."""
+        """Acknowledge a message to the broker; the next ``loop_write`` sends it."""
         return self._send_pubrec(mid, by_hand=True) if qos == _TWICE else self.ack(mid, _ONCE)
 
     def give_up(self) -> None:
-        """Send no CONNECT from here on; any thread."""
+        """Send no CONNECT from now on. Any thread may call this."""
         self._given_up = True
 
     # -- paho's own names --------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ class MqttClient(Client):
             self._handle_on_message(decoded(self._in_packet["command"], bytes(self._in_packet["packet"])))
             return MQTTErrorCode.MQTT_ERR_SUCCESS
         with self._in_message_mutex:
-            # It keeps those of QoS 2 until PUBREL.
+            # Paho keeps messages of QoS 2 until PUBREL.
             kept, self._in_messages = list(self._in_messages.values()), type(self._in_messages)()
         for message in kept:
             self._handle_on_message(message)
@@ -195,15 +196,15 @@ class MqttClient(Client):
         mid = int.from_bytes(self._in_packet["packet"][:2], "big")
         super()._handle_pubrel()
         self.on_release(mid)
-        # Also one that we don't know: it is the end of a message that another process had registered.
+        # Answer also an id that we don't know: another process has registered that message.
         return self.ack(mid, _TWICE)
 
     def on_release(self, mid: int) -> None:
-        """The broker has forgotten a message of QoS 2; its id may come again. To be set."""
+        """Note that the broker has forgotten a message of QoS 2, and may use its id again. The owner replaces this."""
 
 
 def decoded(command: int, packet: bytes) -> MQTTMessage:
-    """A PUBLISH of MQTT 5, whatever is in its properties. Raises ValueError where they don't end within it."""
+    """Decode a PUBLISH of MQTT 5, whatever is in its properties. Raises ValueError if they don't end within it."""
     qos = command >> 1 & 3
     topic_end = 2 + int.from_bytes(packet[:2], "big")
     properties_at = topic_end + (2 if qos else 0)
@@ -225,4 +226,4 @@ def decoded(command: int, packet: bytes) -> MQTTMessage:
 
 
 def _do_nothing(*_: object) -> None:
-    """For ``on_socket_register_write``."""
+    """Do nothing: a callback for ``on_socket_register_write``."""

@@ -1,15 +1,16 @@
-"""Reads one connection's messages into blocks, from an ``on_start`` to its ``on_stop``.
+"""Read one connection's messages into blocks, from an ``on_start`` to its ``on_stop``.
 
-Two threads. *The connection's* reads, acknowledges and keeps the connection alive; it never waits for the driver log.
-*The handing over* one makes batches of what came and may wait as long as it takes; meanwhile nothing is acknowledged,
-so that the broker stops at its bound of messages in flight, and pings go on.
+There are two threads. *The connection's thread* reads, acknowledges and keeps the connection alive; it never waits for
+the driver log. *The hand-over thread* makes batches of the messages and may wait for as long as needed. Meanwhile
+nothing is acknowledged, so the broker stops at its limit of messages in flight, and pings continue.
 
-- A message of QoS 1 or 2 is acknowledged when its block is registered, on the connection it came on last.
-- One of QoS 0 has no bound, and not every broker keeps to it. Where there is no room, reading stops for a while, which
-  holds the sender up by TCP; after that the pings' answers must be read, so what there is no room for is left out: of
-  QoS 0 it is counted and told, and the others come again on a new connection, once there is room.
-- A connection that is lost is a restart, by the supervisor's pauses; the broker's session, and ours, are kept.
-- At a stop nothing more is read; what was read is handed over, waited for, and acknowledged.
+- A message of QoS 1 or 2 is acknowledged when its block is registered, on the connection on which it arrived last.
+- Messages of QoS 0 have no limit in flight, and not every broker keeps the limit of the others. If there is no room,
+  reading stops for a while, which slows the sender down by TCP. After that the answers to pings must be read, so
+  messages without room are dropped: those of QoS 0 are counted and reported, the others are sent again on a new
+  connection, once there is room.
+- A lost connection is a restart, with the supervisor's pauses; the broker's session, and ours, are kept.
+- At a stop nothing more is read. What was read is handed over, and acknowledged when it is registered.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-# Batches that are stored and not registered yet, at most.
+# Batches, at most, that are handed over and not registered yet.
 _MOST_UNDER_WAY = 8
-# Packets that are read before acknowledgements and pings have their turn.
+# Packets, at most, that are read before acknowledgements and pings have their turn.
 _PACKETS_A_TURN = 1000
-# A message takes so much here besides its payload.
+# Bytes of memory that a message takes besides its payload, about.
 _MESSAGE_BYTES = 1000
-# At the end, for the last acknowledgements to be taken by the network.
+# How long to wait at the end until the broker has taken the last acknowledgements.
 _LEAVING_SECONDS = 1.0
-# Of MQTT 5: the session is another connection's now.
+# The reason code of MQTT 5 for a session that another connection has taken over.
 _TAKEN_OVER = 0x8E
 
 _NOT_STORED = "what came from the MQTT broker could not be stored"
@@ -65,7 +66,7 @@ class MqttConnectionError(ConnectionError):
 
 
 class MqttReader:
-    """See the module. ``start`` and ``stop`` once."""
+    """Read messages; see the module. Call ``start`` and ``stop`` once."""
 
     def __init__(self, receiver: Receiver, source: Mqtt, session: MqttSession) -> None:
         self._receiver = receiver
@@ -81,30 +82,31 @@ class MqttReader:
         self._wake_there.settimeout(0)
         self._reading = threading.Thread(target=self._run, name=f"mqtt {self._client_id}", daemon=True)
         self._storing = threading.Thread(target=self._store, name=f"mqtt {self._client_id} blocks", daemon=True)
-        # Under this lock: what came and was not handed over and how much it is; how far the end has come.
+        # Guards the messages that are not handed over yet, their size, and the progress of a stop.
         self._changed = threading.Condition()
         self._stopping = False
         self._coming: list[tuple[MQTTMessage, Held | None]] = []
         self._coming_bytes = 0
         self._stored = False
         self._settled = False
-        # The connection's thread's alone.
+        # Only the connection's thread uses these.
         self._client: MqttClient | None = None
         self._connected = False
         self._refused = ""
         self._full_since: float | None = None
         self._dropped = 0
-        # Whether there was no room for messages of QoS 1 or 2, and now there is: on a new connection they come again.
+        # `_left_out`: there was no room for messages of QoS 1 or 2. `_sends_again`: now there is room, and the broker
+        # sends them again on a new connection.
         self._left_out = False
         self._sends_again = False
 
     def start(self) -> None:
-        """Begin to read; returns at once."""
+        """Begin to read; return at once."""
         self._storing.start()
         self._reading.start()
 
     def stop(self) -> None:
-        """End; returns when what was read is handed over, and the connection is closed."""
+        """End; return when what was read is handed over, and the connection is closed."""
         with self._changed:
             self._stopping = True
             client, connected = self._client, self._connected
@@ -117,7 +119,7 @@ class MqttReader:
         with self._changed:
             self._settled = True
         self._wake()
-        # One that is still connecting has read nothing, and ends by itself.
+        # A connection that is still being opened has read nothing, and closes by itself.
         if connected:
             self._reading.join()
 
@@ -152,7 +154,7 @@ class MqttReader:
             self._leave(client, poller)
         except GivenUpError:
             pass
-        except BaseException as error:  # noqa: BLE001  told, and begun anew
+        except BaseException as error:  # noqa: BLE001  reported, and started again
             if not self._stopping:
                 self._receiver.restart(self._words(), error)
             else:
@@ -166,7 +168,7 @@ class MqttReader:
         return "the connection to the MQTT broker was lost" if self._connected else "the MQTT broker can't be reached"
 
     def _turn(self, client: MqttClient, poller: select.poll, *, reads: bool) -> None:
-        """Read what is there, acknowledge what is due, keep alive; waits a while for something to do."""
+        """Read what has arrived, acknowledge what is due, keep the connection alive; wait briefly for work."""
         connection = client.socket()
         if connection is None:
             raise MqttConnectionError(self._refused or MqttConnectionError.__doc__)
@@ -174,7 +176,7 @@ class MqttReader:
             client.acknowledge(mid, qos)
         wanted = (select.POLLIN if reads else 0) | (select.POLLOUT if client.want_write() else 0)
         poller.register(connection.fileno(), wanted)
-        # TLS may have deciphered more than was read.
+        # TLS may have decrypted more than was read.
         pending = getattr(connection, "pending", int)() if reads else 0
         seconds = min(1.0, self._source.keepalive / 4) if reads else 0.05
         ready = dict(poller.poll(0 if pending else seconds * 1000))
@@ -194,10 +196,10 @@ class MqttReader:
                 return
 
     def _has_room(self) -> bool:
-        """Whether to read. Without room not, for half a keepalive; then pings must be answered."""
+        """Return whether to read. Without room, do not read for half a keepalive; then pings must be answered."""
         if self._coming_bytes < self._room_bytes:
             if self._dropped:
-                self._tell_dropped()
+                self._report_dropped()
             self._full_since = None
             self._sends_again = self._left_out
             return not self._sends_again
@@ -206,14 +208,17 @@ class MqttReader:
             self._full_since = now
         return now - self._full_since > self._source.keepalive / 2
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         self._receiver.report_error(
             f"{self._dropped} messages of QoS 0 were dropped: blocks could not be registered, and there was no room"
         )
         self._dropped = 0
 
     def _leave(self, client: MqttClient, poller: select.poll) -> None:
-        """Until what was read is registered, and acknowledged; what comes meanwhile is left to be sent again."""
+        """Wait until what was read is registered and acknowledged, then disconnect.
+
+        Messages of QoS 1 or 2 that arrive meanwhile are not acknowledged, so the broker sends them again.
+        """
         while not self._settled:
             self._turn(client, poller, reads=True)
         deadline = time.monotonic() + _LEAVING_SECONDS
@@ -222,8 +227,8 @@ class MqttReader:
         connection = client.socket()
         if connection is None:
             return
-        # paho closes its own with the last packet. Were that the end, with bytes unread, the broker might be told that
-        # the connection is broken before it has read our last acknowledgements.
+        # paho closes its socket with the last packet. If bytes were unread then, TCP might reset the connection before
+        # the broker has read our last acknowledgements. So a second descriptor keeps it open.
         with socket.socket(fileno=os.dup(connection.fileno())) as kept:
             client.disconnect()
             while client.want_write() and client.socket() is not None and time.monotonic() < deadline:
@@ -231,14 +236,14 @@ class MqttReader:
             _read_to_the_end(kept, deadline)
 
     def _close(self) -> None:
-        """Whatever happened: the socket goes, and the other thread hands over what is left, and ends."""
+        """Close the socket, whatever happened; the other thread hands over what is left, and ends."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
         if self._client is not None:
             close_client(self._client)
         if self._dropped:
-            self._tell_dropped()
+            self._report_dropped()
         with self._changed:
             self._wake_here.close()
             self._wake_there.close()
@@ -248,7 +253,7 @@ class MqttReader:
             try:
                 self._wake_there.send(b"w")
             except OSError:
-                # It has been woken, or has ended.
+                # The other thread is woken already, or has ended.
                 return
 
     # -- paho's callbacks, on the connection's thread ----------------------------------------------------------------
@@ -267,7 +272,7 @@ class MqttReader:
         if self._session.begin(present=flags.session_present) and self._source.qos:
             self._receiver.report_error(
                 f"the MQTT broker has lost the session of {self._client_id}: what was published while the receiver was "
-                "away is lost"
+                "not connected is lost"
             )
         assert isinstance(client, MqttClient)
         client.ask_for_topics()
@@ -307,7 +312,7 @@ class MqttReader:
         size = len(message.payload) + _MESSAGE_BYTES
         with self._changed:
             if self._stopping or self._stored or self._sends_again:
-                # Nobody hands it on: it is not acknowledged, and comes again.
+                # No thread would hand it on. It is not acknowledged, so it is sent again.
                 return
             if self._coming_bytes + size > self._room_bytes and self._full_since is not None:
                 if message.qos:
@@ -317,7 +322,7 @@ class MqttReader:
                 return
             held = None
             if message.qos:
-                identity = hash((message._topic, message.payload))  # noqa: SLF001  as it came, decoded or not
+                identity = hash((message._topic, message.payload))  # noqa: SLF001  as it arrived, decoded or not
                 held = self._session.arrived(message.mid, message.qos, identity, again=message.dup)
                 if held is None:
                     return
@@ -326,7 +331,7 @@ class MqttReader:
             if len(self._coming) in {1, self._source.in_flight} or self._is_block():
                 self._changed.notify_all()
 
-    # -- the handing over thread -------------------------------------------------------------------------------------
+    # -- the hand-over thread ----------------------------------------------------------------------------------------
 
     def _is_block(self) -> bool:
         return self._coming_bytes >= self._supervisor.settings.max_block_bytes
@@ -337,7 +342,7 @@ class MqttReader:
         try:
             while taken := self._take():
                 self._hand_on(taken)
-        except BaseException as error:  # noqa: BLE001  told, and begun anew unless nobody may
+        except BaseException as error:  # noqa: BLE001  reported, and started again unless the receiver is stopping
             if not self._stopping:
                 self._receiver.restart(_NOT_STORED, error)
             failed = error
@@ -345,14 +350,14 @@ class MqttReader:
             self._stored = True
             left = [*taken, *self._coming]
             self._changed.notify_all()
-        # Whatever of it is under way all the same is stored twice at worst.
+        # Messages of these that are in flight nevertheless are stored twice at worst.
         self._session.dropped(held for _, held in left if held is not None)
         self._wake()
         if failed is not None:
             _log.info("what came could not be stored, and is not acknowledged", error=str(failed))
 
     def _take(self) -> list[tuple[MQTTMessage, Held | None]]:
-        """What came within a block's interval; nothing at the end."""
+        """Return the messages of one block interval; none at the end."""
         with self._changed:
             while not self._coming and not self._stopping:
                 self._changed.wait()
@@ -381,7 +386,7 @@ class MqttReader:
         keys = keys_of(messages, self._source.key)
         answered = 0
         for first, end in pieces(batch, self._supervisor.settings.max_block_bytes):
-            # What is aside has its turn too: acknowledgements are to go out in the order in which messages came.
+            # Include the dead letters between them: acknowledgements go out in the order in which messages came.
             through = good[end] if end < len(good) else len(taken)
             part = None if keys is None else keys.slice(first, end - first)
             future = self._hand_over.submit(batch.slice(first, end - first), part)
@@ -400,7 +405,7 @@ class MqttReader:
         return None
 
     def _answered(self, of_it: Sequence[Held | None], future: Future[HandedOver]) -> None:
-        """On the hand-over's thread, in the order of the submits."""
+        """Note that messages are registered, or dropped. Called on the hand-over's thread, in the submits' order."""
         held = [one for one in of_it if one is not None]
         error = future.exception()
         if error is None:
@@ -409,12 +414,12 @@ class MqttReader:
             return
         self._session.dropped(held)
         if not self._stopping:
-            # Not by the next submit: where all that may be is in flight, none comes.
+            # Do not leave it to the next submit to fail: if the broker is at its limit in flight, there is none.
             self._receiver.restart(_NOT_STORED, error)
 
 
 def _read_to_the_end(connection: socket.socket, deadline: float) -> None:
-    """Until the broker closes it, which it does when it has read all of ours."""
+    """Read until the broker closes the connection, which it does after it has read everything we sent."""
     poller = select.poll()
     poller.register(connection.fileno(), select.POLLIN)
     try:
@@ -423,12 +428,12 @@ def _read_to_the_end(connection: socket.socket, deadline: float) -> None:
             if not connection.recv(65_536):
                 return
     except OSError:
-        # It is gone.
+        # The connection is gone.
         return
 
 
 def close_client(client: MqttClient) -> None:
-    """Its socket, whatever state it is in."""
+    """Close the client's socket, whatever state the client is in."""
     connection = client.socket()
     if connection is not None:
         connection.close()

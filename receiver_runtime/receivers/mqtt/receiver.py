@@ -1,4 +1,4 @@
-"""The receiver of an ``Mqtt`` source. Importing this needs the client; the registry does it when one is made.
+"""Define the receiver of an ``Mqtt`` source. Importing this needs the client; the registry does it to make a receiver.
 
 Owns the session, which outlives connections, and the reader of each ``on_start``, which owns a connection and threads.
 """
@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 
 
 class MqttReceiver(RunReceiver):
-    """Messages of QoS 1 and 2, acknowledged when they are registered, or of QoS 0: at most once. See ``Mqtt``."""
+    """Receives messages of QoS 1 and 2, acknowledged when registered, or of QoS 0: at most once. See ``Mqtt``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Mqtt.columns
 
@@ -29,5 +29,5 @@ class MqttReceiver(RunReceiver):
         self._session = MqttSession()
 
     def make_run(self) -> MqttReader:
-        """Its stop returns when all that was read is handed on, and the connection is closed."""
+        """Return a reader. Its ``stop`` returns when what was read is handed on, and the connection is closed."""
         return MqttReader(self, self._source, self._session)

@@ -1,4 +1,4 @@
-"""From MQTT messages to one Arrow batch and its keys. Knows no client and no driver log."""
+"""Turn MQTT messages into one Arrow batch and its keys. Knows no client and no driver log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _JSON = "json:"
 
 
 def batch_of(messages: Sequence[MQTTMessage]) -> pa.RecordBatch:
-    """A row each."""
+    """Return the messages as rows."""
     found = [message.properties for message in messages]
     pairs = [_property(properties, "UserProperty") for properties in found]
     return pa.RecordBatch.from_arrays(
@@ -44,7 +44,7 @@ def batch_of(messages: Sequence[MQTTMessage]) -> pa.RecordBatch:
 
 
 def keys_of(messages: Sequence[MQTTMessage], key: str | None) -> pa.StringArray | None:
-    """A key each, null where a message has none; None for a source without."""
+    """Return the messages' keys, null for a message without one; None for a source without keys."""
     if key is None:
         return None
     find: Callable[[MQTTMessage], str | None]
@@ -69,7 +69,7 @@ def keys_of(messages: Sequence[MQTTMessage], key: str | None) -> pa.StringArray 
 
 
 def pieces(batch: pa.RecordBatch, most: int) -> Iterator[tuple[int, int]]:
-    """Its rows as ranges of at most ``most`` bytes each, in order; a record that alone is larger has its own."""
+    """Yield ranges of rows with at most ``most`` bytes each, in order; a larger record has a range of its own."""
     return _pieces(batch, 0, batch.num_rows, most)
 
 
@@ -83,7 +83,7 @@ def _pieces(batch: pa.RecordBatch, first: int, end: int, most: int) -> Iterator[
 
 
 def _property(properties: Properties | None, name: str) -> Any:  # noqa: ANN401  by name
-    """Of MQTT 5; None where there is none."""
+    """Return a property of MQTT 5; None if the message does not have it."""
     return getattr(properties, name, None)
 
 
@@ -97,6 +97,6 @@ def _json_field(payload: bytes | bytearray, path: Sequence[str]) -> str | None:
             return None
         found = found[name]
     if isinstance(found, str):
-        # Half of a character, which JSON can have, is text nowhere else.
+        # JSON may contain a lone surrogate, which no other encoding allows: escape it.
         return found.encode("utf-8", "backslashreplace").decode()
     return None if found is None or isinstance(found, dict | list) else json.dumps(found)

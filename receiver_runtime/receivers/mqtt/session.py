@@ -1,13 +1,13 @@
-"""Which of a session's packet ids stand for messages that we hold, and which of those are to be acknowledged.
+"""Track which packet ids of a session belong to messages held here, and which of these to acknowledge.
 
-It outlives connections, as the broker's session does: what the broker sends again after a reconnect, and is here
-already, is not stored once more. Knows no client and no driver log. Any thread.
+It outlives connections, as the broker's session does: a message that the broker sends again after a reconnect, and that
+is held here already, is not stored again. Knows no client and no driver log. Safe from any thread.
 
-    arrived -> held -> registered -> acknowledged (of QoS 2: until released)
+    arrived -> held -> registered -> acknowledged (at QoS 2: held until released)
 
-An acknowledgement goes out on the connection on which the message came last. It may be lost with that connection; of
-QoS 1 the broker may then mean another message by the same id, so that such a message is stored anew: at least once.
-Of QoS 2 the id is ours until the broker releases it.
+An acknowledgement is sent on the connection on which the message arrived last. It may be lost with that connection. At
+QoS 1 the broker may then use the same id for another message, so a message that is sent again is stored again: at least
+once. At QoS 2 the id stays with the message until the broker releases it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _TWICE = 2
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A message of QoS 1 or 2 that is not forgotten yet."""
+    """A message of QoS 1 or 2 that is still held."""
 
     mid: int
     qos: int
-    # Of topic and payload: an id that was given to another message by a broker that lost its memory is not ours.
+    # A hash of topic and payload: a broker that lost its state may give the same id to another message.
     identity: int
     connection: int
     registered: bool = False
 
 
 class MqttSession:
-    """See the module."""
+    """Track one session's messages; see the module."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class MqttSession:
         self._was_connected = False
 
     def begin(self, *, present: bool) -> bool:
-        """A connection begins; says whether the broker has lost the session that it had for us."""
+        """Begin a connection; return whether the broker has lost the session that it had for us."""
         with self._lock:
             lost = self._was_connected and not present
             self._was_connected = True
@@ -56,7 +56,7 @@ class MqttSession:
             return lost
 
     def arrived(self, mid: int, qos: int, identity: int, *, again: bool) -> Held | None:
-        """A message came; returns what to hold for it, None when it is here already."""
+        """Note that a message arrived; return what to hold for it, or None if it is held already."""
         with self._lock:
             found = self._held.get(mid)
             if again and found is not None and found.qos == qos and found.identity == identity:
@@ -68,7 +68,7 @@ class MqttSession:
             return held
 
     def registered(self, messages: Iterable[Held]) -> None:
-        """They are in registered blocks, or went aside for good: acknowledge them."""
+        """Note that messages are in registered blocks, or durable dead letters: acknowledge them."""
         with self._lock:
             for held in messages:
                 held.registered = True
@@ -76,14 +76,14 @@ class MqttSession:
                     self._due.append(held)
 
     def dropped(self, messages: Iterable[Held]) -> None:
-        """They were not stored, and nobody will: what comes again counts as new."""
+        """Forget messages that were not stored and will not be: if they are sent again, they count as new."""
         with self._lock:
             for held in messages:
                 if self._held.get(held.mid) is held and not held.registered:
                     del self._held[held.mid]
 
     def due(self) -> list[tuple[int, int]]:
-        """What is to be acknowledged now, as (id, QoS), in order; it counts as done."""
+        """Return what to acknowledge now, as (id, QoS), in order; it counts as acknowledged afterwards."""
         with self._lock:
             due, self._due = self._due, []
             for held in due:
@@ -92,11 +92,11 @@ class MqttSession:
             return [(held.mid, held.qos) for held in due]
 
     def is_answering(self) -> bool:
-        """Is there anything registered that the broker was not told of, or has not released yet?"""
+        """Return whether anything registered is not acknowledged yet, or not released by the broker yet."""
         with self._lock:
             return any(held.registered and held.connection == self._connection for held in self._held.values())
 
     def released(self, mid: int) -> None:
-        """The broker forgot a message of QoS 2."""
+        """Forget a message of QoS 2 that the broker has released."""
         with self._lock:
             self._held.pop(mid, None)
