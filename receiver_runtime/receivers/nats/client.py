@@ -1,9 +1,9 @@
-"""The NATS client that hands out each message as it came, whatever is in it.
+"""Define a NATS client that hands on each message as it arrived, whatever is in it.
 
-nats-py decodes a subject and parses headers while it reads, and a message that it can't make sense of ends its reading
-without a word: delivered again and again, it would hold up all others. And a sender's own header ``Status`` makes a
-message one of the server's for it. So the two methods that do that are replaced here, and messages are asked for by
-``reader`` itself. tests/conformance/test_nats.py sends such messages.
+nats-py decodes subjects and parses headers while it reads. A message that it can't decode ends its reading without an
+error: delivered again and again, it would block all others. And nats-py takes a message for one of the server's if its
+sender has set a header ``Status``. So the two methods that do this are replaced here, and ``reader`` itself requests
+messages. tests/conformance/test_nats.py sends such messages.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class RawHeaders(dict[str, str]):
-    """As nats-py has them, where it can; and as they came."""
+    """Headers as nats-py parses them, empty if it can't; and in ``raw`` as they arrived."""
 
     raw: bytes = b""
 
 
 class TolerantClient(Client):
-    """See the module."""
+    """Hand on any message; see the module."""
 
     async def _process_headers(self, headers: bytes) -> Any:  # noqa: ANN401  as its parent's
         if not headers:
@@ -32,7 +32,7 @@ class TolerantClient(Client):
         parsed: Mapping[str, str] | None = None
         try:
             parsed = await super()._process_headers(headers)
-        except Exception:  # noqa: BLE001  whatever a sender has put there
+        except Exception:  # noqa: BLE001  a sender may put anything there
             parsed = None
         made = RawHeaders(parsed or {})
         made.raw = bytes(headers)

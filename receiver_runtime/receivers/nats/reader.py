@@ -1,15 +1,16 @@
-"""Reads a durable consumer's messages into blocks, from one ``on_start`` to its ``on_stop``.
+"""Read a durable consumer's messages into blocks, from one ``on_start`` to its ``on_stop``.
 
-Who decides what was read: JetStream, by the consumer's list of messages that are delivered and not acknowledged; and
-the driver log, by the keys of those that are in registered blocks. A message is acknowledged when its block is
-registered; while it waits for that, the server is told that it is being worked on. So JetStream delivers again what a
-receiver that is gone was given, and what comes again though it was registered is left out by its key.
+Two records decide what was read: the consumer's list of unacknowledged messages in JetStream, and the keys of
+registered messages in the driver log. A message is acknowledged when its block is registered; until then the server
+gets signs that it is in progress. So JetStream delivers again what a receiver that is gone had got, and a message that
+is delivered again although it is registered is recognised by its key and left out.
 
-Two threads: the connection's, with its event loop, asks for messages, acknowledges and keeps the connection alive; the
-other one hands messages over, and waits there when too much is not registered. Meanwhile nothing more is asked for.
+There are two threads. The connection's thread, with its event loop, requests messages, acknowledges them and keeps the
+connection alive. The other one hands messages over, and waits when too many are not registered yet; meanwhile no more
+are requested.
 
-- *A connection that is lost* is a restart, by the supervisor's pauses; what was delivered comes again in ``ack_wait``.
-- *At a stop* nothing more is asked for; what was read is handed over, waited for, and acknowledged.
+- *A lost connection* is a restart, with the supervisor's pauses; what was delivered comes again after ``ack_wait``.
+- *At a stop* no more messages are requested. What was read is handed over, and acknowledged when it is registered.
 """
 
 from __future__ import annotations
@@ -46,22 +47,23 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-# Messages asked for at once, and for how long.
+# Messages of one request, at most and at least, and how long a request is open.
 _MOST_MESSAGES = 5_000
 _LEAST_MESSAGES = 10
 _REQUEST_SECONDS = 1.0
-# Of a message, besides what the server counts as its payload.
+# Bytes of a message, at most, besides what the server counts as its payload.
 _ENVELOPE_BYTES = 64 * 1024
-# What comes so close together is handed over together.
+# How long to gather messages after the first one; they are handed over together.
 _GATHERING_SECONDS = 0.005
-# For room to read more, and between looks at whether it is to stop.
+# How long to wait for room to read more, and after a request that brought nothing.
 _PAUSE_SECONDS = 0.02
-# Batches that are stored and not registered yet, at most.
+# Batches, at most, that are handed over and not registered yet.
 _MOST_UNDER_WAY = 16
+# JetStream's acknowledgements: in progress, deliver again, done.
 _WORKING = b"+WPI"
 _AGAIN = b"-NAK"
 _DONE = b"+ACK"
-_CLOSING_SECONDS = 2.0
+_CLOSING_SECONDS = 2.0  # how long sending the last acknowledgements, and then closing, may take
 
 
 class NatsError(ConnectionError):
@@ -69,7 +71,7 @@ class NatsError(ConnectionError):
 
 
 class NatsReader:
-    """See the module. ``start`` and ``stop`` once."""
+    """Read messages; see the module. Call ``start`` and ``stop`` once."""
 
     def __init__(self, receiver: Receiver, source: NatsJetStream, known: KnownConsumer) -> None:
         self._receiver = receiver
@@ -80,7 +82,7 @@ class NatsReader:
         self._stopping = threading.Event()
         self._settled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nats {source.durable}", daemon=True)
-        # Of the event loop's thread alone.
+        # Only the event loop's thread uses these.
         self._loop: asyncio.AbstractEventLoop
         self._client = TolerantClient()
         self._coming: list[Delivered] = []
@@ -94,11 +96,11 @@ class NatsReader:
         self._failed: BaseException | None = None
 
     def start(self) -> None:
-        """Begin to read; returns at once."""
+        """Begin to read; return at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; returns when what was handed over is registered and acknowledged, or refused."""
+        """End; return when what was handed over is registered and acknowledged, or refused."""
         self._stopping.set()
         self._hand_over.close()
         self._settled.set()
@@ -109,7 +111,7 @@ class NatsReader:
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
-        except BaseException as error:  # noqa: BLE001  told, and begun anew
+        except BaseException as error:  # noqa: BLE001  reported, and started again
             if not self._stopping.is_set():
                 self._receiver.restart("reading from NATS failed", error)
             else:
@@ -122,7 +124,7 @@ class NatsReader:
         try:
             inbox = await self._open()
             self._receiver.report_connected(self._source.address)
-            working = asyncio.create_task(self._say_working())
+            working = asyncio.create_task(self._report_working())
             with contextlib.suppress(HandOverClosedError):
                 while not self._stopping.is_set():
                     await self._step(inbox, pool)
@@ -138,7 +140,7 @@ class NatsReader:
                 await asyncio.wait_for(self._client.close(), _CLOSING_SECONDS)
 
     async def _open(self) -> str:
-        """Connect, make the consumer where it is missing; returns where its messages come."""
+        """Connect, and create the consumer if it is missing; return the inbox where its messages arrive."""
         source = self._source
         await self._client.connect(
             [f"nats://{server}" for server in source.servers.split(",")],
@@ -183,11 +185,12 @@ class NatsReader:
         return inbox
 
     def _check(self, config: ConsumerConfig) -> None:
-        """Of a consumer that somebody else has made."""
+        """Check the settings of the consumer, which someone else may have created. Raises NatsError."""
         name = f"the consumer {self._source.durable!r} of {self._source.stream!r}"
         policy = str(getattr(config.ack_policy, "value", config.ack_policy))
         if policy != AckPolicy.EXPLICIT.value:
-            # By none the server forgets a message when it was sent, by all those before it too, whoever has them.
+            # With 'none' the server forgets a message once it is sent. With 'all' an acknowledgement also covers all
+            # messages before it, even those that another receiver has.
             raise NatsError(
                 f"{name} has ack_policy {policy!r}, by which messages are lost: make it with 'explicit', or give "
                 "another durable"
@@ -199,21 +202,21 @@ class NatsReader:
             )
 
     def _where_to_begin(self, made: datetime | None) -> tuple[DeliverPolicy, int | None]:
-        """With a consumer that is not there: as declared, or where the one was that is gone."""
+        """Return where a new consumer begins: as declared, or where the consumer that is gone had got to."""
         source, known = self._source, self._known
         if known.made is None:
             return (DeliverPolicy.ALL if source.start == "earliest" else DeliverPolicy.NEW), None
         is_same = made == known.made
         begins = f"after message {known.acknowledged}" if is_same else "with the oldest message of the new stream"
         self._receiver.report_error(
-            f"the consumer {source.durable!r} of {source.stream!r} was gone; it is made anew, and begins {begins}"
+            f"the consumer {source.durable!r} of {source.stream!r} was gone; it is created again, and begins {begins}"
         )
         return (DeliverPolicy.BY_START_SEQUENCE, known.acknowledged + 1) if is_same else (DeliverPolicy.ALL, None)
 
     def _note(self, made: datetime | None, consumer: ConsumerInfo) -> None:
         places = [consumer.ack_floor, consumer.delivered if consumer.num_ack_pending == 0 else None]
         through = max((place.stream_seq for place in places if place is not None), default=0)
-        # A consumer that has just begun in the midst of the stream may not say so.
+        # A consumer that has just begun in the middle of the stream may not report its position yet.
         before = self._known.acknowledged if made == self._known.made else 0
         self._known.made, self._known.acknowledged = made, max(through, before)
 
@@ -231,12 +234,12 @@ class NatsReader:
         return {name: value for name, value in found.items() if value is not None}
 
     async def _step(self, inbox: str, pool: ThreadPoolExecutor) -> None:
-        """Ask for messages where nothing is asked for, and hand over what came."""
+        """Request messages if no request is open, and hand over what came."""
         if not self._coming:
             await self._wait_for_messages(inbox)
         messages, self._coming = self._coming, []
-        # What is delivered again while it waits here, also for its turn, is stored once, and acknowledged by its newest
-        # delivery.
+        # A message that is delivered again while it waits here, even before it is handed over, is stored once. Its
+        # newest delivery is acknowledged.
         newest = {one.place.key: one for one in messages}
         fresh = {key: one for key, one in newest.items() if key not in self._held}
         self._held |= newest
@@ -248,7 +251,7 @@ class NatsReader:
                 raise
 
     async def _wait_for_messages(self, inbox: str) -> None:
-        """Until some came, or their request is over. Raises why none will."""
+        """Wait until messages came, or their request is over. Raises the reason if none will come."""
         room = self._source.in_flight - len(self._held)
         if room <= 0:
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -258,13 +261,13 @@ class NatsReader:
             try:
                 await asyncio.wait_for(self._came.wait(), _REQUEST_SECONDS + self._source.connect_timeout)
             except TimeoutError:
-                # The server is to end each request by a word of its own.
+                # The server must end each request with a status message.
                 raise NatsError(f"the server did not answer for {self._source.connect_timeout:g} s") from None
             self._came.clear()
             if self._request_left > 0:
                 await asyncio.sleep(_GATHERING_SECONDS)
             elif not self._coming:
-                # The server may say so at once, and again.
+                # The server may end every request at once: pause between them.
                 await asyncio.sleep(_PAUSE_SECONDS)
         if self._failed is not None:
             raise self._failed
@@ -273,7 +276,7 @@ class NatsReader:
         most = int(self._supervisor.settings.max_block_bytes / self._bytes_each)
         most = self._supervisor.block_path.piece(min(room, max(_LEAST_MESSAGES, min(_MOST_MESSAGES, most))), 0)
         self._request_left = self._requested = most
-        # The first ones that are large come to a request for many. One message has room in any case.
+        # The first messages of a request for many may be large: always leave room for one of the largest size.
         self._most_bytes = max(
             self._most_bytes, self._supervisor.settings.max_block_bytes, self._client.max_payload + _ENVELOPE_BYTES
         )
@@ -291,11 +294,11 @@ class NatsReader:
             came, self._request_left = self._requested - self._request_left, 0
             status = (message.headers or {}).get("Status", "")
             said = (message.headers or {}).get("Description", "")
-            # 404 and 408: there are no messages; 409: the request is over, as by a change of leaders.
+            # 404 and 408: there are no messages; 409: the request is over, for example by a change of leaders.
             if status == "503":
                 self._fail(NatsError(f"there is no consumer {self._source.durable!r} of {self._source.stream!r} now"))
             elif "Exceeds MaxBytes" in said and not came:
-                # It is of a time when the server took larger ones.
+                # The message was stored when the server's limit for payloads was higher.
                 self._most_bytes *= 2
             elif status not in ("404", "408", "409") or "Deleted" in said or "Exceeded MaxRequest" in said:
                 self._fail(NatsError(f"{status} {said}".strip() or "the server refused to deliver messages"))
@@ -313,20 +316,20 @@ class NatsReader:
         self._failed = self._failed or error
         self._came.set()
 
-    async def _say_working(self) -> None:
-        """While messages wait to be registered, they are not to be delivered to others."""
+    async def _report_working(self) -> None:
+        """Tell the server regularly that held messages are in progress, so that it does not deliver them to others."""
         while True:
             await asyncio.sleep(self._source.ack_wait / 3)
             for one in [*self._held.values(), *self._coming]:
                 await self._client.publish(one.reply, _WORKING)
-            # Where it is gone, or can't be asked: as it was.
+            # If the consumer is gone, or the server does not answer, keep what is known.
             with contextlib.suppress(Exception):
                 source = self._source
                 jetstream = self._client.jetstream(timeout=source.connect_timeout)
                 self._note(self._known.made, await jetstream.consumer_info(source.stream, source.durable))
 
     async def _give_back(self, messages: Sequence[Delivered]) -> None:
-        """To be delivered to somebody else at once."""
+        """Give messages back, so that the server delivers them to another receiver at once."""
         for one in messages:
             await self._client.publish(one.reply, _AGAIN)
 
@@ -344,14 +347,14 @@ class NatsReader:
     # -- the other threads -------------------------------------------------------------------------------------------
 
     def _take(self, messages: list[Delivered]) -> None:
-        """Hand messages over; waits while too much is not registered."""
+        """Hand messages over; wait while too many are not registered."""
         try:
             batch = batch_of(messages)
         except UnicodeError:
             good, letters = sorted_out(messages)
             self._receiver.store_dead_letters(letters)
             kept = {one.place.key for one in good}
-            self._tell([one.place.key for one in messages if one.place.key not in kept])
+            self._request_acknowledgement([one.place.key for one in messages if one.place.key not in kept])
             messages = good
             if not messages:
                 return
@@ -361,14 +364,14 @@ class NatsReader:
         future.add_done_callback(partial(self._answered, [one.place.key for one in messages]))
 
     def _answered(self, keys: list[str], future: Future[HandedOver]) -> None:
-        """On the hand-over's thread."""
+        """Have messages acknowledged, or note the failure. Called on the hand-over's thread."""
         error = future.exception()
-        # A loop that is closed acknowledges nothing: they come again, and are left out by their keys.
+        # A closed loop acknowledges nothing: the messages are delivered again, and left out by their keys.
         with contextlib.suppress(RuntimeError):
             if error is None:
-                self._tell(keys)
+                self._request_acknowledgement(keys)
             else:
                 self._loop.call_soon_threadsafe(self._fail, error)
 
-    def _tell(self, keys: list[str]) -> None:
+    def _request_acknowledgement(self, keys: list[str]) -> None:
         self._loop.call_soon_threadsafe(self._begin_to_acknowledge, keys)

@@ -1,4 +1,4 @@
-"""The receiver of a ``NatsJetStream`` source. Importing this needs the client; the registry does it when one is made.
+"""Define the receiver of a ``NatsJetStream`` source. Importing this needs the client; the registry does it when needed.
 
 Owns the reader of each ``on_start``, which owns a connection and its thread (``reader``).
 """
@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 
 
 class NatsJetStreamReceiver(RunReceiver):
-    """Messages, acknowledged when they are registered. See ``NatsJetStream``."""
+    """Receives messages, and acknowledges them when they are registered. See ``NatsJetStream``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = NatsJetStream.columns
 
@@ -29,5 +29,8 @@ class NatsJetStreamReceiver(RunReceiver):
         self._known = KnownConsumer()
 
     def make_run(self) -> NatsReader:
-        """Its stop returns when what was read is registered and acknowledged, and the connection closed."""
+        """Return a reader.
+
+        Its ``stop`` returns when what was read is registered and acknowledged, and the connection is closed.
+        """
         return NatsReader(self, self._source, self._known)

@@ -1,4 +1,4 @@
-"""From messages of JetStream, as the server sends them, to one Arrow batch and its keys. Knows no connection."""
+"""Turn messages of JetStream, as the server sends them, into one Arrow batch and its keys. Knows no connection."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 SCHEMA = schema_of(NatsJetStream.columns)
 _HEADERS = SCHEMA.field("headers").type
 _ACKNOWLEDGEMENT = "$JS.ACK."
-# Words of such a subject: of older servers, and of those with domains.
+# The number of words in such a subject: of older servers exactly, and of those with domains at least.
 _SHORT, _LONG = 9, 11
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a message lies in its stream, by the subject that it is acknowledged to; nanoseconds since 1970."""
+    """A message's place in its stream, from the subject to which it is acknowledged; nanoseconds since 1970."""
 
     stream: str
     sequence: int
@@ -32,7 +32,7 @@ class Place:
 
     @classmethod
     def of(cls, reply: str) -> Place | None:
-        """None for what is no message of a stream, but the server's word on a request."""
+        """Return the place; None if this is no message of a stream, but the server's status of a request."""
         if not reply.startswith(_ACKNOWLEDGEMENT):
             return None
         words = reply.split(".")
@@ -43,13 +43,13 @@ class Place:
 
     @property
     def key(self) -> str:
-        """What tells messages apart, also where a stream is deleted and made anew."""
+        """Return a key that identifies the message, even after the stream is deleted and created again."""
         return f"{self.sequence}@{self.stream}@{self.nanoseconds}"
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A message. ``headers`` are as they came, the version's line first; a subject that is no text has surrogates."""
+    """A message. ``headers`` are raw, the version line first; a subject that is no text contains surrogates."""
 
     place: Place
     subject: str
@@ -59,7 +59,7 @@ class Delivered:
 
 
 def batch_of(messages: Sequence[Delivered]) -> pa.RecordBatch:
-    """The rows. Raises UnicodeError where a subject or a header is no text."""
+    """Return the messages as rows. Raises UnicodeError if a subject or a header is no text."""
     for one in messages:
         if not one.subject.isascii():
             one.subject.encode()
@@ -77,12 +77,12 @@ def batch_of(messages: Sequence[Delivered]) -> pa.RecordBatch:
 
 
 def keys_of(messages: Sequence[Delivered]) -> pa.Array:
-    """By the messages' places."""
+    """Return the messages' keys, by their places."""
     return pa.array([one.place.key for one in messages], pa.string())
 
 
 def sorted_out(messages: Sequence[Delivered]) -> tuple[list[Delivered], list[DeadLetter]]:
-    """Those of which rows can be made; the others as dead letters."""
+    """Return the messages that can become rows, and the others as dead letters."""
     good, letters = [], []
     for one in messages:
         try:
@@ -97,14 +97,14 @@ def sorted_out(messages: Sequence[Delivered]) -> tuple[list[Delivered], list[Dea
 
 
 def _headers(messages: Sequence[Delivered]) -> pa.Array:
-    """Null where a message has none."""
+    """Return the column of headers; null for a message without headers."""
     if not any(one.headers for one in messages):
         return pa.nulls(len(messages), _HEADERS)
     return pa.array([_pairs(one.headers) if one.headers else None for one in messages], _HEADERS)
 
 
 def _pairs(headers: bytes) -> list[dict[str, str]]:
-    """Of lines ``name: value``, in their order; a name may come again."""
+    """Return the pairs in lines ``name: value``, in order; a name may be repeated."""
     pairs = []
     for line in headers.split(b"\r\n")[1:]:
         if line:

@@ -1,4 +1,4 @@
-"""What outlives the connections of one receiver of JetStream."""
+"""Hold what outlives the connections of one receiver of JetStream."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class KnownConsumer:
-    """What was seen of the consumer last: for when it is gone. Outlives readers.
+    """The last known state of the consumer, in case it is deleted. Outlives readers.
 
-    ``made`` is the stream's time of making, None before the first look; all up to ``acknowledged`` was.
+    ``made`` is when the stream was created, None before the first look. All messages up to ``acknowledged`` were
+    acknowledged.
     """
 
     made: datetime | None = None

@@ -1,14 +1,15 @@
-"""Reads a consumer group's share of Redis streams into blocks, on one thread, from one ``on_start`` to its ``on_stop``.
+"""Read a consumer group's share of Redis streams into blocks, on one thread, from one ``on_start`` to its ``on_stop``.
 
-Who decides what was read: Redis, by the group's list of entries that are given out and not acknowledged; and the driver
-log, by the keys of those that are in registered blocks. An entry is acknowledged when its block is registered, so that
-Redis gives out again whatever was not; what comes again though it was registered is left out by its key.
+Two records decide what was read: the group's list of pending entries (delivered, not acknowledged) in Redis, and the
+keys of registered entries in the driver log. An entry is acknowledged when its block is registered, so that Redis
+delivers all others again. An entry that is delivered again although it is registered is recognised by its key and left
+out.
 
-- *At first* what this receiver was given before and did not acknowledge is read again; then what is new.
-- *Entries of others* that were given out long ago are taken over: their receiver is gone, or does not get on.
-- *A connection that is lost* is a restart, by the supervisor's pauses.
-- *At a stop* nothing more is read; what was read is handed over, waited for, and acknowledged.
-- *Trimmed entries*, unread or given out and not stored, are told in numbers where Redis can tell.
+- *At first* this receiver's own pending entries are read again, then new ones.
+- *Entries of others* that were delivered long ago are taken over: their receiver is gone, or makes no progress.
+- *A lost connection* is a restart, with the supervisor's pauses.
+- *At a stop* nothing more is read. What was read is handed over, and acknowledged when it is registered.
+- *Trimmed entries*, unread or delivered and not stored, are reported, with their number if Redis knows it.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-# Entries asked for at once. Nobody knows how large they are: it begins with few.
+# Entries of one request. Their size is not known at first, so it begins with few, and grows by this factor.
 _MOST_ENTRIES = 10_000
 _LEAST_ENTRIES = 10
 _MORE_EACH_TIME = 4
-# So long Redis waits for new entries, and acknowledgements for us.
+# How long Redis waits for new entries; acknowledgements may have to wait this long.
 _BLOCK_MILLISECONDS = 50
-# Between looks at what was trimmed.
+# Between two checks for trimmed entries.
 _LOOK_SECONDS = 5.0
-_ACKNOWLEDGED_AT_ONCE = 5_000
-# Batches that are stored and not registered yet, at most.
+_ACKNOWLEDGED_AT_ONCE = 5_000  # ids, at most, of one XACK
+# Batches, at most, that are handed over and not registered yet.
 _MOST_UNDER_WAY = 16
-# For room to read more.
+# How long to wait for room to read more.
 _PAUSE_SECONDS = 0.01
 
 
 class RedisReader:
-    """See the module. ``start`` and ``stop`` once."""
+    """Read entries; see the module. Call ``start`` and ``stop`` once."""
 
     def __init__(self, receiver: Receiver, source: RedisStreams, known_groups: set[str]) -> None:
         self._receiver = receiver
@@ -65,24 +66,24 @@ class RedisReader:
         self._stopping = threading.Event()
         self._settled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"redis {self._consumer}", daemon=True)
-        # Filled by the hand-over's thread: what may be acknowledged, or why nothing may.
+        # Set by the hand-over's thread: entries to acknowledge, or the error because of which nothing more may be.
         self._registered: deque[Sequence[Entry]] = deque()
         self._failed: BaseException | None = None
-        # All below is the thread's alone.
+        # Only the thread uses everything below.
         self._client: redis.Redis
         self._held: set[str] = set()
         self._bytes_each = 1000.0
         self._at_once = _LEAST_ENTRIES
         self._claim_at = time.monotonic() + source.claim_after / 2
         self._look_at = 0.0
-        self._told_trimmed: dict[str, bytes] = {}
+        self._reported_trimmed: dict[str, bytes] = {}
 
     def start(self) -> None:
-        """Begin to read; returns at once."""
+        """Begin to read; return at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; returns when what was handed over is registered and acknowledged, or refused."""
+        """End; return when what was handed over is registered and acknowledged, or refused."""
         self._stopping.set()
         self._hand_over.close()
         self._settled.set()
@@ -107,7 +108,7 @@ class RedisReader:
                 self._read_new()
         except HandOverClosedError:
             pass
-        except BaseException as error:  # noqa: BLE001  told, and begun anew
+        except BaseException as error:  # noqa: BLE001  reported, and started again
             if not self._stopping.is_set():
                 self._receiver.restart("reading from Redis failed", error)
                 self._client.close()
@@ -118,7 +119,7 @@ class RedisReader:
         self._settled.wait()
         try:
             self._acknowledge()
-        except Exception as error:  # noqa: BLE001  they come again, and are left out by their keys
+        except Exception as error:  # noqa: BLE001  they are delivered again, and left out by their keys
             _log.info("the last entries could not be acknowledged", error=str(error))
         self._client.close()
 
@@ -144,12 +145,12 @@ class RedisReader:
             socket_timeout=source.connect_timeout,
             socket_connect_timeout=source.connect_timeout,
             protocol=2,
-            # The library would ask again by itself, and for what is new: what Redis has given out by an answer that
-            # was lost would wait until it is taken over.
+            # The library would retry by itself and get only new entries. Entries in an answer that was lost would wait
+            # until they are taken over.
             retry=Retry(NoBackoff(), 0),
             **tls,
         )
-        # As the server sends them: the library makes a dict of a record, and its fields may have one name twice.
+        # Take answers as the server sends them: the library makes a dict of an entry, whose fields may repeat a name.
         for command in ("XREADGROUP", "XAUTOCLAIM"):
             client.set_response_callback(command, lambda response, **_: response)
         return client
@@ -166,14 +167,14 @@ class RedisReader:
                 if stream in self._known_groups:
                     self._receiver.report_error(
                         f"the group {self._source.group!r} of {stream!r} was gone, with what it had not read; it is "
-                        "made anew, and begins with the oldest entry there"
+                        "created again, and begins with the oldest entry there"
                     )
             self._known_groups.add(stream)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _read_own(self) -> None:
-        """What was given to us before and is not acknowledged."""
+        """Read this receiver's own pending entries."""
         for stream in self._source.streams:
             after = b"0"
             while not self._stopping.is_set():
@@ -195,7 +196,7 @@ class RedisReader:
             self._take(stream, entries)
 
     def _most_at_once(self) -> int:
-        """About a block of them, by the size of those that came last."""
+        """Return how many entries to request: about a block of them, by the size of those that came last."""
         fitting = int(self._supervisor.settings.max_block_bytes / self._bytes_each / len(self._source.streams))
         return max(_LEAST_ENTRIES, min(self._at_once, fitting))
 
@@ -210,7 +211,7 @@ class RedisReader:
         return {stream.decode(): entries for stream, entries in found or ()}
 
     def _take_over(self) -> None:
-        """Entries that others were given and did not acknowledge in time; those of our own that wait are skipped."""
+        """Take over entries that other consumers did not acknowledge in time; skip our own that are in flight."""
         if time.monotonic() < self._claim_at:
             return
         self._claim_at = time.monotonic() + self._source.claim_after / 2
@@ -227,16 +228,16 @@ class RedisReader:
                 )
                 gone = self._not_held(stream, trimmed[0] if trimmed else [])
                 if gone:
-                    self._tell_gone(stream, gone)
+                    self._report_gone(stream, gone)
                 self._take(stream, entries)
                 self._acknowledge()
                 start = next_start if next_start != b"0-0" else None
 
     def _take(self, stream: str, found: Sequence[Any]) -> None:
-        """Hand entries over that are not under way already."""
+        """Hand over the entries that are not in flight already."""
         gone = [entry_id for entry_id, fields in found if fields is None]
         if gone:
-            self._tell_gone(stream, gone)
+            self._report_gone(stream, gone)
             self._client.xack(stream, self._source.group, *gone)
         came = [Entry(stream, entry_id, fields) for entry_id, fields in found if fields is not None]
         entries = [entry for entry in came if entry.key not in self._held]
@@ -260,7 +261,7 @@ class RedisReader:
         future.add_done_callback(partial(self._answered, entries))
 
     def _answered(self, entries: Sequence[Entry], future: Future[HandedOver]) -> None:
-        """On the hand-over's thread."""
+        """Note entries to acknowledge, or the failure. Called on the hand-over's thread."""
         error = future.exception()
         if error is None:
             self._registered.append(entries)
@@ -268,7 +269,7 @@ class RedisReader:
             self._failed = error
 
     def _acknowledge(self) -> None:
-        """What is registered. Raises what the hand-over ended with."""
+        """Acknowledge what is registered. Raises the error that ended the hand-over, if any."""
         by_stream: dict[str, list[Entry]] = {}
         while self._registered:
             for entry in self._registered.popleft():
@@ -284,20 +285,20 @@ class RedisReader:
     # -- what is gone ------------------------------------------------------------------------------------------------
 
     def _not_held(self, stream: str, ids: Sequence[bytes]) -> Sequence[bytes]:
-        """Without those that are under way here, and lost to nobody."""
+        """Return the ids without those in flight here, which are not lost."""
         if not ids:
             return ids
         held = {key.rpartition("@")[0] for key in self._held}
         return [one for one in ids if f"{one.decode('ascii')}@{stream}" not in held]
 
-    def _tell_gone(self, stream: str, gone: Sequence[bytes]) -> None:
+    def _report_gone(self, stream: str, gone: Sequence[bytes]) -> None:
         self._receiver.report_error(
             f"{stream}: {len(gone)} entries were trimmed or deleted after they were given out and before they were "
             f"stored, as {gone[0].decode()}: they are lost"
         )
 
     def _look_for_trimmed(self) -> None:
-        """Whether entries went that the group has never read."""
+        """Check whether entries that the group has never read were trimmed."""
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + _LOOK_SECONDS
@@ -313,14 +314,14 @@ class RedisReader:
         first = about["first-entry"]
         many = ""
         if first is None or id_parts(first[0]) > id_parts(read):
-            # What was ever added, but for what was read and what is there.
+            # All entries ever added, minus those that were read, minus those still there.
             if group.get("entries-read") is not None:
                 gone = about["entries-added"] - group["entries-read"] - about["length"]
                 many = str(gone) if gone > 0 else ""
         elif id_parts(about.get("max-deleted-entry-id") or b"0-0") > id_parts(read):
             many = "some"
-        if many and self._told_trimmed.get(stream) != read:
-            self._told_trimmed[stream] = read
+        if many and self._reported_trimmed.get(stream) != read:
+            self._reported_trimmed[stream] = read
             self._receiver.report_error(
                 f"{stream}: {many} entries after {read.decode()} were trimmed or deleted before they were read, and "
                 "are lost"
@@ -328,6 +329,6 @@ class RedisReader:
 
 
 def _by_name(answer: Mapping[Any, Any] | Iterable[Any]) -> dict[str, Any]:
-    """Of what is one of: a dict, or names and values in turn."""
+    """Normalise a reply, a mapping or alternating names and values, to a dict by name."""
     pairs = answer.items() if hasattr(answer, "items") else zip(*[iter(answer)] * 2, strict=True)
     return {name.decode() if isinstance(name, bytes) else str(name): value for name, value in pairs}

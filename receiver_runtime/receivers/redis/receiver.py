@@ -1,4 +1,4 @@
-"""The receiver of a ``RedisStreams`` source. Importing this needs the client; the registry does it when one is made.
+"""Define the receiver of a ``RedisStreams`` source. Importing this needs the client; the registry does it when needed.
 
 Owns the reader of each ``on_start``, which owns a connection and its thread (``reader``).
 """
@@ -18,16 +18,19 @@ except ModuleNotFoundError as error:
 
 
 class RedisStreamsReceiver(RunReceiver):
-    """Entries, acknowledged when they are registered. See ``RedisStreams``."""
+    """Receives entries, and acknowledges them when they are registered. See ``RedisStreams``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = RedisStreams.columns
 
     def __init__(self, source: RedisStreams) -> None:
         super().__init__()
         self._source = source
-        # Groups that were there once: one that is gone was deleted with its stream.
+        # The stream keys whose group existed once: if it is missing later, it was deleted with its stream.
         self._known_groups: set[str] = set()
 
     def make_run(self) -> RedisReader:
-        """Its stop returns when what was read is registered and acknowledged, and the connection closed."""
+        """Return a reader.
+
+        Its ``stop`` returns when what was read is registered and acknowledged, and the connection is closed.
+        """
         return RedisReader(self, self._source, self._known_groups)

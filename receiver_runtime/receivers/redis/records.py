@@ -1,4 +1,4 @@
-"""From the entries of Redis streams, as the server sends them, to one Arrow batch and its keys. Knows no connection."""
+"""Turn entries of Redis streams, as the server sends them, into one Arrow batch and its keys. Knows no connection."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SCHEMA = schema_of(RedisStreams.columns)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """``fields`` are names and values in turn.
+    """An entry of a stream; ``fields`` are alternating names and values.
 
-    ``key`` is what tells entries apart, within all streams of a declaration. An id alone comes again, with another
-    entry, where a stream is made anew, and where a replica takes over that had not got the last ones yet.
+    ``key`` identifies the entry within all streams of a declaration. The id alone is not enough: another entry may get
+    it when a stream is created again, or when a replica takes over that had not received the last entries.
     """
 
     stream: str
@@ -34,16 +34,16 @@ class Entry:
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """The key, once."""
+        """Compute the key, once."""
         content = str(list(map(len, self.fields))).encode() + b"".join(self.fields)
         digest = hashlib.blake2b(content, digest_size=12).hexdigest()
         object.__setattr__(self, "key", f"{self.id.decode('ascii')}@{self.stream}@{digest}")
 
 
 def batch_of(entries: Sequence[Entry]) -> pa.RecordBatch:
-    """The rows. Raises UnicodeDecodeError where a field's name is no text.
+    """Return the entries as rows. Raises UnicodeDecodeError if a field's name is no text.
 
-    Of fields of one name the last one counts.
+    If a name is repeated, its last field counts.
     """
     maps = [dict(zip(entry.fields[::2], entry.fields[1::2], strict=True)) for entry in entries]
     starts = [0]
@@ -59,7 +59,7 @@ def batch_of(entries: Sequence[Entry]) -> pa.RecordBatch:
         [
             pa.array([entry.stream for entry in entries], pa.string()),
             pa.array(ids, pa.string()),
-            # Milliseconds; an id that was made up may be beyond what a time can be.
+            # Milliseconds; an id that the sender chose may be beyond the latest time.
             pa.array([min(int(one.partition("-")[0]), _LAST) for one in ids], SCHEMA.field("timestamp").type),
             fields.cast(SCHEMA.field("fields").type),
         ],
@@ -72,12 +72,12 @@ _LAST = 253_402_300_799_999
 
 
 def keys_of(entries: Sequence[Entry]) -> pa.Array:
-    """Of each."""
+    """Return the entries' keys."""
     return pa.array([entry.key for entry in entries], pa.string())
 
 
 def sorted_out(entries: Sequence[Entry]) -> tuple[list[Entry], list[DeadLetter]]:
-    """Those of which rows can be made; the others as dead letters."""
+    """Return the entries that can become rows, and the others as dead letters."""
     good, letters = [], []
     for entry in entries:
         try:
@@ -93,6 +93,6 @@ def sorted_out(entries: Sequence[Entry]) -> tuple[list[Entry], list[DeadLetter]]
 
 
 def id_parts(entry_id: bytes) -> tuple[int, int]:
-    """An id, to be compared."""
+    """Return an id as numbers, which can be compared."""
     milliseconds, _, number = entry_id.partition(b"-")
     return int(milliseconds), int(number or 0)
