@@ -1,10 +1,10 @@
-"""Pika's connection, which hands each message on, whatever its sender has put into its properties.
+"""Define pika's connection with one fix: it hands on each message, whatever its sender has put into its properties.
 
-What pika can't decode (a time that lies behind the year 9999, as one in milliseconds; a number that is none; tables
-too deep) ends its connection, and comes again on the next, for ever, before all others. And it cuts the fractions off
-numbers. So properties are decoded here: as they are, or as those of a message that can't be decoded.
+Properties that pika can't decode (a time after the year 9999, such as one in milliseconds; NaN; tables nested too
+deep) end its connection. The message then comes again on the next one, forever, before all others. Pika also cuts the
+fractions off numbers. So properties are decoded here, or the message is marked as undecodable.
 
-Owns nothing but the form of one kind of frame.
+Owns only the format of one kind of frame.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from pika.frame import Header
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What we replace, and look at: where a newer pika calls it otherwise, properties would quietly be decoded by it.
+# The methods that we replace, and the fields that we read. If a newer pika named them differently, it would silently
+# decode properties itself.
 _METHODS = ("_read_frame",)
 _FIELDS = ("_frame_buffer",)
 _FRAME = struct.Struct(">BHL")
 _CONTENT = struct.Struct(">HHQ")
-# What comes of bytes that are no properties.
+# What decoding raises for bytes that are no properties.
 _MALFORMED = (ValueError, LookupError, struct.error, RecursionError)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# The last second that Python has a time for.
+# Seconds since 1970: the end of the year 9999, the latest time that Python can hold.
 _LAST_SECOND = 253_402_300_799
 
 
@@ -39,12 +40,12 @@ class UnknownPikaError(Exception):
 
 
 class DecodedProperties(spec.BasicProperties):  # type: ignore[misc]
-    """A message's properties. With ``undecodable`` it has none here."""
+    """A message's properties. If ``undecodable`` is true, they could not be decoded, and none are set."""
 
     undecodable: bool = False
 
     def decode(self, encoded: bytes, offset: int = 0) -> DecodedProperties:
-        """Whatever they are."""
+        """Decode properties, whatever they contain; set ``undecodable`` if that fails."""
         try:
             found = _properties(encoded, offset)
         except _MALFORMED:
@@ -56,7 +57,7 @@ class DecodedProperties(spec.BasicProperties):  # type: ignore[misc]
 
 
 class TolerantConnection(SelectConnection):  # type: ignore[misc]
-    """See the module."""
+    """Hand on any message; see the module."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401  as its parent's
         super().__init__(*arguments, **options)
@@ -79,7 +80,7 @@ class TolerantConnection(SelectConnection):  # type: ignore[misc]
 
 
 def _properties(encoded: bytes, at: int) -> dict[str, Any]:
-    """Those that are there, by name."""
+    """Return the properties that are present, by name."""
     flags = shift = 0
     more = True
     while more:
@@ -142,7 +143,7 @@ def _nothing(_: bytes, at: int) -> tuple[None, int]:
 
 
 def _time(encoded: bytes, at: int) -> tuple[datetime | int, int]:
-    """The number where there is no time for it."""
+    """Return a time, or the number of seconds if it is after the latest time."""
     seconds, at = _number(_SECONDS, encoded, at)
     return (_EPOCH + timedelta(seconds=seconds) if seconds <= _LAST_SECOND else seconds), at
 
@@ -153,7 +154,7 @@ def _decimal(encoded: bytes, at: int) -> tuple[Decimal, int]:
 
 
 def _table(encoded: bytes, at: int) -> tuple[dict[str, Any], int]:
-    """Names are text in any case."""
+    """Return a table; bytes of names that are no text are escaped."""
     size, at = _number(_SIZE, encoded, at)
     end = at + size
     found = {}
@@ -174,7 +175,7 @@ def _array(encoded: bytes, at: int) -> tuple[list[Any], int]:
 
 
 def _value(encoded: bytes, at: int) -> tuple[Any, int]:
-    """One that begins with its kind. Raises KeyError for one that RabbitMQ does not know either."""
+    """Return a value, which begins with its type. Raises KeyError for a type that RabbitMQ does not know either."""
     return _KINDS[encoded[at : at + 1]](encoded, at + 1)
 
 
@@ -207,7 +208,7 @@ _KINDS: dict[bytes, Callable[[bytes, int], tuple[Any, int]]] = {
     b"F": _table,
     b"A": _array,
 }
-# In the order of their flags.
+# The properties, in the order of their flags.
 _PROPERTIES: tuple[tuple[str, Callable[[bytes, int], tuple[Any, int]]], ...] = (
     ("content_type", _short),
     ("content_encoding", _short),

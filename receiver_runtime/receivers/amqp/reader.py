@@ -1,15 +1,15 @@
-"""Reads one connection's deliveries into blocks, from an ``on_start`` to its ``on_stop``.
+"""Read one connection's deliveries into blocks, from an ``on_start`` to its ``on_stop``.
 
-Two threads. *The connection's* reads, acknowledges and answers heartbeats; it never waits for the driver log. *The
-handing over* one makes batches of what came and may wait as long as it takes; meanwhile nothing is acknowledged, so
-that the broker stops at its prefetch.
+There are two threads. *The connection's thread* reads, acknowledges and answers heartbeats; it never waits for the
+driver log. *The hand-over thread* makes batches of the messages and may wait for as long as needed. Meanwhile nothing
+is acknowledged, so the broker stops at its prefetch.
 
-- Messages are acknowledged when their block is registered: batches are answered in their order, so one acknowledgement
-  stands for all up to its last message (``multiple``).
-- What can't be stored is a dead letter before it is acknowledged, with the batch that it came in.
-- A connection that is lost, and a queue that is deleted, are a restart, by the supervisor's pauses; the broker delivers
-  again what was not acknowledged.
-- At a stop nothing more is taken; what was taken is handed over, waited for, and acknowledged.
+- Messages are acknowledged when their block is registered. Batches are answered in order, so one acknowledgement covers
+  all messages up to the batch's last one (``multiple``).
+- A message that can't be stored becomes a dead letter; it is acknowledged after that, together with its batch.
+- A lost connection and a deleted queue are a restart, with the supervisor's pauses. The broker delivers again what was
+  not acknowledged.
+- At a stop nothing more is taken. What was taken is handed over, and acknowledged when it is registered.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_TURN_SECONDS = 1.0
-# What comes so soon behind a message is handed over with it, up to so many.
+_TURN_SECONDS = 1.0  # how long the connection's thread waits for data before it checks consumers again
+# How long to gather messages after the first one, and how many end this wait; they are handed over together.
 _GATHERING_SECONDS = 0.01
 _GATHERED_MESSAGES = 500
 
@@ -56,35 +56,35 @@ class AmqpConsumerError(ConnectionError):
 
 
 class AmqpReader:
-    """See the module. ``start`` and ``stop`` once."""
+    """Read messages; see the module. Call ``start`` and ``stop`` once."""
 
     def __init__(self, receiver: Receiver, source: Amqp) -> None:
         self._receiver = receiver
         self._supervisor = receiver.supervisor
         self._source = source
-        # What may be under way is bounded by the prefetch.
+        # The prefetch bounds the messages in flight.
         self._hand_over = KeyedHandOver(self._supervisor)
         name = f"amqp {self._supervisor.receiver_id}"
         self._reading = threading.Thread(target=self._run, name=name, daemon=True)
         self._storing = threading.Thread(target=self._store, name=f"{name} blocks", daemon=True)
-        # Under this lock: what came and was not handed over, how far it is registered, how far the end has come.
+        # Guards the messages that are not handed over yet, how far they are registered, and the progress of a stop.
         self._changed = threading.Condition()
         self._coming: list[Message] = []
         self._registered = 0
         self._stopping = False
         self._settled = False
         self._connection: pika.BlockingConnection | None = None
-        # The connection's thread's alone.
+        # Only the connection's thread uses these.
         self._acknowledged = 0
         self._cancelled = ""
 
     def start(self) -> None:
-        """Begin to read; returns at once."""
+        """Begin to read; return at once."""
         self._storing.start()
         self._reading.start()
 
     def stop(self) -> None:
-        """End; returns when what was taken is handed over, and the connection is closed."""
+        """End; return when what was taken is handed over, and the connection is closed."""
         with self._changed:
             self._stopping = True
             connected = self._connection is not None
@@ -94,7 +94,7 @@ class AmqpReader:
         with self._changed:
             self._settled = True
         self._wake()
-        # One that is still connecting has read nothing, and ends by itself.
+        # A connection that is still being opened has read nothing, and closes by itself.
         if connected:
             self._reading.join()
 
@@ -116,12 +116,12 @@ class AmqpReader:
                 connection.process_data_events(time_limit=_TURN_SECONDS)
                 self._acknowledge(channel)
                 self._check_consumers(channel)
-            # What was registered at last.
+            # Acknowledge what was registered last.
             self._acknowledge(channel)
             connection.close()
         except AmqpConsumerError as error:
             self._receiver.restart("the AMQP broker cancelled a consumer", error)
-        except BaseException as error:  # noqa: BLE001  told, and begun anew
+        except BaseException as error:  # noqa: BLE001  reported, and started again
             if not self._stopping:
                 self._receiver.restart(words, error)
             else:
@@ -152,7 +152,7 @@ class AmqpReader:
         channel.basic_qos(prefetch_count=self._source.prefetch)
         channel.add_on_cancel_callback(self._on_cancel)
         for queue in self._source.queues:
-            # The tag is what a cancellation names.
+            # A cancellation names the consumer's tag, so use the queue's name.
             channel.basic_consume(queue, partial(self._on_message, queue), consumer_tag=queue)
         return channel
 
@@ -165,7 +165,8 @@ class AmqpReader:
         if self._cancelled:
             raise AmqpConsumerError(self._cancelled)
         if not channel.is_open:
-            # The connection goes on, and the client says so only to who uses the channel: nothing would come any more.
+            # The connection stays open, and the client reports a closed channel only to calls that use it: without this
+            # check, no more messages would come.
             raise AmqpConsumerError("the broker closed the channel, what is not acknowledged is delivered again")
 
     def _on_message(
@@ -181,7 +182,7 @@ class AmqpReader:
             body,
         )
         with self._changed:
-            # What comes at the end is not acknowledged, and delivered again.
+            # A message that arrives during a stop is not acknowledged, so it is delivered again.
             if not self._stopping:
                 self._coming.append(message)
                 if len(self._coming) in {1, _GATHERED_MESSAGES}:
@@ -195,7 +196,7 @@ class AmqpReader:
             self._acknowledged = registered
 
     def _close(self) -> None:
-        """Whatever happened: the connection goes, and the other thread hands over what is left, and ends."""
+        """Close the connection, whatever happened; the other thread hands over what is left, and ends."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -204,26 +205,26 @@ class AmqpReader:
                 self._connection.close()
 
     def _wake(self, _: object = None) -> None:
-        """From any thread: there may be something to acknowledge, or it is the end."""
+        """Wake the connection's thread, from any thread: there is something to acknowledge, or it is the end."""
         connection = self._connection
         if connection is not None:
-            # One that is closed has nothing to be told.
+            # A closed connection need not be woken.
             with contextlib.suppress(AMQPError, OSError):
                 connection.add_callback_threadsafe(lambda: None)
 
-    # -- the handing over thread -------------------------------------------------------------------------------------
+    # -- the hand-over thread ----------------------------------------------------------------------------------------
 
     def _store(self) -> None:
         try:
             while taken := self._take():
                 self._hand_on(taken)
-        except BaseException as error:  # noqa: BLE001  told, and begun anew unless nobody may
+        except BaseException as error:  # noqa: BLE001  reported, and started again unless the receiver is stopping
             if not self._stopping:
                 self._receiver.restart("what came from the AMQP broker could not be stored", error)
             _log.info("what came could not be stored, and is not acknowledged", error=str(error))
 
     def _take(self) -> list[Message]:
-        """What came, about a block of it at once; nothing at the end."""
+        """Return the messages that came, about a block of them at once; none at the end."""
         with self._changed:
             while not self._coming and not self._stopping:
                 self._changed.wait()
@@ -233,7 +234,10 @@ class AmqpReader:
             return taken
 
     def _about_a_block(self) -> int:
-        """With the lock held: how many of what came; more, after a wait, may not fit into one batch."""
+        """Return how many of the waiting messages make about a block; all may be too many for one batch.
+
+        The lock is held.
+        """
         left = self._supervisor.settings.max_block_bytes
         for number, message in enumerate(self._coming, 1):
             left -= len(message.body)
@@ -254,7 +258,7 @@ class AmqpReader:
                 letters.append(DeadLetter(reason, message.body))
         if letters:
             self._receiver.store_dead_letters(letters)
-        # Also where all of it is aside: it is answered in its turn.
+        # Submit even if all of them are dead letters: they are acknowledged in order.
         future = self._hand_over.submit(batch_of(good), keys_of(good, self._source.key))
         future.add_done_callback(partial(self._answered, taken[-1].tag))
 
@@ -266,12 +270,12 @@ class AmqpReader:
         return None
 
     def _answered(self, through: int, future: Future[HandedOver]) -> None:
-        """On the hand-over's thread, in the order of the submits."""
+        """Have messages acknowledged, or restart. Called on the hand-over's thread, in the order of the submits."""
         error = future.exception()
         if error is None:
             with self._changed:
                 self._registered = through
             self._wake()
         elif not self._stopping:
-            # Not by the next submit: where the prefetch is under way, none comes.
+            # Do not leave it to the next submit to fail: if the whole prefetch is in flight, there is none.
             self._receiver.restart("what came from the AMQP broker could not be stored", error)

@@ -1,4 +1,4 @@
-"""The receivers of an ``Amqp`` source. Importing this needs the client; the registry does it when one is made.
+"""Define the receiver of an ``Amqp`` source. Importing this needs the client; the registry does it to make a receiver.
 
 Owns the reader of each ``on_start``, which owns a connection and its threads.
 """
@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
 
 
 class AmqpReceiver(RunReceiver):
-    """Messages that are acknowledged when they are registered. See ``Amqp``."""
+    """Receives messages, and acknowledges them when they are registered. See ``Amqp``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Amqp.columns
 
@@ -27,5 +27,5 @@ class AmqpReceiver(RunReceiver):
         self._source = source
 
     def make_run(self) -> AmqpReader:
-        """Its stop returns when all that was taken is handed on, and the connection is closed."""
+        """Return a reader. Its ``stop`` returns when what was taken is handed on, and the connection is closed."""
         return AmqpReader(self, self._source)

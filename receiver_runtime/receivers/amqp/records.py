@@ -1,4 +1,4 @@
-"""From AMQP messages to one Arrow batch and its keys. Knows no connection and no driver log."""
+"""Turn AMQP messages into one Arrow batch and its keys. Knows no connection and no driver log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA = schema_of(Amqp.columns)
 _HEADER = "header:"
-# The last second that Arrow's times have a Python one for.
+# Seconds since 1970: the end of the year 9999. Python can't hold later times of Arrow.
 _LAST_SECOND = 253_402_300_799
 
 
@@ -38,7 +38,7 @@ class Message:
 
 
 def batch_of(messages: Sequence[Message]) -> pa.RecordBatch:
-    """A row each."""
+    """Return the messages as rows."""
     properties = [message.properties for message in messages]
     columns: list[Sequence[Any]] = [
         [message.queue for message in messages],
@@ -58,7 +58,7 @@ def batch_of(messages: Sequence[Message]) -> pa.RecordBatch:
 
 
 def keys_of(messages: Sequence[Message], key: str | None) -> pa.StringArray | None:
-    """A key each, null where a message has none; None for a source without."""
+    """Return the messages' keys, null for a message without one; None for a source without keys."""
     if key is None:
         return None
     if key.startswith(_HEADER):
@@ -74,11 +74,11 @@ def _pairs(headers: Mapping[str, object]) -> list[dict[str, str | None]]:
 
 
 def text_of(value: object) -> str | None:
-    """Text as it is, anything else as JSON; bytes that are no text in base64."""
+    """Return text as it is, bytes that are no text in base64, and anything else as JSON."""
     if value is None:
         return None
     if isinstance(value, str):
-        # What was no UTF-8 has been decoded to halves of characters.
+        # Bytes that are not UTF-8 have been decoded to lone surrogates.
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, bytes):
         try:
@@ -95,5 +95,5 @@ def _other(value: object) -> str | None:
 
 
 def _second(timestamp: object) -> int | None:
-    """Null also for what is no time."""
+    """Return the time in seconds; None if there is none, or the value is no time."""
     return timestamp if isinstance(timestamp, int) and 0 <= timestamp <= _LAST_SECOND else None
