@@ -99,4 +99,4 @@ def _load_certificate(context: ssl.SSLContext, path: str, tls: Tls) -> None:
 
 def _no_passphrase() -> NoReturn:
     """Raise TlsFileError. Without this callback OpenSSL would ask for the passphrase at the terminal, and wait."""
-    raise TlsFileError("the key has a passphrase, and nobody is there to type it: give key_password")
+    raise TlsFileError("the key has a passphrase, and there is no one to type it: give key_password")

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class SourceRule(StrEnum):
-    """Whether the sender may send unacknowledged records again. Written into each segment; salvage reads it."""
+    """Say whether the sender may send unacknowledged records again. Written into each segment; salvage reads it."""
 
     NOT_SENT_AGAIN = "not_sent_again"
     SENT_AGAIN = "sent_again"
@@ -21,7 +21,7 @@ class SourceRule(StrEnum):
 
 
 class Guarantee(StrEnum):
-    """How often each record arrives, from the sender to registered blocks, whatever process or host dies."""
+    """Say how often each record gets from the sender into registered blocks, whatever process or host dies."""
 
     #: The position in the source moves in the transaction that registers the block.
     EXACTLY_ONCE = "exactly_once"

@@ -59,7 +59,7 @@ class CustomSource(Source):
     @model_validator(mode="before")
     @classmethod
     def _check_options(cls, values: Any) -> Any:  # noqa: ANN401  whatever was given
-        """Check the options against the class's signature, if the class itself is given: the error is raised early."""
+        """Check the options if the class itself is given, so that an error is raised where they are declared."""
         if isinstance(values, dict) and isinstance(values.get("receiver"), type):
             options = values.get("options", {})
             try:

@@ -114,7 +114,7 @@ class TcpSource(Source):
     @classmethod
     def _check_host(cls, host: str | None) -> str | None:
         if host is not None and (not host or "/" in host or any(c.isspace() for c in host)):
-            raise ValueError(f"{host!r} is no host: give a name or an address alone, as '127.0.0.1' (the port apart)")
+            raise ValueError(f"{host!r} is no host: give a name or an address without a port, as '127.0.0.1'")
         return host
 
     @field_validator("listen")

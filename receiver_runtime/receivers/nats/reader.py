@@ -192,12 +192,12 @@ class NatsReader:
             # With 'none' the server forgets a message once it is sent. With 'all' an acknowledgement also covers all
             # messages before it, even those that another receiver has.
             raise NatsError(
-                f"{name} has ack_policy {policy!r}, by which messages are lost: make it with 'explicit', or give "
+                f"{name} has ack_policy {policy!r}, by which messages are lost: create it with 'explicit', or give "
                 "another durable"
             )
         if config.deliver_subject:
             raise NatsError(
-                f"{name} is a push consumer, which nothing can be asked of: make it without deliver_subject, or give "
+                f"{name} is a push consumer, which takes no requests: create it without deliver_subject, or give "
                 "another durable"
             )
 
