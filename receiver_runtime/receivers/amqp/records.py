@@ -26,7 +26,7 @@ _LAST_SECOND = 253_402_300_799
 
 @dataclass(slots=True)
 class Message:
-    """One delivery."""
+    """One delivery of a message."""
 
     tag: int
     queue: str

@@ -101,6 +101,7 @@ class KafkaReader:
         self._supervisor = receiver.supervisor
         self._source = source
         self._library = library
+        # Whether partitions are assigned incrementally; the opposite is an eager assignment of all at once.
         self._cooperative = "cooperative" in str(source.options.get("partition.assignment.strategy", "cooperative"))
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"kafka {source.group}", daemon=True)
@@ -371,7 +372,7 @@ class KafkaReader:
             partition.position = end
         return links
 
-    # -- what is under way -------------------------------------------------------------------------------------------
+    # -- blocks in flight --------------------------------------------------------------------------------------------
 
     def _on_registered(self, links: Sequence[OffsetLink]) -> None:
         for link in links:
@@ -538,10 +539,10 @@ class KafkaReader:
         self._ids_at = time.monotonic() + _IDS_SECONDS
         if self._reported_unreachable:
             return
-        if anew := self._places.made_anew(list(self._partitions)):
+        if recreated := self._places.made_anew(list(self._partitions)):
             self._hand_over.settle()
-            self._leave(anew)
-            self._open_all(anew)
+            self._leave(recreated)
+            self._open_all(recreated)
         strangers = self._places.strangers()
         if strangers - self._strangers:
             self._receiver.report_error(
@@ -610,7 +611,8 @@ class KafkaReader:
             return
         self._committed |= ends
         try:
-            # Asynchronous, because callbacks call this (`_on_assign`). The client waits before it gives up partitions.
+            # Asynchronous, because a callback calls this too, and must not make a call that waits (see `_on_assign`).
+            # The client waits for the commit before it gives up partitions.
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
             _log.info("the broker took no positions, they stand in the driver log", error=str(error))
