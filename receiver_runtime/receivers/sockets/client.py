@@ -1,11 +1,11 @@
 """Reads records from a TCP server that it connects to.
 
-One thread connects, reads and cuts; everything else is the supervisor's. A connection that can't be made, breaks or
-ends asks for a restart and the thread is done: what to wait for, and how long, is the supervisor's to decide. While
-little comes on the connection, the process's reading loop reads for the thread, which then sleeps.
+One thread connects, reads and cuts; the supervisor does everything else. When a connection can't be made, breaks or
+ends, the thread asks for a restart and exits; the supervisor decides when to restart. While the connection is quiet,
+the thread sleeps and the process's reading loop reads for it.
 
-At most once: a TCP sender sends nothing again. What the kernel holds when this process dies is lost, as in the
-original; what ``store_buffered`` took is drained at a graceful stop.
+At most once: a TCP sender sends nothing again. Data that the kernel holds when this process dies is lost, as in the
+original; records that ``store_buffered`` took are drained at a graceful stop.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.framing import Framing, Taken
     from receiver_runtime.sources.tcp import TcpSource
 
-# A connection is quiet while a read gives less than this.
-_QUIET_BYTES = 4096
+_QUIET_BYTES = 4096  # a connection is quiet while a read gives less than this
 
-#: The original's words, also for the reason of a restart.
+#: The reason of a restart at the stream's end, worded as in the original.
 NO_MORE_DATA = "Socket data stream had no more data"
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What a read gave, cut; nothing of it is handed on."""
+    """The result of one read, cut into records, none of them handed on yet."""
 
     letters: list[DeadLetter]
     records: pa.RecordBatch | None
@@ -47,7 +46,7 @@ class _Read:
 
 
 class SocketClient:
-    """One connection's life, from connecting to the end."""
+    """Run one connection, from connecting to its end."""
 
     def __init__(self, receiver: Receiver, source: TcpSource, framing: Framing) -> None:
         self._receiver = receiver
@@ -64,9 +63,9 @@ class SocketClient:
         self._thread.start()
 
     def stop(self) -> None:
-        """Wake the thread from its read, and wait until it has handed on what it had.
+        """Wake the thread from its read, and wait until it has handed on what it had read.
 
-        One that still connects has read nothing and, from here on, reads nothing: it ends by itself.
+        A thread that is still connecting has read nothing, reads nothing from now on, and exits on its own.
         """
         with self._lock:
             self._stopping = True
@@ -88,7 +87,7 @@ class SocketClient:
                     self._receiver.report_connected(self._source.address)
                     self._receive(connection)
         except (GeneratorStateError, GivenUpError):
-            # The supervisor ends without draining: nobody takes records any more.
+            # The supervisor ends without draining, and takes no more records.
             return
         except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
             self._restart("Error receiving data", error)
@@ -117,7 +116,7 @@ class SocketClient:
             return True
 
     def _receive(self, connection: socket.socket) -> None:
-        # Made with the first read that is not the loop's: a connection that stays quiet needs none.
+        # Allocated at this thread's first own read: a connection that stays quiet needs none.
         buffer = bytearray()
         failure: OSError | None = None
         refusal: str | None = None
@@ -137,7 +136,7 @@ class SocketClient:
                     is_quiet = count < _QUIET_BYTES
                     read = self._cut(self._splitter.take(buffer, count))
             except ReadingLoopClosedError:
-                # It failed, and this thread reads for itself; or the process ends, and a stop comes.
+                # Either the loop failed, and this thread reads by itself; or the process is ending, and a stop follows.
                 loop = None
                 continue
             except OSError as error:
@@ -147,7 +146,7 @@ class SocketClient:
             refusal = read.refusal
             if self._is_stopping():
                 break
-        # A stop wakes the read as the end of the stream would; only the sender's own end makes a whole last record.
+        # A stop wakes the read as the end of the stream would. Only if the sender ended it is the last record whole.
         self._hand_on(self._cut(self._splitter.finish(clean=failure is None and not self._is_stopping())))
         if refusal is not None:
             self._restart("The sender does not send records with their length", ValueError(refusal))
@@ -157,13 +156,13 @@ class SocketClient:
             self._restart(NO_MORE_DATA, None)
 
     def _read_quietly(self, connection: socket.socket, buffer: bytearray) -> _Read | None:
-        """On the reading loop: read what there is and hand it on, unless that may take long; then return it."""
+        """Read what has come and hand it on, or return it where handing on may take long. On the reading loop."""
         try:
             count = connection.recv_into(buffer, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         if count == 0:
-            # The end, which the next read gives again.
+            # The end of the stream: the thread's own next read sees it again.
             return _Read([], None, None)
         read = self._cut(self._splitter.take(buffer, count))
         if count == len(buffer) or read.letters or read.refusal is not None:
@@ -184,7 +183,7 @@ class SocketClient:
         return _Read(letters, records, taken.refusal)
 
     def _hand_on(self, read: _Read) -> None:
-        # Dead letters first: they are durable on return, and the records of this cut are not.
+        # Dead letters first: they are durable on return; the records are not.
         if read.letters:
             self._receiver.store_dead_letters(read.letters)
         if read.records is not None:

@@ -1,10 +1,10 @@
 """Reads datagrams from every sender, on one thread.
 
-What the kernel holds is read in one go and becomes one Arrow batch; after a few datagrams the thread pauses for a
-moment, in which the kernel gathers more. While the block generator takes no more, the thread waits in it and reads
-nothing: the kernel's buffer fills and then drops what comes, which it counts. The count is reported.
+The thread reads everything that the kernel holds at once, as one Arrow batch. After a read of few datagrams it pauses
+for a moment, while the kernel gathers more. While the block generator takes no more records, the thread blocks in it
+and reads nothing: the kernel's buffer fills, and the kernel drops and counts further datagrams. The count is reported.
 
-At most once. At a stop what the kernel holds is read once more and handed on.
+At most once. At a stop the thread reads what the kernel holds once more and hands it on.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.framing import Cut
 
 _LARGEST_DATAGRAM = 2**16
-# What is read before it is handed on, at most.
+# Limits of one batch: read at most this much, then hand it on.
 _READ_BYTES = 2**20
 _READ_DATAGRAMS = 4096
-_LITTLE_DATAGRAMS = 100
-_PAUSE = 0.01
-# So often the kernel is asked how many it has dropped.
-_LOOK_SECONDS = 1.0
-# Linux: SO_MEMINFO, nine numbers, of which the last is how many datagrams were dropped.
+_LITTLE_DATAGRAMS = 100  # after a read of fewer, pause
+_PAUSE = 0.01  # seconds
+_LOOK_SECONDS = 1.0  # how often to ask the kernel how many datagrams it has dropped
+# Linux's SO_MEMINFO: nine numbers; the last one is how many datagrams were dropped.
 _SO_MEMINFO = 55
 _MEMORY_INFO = struct.Struct("9I")
 
@@ -44,11 +43,11 @@ class DatagramsDroppedError(OSError):
 
 
 class DatagramListener(ListeningThread):
-    """One UDP socket's life, from binding to the end.
+    """Run one UDP socket, from binding to its end.
 
     Args:
-        cut: from datagrams and their senders' hosts to records.
-        receive_buffer: bytes to ask the kernel for.
+        cut: makes records of datagrams and their senders' hosts.
+        receive_buffer: size to ask the kernel for, in bytes.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class DatagramListener(ListeningThread):
         return listening
 
     def _serve(self, listening: socket.socket) -> None:
-        # Not select(): that knows no descriptor above 1023.
+        # Not select(), which can't take descriptors above 1023.
         both, wake = select.poll(), select.poll()
         both.register(listening.fileno(), select.POLLIN)
         for one in (both, wake):
@@ -100,7 +99,7 @@ class DatagramListener(ListeningThread):
         self._look_for_drops(listening)
 
     def _read(self, listening: socket.socket) -> int:
-        """Hand on what the kernel holds, up to a bound; returns how many datagrams."""
+        """Read what the kernel holds, within the limits, and hand it on. Return how many datagrams that were."""
         datagrams: list[bytes] = []
         senders: list[str] = []
         nbytes = 0
@@ -124,12 +123,12 @@ class DatagramListener(ListeningThread):
             info = listening.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMORY_INFO.size)
             dropped = int(_MEMORY_INFO.unpack(info)[-1])
         except (OSError, struct.error):
-            # A kernel that does not say.
+            # This kernel does not report it.
             return
         if dropped != self._dropped:
             new, self._dropped = dropped - self._dropped, dropped
             name = listening.getsockname()[:2]
-            # The kernel counts its own overhead too, and says twice what it was asked for.
+            # The kernel includes its own overhead, and reports twice the size that was asked for.
             size = listening.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2
             self._receiver.report_error(
                 DROPPED,

@@ -1,9 +1,10 @@
 """Cuts streams into records that are each preceded by their length in 4 bytes, big-endian (X02).
 
-A length can't be found without the one before it, so the lengths are walked one by one: a number per record, and no
-other Python object. The records themselves are then copied out from between the lengths by Arrow, all at once.
+A length can only be found by way of the one before it, so the lengths are walked one by one: one number per record, no
+other Python object. Arrow then copies all records out from between the lengths at once.
 
-A length that can't be one says that the connection speaks something else: there is no next record to go on at.
+An invalid length means that the sender speaks another protocol. There is no next record to continue at, so the
+connection is refused.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _PREFIX = _LENGTH.size
 
 
 class LengthPrefixedFraming:
-    """Records of bytes.
+    """Frame records of bytes.
 
     Args:
-        max_record_bytes: a longer record, without its length, ends its connection.
+        max_record_bytes: a longer record ends its connection; its length prefix does not count.
     """
 
     schema = _SCHEMA
@@ -40,12 +41,12 @@ class LengthPrefixedFraming:
         self._part_bytes = part_bytes
 
     def open(self, *, max_parts: int | None = None) -> LengthPrefixedSplitter:
-        """A new connection's splitter. No record of it goes aside before its end, so that parts are no question."""
+        """Return a new connection's splitter. It puts no record aside before its end, so ``max_parts`` is unused."""
         del max_parts
         return LengthPrefixedSplitter(max_record_bytes=self._max, part_bytes=self._part_bytes)
 
     def cut(self, pieces: Sequence[Piece]) -> Cut:
-        """The records of these pieces, in order."""
+        """Return the records of these pieces, in order."""
         if not pieces:
             return Cut()
         data = pieces[0].data if len(pieces) == 1 else b"".join(piece.data for piece in pieces)
@@ -57,7 +58,7 @@ class LengthPrefixedFraming:
             base += len(piece.data)
         ends = np.concatenate(moved)
         count = ends.size
-        # length, record, length, record, …: the odd ones are ours.
+        # length, record, length, record, …: the records have the odd indices.
         offsets = np.empty(2 * count + 1, dtype=np.int32)
         offsets[0] = 0
         offsets[2::2] = ends
@@ -69,17 +70,17 @@ class LengthPrefixedFraming:
 
 
 class LengthPrefixedSplitter:
-    """One connection's. See ``framing.Splitter``; made by ``LengthPrefixedFraming.open``."""
+    """Split one connection's stream. See ``framing.Splitter``; made by ``LengthPrefixedFraming.open``."""
 
     def __init__(self, *, max_record_bytes: int, part_bytes: int) -> None:
         self._max = max_record_bytes
         self._part_bytes = part_bytes
-        #: Of the record whose end has not come, from its length on.
+        #: The bytes so far of the record whose end has not come, including its length.
         self._held = bytearray()
         self._refused = False
 
     def take(self, buffer: bytearray, count: int) -> Taken:
-        """See ``framing.Splitter``. After a refusal whatever comes gives nothing."""
+        """See ``framing.Splitter``. After a refusal it ignores all further bytes."""
         taken = Taken()
         if self._refused:
             return taken
@@ -93,7 +94,7 @@ class LengthPrefixedSplitter:
             self._held += view[:count]
             self._refuse(taken)
             return taken
-        # Ends are counted from the start of what is held.
+        # A piece's ends count from the start of the held bytes.
         ends, stop, is_bad = self._walk(buffer, start, count)
         if held:
             ends.insert(0, start)
@@ -106,7 +107,7 @@ class LengthPrefixedSplitter:
         return taken
 
     def finish(self, *, clean: bool) -> Taken:
-        """See ``framing.Splitter``: a part of a record is no record, whoever ended the stream."""
+        """See ``framing.Splitter``: an incomplete record is truncated, whichever side ended the stream."""
         del clean
         taken = Taken()
         taken.before.extend(aside(DeadLetterReason.TRUNCATED, bytes(self._held), self._part_bytes))
@@ -115,7 +116,7 @@ class LengthPrefixedSplitter:
         return taken
 
     def _rest_of_held(self, view: memoryview, count: int) -> int | None:
-        """How many bytes end the record that is held; None when they have not come, -1 when it can't be one."""
+        """Return how many more bytes complete the held record; None: they have not come, -1: its length is invalid."""
         if not self._held:
             return 0
         prefix = bytes(self._held[:_PREFIX]) + bytes(view[: max(0, min(count, _PREFIX - len(self._held)))])
@@ -128,7 +129,7 @@ class LengthPrefixedSplitter:
         return rest if rest <= count else None
 
     def _walk(self, buffer: bytearray, start: int, count: int) -> tuple[list[int], int, bool]:
-        """The ends of the whole records from ``start``, what follows them, and whether that can't be a record."""
+        """Return the ends of the whole records from ``start`` on, where they stop, and whether a bad length follows."""
         unpack = _LENGTH.unpack_from
         largest = self._max
         ends: list[int] = []
@@ -146,7 +147,7 @@ class LengthPrefixedSplitter:
         return ends, start, False
 
     def _refuse(self, taken: Taken) -> None:
-        """What is held begins with a length that can't be one; of what follows, what had been read is kept."""
+        """Refuse the stream: the held bytes begin with an invalid length. Keep what has been read as a dead letter."""
         self._refused = True
         length = _LENGTH.unpack_from(self._held)[0]
         taken.refusal = f"{bytes(self._held[:_PREFIX])!r} is no length of a record: {length}, not 0 to {self._max}"

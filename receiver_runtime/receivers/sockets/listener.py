@@ -1,12 +1,12 @@
 """Reads records from every sender that connects, hundreds at once, on one thread.
 
-Each *turn* asks the kernel which connections have something, and reads from each of them once, a bounded amount: a
-sender that floods gets no more turns than one that whispers. What a turn has read becomes one Arrow batch, however
-many connections it came from. Memory per connection is the record whose end has not come.
+Each *turn* asks the kernel which connections have data, and reads from each of them once, a bounded amount: a sender
+of much data gets no more turns than a sender of little. What a turn has read becomes one Arrow batch, however many
+connections it came from. Memory per connection is bounded by the record whose end has not come.
 
-When the block generator takes no more, the thread waits in it: nothing is read or accepted, and the kernel stops the
-senders. At a stop nobody is let in any more, each connection is read once more, as in a turn, what was read is
-handed on, and a record whose end has not come goes aside as truncated.
+Backpressure: while the block generator takes no more records, the thread blocks in it. It then reads and accepts
+nothing, and the kernel holds the senders back. At a stop it accepts no more connections, reads each connection once
+more, as in a turn, and hands on what it read; a record whose end has not come is put aside as truncated.
 
 At most once, as for a client: see ``client``.
 """
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.framing import Framing, Piece, Splitter, Taken
     from receiver_runtime.sources.tcp import Tls
 
-# A turn reads about READ_BYTES in all, and from each connection at least this much.
+# A turn reads about READ_BYTES in all, but from each connection up to at least this much.
 _LEAST_READ_BYTES = 2**14
 _ACCEPTS_PER_TURN = 64
 _BACKLOG = 1024
-# So long nobody is let in after the system had no descriptor or memory for one more.
+# How long to accept no connection after the system had no descriptor or memory for one more, in seconds.
 _EXHAUSTED_PAUSE = 1.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-# Of a record that is too large: parts of several connections would lie between each other in the dead letters.
+# Parts to keep of a record that is too large. With more, parts from several connections would alternate in the dead
+# letters.
 _MAX_PARTS = 1
-# After a turn that gave less than this, a listener that is asked to pauses.
-_LITTLE_BYTES = 2**14
-#: Close with a reset: the sender sees at once that it is not heard.
+_LITTLE_BYTES = 2**14  # a listener with a `pause` pauses after a turn that read less than this
+#: Linger for 0 seconds, which closes with a reset: the sender sees at once that its data is not read.
 _RESET = struct.pack("ii", 1, 0)
 
 
 class ListeningSource(Protocol):
-    """What is declared of where to listen; each source that listens has it."""
+    """The settings of listening that every source that listens declares."""
 
     @property
     def address(self) -> str: ...
@@ -79,15 +79,15 @@ class _Connection:
     socket: socket.socket
     peer: str
     splitter: Splitter
-    #: By when its TLS handshake must be done; None when there is none, or no more.
+    #: The deadline of its TLS handshake, on the clock's monotonic time; None without one, or after it.
     handshake_until: float | None = None
-    #: TLS must write before it can read on: a new key was asked for, say.
+    #: TLS must write before it can go on reading, for example because the peer asked for a new key.
     must_write: bool = False
 
 
 @dataclass(slots=True)
 class _Gathered:
-    """What was read and not handed on."""
+    """What was read and is not handed on yet."""
 
     before: list[DeadLetter] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -104,10 +104,11 @@ class _Gathered:
 
 
 class SocketListener(ListeningThread):
-    """One listening socket's life, from binding to the end.
+    """Run one listening socket, from binding to its end.
 
     Args:
-        pause: seconds without a turn after one that gave little, where cutting a little costs nearly as much as much.
+        pause: seconds to wait after a turn that read little, for framings where cutting few bytes costs nearly as much
+            as cutting many.
     """
 
     def __init__(
@@ -124,13 +125,13 @@ class SocketListener(ListeningThread):
         self._framing = framing
         self._clock = clock or SystemClock()
         self._pause = pause
-        # Everything below belongs to the thread.
+        # Only the thread uses everything below.
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._context: ssl.SSLContext | None = None
         self._accept_again_at: float | None = None
         self._connections: set[_Connection] = set()
-        # Deciphered already, so that the selector knows nothing of it.
+        # Connections with data that TLS has decrypted already, which the selector can't see.
         self._unread: set[_Connection] = set()
         self._buffer = bytearray(READ_BYTES)
         self._view = memoryview(self._buffer)
@@ -143,7 +144,7 @@ class SocketListener(ListeningThread):
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )[0]
-        # It sets SO_REUSEADDR: a receiver that is started again gets its port at once.
+        # It sets SO_REUSEADDR: a restarted receiver gets its port at once.
         listener = socket.create_server(
             address[:2],
             family=family,
@@ -160,7 +161,7 @@ class SocketListener(ListeningThread):
 
     def _serve(self, listening: socket.socket) -> None:
         del listening
-        # Not select(): that knows no descriptor above 1023.
+        # Not select(), which can't take descriptors above 1023.
         wake = select.poll()
         wake.register(self._wake_read, select.POLLIN)
         while not self._is_stopping():
@@ -181,7 +182,7 @@ class SocketListener(ListeningThread):
         self._finish()
 
     def _read_all(self, ready: set[_Connection]) -> int:
-        """Read from each once; returns about how many bytes were handed on at last."""
+        """Read from each connection once. Return about how many bytes the last batch that was handed on had."""
         most = max(_LEAST_READ_BYTES, READ_BYTES // max(1, len(ready)))
         for connection in ready:
             if connection.handshake_until is not None:
@@ -210,7 +211,7 @@ class SocketListener(ListeningThread):
             self._drop(connection)
 
     def _receive(self, connection: _Connection, most: int) -> tuple[int, _Ended | None]:
-        """Up to ``most`` bytes into the buffer; returns how many, and how the connection ended if it did."""
+        """Read up to ``most`` bytes into the buffer. Return how many, and how the connection ended, if it did."""
         count = 0
         try:
             while count < most:
@@ -220,7 +221,7 @@ class SocketListener(ListeningThread):
                 count += size
                 if self._context is None:
                     return count, None
-                # A read of TLS gives no more than one of its records, 16 KiB.
+                # A read gives at most one TLS record, 16 KiB, so read again.
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
             return count, None
         except ssl.SSLWantWriteError:
@@ -247,7 +248,7 @@ class SocketListener(ListeningThread):
             letters += cut.dead_letters
             records = cut.records
         letters += gathered.after
-        # Dead letters first: they are durable on return, and the records of this turn are not.
+        # Dead letters first: they are durable on return; the records are not.
         if letters:
             self._receiver.store_dead_letters(letters)
         if isinstance(records, pa.RecordBatch):
@@ -272,7 +273,7 @@ class SocketListener(ListeningThread):
                     self._selector.unregister(self._listener)
                     self._accept_again_at = self._clock.monotonic() + _EXHAUSTED_PAUSE
                     return
-                # Gone before it was taken.
+                # The connection was gone before it was accepted.
                 continue
             peer = address_of(address[0], address[1])
             if len(self._connections) >= self._source.max_connections:
@@ -285,7 +286,7 @@ class SocketListener(ListeningThread):
             try:
                 self._admit(accepted, peer)
             except OSError:
-                # Gone in the midst of it.
+                # The connection broke meanwhile.
                 accepted.close()
 
     def _admit(self, accepted: socket.socket, peer: str) -> None:
@@ -315,7 +316,7 @@ class SocketListener(ListeningThread):
             return
         else:
             connection.handshake_until = None
-            # What came right behind the handshake may be here already.
+            # Data sent right after the handshake may be here already.
             self._unread.add(connection)
         self._selector.modify(connection.socket, events, connection)
 
@@ -354,7 +355,7 @@ class SocketListener(ListeningThread):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Let nobody in, read each connection once more, hand everything on."""
+        """Accept no more connections, read each one once more, and hand everything on."""
         if self._listener is not None:
             self._listener.close()
         self._read_all({c for c in self._connections if c.handshake_until is None})

@@ -1,6 +1,6 @@
-"""One socket that listens, and the thread that reads from it: from binding to the end.
+"""One listening socket, and the thread that reads from it, from binding to its end.
 
-Owns how the thread begins, is woken and ends, and what its receiver is told of that. What is read is a child's.
+Owns how the thread starts, is woken and exits, and what it reports of that to its receiver. A subclass reads.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class ListeningThread(ABC):
-    """See the module. ``start`` and ``stop`` once.
+    """See the module. Call ``start`` and ``stop`` once each.
 
     Args:
-        name: of the thread.
-        where: it listens, for people.
+        name: the thread's name.
+        where: the address that it listens on, for messages.
     """
 
     def __init__(self, receiver: Receiver, *, name: str, where: str) -> None:
@@ -43,7 +43,7 @@ class ListeningThread(ABC):
         self._thread.start()
 
     def stop(self) -> None:
-        """Wake the thread, and wait until it has handed on what it had and the port is free."""
+        """Wake the thread, and wait until it has handed on what it had read and the port is free."""
         with self._lock:
             self._stopping = True
             if not self._done:
@@ -53,15 +53,15 @@ class ListeningThread(ABC):
 
     @abstractmethod
     def _listen(self) -> socket.socket:
-        """Bind. Raises OSError: the receiver is restarted."""
+        """Bind the socket and return it. Raises OSError, which restarts the receiver."""
 
     @abstractmethod
     def _serve(self, listening: socket.socket) -> None:
-        """Read until ``_is_stopping``, then hand on what there is. Whatever it raises restarts the receiver."""
+        """Read until ``_is_stopping``, then hand on what was read. Whatever it raises restarts the receiver."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Close what was opened; also after ``_listen`` or ``_serve`` has raised."""
+        """Close what was opened. Called also after ``_listen`` or ``_serve`` has raised."""
 
     def _is_stopping(self) -> bool:
         with self._lock:
@@ -78,7 +78,7 @@ class ListeningThread(ABC):
             self._receiver.report_listening(address_of(host, port))
             self._serve(listening)
         except (GeneratorStateError, GivenUpError):
-            # The supervisor ends without draining: nobody takes records any more.
+            # The supervisor ends without draining, and takes no more records.
             return
         except BaseException as error:  # noqa: BLE001  a thread that dies silently would receive nothing for ever
             self._restart("Error receiving data", error)

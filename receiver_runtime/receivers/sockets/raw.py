@@ -1,4 +1,4 @@
-"""Receives records of bytes with their length before them on TCP (X02), from a server or from any number of senders."""
+"""Receives length-prefixed records of bytes over TCP (X02), from a server or from any number of senders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from receiver_runtime.sources.raw_socket import RawSocket
 
 
 class RawSocketReceiver(SocketReceiver):
-    """Records of a ``RawSocket`` source. At most once: a sender on a plain socket sends nothing again."""
+    """Receive the records of a ``RawSocket`` source. At most once: a sender on a plain socket sends nothing again."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = RawSocket.columns
 

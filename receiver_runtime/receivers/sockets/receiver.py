@@ -1,4 +1,4 @@
-"""The receiver of a source on TCP: a client or a listener for each ``on_start``."""
+"""The receiver of a TCP source: it makes a client or a listener at each ``on_start``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class SocketReceiver(RunReceiver):
-    """Records of a ``TcpSource``, cut by a framing. At most once: see ``TcpSource``. A child declares ``columns``."""
+    """Receive the records of a ``TcpSource``, cut by a framing. At most once: see ``TcpSource``.
+
+    A subclass declares ``columns``.
+    """
 
     def __init__(self, source: TcpSource, framing: Framing) -> None:
         super().__init__()
@@ -22,6 +25,6 @@ class SocketReceiver(RunReceiver):
         self._framing = framing
 
     def make_run(self) -> SocketClient | SocketListener:
-        """Its stop returns when every whole record that was read is handed on."""
+        """Return a client or a listener. Its ``stop`` returns when every whole record that was read is handed on."""
         make = SocketClient if self._source.listen is None else SocketListener
         return make(self, self._source, self._framing)

@@ -1,4 +1,4 @@
-"""Receives text records on TCP (X01), from a server or from any number of senders."""
+"""Receives text records over TCP (X01), from a server or from any number of senders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from receiver_runtime.sources.socket_text import SocketText
 
 
 class SocketTextReceiver(SocketReceiver):
-    """Records of a ``SocketText`` source. At most once: a sender on a plain socket sends nothing again."""
+    """Receive the records of a ``SocketText`` source. At most once: a sender on a plain socket sends nothing again."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = SocketText.columns
 
