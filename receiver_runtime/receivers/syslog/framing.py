@@ -1,10 +1,11 @@
 r"""Cuts streams into syslog messages by RFC 6587, frame by frame, and datagrams by RFC 5426.
 
-A frame that begins with a number, a space and ``<`` is as long as the number says (*octet counting*); any other ends
-at its newline. Where no ``<`` follows, which no well-formed message does, the frame before it decides.
+A frame that begins with a number, a space and ``<`` has the length that the number gives (*octet counting*); any other
+frame ends at its newline. Every well-formed message begins with ``<``. Where something else follows the number and the
+space, the number is a length only if the frame before had one.
 
-Runs of lines are found by vector code; lengths are walked one by one, a number per message. Memory per connection is
-bounded by ``max_record_bytes``.
+Vector code finds runs of lines; lengths are walked one by one, one number per message. Memory per connection is bounded
+by ``max_record_bytes``.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _NEWLINE, _RETURN = b"\n\r"
-# At the start of a frame: a number of at most nine digits, a space, and what follows.
+# At the start of a frame: a number of at most nine digits, a space, and the byte that follows.
 _COUNT = re.compile(rb"([1-9][0-9]{0,8})( (.?))?", re.DOTALL)
-_LONGEST_COUNT = 11
+_LONGEST_COUNT = 11  # bytes that `_COUNT` matches at most
 _COUNTED = re.compile(rb"([1-9][0-9]{0,8}) (?=<)").match
 _NOWHERE = np.empty(0, dtype=np.int64)
 
@@ -40,12 +41,12 @@ def _now() -> int:
 
 
 class SyslogFraming:
-    """Messages as the columns of ``Syslog``. Safe from any thread.
+    """Turn messages into the columns of ``Syslog``. Safe from any thread.
 
     Args:
-        timezone: of times that have none.
-        max_record_bytes: a longer message goes aside: its first part, up to 1 MiB.
-        now: microseconds since 1970.
+        timezone: the zone of times that give none.
+        max_record_bytes: of a longer message, the first part (up to 1 MiB) is put aside.
+        now: gives microseconds since 1970.
     """
 
     schema = schema_of(Syslog.columns)
@@ -56,12 +57,12 @@ class SyslogFraming:
         self._now = now
 
     def open(self, *, max_parts: int | None = None) -> SyslogSplitter:
-        """A new connection's splitter. Of a message that is too large it keeps one part, whatever is asked."""
+        """Return a new connection's splitter. It keeps one part of a message that is too large, for any argument."""
         del max_parts
         return SyslogSplitter(max_record_bytes=self._max)
 
     def cut(self, pieces: Sequence[Piece]) -> Cut:
-        """The messages of these pieces, in order."""
+        """Return the messages of these pieces, in order."""
         starts, ends, counts = [], [], []
         base = 0
         for piece in pieces:
@@ -70,7 +71,7 @@ class SyslogFraming:
             starts.append(piece.starts.astype(np.int64) + base)
             ends.append(piece.ends.astype(np.int64) + base)
             counts.append(piece.ends.size)
-            # A newline between any two: see `parse`.
+            # Add 1 for the newline between two pieces, which `parse` requires.
             base += len(piece.data) + 1
         data = pieces[0].data if len(pieces) == 1 else b"\n".join(piece.data for piece in pieces)
         senders = pa.array([_host(piece.peer) for piece in pieces], pa.string())
@@ -78,7 +79,7 @@ class SyslogFraming:
         return Cut(self._batch(data, np.concatenate(starts), np.concatenate(ends), senders.take(owners)))
 
     def cut_datagrams(self, datagrams: Sequence[bytes], senders: Sequence[str]) -> Cut:
-        """A message each."""
+        """Return the messages of these datagrams, one for each."""
         cut = Cut()
         if max(map(len, datagrams)) > self._max:
             kept = []
@@ -102,24 +103,24 @@ class SyslogFraming:
 
 
 class _Kind(Enum):
-    """What a frame is by its first bytes, where it has no count."""
+    """The kind of a frame without a count, by its first bytes."""
 
     LINE = "ends at its newline"
     UNKNOWN = "too little has come"
 
 
 class SyslogSplitter:
-    """One connection's. See ``framing.Splitter``; made by ``SyslogFraming.open``."""
+    """Split one connection's stream. See ``framing.Splitter``; made by ``SyslogFraming.open``."""
 
     def __init__(self, *, max_record_bytes: int) -> None:
         self._max = max_record_bytes
-        #: Of the frame whose end has not come, from its start on; it is no larger than a message may be.
+        #: The bytes so far of the frame whose end has not come. It never grows larger than a message may be.
         self._held = bytearray()
-        #: How long that frame is, its count included; None for a line, 0 where nothing of it is known.
+        #: That frame's length in bytes, including its count; None for a line, 0 where it is not known yet.
         self._frame: int | None = 0
-        #: Of a message that is too large: bytes yet to be passed over, or -1 for all up to the next newline.
+        #: How many more bytes of a message that is too large to skip; -1: all up to the next newline.
         self._passing = 0
-        #: Had the last frame a count?
+        #: Whether the last frame had a count.
         self._counted = False
 
     def take(self, buffer: bytearray, count: int) -> Taken:
@@ -144,7 +145,7 @@ class SyslogSplitter:
         return taken
 
     def finish(self, *, clean: bool) -> Taken:
-        """See ``framing.Splitter``: a line needs no newline where its sender ended the stream."""
+        """See ``framing.Splitter``: the last line needs no newline where its sender ended the stream."""
         taken = Taken()
         held = bytes(self._held)
         if held and clean and (self._frame is None or (self._frame == 0 and not self._counted)):
@@ -160,7 +161,7 @@ class SyslogSplitter:
         return taken
 
     def _pass_over(self, buffer: bytearray, count: int) -> int:
-        """The rest of a message that is too large; returns what follows it."""
+        """Skip the rest of a message that is too large; return where the next frame begins."""
         if self._passing < 0:
             found = buffer.find(b"\n", 0, count)
             if found < 0:
@@ -172,7 +173,7 @@ class SyslogSplitter:
         return passed
 
     def _goes_on(self, buffer: bytearray, start: int, count: int) -> bool:
-        """Is all that came now a part of the frame that is held?"""
+        """Return whether all new bytes belong to the frame that is held, and do not end it."""
         if not self._held or self._frame == 0:
             return False
         if self._frame is None:
@@ -180,7 +181,7 @@ class SyslogSplitter:
         return len(self._held) + count - start < self._frame
 
     def _look_at_held(self, taken: Taken) -> None:
-        """What kind of frame is held? Of a message that is too large what has come goes aside."""
+        """Note the kind of the frame that is held. Of a message that is too large, put aside what has come."""
         kind = self._kind(self._held, 0) if self._held else _Kind.UNKNOWN
         if isinstance(kind, tuple):
             prefix, size = kind
@@ -197,14 +198,14 @@ class SyslogSplitter:
             self._frame = 0
 
     def _put_large_line_aside(self, taken: Taken) -> None:
-        # A \r may belong to the newline that comes.
+        # Allow one byte more: a \r may belong to the newline that is still to come.
         if len(self._held) > self._max + 1:
             taken.after.append(_too_large(self._held))
             self._held.clear()
             self._frame, self._passing, self._counted = 0, -1, False
 
     def _kind(self, data: bytes | bytearray, place: int) -> tuple[int, int] | _Kind:
-        """A frame's count, as (its size with the space, what it says), or what the frame is without one."""
+        """Return a frame's count as (its own length with the space, its number), or the kind of a frame without one."""
         head = data[place : place + _LONGEST_COUNT]
         match = _COUNT.match(head)
         if match is None:
@@ -216,11 +217,11 @@ class SyslogSplitter:
         return match.end(1) + 1, int(match[1])
 
     def _walk(self, data: bytes) -> tuple[Places, Places, int]:
-        """Where whole messages begin and end, and where what is left begins."""
+        """Return where whole messages begin and end, and where the incomplete rest begins."""
         octets = np.frombuffer(data, dtype=np.uint8)
         newlines = np.flatnonzero(octets == _NEWLINE)
         behind = octets[np.minimum(newlines + 1, len(data) - 1)]
-        # Newlines behind which a count may stand.
+        # The newlines that a count may follow.
         turns = np.flatnonzero((behind > ord("0")) & (behind <= ord("9")))
         starts, ends = [_NOWHERE], [_NOWHERE]
         place = 0
@@ -231,7 +232,7 @@ class SyslogSplitter:
                     break
                 begin, end, place = self._walk_counted(data, place)
             elif self._counted and data[place] == _NEWLINE:
-                # Behind a message with its count: some senders write both.
+                # Skip a newline after a counted message: some senders write both.
                 place += 1
                 continue
             else:
@@ -249,7 +250,7 @@ class SyslogSplitter:
         return np.concatenate(starts), np.concatenate(ends), place
 
     def _walk_counted(self, data: bytes, place: int) -> tuple[Places, Places, int]:
-        """From a frame that has a count, and has come, to the next that has not."""
+        """Walk whole counted frames from ``place`` on. Return their starts, their ends, and where the rest begins."""
         self._counted = True
         starts: list[int] = []
         ends: list[int] = []
@@ -285,10 +286,10 @@ def _too_large(message: bytes | bytearray) -> DeadLetter:
 
 
 def _host(peer: str) -> str:
-    """Of ``host:port``, as ``address_of`` writes it."""
+    """Return the host of ``host:port``, as ``address_of`` writes it."""
     return _unmapped(peer.rpartition(":")[0].strip("[]"))
 
 
 def _unmapped(host: str) -> str:
-    """An IPv4 sender's own address, where it came to a socket that takes both."""
+    """Return an IPv4 sender's own address, also where a socket for both IP versions received it."""
     return host.removeprefix("::ffff:")

@@ -1,8 +1,8 @@
-"""From syslog messages to columns, in bulk: places in one buffer of bytes, by vector code; no object per message.
+"""Parses syslog messages into columns in bulk: vector code finds places in one buffer, without an object per message.
 
-RFC 5424 and RFC 3164 are told apart message by message. What can't be read as either is a row all the same, with its
-raw bytes and a word in ``parse_error``: nothing is refused here. The rules are in ``docs/how-to/sources/syslog.md``.
-Knows no sockets and no framing.
+RFC 5424 and RFC 3164 are told apart message by message. A message that can't be read as either still becomes a row,
+with its raw bytes and the reason in ``parse_error``: nothing is refused here. The rules are in
+``docs/how-to/sources/syslog.md``. Knows no sockets and no framing.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ _LARGEST_PRIORITY = 191
 _NEWLINE, _RETURN = b"\n\r"
 _SPACE, _COLON, _OPEN, _CLOSE, _LESS, _GREATER, _NIL = b" :[]<>-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Further than any place that is looked at behind a message's last byte.
-_PADDING = 32
-# "Oct 11 22:14:15".
-_BSD_BYTES = 15
+_PADDING = 32  # zero bytes after the text: no code below looks further behind a message's last byte
+_BSD_BYTES = 15  # the length of "Oct 11 22:14:15"
 _BSD_SEPARATORS = ((3, _SPACE), (6, _SPACE), (9, _COLON), (12, _COLON))
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _ISO = (
@@ -38,27 +36,28 @@ _ISO = (
 _STRUCTURED_DATA = r'^(?P<sd>(?:\[[^\]"]*(?:"(?:[^"\\]|\\(?s:.))*"[^\]"]*)*\])+)'
 _UTC_MICROSECONDS = pa.timestamp("us", tz="UTC")
 
-#: The words of ``parse_error``, by code; what stands first counts where there are two.
+#: The values of ``parse_error``, by code. Where a message has several errors, the first of them is given.
 NOT_UTF8, NO_PRIORITY, NO_HEADER, NO_TIME = "not UTF-8", "no priority", "no RFC 5424 header", "no such time"
 _ERRORS = (NOT_UTF8, NO_PRIORITY, NO_HEADER, NO_TIME)
 
 
 def parse(data: bytes, starts: Places, ends: Places, *, received_at: int, timezone: str) -> dict[str, Any]:
-    """The columns of messages, by name.
+    """Return the columns of messages, by name.
 
     Args:
-        data: the messages, with an ASCII byte at least between any two.
-        starts: where each begins.
-        ends: and where it ends.
-        received_at: microseconds since 1970; the year of an RFC 3164 time is the one that this is in, or the last one.
-        timezone: of RFC 3164 times, which have none of their own.
+        data: the messages, with at least one ASCII byte between any two.
+        starts: where each message begins.
+        ends: where each message ends.
+        received_at: microseconds since 1970. RFC 3164 times have no year: they get the year of this time, or the one
+            next to it (see ``_year_of``).
+        timezone: the zone of RFC 3164 times, which give none.
     """
     raw = _spans(data, starts, ends, kind=pa.binary())
     text, starts, ends, is_broken = _repaired(data, starts, ends)
     octets = np.zeros(len(text) + _PADDING, dtype=np.uint8)
     octets[: len(text)] = np.frombuffer(text, dtype=np.uint8)
     for _ in range(2):
-        # What ends a line is no part of the text: rsyslog counts it in, others end datagrams with it.
+        # Remove line ends from the text: rsyslog includes them in its count, others end datagrams with them.
         last = octets[np.maximum(ends - 1, 0)]
         ends = ends - ((ends > starts) & ((last == _NEWLINE) | (last == _RETURN) | (last == 0)))
     made = _Messages(text, octets, starts, ends)
@@ -98,7 +97,7 @@ def parse(data: bytes, starts: Places, ends: Places, *, received_at: int, timezo
 
 @dataclass(slots=True)
 class _Field:
-    """A part of each message, where it has one. Places that are not ``there`` mean nothing."""
+    """One part of each message, where it has one. Places where ``there`` is false mean nothing."""
 
     starts: Places
     stops: Places
@@ -107,7 +106,10 @@ class _Field:
 
 @dataclass(slots=True)
 class _Header:
-    """Of RFC 5424. A message whose header is not whole has none of it, and its text behind the priority as message."""
+    """The header of RFC 5424.
+
+    A message with an incomplete header has none of its fields; all text after the priority is its message.
+    """
 
     is_whole: _Mask
     time: _Field
@@ -121,11 +123,11 @@ class _Header:
 
 @dataclass(slots=True)
 class _OldHeader:
-    """Of RFC 3164, whose every part may be missing."""
+    """The header of RFC 3164. Every part of it may be missing."""
 
     iso: _Field
     bsd: npt.NDArray[np.datetime64]
-    #: It is a time that exists, or has at least the looks of one.
+    #: Whether ``bsd`` is a time that exists, and whether it at least looks like one ("Feb 30 00:00:00").
     has_bsd: _Mask
     looks_bsd: _Mask
     host: _Field
@@ -135,14 +137,14 @@ class _OldHeader:
 
 
 class _Messages:
-    """Messages in one buffer, and where things are in them."""
+    """Find the parts of messages that lie in one buffer."""
 
     def __init__(self, text: bytes, octets: npt.NDArray[np.uint8], starts: Places, ends: Places) -> None:
         self._text = text
         self._octets = octets
         self._starts = starts
         self._ends = ends
-        # One behind all, for "there is no other".
+        # One more behind all text, which stands for "there is no other space".
         self._spaces = np.append(np.flatnonzero(octets[: len(text)] == _SPACE), len(text))
 
     def strings(self, field: _Field) -> pa.Array:
@@ -151,7 +153,7 @@ class _Messages:
         return _spans(self._text, starts, np.where(there, field.stops, starts), there=there)
 
     def priorities(self) -> tuple[Places, Places]:
-        """Each message's priority, -1 where it has none, and where the rest begins."""
+        """Return each message's priority, -1 where it has none, and where its rest begins."""
         octets, at = self._octets, self._starts
         digits = [octets[at + place].astype(np.int64) - ord("0") for place in (1, 2, 3)]
         is_digit = [(digit >= 0) & (digit <= 9) for digit in digits]  # noqa: PLR2004  of a decimal digit
@@ -213,7 +215,7 @@ class _Messages:
         octets, ends = self._octets, self._ends
         bsd, has_bsd, looks_bsd = self._bsd_times(body, is_old, received_at)
         after = np.minimum(self._next_space(body), ends)
-        # rsyslog and others write a time by RFC 3339 into the old header: "2003-10-11T22:14:15.003Z".
+        # rsyslog and others write an RFC 3339 time into the old header: "2003-10-11T22:14:15.003Z".
         iso = is_old & ~looks_bsd & (after > body + _BSD_BYTES) & (octets[body + 4] == _NIL)
         iso = iso & (octets[body + 10] == ord("T"))
         timed = iso | looks_bsd
@@ -221,7 +223,7 @@ class _Messages:
         # One space after the time belongs to it.
         at = np.where(timed & (octets[np.minimum(at, ends)] == _SPACE), at + 1, at)
         at = np.minimum(at, ends)
-        # A first word that ends in ":" is a tag; else, after a time, it is the host, if anything follows.
+        # A first word that ends in ":" is a tag. Any other first word after a time is the host, if anything follows.
         gap = np.minimum(self._next_space(at), ends)
         has_host = timed & (gap > at) & (gap < ends) & (octets[np.maximum(gap - 1, 0)] != _COLON)
         tag_at = np.where(has_host, gap + 1, at)
@@ -233,7 +235,7 @@ class _Messages:
         has_process = has_tag & (bracket > tag_at) & (bracket < tag_end - 1) & (octets[tag_end - 1] == _CLOSE)
         # Without a priority the whole line is the message.
         message_at = np.where(has_tag, np.minimum(tag_gap + 1, ends), tag_at)
-        nobody = ~is_old & (body == self._starts)
+        without_priority = ~is_old & (body == self._starts)
         return _OldHeader(
             iso=_Field(body, after, iso),
             bsd=bsd,
@@ -242,13 +244,13 @@ class _Messages:
             host=_Field(at, gap, has_host),
             app=_Field(tag_at, np.where(has_process, bracket, tag_end), has_tag),
             process=_Field(bracket + 1, tag_end - 1, has_process),
-            message=_Field(np.where(nobody, self._starts, message_at), ends, is_old | nobody),
+            message=_Field(np.where(without_priority, self._starts, message_at), ends, is_old | without_priority),
         )
 
     def _bsd_times(
         self, body: Places, is_old: _Mask, received_at: int
     ) -> tuple[npt.NDArray[np.datetime64], _Mask, _Mask]:
-        """Times as "Oct 11 22:14:15", without their zone; where they are one, and where they look like one."""
+        """Return times like "Oct 11 22:14:15", without zone; where they exist; and where they at least look right."""
         octets = self._octets
         looks = is_old & (body + _BSD_BYTES <= self._ends)
         for place, octet in _BSD_SEPARATORS:
@@ -284,22 +286,22 @@ class _Messages:
 
 
 def _year_of(received_at: int, month: Places) -> Places:
-    """Of a time that has none: this year, or last year for a month that is later than the next one."""
+    """Return the year of times without one: this year, or last year for a month later than next month."""
     now = np.datetime64(received_at, "us").astype("datetime64[M]").astype(np.int64)
     this_year, this_month = 1970 + now // 12, now % 12 + 1
     year = np.where(month > this_month + 1, this_year - 1, this_year)
-    # In December a sender whose clock is ahead may have the next year already.
+    # In December a sender's clock may be ahead, already in January of next year.
     return np.asarray(np.where((this_month == len(_MONTHS)) & (month == 1), this_year + 1, year), dtype=np.int64)
 
 
 def _parse_iso(texts: pa.Array) -> pa.Array:
-    """Times by RFC 3339; null for what is none."""
+    """Return RFC 3339 texts as times; null for other texts."""
     likely = pc.fill_null(pc.match_substring_regex(texts, _ISO), False)  # noqa: FBT003  Arrow's own
     texts = pc.if_else(likely, texts, None)
     try:
         return texts.cast(_UTC_MICROSECONDS)
     except pa.ArrowInvalid:
-        # A day that its month does not have.
+        # At least one has a day that its month does not have.
         return pa.array([_parse_one(text) for text in texts], _UTC_MICROSECONDS)
 
 
@@ -317,7 +319,7 @@ def _in_zone(times: npt.NDArray[np.datetime64], there: _Mask, timezone: str) -> 
 
 
 def _either(first: _Field, second: _Field) -> _Field:
-    """The first where it is there, else the second."""
+    """Return the first field where it is there, else the second."""
     return _Field(
         np.where(first.there, first.starts, second.starts),
         np.where(first.there, first.stops, second.stops),
@@ -335,7 +337,7 @@ def _words(errors: Sequence[_Mask]) -> pa.Array:
 def _spans(
     data: bytes, starts: Places, stops: Places, *, there: _Mask | None = None, kind: pa.DataType | None = None
 ) -> pa.Array:
-    """Parts of a buffer as an array, each between a start and a stop, in order; null where there is none."""
+    """Return parts of a buffer as an array: each from its start to its stop, in order; null where not ``there``."""
     count = starts.size
     offsets = np.empty(2 * count, dtype=np.int32)
     offsets[0::2] = starts
@@ -347,7 +349,7 @@ def _spans(
 
 
 def _repaired(data: bytes, starts: Places, ends: Places) -> tuple[bytes, Places, Places, _Mask]:
-    """The same as UTF-8, with U+FFFD in place of what is none; and which messages that befell."""
+    """Return the same as valid UTF-8, with U+FFFD for invalid bytes, and which messages were changed."""
     broken = np.zeros(starts.size, dtype=bool)
     if _is_utf8(data):
         return data, starts, ends, broken
@@ -355,7 +357,7 @@ def _repaired(data: bytes, starts: Places, ends: Places) -> tuple[bytes, Places,
     grown = np.zeros(starts.size, dtype=np.int64)
     done = 0
     places = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) >= 0x80)  # noqa: PLR2004  what is no ASCII
-    # What lies between two messages concerns nobody.
+    # Bytes between two messages need no repair.
     rows = np.unique(np.searchsorted(ends, places, side="right"))
     for row in rows[rows < ends.size].tolist():
         start, end = int(starts[row]), int(ends[row])

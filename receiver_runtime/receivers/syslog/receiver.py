@@ -1,4 +1,4 @@
-"""Receives syslog messages from any number of senders: a listener for each transport of the source."""
+"""Receives syslog messages from any number of senders, by one listener for each transport of the source."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# Parsing one message takes as long as parsing a hundred: what comes in so many seconds is parsed together.
+# Seconds between turns with little data: parsing one message takes as long as parsing a hundred, so that messages of
+# one pause are parsed together.
 _PAUSE = 0.01
 
 
 class SyslogReceiver(RunReceiver):
-    """Messages of a ``Syslog`` source. At most once: syslog has no acknowledgement."""
+    """Receive the messages of a ``Syslog`` source. At most once: syslog has no acknowledgement."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Syslog.columns
 
@@ -29,7 +30,7 @@ class SyslogReceiver(RunReceiver):
         self._framing = SyslogFraming(timezone=source.timezone, max_record_bytes=source.max_record_bytes)
 
     def make_run(self) -> _Listeners:
-        """Its stop returns when every whole message that was read is handed on."""
+        """Return the listeners. Their ``stop`` returns when every whole message that was read is handed on."""
         listeners: list[DatagramListener | SocketListener] = []
         if "udp" in self._source.transports:
             listeners.append(
@@ -46,7 +47,7 @@ class SyslogReceiver(RunReceiver):
 
 
 class _Listeners:
-    """Several, as one run."""
+    """Run several listeners as one."""
 
     def __init__(self, listeners: Sequence[DatagramListener | SocketListener]) -> None:
         self._listeners = listeners
