@@ -1,11 +1,12 @@
-"""Which complete files there are below a directory or a prefix, and which were read (``FileLines``, ``WholeFiles``).
+"""Finds complete files below a directory or a prefix, and knows which were read (``FileLines``, ``WholeFiles``).
 
-A file is known by its path, its time and its size: its partition is ``HOST/PATH@MILLISECONDS-SIZE``, without the host
-where all hosts see the same. The position of one that was read to its end is in generation 1.
+A file is identified by its path, its modification time and its size: its partition is ``HOST/PATH@MILLISECONDS-SIZE``,
+without the host where all hosts see the same files. A file that was read to its end has its position in generation 1.
 
-What is there is remembered for as long as it is there: a file's time says nothing of when it came, for a copy may keep
-an old one. What is gone is forgotten, when it is older than ``max_age`` and was gone for an hour of ours: so the driver
-log does not grow without end where files are taken away.
+A file is remembered while it is there, because its time does not say when it came: a copy may keep an old time. A file
+that is gone is forgotten once its time is older than ``max_age`` and it has been missing for an hour (or for
+``max_age``, if that is less), as this process measures it. So the driver log does not grow without end where files are
+taken away.
 """
 
 from __future__ import annotations
@@ -48,25 +49,23 @@ if TYPE_CHECKING:
     from receiver_runtime.sources.files import WholeFiles
     from tracker_store.blocks import OffsetLink
 
-# Read at a time: the oldest of them all, or so many small ones for one block.
-_MOST_READY = 1000
+_MOST_READY = 1000  # files to consider in one round; small ones are read together for one block, a large one alone
 _SMALL_BYTES = 64 * 1024
 _MOST_OPEN = 8
-_LONGEST_RETRY = 300.0
-_FORGET_SECONDS = 60.0
-# What is gone for less may only be away.
+_LONGEST_RETRY = 300.0  # seconds, the limit of the backoff for a file that can't be read
+_FORGET_SECONDS = 60.0  # how often to look for files to forget
+# How long a file must be missing before it is forgotten: until then it may only be unavailable for a while.
 _GONE_SECONDS = 3600.0
-# So much may the clock of who writes files be behind ours.
-_SKEW_SECONDS = 60.0
-_AT_ONCE = 1000
+_SKEW_SECONDS = 60.0  # how far the clock of a file's writer may differ from ours
+_AT_ONCE = 1000  # partitions to forget in one call to the driver log
 _PASSED_OVER = (".tmp", ".part")
 _NAME = re.compile(r"(.*)@(-?\d+)-(\d+)", re.DOTALL)
-_FINISHED = 1
+_FINISHED = 1  # the generation of a file that was read to its end
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file of a listing; ``path`` is relative to what is listed."""
+    """A file of a listing; ``path`` is relative to the listed directory or prefix."""
 
     path: str
     size: int
@@ -74,22 +73,22 @@ class Found:
 
 
 class Folder(Protocol):
-    """What is listed. Every method raises OSError."""
+    """A directory or prefix that is listed. Every method raises OSError."""
 
     def files(self) -> Iterator[Found]:
-        """Everything below, in no order."""
+        """Yield every file below, in any order."""
         ...
 
     def open_plain(self, path: str) -> Content:
-        """A file, as it is."""
+        """Open a file to read it as it is."""
         ...
 
     def open_raw(self, path: str) -> Any:  # noqa: ANN401  pyarrow has no types
-        """A file as pyarrow reads it, for what decompresses it."""
+        """Open a file as one of pyarrow's, to be decompressed."""
         ...
 
     def shown(self, path: str) -> str:
-        """As its records have it."""
+        """Return the whole path, as the file's records have it."""
         ...
 
 
@@ -100,7 +99,7 @@ class LocalFolder:
         self._root = root.rstrip("/") or "/"
 
     def files(self) -> Iterator[Found]:
-        """See ``Folder``; a directory below that can't be listed raises too."""
+        """See ``Folder``. Raises also where a subdirectory can't be listed."""
         directories = [""]
         while directories:
             below = directories.pop()
@@ -115,7 +114,7 @@ class LocalFolder:
                         continue
                     except OSError:
                         if entry.is_symlink():
-                            # One that leads to itself holds nobody up.
+                            # Skip a link that leads to itself.
                             continue
                         raise
                     if stat.S_ISDIR(status.st_mode) and not entry.is_symlink():
@@ -137,12 +136,12 @@ class LocalFolder:
 
 
 class ObjectFolder:
-    """Objects below a prefix.
+    """The objects below a prefix.
 
     Args:
-        filesystem: pyarrow's.
-        prefix: the bucket, and what comes after it.
-        url: of the prefix, for people.
+        filesystem: one of pyarrow's.
+        prefix: the bucket and the path in it.
+        url: the prefix's URL, for records and messages.
     """
 
     def __init__(self, filesystem: Any, prefix: str, url: str) -> None:  # noqa: ANN401
@@ -155,7 +154,7 @@ class ObjectFolder:
         from pyarrow.fs import FileSelector, FileType  # noqa: PLC0415  most read directories
 
         below = len(self._prefix) + 1
-        # A prefix without objects is no error; a bucket that is not there is one.
+        # A prefix without objects is no error, but a missing bucket is one.
         if self._filesystem.get_file_info(self._prefix.partition("/")[0]).type == FileType.NotFound:
             raise FileNotFoundError(f"{self._url}: there is no such bucket")
         for info in self._filesystem.get_file_info(FileSelector(self._prefix, allow_not_found=True, recursive=True)):
@@ -177,7 +176,7 @@ class ObjectFolder:
 
 @dataclass(slots=True, eq=False)
 class _Arrived:
-    """A file that is to be read, or was."""
+    """A file that is not read to its end yet."""
 
     found: Found
     reading: Reading
@@ -216,19 +215,19 @@ class ArrivingCatalog:
         )
         self._open = OpenContents(_MOST_OPEN)
         self._known: dict[str, Position] = {}
-        # By path: the version that was read, or is being read.
+        # The partition of the newest version that was read, or is being read, by path.
         self._versions: dict[str, str] = {}
-        # What is not read to its end, by its partition.
+        # Files that are not read to their end, by partition.
         self._waiting: dict[str, _Arrived] = {}
         self._queue: deque[_Arrived] = deque()
         self._present: dict[str, Found] = {}
-        # What is known and not there, since when.
+        # Partitions whose files are missing, and since when.
         self._gone: dict[str, float] = {}
         self._look_at = 0.0
         self._forget_at = 0.0
         self._changed: list[Reading] = []
-        self._told: set[tuple[str, str]] = set()
-        self._is_away = False
+        self._reported: set[tuple[str, str]] = set()
+        self._is_unavailable = False
 
     # -- the reader's side -------------------------------------------------------------------------------------------
 
@@ -236,7 +235,7 @@ class ArrivingCatalog:
         """See ``Catalog``."""
         self._learn(known)
         self._changed = []
-        # All that is there is looked at anew: what was finished here may not be so in the driver log.
+        # Check all present files again: a file that was finished here may not be so in the driver log.
         self._present = {}
         for name, file in list(self._waiting.items()):
             at = self._known.get(name)
@@ -261,19 +260,19 @@ class ArrivingCatalog:
         try:
             present = {found.path: found for found in self._folder.files() if self._is_wanted(found.path)}
         except OSError as error:
-            if not self._is_away:
-                self._is_away = True
+            if not self._is_unavailable:
+                self._is_unavailable = True
                 self._receiver.report_error(f"{self._settings.path} can't be listed, it is tried again", error)
             return
-        if self._is_away:
-            self._is_away = False
+        if self._is_unavailable:
+            self._is_unavailable = False
             self._receiver.report_connected(self._settings.path)
         new = [found for path, found in present.items() if self._present.get(path) != found]
         if not self._sharing.is_alone and new:
-            # Others may have read them.
+            # Other receivers may have read the new files.
             self._learn(self._positions.all_of(self.source))
         self._see(new, now)
-        self._see_what_is_gone(present)
+        self._drop_gone(present)
         self._present = present
         for file in self._waiting.values():
             file.ready = file.ready or self._is_complete(file, now)
@@ -282,7 +281,7 @@ class ArrivingCatalog:
             self._forget(now)
 
     def ready(self) -> Iterable[Reading]:
-        """See ``Catalog``: in the order of time and name; a large one by itself."""
+        """See ``Catalog``. Files come in the order of time and path; a large one comes alone."""
         now = self._clock.monotonic()
         while self._queue and self._queue[0].reading.name not in self._waiting:
             self._queue.popleft()
@@ -310,7 +309,7 @@ class ArrivingCatalog:
                 _LONGEST_RETRY, self._settings.poll_interval * 2**file.failures
             )
             file.failures = min(file.failures + 1, 20)
-            self._tell(file.found.path, "can't be read, it is tried again", error)
+            self._report_once(file.found.path, "can't be read, it is tried again", error)
             return None
         if not part.more:
             self._finish(reading)
@@ -329,7 +328,7 @@ class ArrivingCatalog:
         """See ``Catalog``."""
         self._open.close_all()
 
-    # -- what there is -----------------------------------------------------------------------------------------------
+    # -- what is present ---------------------------------------------------------------------------------------------
 
     def _is_wanted(self, path: str) -> bool:
         parts = PurePosixPath(path).parts
@@ -355,7 +354,7 @@ class ArrivingCatalog:
             self._waiting[name] = _Arrived(found, reading, self._is_ours(found.path), now)
 
     def _take_changed_file(self, found: Found, before: str) -> bool:
-        """A path has another file now. Is it to be read?"""
+        """Report that a path has another file now; return whether to read it."""
         waiting = self._waiting.get(before)
         if waiting is not None:
             begun = waiting.reading.position > waiting.reading.start
@@ -366,11 +365,11 @@ class ArrivingCatalog:
                 return True
         reads = self._settings.changed == "read"
         if self._is_ours(found.path):
-            what = "it is read anew" if reads else "what it is now is not read"
+            what = "it is read again" if reads else "the changed file is not read"
             self._receiver.report_error(f"{self._folder.shown(found.path)} was changed after it was read: {what}")
         return reads
 
-    def _see_what_is_gone(self, present: Mapping[str, Found]) -> None:
+    def _drop_gone(self, present: Mapping[str, Found]) -> None:
         for name, file in list(self._waiting.items()):
             if file.found.path not in present:
                 if file.ours and file.ready:
@@ -394,7 +393,11 @@ class ArrivingCatalog:
         self._open.close(name)
 
     def _is_complete(self, file: _Arrived, now: float) -> bool:
-        """Has it not changed for so long? By our clock, but for what is so old that no other one matters."""
+        """Return whether the file has not changed for ``min_age`` and is therefore complete.
+
+        Our own clock measures that, from when the file was first seen. Its time counts only where it is older than any
+        difference between clocks.
+        """
         age = time.time() - file.found.modified_ms / 1000
         return now - file.first_seen >= self._settings.min_age or age >= self._settings.min_age + _SKEW_SECONDS
 
@@ -423,7 +426,7 @@ class ArrivingCatalog:
             part = self._lines.read(reading, content, limits, path=shown, modified_ms=found.modified_ms, ends=True)
         if isinstance(content, LocalFile):
             status = content.stat
-            # After the data was read: what was read of a file that is written to is dropped.
+            # Checked after the read: if the file is still being written to, drop what was read.
             if (status.st_size, status.st_mtime_ns // 10**6) != (found.size, found.modified_ms):
                 reading.position, reading.large = at, large
                 if large is not None and kept is not None:
@@ -433,7 +436,7 @@ class ArrivingCatalog:
         return part
 
     def _finish(self, reading: Reading) -> None:
-        """Read to its end: that goes in with the last of its records, or with the next block."""
+        """Note that a file is read to its end. The link for that goes in with its last records, or the next block."""
         reading.end(self.source)
         self._known[reading.name] = Position(reading.generation, reading.logged)
         self._let_go(reading.name)
@@ -442,7 +445,10 @@ class ArrivingCatalog:
     # -- what is gone ------------------------------------------------------------------------------------------------
 
     def _forget(self, now: float) -> None:
-        """Have the driver log forget old files that were gone for long; not while none is there: all may be away."""
+        """Have the driver log forget old files that have been gone for long.
+
+        It forgets nothing while no file is present at all: then the whole directory may be unavailable.
+        """
         if not self._present:
             return
         self._forget_at = now + _FORGET_SECONDS
@@ -452,7 +458,7 @@ class ArrivingCatalog:
         if not self._sharing.is_alone:
             self._learn(self._positions.all_of(self.source))
         there = {self._name(found) for found in self._present.values()}
-        # Of a file that was changed and is not read anew, it is remembered that an earlier one was.
+        # Where a changed file is not read again, the earlier version that was read stays remembered.
         there |= {self._versions[path] for path in self._present if path in self._versions}
         self._gone = {name: self._gone.get(name, now) for name in self._known if name not in there}
         oldest = (time.time() - self._settings.max_age) * 1000
@@ -466,7 +472,7 @@ class ArrivingCatalog:
         if old:
             self._learn(self._positions.all_of(self.source))
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _learn(self, known: Mapping[str, Position]) -> None:
         self._known = {name: at for name, at in known.items() if name.startswith(self._prefix)}
@@ -485,11 +491,11 @@ class ArrivingCatalog:
     def _is_ours(self, path: str) -> bool:
         return self._sharing.is_ours(path)
 
-    def _tell(self, path: str, what: str, error: OSError) -> None:
-        """Once of each file and reason."""
-        told = (path, str(error))
-        if told not in self._told:
-            self._told.add(told)
+    def _report_once(self, path: str, what: str, error: OSError) -> None:
+        """Report an error once for each file and reason."""
+        reported = (path, str(error))
+        if reported not in self._reported:
+            self._reported.add(reported)
             self._receiver.report_error(f"{self._folder.shown(path)} {what}", error)
 
 
@@ -498,6 +504,6 @@ def _age(file: _Arrived) -> tuple[int, str]:
 
 
 def _time_of(name: str) -> float:
-    """A file's time, by its partition; another partition has none that is before any other."""
+    """Return a file's time, from its partition's name; infinity for a name of another form."""
     match = _NAME.fullmatch(name)
     return math.inf if match is None else int(match[2])

@@ -1,7 +1,7 @@
-"""The bytes of one file from any place in it: of a plain file, a compressed one, or an object.
+"""Reads the bytes of one file from any offset: of a plain file, a compressed one, or an object.
 
-Owns descriptors and streams; knows no directory and no record. A compressed file is read from its beginning to get to
-a place in it, unless it is read on from where the last read ended.
+Owns descriptors and streams; knows no directory and no record. To get to an offset in a compressed file, it is read
+from its beginning, unless the read continues where the last one ended.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-#: What is decompressed, by the end of the name; as pyarrow calls it.
+#: pyarrow's codec by the suffix of a compressed file's name.
 CODECS = {".bz2": "bz2", ".gz": "gzip", ".zst": "zstd"}
 
-_SKIP_BYTES = 2**20
+_SKIP_BYTES = 2**20  # how much to decompress at a time on the way to an offset
 
 
 class Content(Protocol):
     """One open file. Every method raises OSError."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes, fewer only at the end."""
+        """Return ``size`` bytes from ``offset`` on, fewer only at the file's end."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         ...
 
 
 def codec_of(path: str) -> str | None:
-    """How a file of this name is compressed; None: it is not."""
+    """Return the codec of a file of this name; None: it is not compressed."""
     return next((codec for suffix, codec in CODECS.items() if path.endswith(suffix)), None)
 
 
 class LocalFile:
-    """A plain file, by its descriptor: whatever it is called by now, and while it is deleted."""
+    """A plain file, read by its descriptor: renaming or deleting it does not matter."""
 
     def __init__(self, path: str) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def stat(self) -> os.stat_result:
-        """As it is now."""
+        """The file's status as it is now."""
         return os.fstat(self.descriptor)
 
     def read(self, offset: int, size: int) -> bytes:
@@ -62,7 +62,7 @@ class LocalFile:
 
 
 class OpenedFile:
-    """Whatever pyarrow has open and can be read from any place, as an object is."""
+    """A file that pyarrow has opened for random access, such as an object."""
 
     def __init__(self, file: Any) -> None:  # noqa: ANN401  pyarrow has no types
         self._file = file
@@ -73,15 +73,15 @@ class OpenedFile:
         return data
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         self._file.close()
 
 
 class DecompressedFile:
-    """What a compressed file has in it.
+    """The decompressed content of a file.
 
     Args:
-        open_raw: gives pyarrow's file or stream of the compressed bytes, from their beginning.
+        open_raw: opens the compressed bytes from their beginning, as pyarrow's file or stream.
     """
 
     def __init__(self, open_raw: Callable[[], Any], codec: str) -> None:
@@ -89,11 +89,11 @@ class DecompressedFile:
         self._codec = codec
         self._stream: Any = None
         self._at = 0
-        # What the last read gave, up to where we are: the next one begins within it, at a line that it did not end.
+        # The result of the last read, which ends at ``_at``. The next read begins within it, at the line it cut off.
         self._last = b""
 
     def read(self, offset: int, size: int) -> bytes:
-        """See ``Content``; raises OSError where it breaks off or is no such file at all."""
+        """See ``Content``. Raises OSError also where the file is cut short or is not compressed like this."""
         try:
             if self._stream is None or offset < self._at - len(self._last):
                 self.close()
@@ -120,7 +120,7 @@ class DecompressedFile:
         return self._last[: len(self._last) + size] if size < 0 else self._last
 
     def close(self) -> None:
-        """Let the stream go."""
+        """Close the stream."""
         self._at = 0
         self._last = b""
         stream, self._stream = self._stream, None
@@ -129,32 +129,32 @@ class DecompressedFile:
 
 
 class OpenContents:
-    """So many open files at most: the one that was not asked for the longest is closed."""
+    """Keep at most ``most`` files open, and close the least recently used one beyond that."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._open: OrderedDict[Hashable, Content] = OrderedDict()
 
     def get(self, key: Hashable) -> Content | None:
-        """The open file, if it is."""
+        """Return the open file; None: it is not open."""
         found = self._open.get(key)
         if found is not None:
             self._open.move_to_end(key)
         return found
 
     def put(self, key: Hashable, content: Content) -> None:
-        """Keep one open."""
+        """Keep a file open."""
         self._open[key] = content
         while len(self._open) > self._most:
             self._open.popitem(last=False)[1].close()
 
     def close(self, key: Hashable) -> None:
-        """Close one, if it is open."""
+        """Close a file, if it is open."""
         found = self._open.pop(key, None)
         if found is not None:
             found.close()
 
     def close_all(self) -> None:
-        """Close all of them."""
+        """Close all files."""
         for key in list(self._open):
             self.close(key)

@@ -1,15 +1,17 @@
-"""Reads files into blocks, on one thread, from one ``on_start`` to its ``on_stop``. Which files there are, others know.
+"""Reads files into blocks, on one thread, from one ``on_start`` to its ``on_stop``. A ``Catalog`` knows the files.
 
-Who decides how far a file was read: the driver log alone, as with Kafka's partitions (``kafka.reader``). A block goes
-in only where the log stands exactly where its lines begin, so that nothing read here can be left out or come twice,
-whoever else believes to read the file.
+Only the driver log decides how far a file was read, as with Kafka's partitions (``kafka.reader``). It registers a block
+only if its position of each file is exactly where the block's lines begin. So no line is left out or comes twice, even
+if several receivers read the same file.
 
 - Pieces of several files make one block; each brings its link.
-- What moves a position and has no record (a line that went aside, what was lost, a file made anew) goes in with the
-  next block that has one. When we end before that, it is found again.
-- *Conflict*: another receiver has read a file on. Everything under way is dropped, all positions are asked for anew.
-- *Shared anew*: what is another's now is let go at once; what is ours now is read a little later, from where the driver
-  log is by then.
+- A position may move without a record: past a line that was put aside, past lost bytes, or to a new generation of the
+  file. Such a link goes in with the next block that has records. If the receiver ends before that, its successor finds
+  the same again.
+- *Conflict*: another receiver has moved a file's position. The reader drops everything under way and loads all
+  positions again.
+- *Files shared differently*: the reader releases files that are another receiver's now at once. It reads files that
+  became its own a little later, from the driver log's position at that time.
 """
 
 from __future__ import annotations
@@ -31,60 +33,59 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.records import Part, Reading
     from tracker_store.blocks import OffsetLink, Position
 
-# Of a block: so large a piece of one file; and lines in it at most.
-_SHARE = 4
-_MOST_LINES = 500_000
+_SHARE = 4  # a piece of one file has at most this fraction (a quarter) of a block's bytes
+_MOST_LINES = 500_000  # lines in one piece; a block is handed over when it has as many
 
 
 class Catalog(Protocol):
-    """Which files there are, and what is in them. The reader's thread alone."""
+    """Find files and read them. Only the reader's thread calls it."""
 
     @property
     def source(self) -> str:
-        """By which name the driver log has the positions."""
+        """The name by which the driver log has the positions."""
         ...
 
     def reload(self, known: Mapping[str, Position]) -> None:
-        """These are the positions, also at first; whatever was read beyond them is to be read again."""
+        """Go to these positions, and read again what lies behind them. Called first of all, too."""
         ...
 
     def look(self) -> None:
-        """See what has come, gone and changed, where it is time to."""
+        """Find files that have come, gone or changed, where it is time to look."""
         ...
 
     def ready(self) -> Iterable[Reading]:
-        """What may have something to be read and is ours, in the order of reading."""
+        """Yield the files of this receiver that may have something to read, in the order of reading."""
         ...
 
     def read(self, reading: Reading, limits: Limits) -> Part | None:
-        """The next piece of one; None: there is none."""
+        """Read the next piece of a file; None: there is none."""
         ...
 
     def take_changed(self) -> list[Reading]:
-        """Those that have links to go in, though nothing of them was read."""
+        """Return the files that have links to go in, although nothing of them was read."""
         ...
 
     def release(self) -> None:
-        """Others share the files now: read no more of what is not ours."""
+        """Stop reading files that are another receiver's now."""
         ...
 
     def registered(self, links: Sequence[OffsetLink]) -> None:
-        """These are in the driver log."""
+        """Note that these links are in the driver log."""
         ...
 
     def close(self) -> None:
-        """Let go of every file."""
+        """Close every file."""
         ...
 
 
 class MakeCatalog(Protocol):
-    """Makes a catalog when it is known who shares the files."""
+    """Make a catalog. Called once it is known which receivers share the files."""
 
     def __call__(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog: ...
 
 
 class FilesReader:
-    """See the module. ``start`` and ``stop`` once.
+    """See the module. Call ``start`` and ``stop`` once each.
 
     Args:
         per_host: receivers on other hosts see other files.
@@ -98,21 +99,21 @@ class FilesReader:
         self._sharing = Sharing(self._supervisor.block_path.positions, per_host=per_host)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"files {name}", daemon=True)
-        # All below is the thread's alone.
+        # Only the thread uses everything below.
         self._catalog: Catalog
         self._hand_over = LinkedHandOver(receiver, self._on_registered)
-        # Of who shares the files: by which they are read, and by which what is another's was let go.
+        # Versions of ``Sharing``: the one by which files are read, and the one by which others' files were released.
         self._version = self._released = 0
-        # Whose links go in with the next block, in the order in which they changed.
+        # Files whose links go in with the next block, in the order in which they changed.
         self._changed: dict[Reading, None] = {}
 
     def start(self) -> None:
-        """Begin to read; returns at once."""
+        """Start to read; returns at once."""
         self._sharing.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """End; returns when what was handed over is registered, or refused."""
+        """Stop reading; returns when what was handed over is registered, or refused."""
         self._stopping.set()
         self._sharing.give_up()
         self._thread.join()
@@ -132,7 +133,7 @@ class FilesReader:
         try:
             self._read()
             self._hand_over.settle()
-        except BaseException as error:  # noqa: BLE001  told, and begun anew
+        except BaseException as error:  # noqa: BLE001  it is reported, and the receiver restarts
             self._hand_over.wait()
             self._receiver.restart("reading files failed", error)
         finally:
@@ -151,18 +152,21 @@ class FilesReader:
             if self._hand_over.has_conflict:
                 self._recover()
             if self._version != self._sharing.version:
-                self._share_anew()
+                self._share_again()
             self._catalog.look()
             if not self._round():
                 self._stopping.wait(max(0.0, began + self._supervisor.settings.block_interval - time.monotonic()))
 
     def _load(self) -> None:
-        """Positions are the driver log's; whatever was read beyond them is read again."""
+        """Load the positions from the driver log; what was read beyond them is read again."""
         self._changed.clear()
         self._catalog.reload(self._supervisor.block_path.positions.all_of(self._catalog.source))
 
-    def _share_anew(self) -> None:
-        """Others came or went: what was handed over goes in, and we go on where the log is."""
+    def _share_again(self) -> None:
+        """Share the files again after receivers came or went.
+
+        First wait until what was handed over is registered, then continue from the driver log's positions.
+        """
         version = self._sharing.version
         if self._released != version:
             self._released = version
@@ -177,7 +181,7 @@ class FilesReader:
                 self._load()
 
     def _round(self) -> bool:
-        """A piece of each file that has one; says whether there is more to be read at once."""
+        """Read a piece of each file that has one; return whether there is more to read at once."""
         most = self._supervisor.settings.max_block_bytes
         lines = self._supervisor.block_path.piece(_MOST_LINES, most // _SHARE)
         limits = Limits(max(1, most // _SHARE), lines)
@@ -215,11 +219,11 @@ class FilesReader:
         self._hand_over.push(batch, links)
 
     def _on_registered(self, links: Sequence[OffsetLink]) -> None:
-        # After a conflict the catalog is loaded again.
+        # After a conflict the catalog is reloaded anyway.
         if not self._hand_over.has_conflict:
             self._catalog.registered(links)
 
     def _recover(self) -> None:
-        """After a conflict: nothing is under way, and positions are the driver log's."""
+        """Drop everything under way after a conflict, and load the positions from the driver log."""
         self._hand_over.recover()
         self._load()

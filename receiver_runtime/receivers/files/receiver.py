@@ -1,6 +1,6 @@
 """The receivers of ``FollowedFiles``, ``FileLines`` and ``WholeFiles``.
 
-Own the reader of each ``on_start``, which owns its thread and what it has open (``reader``).
+They own the reader of each ``on_start``, which owns its thread and its open files (``reader``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _FilesReceiver(RunReceiver):
-    """What all of them do."""
+    """What the receivers of files have in common."""
 
     def __init__(self, *, name: str, per_host: bool) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class _FilesReceiver(RunReceiver):
         self._per_host = per_host
 
     def make_run(self) -> FilesReader:
-        """Its stop returns when what it handed on is registered, and every file is closed."""
+        """Return a reader. Its ``stop`` returns when what it handed on is registered, and every file is closed."""
         return FilesReader(self, self._make_catalog, name=self._name, per_host=self._per_host)
 
     def _make_catalog(self, receiver: Receiver, sharing: Sharing, host: str) -> Catalog:
@@ -39,7 +39,7 @@ class _FilesReceiver(RunReceiver):
 
 
 class FollowedFilesReceiver(_FilesReceiver):
-    """Lines of files that grow."""
+    """Receive the lines of files that grow."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = FollowedFiles.columns
 
@@ -61,19 +61,19 @@ class _ArrivingFilesReceiver(_FilesReceiver):
 
 
 class FileLinesReceiver(_ArrivingFilesReceiver):
-    """Lines of files that are complete."""
+    """Receive the lines of complete files."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = FileLines.columns
 
 
 class WholeFilesReceiver(_ArrivingFilesReceiver):
-    """Files that are complete, each as it is."""
+    """Receive complete files, each as one record."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = WholeFiles.columns
 
 
 def _folder_of(source: FileLines | WholeFiles) -> Folder:
-    """Raises SecretError, and ObjectStoreUrlError."""
+    """Return the folder of a source. Raises SecretError and ObjectStoreUrlError."""
     if not source.is_object_store:
         return LocalFolder(source.path)
     options = source.resolved_options()

@@ -1,7 +1,7 @@
-"""From the bytes of files to records with their places, a piece at a time; and what a file's reading is, in memory.
+"""Makes records with their offsets of the bytes of files, a piece at a time; and keeps a file's reading position.
 
-Knows no directory, no driver log and no thread. A file's position moves here, behind whole lines alone: what has no end
-yet is read again when there is more.
+Knows no directory, no driver log and no thread. A file's position moves here, and only past whole lines: a line without
+an end is read again when there is more of it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 LINES = schema_of(FileLines.columns)
 WHOLE = schema_of(WholeFiles.columns)
 _TIME = LINES.field("modified_at").type
-# Of a record, besides its text and its path: two offsets, a place, a time.
+# Bytes of a record besides its text and its path: two 4-byte offsets, its place in the file, a time.
 _ROW_BYTES = 24
 
 
 @dataclass(slots=True)
 class _LargeLine:
-    """A line that is too long, and is put aside as it comes: up to where, and in how many parts."""
+    """A line that is too long and is put aside as it comes: where its next part begins, and that part's number."""
 
     next: int
     part: int = 0
@@ -44,9 +44,10 @@ class _LargeLine:
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """How far a file is read. ``logged`` is where its last link ended, ``position`` the next byte to be read.
+    """How far a file is read. ``logged`` is where its last link ended, ``position`` the next byte to read.
 
-    ``name`` is that of its partition. ``before`` are links that go in with the next block, before that of its own.
+    ``name`` is its partition's name. ``start`` is where its generation begins. ``before`` are links that go in with the
+    next block, before the link of that block's own records. ``large`` is the line that is being put aside, if any.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Reading:
     large: _LargeLine | None = None
 
     def go_to(self, at: Position | None) -> None:
-        """Be where the driver log is; None: it knows nothing of this file."""
+        """Go to the driver log's position; None: it has none of this file."""
         self.generation, self.logged, self.position = (
             (0, ORIGIN, self.start)
             if at is None
@@ -72,7 +73,7 @@ class Reading:
         self.large = None
 
     def take_links(self, source: str) -> list[OffsetLink]:
-        """From exactly where the last ones ended up to the position."""
+        """Return the links that lead from exactly where the last ones ended to the position."""
         links, self.before = self.before, []
         if self.logged == ORIGIN and (links or self.position > self.start):
             links.append(OffsetLink(source, self.name, self.generation, ORIGIN, self.start, LinkKind.ORIGIN))
@@ -83,7 +84,7 @@ class Reading:
         return links
 
     def lose(self, source: str, end: int) -> None:
-        """What lies before ``end`` and was not read is lost."""
+        """Add a link that says that the bytes before ``end`` that were not read are lost."""
         self.large = None
         if end <= self.position:
             return
@@ -94,11 +95,11 @@ class Reading:
         self.before.append(OffsetLink(source, self.name, self.generation, self.position, end, LinkKind.LOST))
         self.logged = self.position = end
 
-    def begin_anew(self, source: str, *, at: int = 0) -> None:
-        """The next generation, from byte ``at``; where it begins goes in with the next block, whatever is read."""
+    def begin_again(self, source: str, *, at: int = 0) -> None:
+        """Begin the next generation at byte ``at``. The link for that goes in with the next block of any file."""
         self.before = self.take_links(source)
         if self.logged == ORIGIN:
-            # Nothing of the one before is in the log.
+            # The log has nothing of this generation yet: let it begin at ``at`` instead.
             self.position = self.start = at
             return
         self.generation += 1
@@ -107,7 +108,7 @@ class Reading:
         self.large = None
 
     def end(self, source: str) -> None:
-        """It is read to its end, and is in the next generation from then on; that goes in with the next block."""
+        """Note that the file is read to its end, by a link to the next generation that goes in with the next block."""
         before = self.take_links(source)
         if self.logged == ORIGIN:
             before.append(OffsetLink(source, self.name, self.generation, ORIGIN, self.start, LinkKind.ORIGIN))
@@ -118,7 +119,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one piece."""
+    """The limits of one piece."""
 
     nbytes: int
     lines: int
@@ -126,9 +127,9 @@ class Limits:
 
 @dataclass(slots=True)
 class Part:
-    """A piece of a file: its records, what went aside before them, and whether there is more to be read at once.
+    """A piece of a file: its records, the dead letters before them, and whether there is more to read at once.
 
-    ``waits``: there is a last line that has not ended.
+    ``waits``: the file ends with a line that has no end yet.
     """
 
     batch: pa.RecordBatch | None = None
@@ -138,7 +139,7 @@ class Part:
 
 
 class LineReader:
-    """Cuts lines. One thread."""
+    """Cut files into lines. For one thread."""
 
     def __init__(self, *, encoding: str, max_record_bytes: int) -> None:
         self._framing = LineFraming(
@@ -146,13 +147,16 @@ class LineReader:
             one_byte=encoding != "utf-8",
             max_record_bytes=max_record_bytes,
         )
-        # With its newline, and the \r before it.
+        # Including the newline, and a \r before it.
         self._longest = max_record_bytes + 2
 
     def read(
         self, reading: Reading, content: Content, limits: Limits, *, path: str, modified_ms: int, ends: bool
     ) -> Part:
-        """What is next of a file; its position moves. ``ends``: nothing comes after its last byte. Raises OSError."""
+        """Read the next piece of a file and move its position. Raises OSError.
+
+        ``ends``: the file does not grow, so that its last line needs no newline.
+        """
         if reading.large is not None:
             return self._read_large(reading, content, ends=ends)
         most = max(1, limits.nbytes)
@@ -174,7 +178,7 @@ class LineReader:
         return Part(waits=bool(data))
 
     def last(self, reading: Reading, data: bytes, *, path: str, modified_ms: int) -> Part:
-        """A line that has no newline, and is a record all the same."""
+        """Return a line without a newline as a record, and move the position past it."""
         cut = self._framing.cut([Piece(data, is_last=True)])
         place = reading.position
         reading.position += len(data)
@@ -216,9 +220,9 @@ class LineReader:
 def read_whole(
     reading: Reading, content: Content, *, path: str, modified_ms: int, size: int, max_record_bytes: int
 ) -> Part:
-    """A file as one record; its position moves to its end. Raises OSError."""
+    """Read a file as one record, and move its position to its end. Raises OSError."""
     if size > max_record_bytes:
-        # A part a call, as the lines that are too long.
+        # Put it aside, one part per call, like lines that are too long.
         at = reading.position if reading.large is None else reading.large.next
         part = 0 if reading.large is None else reading.large.part
         data = content.read(at, PART_BYTES)
@@ -244,7 +248,7 @@ def _batch(
 ) -> pa.RecordBatch:
     rows = len(values)
     shown = _shown(path).encode()
-    # From buffers: pa.array and pa.scalar load pandas, where it is installed.
+    # From buffers, because pa.array and pa.scalar load pandas where it is installed.
     ends = np.arange(rows + 1, dtype=np.int32) * len(shown)
     times = np.full(rows, modified_ms, dtype=np.int64)
     return pa.RecordBatch.from_arrays(
@@ -259,5 +263,5 @@ def _batch(
 
 
 def _shown(path: str) -> str:
-    """A path may have any bytes; a column has text."""
+    """Return a path as text for a column: a path may have any bytes."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,8 +1,8 @@
-"""Which receiver of a stream reads which file: each by itself, from who is alive in the driver log.
+"""Decides which receiver of a stream reads which file. Each receiver decides alone, by who is alive in the driver log.
 
-Nothing here is relied on. Two that believe a file to be theirs are told apart by the links of its positions, at the
-price of reading again; what must not happen is that nobody believes it. So whoever's heartbeat stands still is not
-counted, and one's own receiver always is.
+Correctness does not depend on it. If two receivers both read a file, the links of its positions let only one of them
+register each part, at the price of reading again. What must not happen is that no receiver reads a file. So a receiver
+whose heartbeat stands still is not counted, and a receiver always counts itself.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_LOOK_SECONDS = 1.0
-_SILENT_SECONDS = 4.0
-_STOP_SECONDS = 1.0
-#: What becomes ours is read so much later: until then who had it has seen that it is ours.
+_LOOK_SECONDS = 1.0  # how often to ask the driver log
+_SILENT_SECONDS = 4.0  # a receiver whose heartbeat has not moved for this long is not counted
+_STOP_SECONDS = 1.0  # how long a stop waits for the thread
+#: How long to wait before reading files that became ours, until their last reader has seen the change, too.
 HAND_OVER_SECONDS = 1.5
 
 
 class Sharing:
-    """Who shares the files, by a thread that asks the driver log. ``start`` once, ``stop`` once.
+    """Know which receivers share the files. A thread asks the driver log. Call ``start`` and ``stop`` once each.
 
     Args:
         per_host: only receivers on the same host see the same files.
@@ -47,41 +47,41 @@ class Sharing:
         self._state: tuple[frozenset[int], int, float] = (frozenset({positions.receiver_id}), 0, 0.0)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start to ask."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; one that waits for an answer ends by itself, soon after."""
+        """End the thread. If it is waiting for an answer, it ends on its own soon after."""
         self._stopping.set()
         self._thread.join(_STOP_SECONDS)
 
     def wait_for_answer(self) -> str | None:
-        """Until it is known who there is; our host, or None when we were stopped before."""
+        """Wait until the receivers are known. Return our host, or None if we were stopped before that."""
         while not self._answered.wait(0.05):
             if self._stopping.is_set():
                 return None
         return self._host
 
     def give_up(self) -> None:
-        """End soon; returns at once."""
+        """Ask the thread to end; returns at once."""
         self._stopping.set()
 
     @property
     def is_alone(self) -> bool:
-        """Is there no other receiver?"""
+        """Whether there is no other receiver."""
         return len(self._state[0]) == 1
 
     @property
     def version(self) -> int:
-        """Another one: others share the files now."""
+        """A number that changes with the set of receivers that share the files."""
         return self._state[1]
 
     def settled(self) -> bool:
-        """Have the others had time to see who there is?"""
+        """Return whether the other receivers have had time to see a change."""
         return time.monotonic() >= self._state[2]
 
     def is_ours(self, key: str) -> bool:
-        """Is this file ours to read?"""
+        """Return whether this receiver reads this file."""
         members = self._state[0]
         if len(members) == 1:
             return True
@@ -93,7 +93,7 @@ class Sharing:
                 self._note(self._positions.peers())
                 if self._host:
                     self._answered.set()
-            except Exception as error:  # noqa: BLE001  asked again; until then those count who did before
+            except Exception as error:  # noqa: BLE001  it asks again; until then it counts the same receivers
                 _log.info("who shares the files is not known now", error=str(error))
             self._stopping.wait(_LOOK_SECONDS if self._answered.is_set() else 0.1)
 
@@ -118,7 +118,7 @@ class Sharing:
         )
         if members == self._state[0]:
             return
-        # Who is gone hands nothing over, and has been silent for long.
+        # Wait only for new receivers: one that is gone hands nothing over, and has been silent for long.
         came = members - self._state[0]
         wait_until = now + HAND_OVER_SECONDS if came else self._state[2]
         self._state = (members, self._state[1] + 1, wait_until)

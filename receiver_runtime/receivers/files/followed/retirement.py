@@ -68,7 +68,7 @@ class Retirement:
         assert reading is not None
         if old.ours:
             self._lose(old, "what was seen there and not read")
-            reading.begin_anew(self._source)
+            reading.begin_again(self._source)
             self._changed.append(reading)
         self._bindings.drop(old)
         self._bindings.bind(file, reading)
