@@ -1,12 +1,12 @@
 """Group acknowledgement: requests that come at the same time go into one block, and are answered when it is registered.
 
-Between the server's loop and ``KeyedHandOver``, which makes the blocks. Requests without keys are gathered here for a
-few milliseconds and handed over as one; one with keys goes by itself, so that it is known how many of its records the
-stream had. Answers come on another thread, and are brought to the loop together.
+This module connects the server's loop to ``KeyedHandOver``, which makes the blocks. It gathers requests without keys
+for a few milliseconds and hands them over together. A request with keys is handed over alone, so that its answer can
+say how many of its records are duplicates. Answers come on another thread, and are passed to the loop together.
 
-What is here is counted, in requests, records and bytes: who hands in looks at that first, and hands in no more than
-may be. Nothing here answers a sender, and nothing is given up: a request that stops waiting leaves its records, and
-they are registered all the same.
+It counts what is waiting, in records and bytes, and how old it is: the caller checks that first, and keeps to the
+limits. Nothing here answers a sender, and no record is given up: if a request stops waiting, its records stay, and are
+registered all the same.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ if TYPE_CHECKING:
     from receiver_runtime.attached_supervisor import AttachedSupervisor
     from receiver_runtime.receivers.keyed_hand_over import HandedOver
 
-# So long the first request of a group waits for others.
-_GATHER_SECONDS = 0.002
-# What may be under way is bounded by who hands in, by what a sender can be told (429).
+_GATHER_SECONDS = 0.002  # how long the first request of a group waits for others
+# No limit on what is under way: the caller sets it, because only the caller can answer a sender with 429.
 _NO_BOUND = 2**62
-_ROW_BYTES = 40
+_ROW_BYTES = 40  # what a record counts for besides its body and texts
 _SCHEMA = arrow_schema(Http.columns)
 _ATTRIBUTES = _SCHEMA.field("attributes").type
 _RECEIVED_AT = _SCHEMA.field("received_at").type
@@ -49,7 +48,7 @@ class AcknowledgementClosedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What became of a request: records in a registered block, and those that were there before by their keys."""
+    """The outcome of a request: records in a registered block, and duplicates, whose keys were known before."""
 
     added: int
     duplicates: int
@@ -57,9 +56,9 @@ class Stored:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request's records. Sequences have an element per record; what is the same for all is there once.
+    """A request's records. Sequences have one element per record; values that all records share are there once.
 
-    Where the bodies are a column, nothing else is a sequence.
+    Where the bodies are a column, no other field is a sequence.
     """
 
     bodies: Sequence[bytes | None] | pa.BinaryArray
@@ -72,10 +71,12 @@ class Waiting:
     ids: Sequence[str | None] | None = None
     attributes: Sequence[Mapping[str, str] | None] | None = None
     request_attributes: Mapping[str, str] | None = None
-    #: All that it takes, and of that what its records have besides their bodies: much of it comes once, for all.
+    #: The size of all its records. ``beside_bodies`` is the part besides their bodies: the request may have had it only
+    #: once for all of them.
     nbytes: int = 0
     beside_bodies: int = 0
-    #: The loop's: who waits for it, and since when; told when it is registered, or never will be.
+    #: For the loop alone: the future of the request, when it was handed in, and what to call when it is registered or
+    #: refused.
     future: asyncio.Future[Stored] | None = None
     since: float = 0.0
     on_settled: Callable[[], object] | None = None
@@ -95,7 +96,7 @@ class Waiting:
         self.nbytes = bodies + self.beside_bodies + _ROW_BYTES * rows
 
     def key_array(self) -> pa.StringArray | None:
-        """A key per record, or None where there is none at all; a request's key is that of all its records."""
+        """Return a key per record, or None where no record has one. A request's key counts for all its records."""
         if self.request_key is not None:
             return pa.repeat(self.request_key, len(self.bodies))
         if self.keys is not None and any(key is not None for key in self.keys):
@@ -103,7 +104,7 @@ class Waiting:
         return None
 
     def only_key(self) -> str | None:
-        """The key that all its records have, which stands for the request; None where there is none."""
+        """Return the one key that all its records have, which identifies the request; None where there is none."""
         keys = {self.request_key} if self.keys is None or self.request_key is not None else set(self.keys)
         return keys.pop() if len(keys) == 1 else None
 
@@ -113,7 +114,7 @@ def _size(attributes: Mapping[str, str] | None) -> int:
 
 
 def batch_of(group: Sequence[Waiting]) -> pa.RecordBatch:
-    """The records of requests, in order, with the source's columns."""
+    """Return the records of requests, in order, with the source's columns."""
     batches: list[pa.RecordBatch] = []
     for are_columns, some in groupby(group, lambda one: isinstance(one.bodies, pa.Array)):
         requests = list(some)
@@ -170,9 +171,9 @@ def _batch_of_records(group: Sequence[Waiting]) -> pa.RecordBatch:
 
 
 class Acknowledgement:
-    """See the module. One for each server; methods are the loop's, but for ``close``.
+    """See the module. Each server has one. Only the loop calls its methods, except ``close``.
 
-    ``on_failed`` is told what has ended the hand-over: from then on nothing is taken.
+    ``on_failed`` is called with the error that has ended the hand-over: from then on no request is taken.
     """
 
     def __init__(
@@ -190,20 +191,20 @@ class Acknowledgement:
         self._unanswered: dict[Waiting, None] = {}
         self.waiting_bytes = 0
         self.waiting_records = 0
-        # Answers on their way to the loop.
+        # The lock guards answers on their way to the loop.
         self._lock = threading.Lock()
         self._answers: list[tuple[Sequence[Waiting], Future[HandedOver]]] = []
 
     def oldest_seconds(self) -> float:
-        """How long the oldest request that is not registered has been here."""
+        """Return for how long the oldest request that is not registered has been waiting, in seconds."""
         for one in self._unanswered:
             return time.monotonic() - one.since
         return 0.0
 
     def hand_in(self, waiting: Waiting) -> asyncio.Future[Stored]:
-        """Take a request's records; the future resolves when they are registered, or fails with what refused them.
+        """Take a request's records. The future resolves when they are registered, or fails with the error.
 
-        Raises: what has ended the hand-over.
+        Where the hand-over has ended already, the future has that error.
         """
         future: asyncio.Future[Stored] = self._loop.create_future()
         waiting.future = future
@@ -222,14 +223,14 @@ class Acknowledgement:
         return future
 
     def give_up(self) -> None:
-        """Fail whoever still waits; what is under way is registered all the same, when the driver log is there."""
+        """Fail the requests that still wait. Their records are still registered, when the driver log is available."""
         error = AcknowledgementClosedError(AcknowledgementClosedError.__doc__)
         for one in self._unanswered:
             if one.future is not None and not one.future.done():
                 one.future.set_exception(error)
 
     def close(self) -> None:
-        """Return when what was handed in is registered or refused. Any thread, after the loop has ended."""
+        """Wait until everything that was handed in is registered or refused. Any thread, after the loop has ended."""
         self._hand_over.close()
 
     def _hand_over_gathered(self) -> None:
@@ -241,12 +242,12 @@ class Acknowledgement:
     def _submit(self, group: Sequence[Waiting], keys: pa.StringArray | None) -> None:
         try:
             batch = batch_of(group)
-        except Exception as error:  # noqa: BLE001  handed to those who wait
+        except Exception as error:  # noqa: BLE001  passed to the waiting requests
             self._refuse(group, error)
             return
         try:
             future = self._hand_over.submit(batch, keys, rows_share_keys=True)
-        except Exception as error:  # noqa: BLE001  handed to those who wait
+        except Exception as error:  # noqa: BLE001  passed to the waiting requests
             self._refuse(group, error)
             self._on_failed(error)
         else:
@@ -259,7 +260,7 @@ class Acknowledgement:
             self._answers.append((group, future))
             first = len(self._answers) == 1
         if first:
-            # A loop that has ended has answered everybody.
+            # A loop that has ended has answered all requests.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._take_answers)
 
@@ -278,7 +279,7 @@ class Acknowledgement:
             for one in group:
                 self._forget(one)
                 if one.future is not None and not one.future.done():
-                    # Several together have no keys, so that all of them were added.
+                    # Requests of a group have no keys, so that all their records were added.
                     one.future.set_result(
                         Stored(result.added, result.duplicates) if len(group) == 1 else Stored(len(one.bodies), 0)
                     )

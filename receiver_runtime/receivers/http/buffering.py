@@ -1,8 +1,8 @@
-"""What was answered 202, on its way to the block generator: a bounded queue, emptied in order by a thread.
+"""The queue of records that were answered 202, bounded, which a thread hands to the block generator in order.
 
-An offer is taken or refused at once: nobody who is to be answered waits, however full the block generator's own buffer
-is. What was taken has been answered, so that all of it is handed on: ``close`` waits for that. Only where the block
-generator ends before (the receiver was fenced, or its time at a stop is over) is it dropped, and reported. Knows
+An offer is taken or refused at once: no request waits for its answer, however full the block generator's own buffer is.
+Records that were taken have been answered, so all of them are handed on: ``close`` waits for that. Only if the block
+generator ends first (the receiver was fenced, or its time to stop is over) are they dropped, which is reported. Knows
 neither requests nor a server.
 """
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class BufferedHandOver:
-    """See the module. One thread offers; it works on another, which ends with the work.
+    """See the module. One thread offers. Another one hands over; it starts with work, and exits when there is none.
 
     Args:
         supervisor: the receiver's.
-        most_bytes: on the queue; a batch that alone is larger has it for itself.
+        most_bytes: the queue's limit; a batch that is larger is taken when the queue is empty.
     """
 
     def __init__(self, supervisor: AttachedSupervisor, *, most_bytes: int) -> None:
         self._supervisor = supervisor
         self._most_bytes = most_bytes
-        # Under this lock: batches in order, the first one being handed on, their bytes, whether it goes on.
+        # Guards the batches in order (the first is being handed on), their bytes, the thread, and the error at the end.
         self._changed = threading.Condition()
         self._queue: deque[pa.RecordBatch] = deque()
         self._bytes = 0
@@ -40,20 +40,20 @@ class BufferedHandOver:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of batches on the queue."""
+        """The size of the batches in the queue."""
         return self._bytes
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether an offer of so much would be taken now."""
+        """Return whether an offer of ``nbytes`` would be taken now."""
         return not self._bytes or self._bytes + nbytes <= self._most_bytes
 
     def offer(self, batch: pa.RecordBatch) -> bool:
-        """Take a batch, or say that there is no room for it.
+        """Take a batch and return True, or return False where there is no room for it.
 
         Raises:
             GeneratorStateError: the receiver is stopping.
         """
-        # Past those that wait it would come before them.
+        # Directly only while none waits, or it would overtake the others.
         if not self._bytes and self._supervisor.block_path.push_if_free(batch):
             return True
         nbytes = batch.nbytes
@@ -70,7 +70,7 @@ class BufferedHandOver:
         return True
 
     def close(self) -> None:
-        """Return when all that was taken is handed on, or dropped. Nobody may offer any more."""
+        """Wait until everything that was taken is handed on or dropped. No offer may come after this call."""
         with self._changed:
             while self._thread is not None:
                 self._changed.wait()
@@ -89,7 +89,7 @@ class BufferedHandOver:
             raise
 
     def _first(self) -> pa.RecordBatch | None:
-        """None when there is none, and the thread is given up."""
+        """Return the first batch. None: there is none, and the thread must exit."""
         with self._changed:
             if self._queue:
                 return self._queue[0]

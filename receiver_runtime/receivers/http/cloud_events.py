@@ -1,8 +1,8 @@
-"""CloudEvents 1.0 over HTTP: from requests in binary, structured or batched mode to records; a web hook's handshake.
+"""CloudEvents 1.0 over HTTP: makes records of requests in binary, structured or batched mode; a web hook's handshake.
 
 An event's ``source`` and ``id`` together are its key: the specification says that no two events share them. Its data
-are the record's body, byte for byte as they were sent; its other attributes are the record's, by the names that they
-have as headers, in each mode.
+are the record's body, byte for byte as they were sent. Its other attributes are the record's attributes; in every mode
+they have the names of the binary mode's headers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _PREFIX = b"ce-"
 _REQUIRED = ("id", "source", "specversion", "type")
 _REQUIRED_HEADERS = frozenset(_PREFIX + name.encode() for name in _REQUIRED)
 _OPTIONAL = ("datacontenttype", "dataschema", "subject", "time")
-# In JSON, too, these are strings; an extension may be of another type.
+# These attributes are strings in JSON, too; an extension may have another type.
 _STRINGS = frozenset({*_REQUIRED, *_OPTIONAL})
 _NAME = re.compile(r"[a-z0-9]+")
 _TIME = re.compile(
     r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[Tt]([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?"
     r"([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"
 )
-# What no attribute may have in it: control characters and halves of surrogate pairs.
+# Characters that no attribute may contain: control characters and halves of surrogate pairs.
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _BLANK = re.compile(r"[ \t\n\r]*")
@@ -50,7 +50,7 @@ _KINDS: Mapping[str, str] = {
 
 
 class _Number(str):
-    """A number of a JSON text as it stands there."""
+    """A number of a JSON text, as it is written there."""
 
     __slots__ = ()
 
@@ -63,7 +63,7 @@ _DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_consta
 
 
 def is_cloud_event(headers: Headers) -> bool:
-    """Whether a request says that it brings events: by its media type, or by an attribute that every event has."""
+    """Return whether a request declares events: by its media type, or by a header that every event has."""
     for name, value in headers:
         if name in _REQUIRED_HEADERS or (
             name == b"content-type" and value.strip().lower().startswith(b"application/cloudevents")
@@ -73,16 +73,17 @@ def is_cloud_event(headers: Headers) -> bool:
 
 
 def parse_cloud_events(headers: Headers, body: bytes, *, most_bytes: int) -> Pushed:
-    """The events of a request, for which ``is_cloud_event`` holds. Of events with one key in a batch the first counts.
+    """Return the events of a request for which ``is_cloud_event`` is true.
+
+    Of several events of a batch with the same key, only the first is returned.
 
     Args:
-        headers: of the request.
-        body: decompressed.
-        most_bytes: of one event's data.
+        headers: the request's headers.
+        body: the request's body, decompressed.
+        most_bytes: the limit of one event's data.
 
     Raises:
-        PushRefusedError: 400 for what is no valid event, 413 for data that are too large, 415 for a format that is not
-            JSON.
+        PushRefusedError: 400 for an invalid event, 413 for data that are too large, 415 for a format that is not JSON.
     """
     content_type = header(headers, b"content-type")
     kind, charset = media_type(content_type)
@@ -103,9 +104,9 @@ def parse_cloud_events(headers: Headers, body: bytes, *, most_bytes: int) -> Pus
 
 
 def permission(headers: Headers, origins: Sequence[str]) -> dict[str, str] | None:
-    """The headers that answer a web hook's validation request (OPTIONS), or None where its origin is not allowed.
+    """Return the headers that answer a web hook's validation request (OPTIONS), or None if its origin is not allowed.
 
-    ``"*"`` among ``origins`` allows each. There is no limit of requests a minute to tell: too many are answered by 429.
+    ``"*"`` among ``origins`` allows every origin. The allowed rate is unlimited: too many requests are answered 429.
     """
     origin = header(headers, b"webhook-request-origin")
     if not origin or not ("*" in origins or origin.lower() in {allowed.lower() for allowed in origins}):
@@ -151,7 +152,7 @@ def _binary(headers: Headers, content_type: str | None, body: bytes) -> PushedRe
 
 
 def _header_value(attribute: str, value: bytes) -> str:
-    """First without quotes, then one round of percent-decoding, as the binding says."""
+    """Decode a header's value as the HTTP binding says: first remove quotes, then percent-decode once."""
     value = value.strip()
     try:
         if match := _QUOTED.fullmatch(value.decode()):
@@ -220,7 +221,7 @@ def _json_event(text: str, at: int, where: str) -> tuple[PushedRecord, int]:
 
 
 def _members(text: str, at: int, where: str) -> tuple[dict[str, tuple[object, str]], int]:
-    """Of the object that begins there: each member's value, and that as it stands in the text; and where it ends."""
+    """Return the members of the object at ``at``, each as its value and its text, and where the object ends."""
     members: dict[str, tuple[object, str]] = {}
     at = _after_blank(text, at + 1)
     if text[at : at + 1] == "}":
@@ -289,7 +290,7 @@ def _event(attributes: dict[str, str], content_type: str | None, body: bytes | N
         raise PushRefusedError(
             400, f"{where}the attribute time is {attributes['time']!r}: send RFC 3339, as 2026-01-31T12:00:00Z"
         )
-    # No attribute holds a line's end, so that no two pairs have one key.
+    # No attribute contains a newline, so that no two pairs make the same key.
     key = f"{attributes['source']}\n{attributes['id']}"
     named = {f"ce-{name}": value for name, value in attributes.items()}
     return PushedRecord(body, content_type, key, attributes["id"], named)

@@ -1,9 +1,10 @@
-"""uvicorn's protocol with limits of its own: connections, a request's head in time and size, idle connections.
+"""uvicorn's protocol with limits of its own.
 
-And those that send ahead of the answers, or read none. Of what comes behind a request that is whole, no more is read
-than what came with it until that one is answered; the answers keep their order, a refusal too.
+It limits the number of connections, a request's head in time and size, idle connections, peers that send many requests
+ahead of the answers, and peers that read no answers. After a whole request, it reads no more from the connection until
+that request is answered, except what came together with it. Answers keep their order, refusals too.
 
-Knows nothing of requests' contents. What comes after a head is the application's, with its own time limits.
+Knows nothing of requests' contents. The application reads what follows a head, with its own time limits.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
 _MOST_HEAD_BYTES = 64 * 1024
-# Requests that came at once, behind one that is not answered.
-_MOST_AHEAD = 1000
+_MOST_AHEAD = 1000  # requests behind the one that is being answered on its connection
 _NEW_LINE = b"\r\n"
 _END = b"\r\n\r\n"
 _UPGRADE = re.compile(rb"(?<=\r\n)(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n", re.IGNORECASE)
@@ -29,14 +29,14 @@ _UPGRADE = re.compile(rb"(?<=\r\n)(?:upgrade|http2-settings)[ \t]*:[^\r\n]*\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a server.
+    """The limits of a server.
 
     Args:
-        connections: at once.
+        connections: the most open connections.
         head_seconds: from a head's first byte to its last.
-        idle_seconds: from a connection's beginning to its first byte; and so long may pass in which its peer reads
-            nothing of what it was answered.
-        on_refused: told of the peer of each connection beyond the limit.
+        idle_seconds: from a connection's beginning to its first byte; also for how long its peer may read nothing of
+            the answers.
+        on_refused: called with the peer of each connection beyond the limit.
     """
 
     connections: int
@@ -60,17 +60,17 @@ _HEAD_TOO_SLOW = _problem("408 Request Timeout", "the head was not whole in time
 
 
 _TOO_FAR_AHEAD = _problem(
-    "503 Service Unavailable", f"more than {_MOST_AHEAD} requests are not answered on this connection: await answers"
+    "503 Service Unavailable", f"more than {_MOST_AHEAD} requests wait on this connection: read their answers first"
 )
 _INVALID = _problem("400 Bad Request", "this is no HTTP/1.1 request: correct it", again=False)
 
 
 class _TooFarAheadError(Exception):
-    """Ends the parser's work on a connection."""
+    """Ends parsing on a connection."""
 
 
 class _Flow(FlowControl):
-    """Reading goes on when uvicorn says so, unless the protocol holds it back."""
+    """Resume reading when uvicorn says so, unless the protocol holds it back."""
 
     def __init__(self, transport: asyncio.Transport, holds_back: Callable[[], bool]) -> None:
         super().__init__(transport)
@@ -82,30 +82,30 @@ class _Flow(FlowControl):
 
 
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """One connection. A server has a child of this with its limits."""
+    """Serve one connection. Each server has a subclass of this with its limits."""
 
     limits: ClassVar[Limits]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  uvicorn's own
         super().__init__(*arguments, **named)
         self._timer: asyncio.TimerHandle | None = None
-        # Runs while its peer is to read what was written.
+        # Runs while the peer has answers to read.
         self._unread_timer: asyncio.TimerHandle | None = None
         self._head = b""
-        # Whether the parser is in the midst of a head, and how much of it came late.
+        # Whether the parser is within a head, and how many bytes of that came after the answer to the last request.
         self._in_head = False
         self._late_bytes = 0
         self._is_refused = False
         self._is_too_far_ahead = False
-        # The answer to what came last, given behind all others; nothing is read any more.
+        # The refusal of what came last, sent after all other answers; from then on nothing more is read.
         self._refusal = b""
-        # The request whose turn it is, which uvicorn forgets when another one comes behind it.
+        # The request that is being answered, which uvicorn forgets when another one comes behind it.
         self._turn: Any = None
-        # Whether its peer has said that it sends nothing more.
+        # Whether the peer has closed its side for sending.
         self._is_half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Let it in, or not."""
+        """Take the connection, or refuse it beyond the limit."""
         if len(self.connections) >= self.limits.connections:
             self._is_refused = True
             self.transport = transport
@@ -119,22 +119,22 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._timer = self.loop.call_later(self.limits.idle_seconds, self._end, b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Its timers go with it."""
+        """Stop the connection's timers."""
         self._disarm()
-        self._was_read()
-        self._write_no_more()
+        self._cancel_unread_timer()
+        self._stop_writing()
         if not self._is_refused:
             super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        """Of the parser: a head begins."""
+        """Note that a head begins. Called by the parser."""
         self._in_head = True
         if self._is_under_way():
             self.flow.pause_reading()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Of the parser: it was whole."""
+        """Note that the head was whole. Called by the parser."""
         self._in_head = False
         if len(self._queued()) >= _MOST_AHEAD:
             self._is_too_far_ahead = True
@@ -142,7 +142,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Of uvicorn: what came can't be parsed. Answered behind those that are under way, or theirs it would be."""
+        """Refuse bytes that can't be parsed. Called by uvicorn.
+
+        The refusal follows the answers of the requests under way: sent earlier, it would be taken for one of theirs.
+        """
         del msg
         refusal = _TOO_FAR_AHEAD if self._is_too_far_ahead else _INVALID
         if self._queued() if self._is_broken() else self._is_under_way():
@@ -152,7 +155,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._end(refusal)
 
     def on_response_complete(self) -> None:
-        """Of a request: it was answered. The next one's turn, if there is one."""
+        """Go on to the next request, if there is one, after one was answered. Called by the request."""
         if self._refusal and len(self._queued()) <= self._is_broken():
             self._end(self._refusal)
             return
@@ -160,40 +163,40 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self._is_half_closed and not self._is_under_way():
             self.transport.close()
         if self.transport.is_closing():
-            self._is_to_be_read()
+            self._limit_unread_time()
         elif self._in_head:
-            # Its beginning came ahead of the answer.
+            # The next head began before this answer: limit its time from now on.
             self._arm()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Of uvicorn: it was idle for too long."""
+        """Close a connection that was idle for too long. Called by uvicorn."""
         super().timeout_keep_alive_handler()
-        self._is_to_be_read()
+        self._limit_unread_time()
 
     def pause_writing(self) -> None:
-        """Of the transport: its peer does not read."""
+        """Limit the time in which the peer reads nothing. Called by the transport when its buffer is full."""
         super().pause_writing()
-        self._is_to_be_read()
+        self._limit_unread_time()
 
     def resume_writing(self) -> None:
-        """Of the transport: its peer has read."""
+        """Note that the peer has read. Called by the transport."""
         super().resume_writing()
         if not self.transport.is_closing():
-            self._was_read()
+            self._cancel_unread_timer()
 
     def eof_received(self) -> bool:
-        """Says whether it stays open: who has sent all of a request may still read the answer."""
+        """Return whether the connection stays open: a peer that has sent a whole request may still read the answer."""
         self._is_half_closed = self.scheme == "http" and self._is_under_way() and not self._is_broken()
         return self._is_half_closed and not self._in_head
 
     def data_received(self, data: bytes) -> None:
-        """Time and size of a head are limited; a body's are not, here. A head is parsed when it is whole."""
+        """Take bytes from the transport. Limit the time and size of a head, not of a body; parse a head when whole."""
         if self._is_refused or self._refusal or self.transport.is_closing():
             return
         if self._is_under_way():
             super().data_received(data)
         elif self._in_head:
-            # Its beginning came behind another request's body.
+            # The head began behind another request's body.
             self._arm()
             self._late_bytes += len(data)
             super().data_received(data)
@@ -203,13 +206,13 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             elif self._late_bytes > _MOST_HEAD_BYTES:
                 self._end(_HEAD_TOO_LARGE)
         elif not self._head and not data.strip(_NEW_LINE):
-            # Before a request they mean nothing.
+            # Newlines before a request mean nothing.
             super().data_received(data)
         else:
             self._gather(data)
 
     def _gather(self, data: bytes) -> None:
-        """Of a head, until it is whole."""
+        """Gather the bytes of a head until it is whole, then parse it."""
         if not self._head:
             self._disarm()
             self._arm()
@@ -225,15 +228,15 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             super().data_received(_without_upgrade(whole, end))
 
     def _is_under_way(self) -> bool:
-        """Whether a request is not answered."""
+        """Return whether a request is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _is_broken(self) -> bool:
-        """Whether the last request is not answered, and its body not whole."""
+        """Return whether the last request is not answered yet and its body is not whole."""
         return self._is_under_way() and bool(self.cycle.more_body)
 
     def _queued(self) -> Sized:
-        """Requests behind the one whose turn it is."""
+        """Return the requests behind the one that is being answered."""
         return getattr(self, "pipeline", ())
 
     def _holds_back(self) -> bool:
@@ -243,19 +246,19 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._turn = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _write_no_more(self) -> None:
+    def _stop_writing(self) -> None:
         if self._turn is not None and not self._turn.response_complete:
             self._turn.disconnected = True
 
-    def _is_to_be_read(self) -> None:
+    def _limit_unread_time(self) -> None:
         if self._unread_timer is None:
             self._unread_timer = self.loop.call_later(self.limits.idle_seconds, self._give_up)
 
     def _give_up(self) -> None:
-        self._write_no_more()
+        self._stop_writing()
         self.transport.abort()
 
-    def _was_read(self) -> None:
+    def _cancel_unread_timer(self) -> None:
         if self._unread_timer is not None:
             self._unread_timer.cancel()
             self._unread_timer = None
@@ -269,7 +272,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if not self.transport.is_closing():
             self.transport.write(answer)
             self.transport.close()
-            self._is_to_be_read()
+            self._limit_unread_time()
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -278,9 +281,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 def _without_upgrade(data: bytes, end: int) -> bytes:
-    """A request as one that offers no other protocol: we speak none, and may take no notice (RFC 9110, 7.8).
+    """Return a request without its offer of another protocol. A server may ignore such offers (RFC 9110, 7.8).
 
-    The parser does: it would leave the body out, and take what comes next for another request.
+    The parser does not ignore them: it would leave the body out, and take what follows for another request.
     """
     if _UPGRADE.search(data, 0, end + len(_END)) is None:
         return data
@@ -288,6 +291,6 @@ def _without_upgrade(data: bytes, end: int) -> bytes:
 
 
 def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """A class of protocols with these limits, as uvicorn takes it."""
+    """Return a protocol class with these limits, for uvicorn's configuration."""
     made: type[asyncio.Protocol] = type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})
     return made

@@ -1,6 +1,6 @@
-"""The OpenAPI 3.1 document of a receiver's server, made of its source and of the routes that it has.
+"""Makes the OpenAPI 3.1 document of a receiver's server from its source and its routes.
 
-What is said here of media types, limits and answers is held against a running server by a fuzzer, in the tests.
+A fuzzer in the tests checks that a running server behaves as the document says of media types, limits and answers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _TEXT = r"^[^\x00-\x1f\x7f-\x9f]+$"
 _BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _KEY = r"^[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?$"
 
-#: What a sender may be refused with, besides 401.
+#: The statuses of refusals, besides 401.
 _REFUSALS: Mapping[int, str] = {
     400: "It can't be taken as it is: `detail` says what is wrong, and where.",
     408: "The body was not whole in time.",
     413: "The body, a record alone, or what many records keep of a large head is larger than the source takes.",
     415: "The media type, its charset or the Content-Encoding is not read here.",
     429: "Too much is not answered yet, or a rate limit is in force: send again after Retry-After.",
-    503: "Not now, as the receiver stops or the driver log is away: send again after Retry-After.",
+    503: "The receiver is stopping, or the driver log is unavailable: send again after Retry-After.",
 }
 _RETRYABLE = frozenset({429, 503})
 
@@ -57,7 +57,7 @@ _SCHEMAS: Mapping[str, Json] = {
         },
     },
     "Taken": {
-        "description": "What became of a request's records.",
+        "description": "The outcome of a request's records.",
         "type": "object",
         "required": ["records", "duplicates"],
         "properties": {
@@ -99,7 +99,7 @@ _SCHEMAS: Mapping[str, Json] = {
 
 _LOGS_SCHEMAS: Mapping[str, Json] = {
     "ExportLogsServiceRequest": {
-        "description": "As OpenTelemetry has it, with ids in hexadecimal. Fields that are not known are left out.",
+        "description": "As OpenTelemetry defines it, with ids in hexadecimal. Unknown fields are ignored.",
         "type": "object",
         "properties": {
             "resourceLogs": {"type": "array", "items": {"$ref": "#/components/schemas/ResourceLogs"}},
@@ -196,7 +196,7 @@ _LOGS_SCHEMAS: Mapping[str, Json] = {
     "Status": {"type": "object", "required": ["message"], "properties": {"message": {"type": "string"}}},
 }
 
-#: What each media type of a stream's path is.
+#: The schema of each media type of a stream's path.
 _BODIES: Mapping[str, Json] = {
     "application/json": {
         "description": "One record, or an array of records.",
@@ -214,7 +214,7 @@ _BODIES: Mapping[str, Json] = {
 
 
 def describe(source: Http, stream: str, routes: Sequence[Route]) -> Json:
-    """The document. ``stream`` is empty where nobody said."""
+    """Return the document. ``stream`` is empty where the stream's name is not known."""
     paths: Json = {}
     schemas = dict(_SCHEMAS)
     for route in routes:
@@ -226,9 +226,9 @@ def describe(source: Http, stream: str, routes: Sequence[Route]) -> Json:
         else:
             schemas |= _LOGS_SCHEMAS
             paths[route.path] = _logs_path(source)
-    paths["/health"] = {"get": _asked("Whether the server runs.", HTTPStatus.OK)}
+    paths["/health"] = {"get": _asked("Ask whether the server runs.", HTTPStatus.OK)}
     paths["/ready"] = {
-        "get": _asked("Whether records are taken.", HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE),
+        "get": _asked("Ask whether records are taken.", HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE),
     }
     document: Json = {
         "openapi": "3.1.0",
@@ -313,7 +313,7 @@ def _logs_path(source: Http) -> Json:
             "requestBody": {"required": True, "content": both("ExportLogsServiceRequest")},
             "responses": {
                 "200": {
-                    "description": "The records are in a registered block, but for those of partialSuccess.",
+                    "description": "The records are in a registered block, except those of partialSuccess.",
                     "content": both("ExportLogsServiceResponse"),
                 },
                 **_refusals(source, both("Status")),

@@ -1,6 +1,6 @@
-"""What OTLP/HTTP has a server answer, as protobuf or as JSON: so little that it needs no protobuf library.
+"""Makes a server's answers in OTLP/HTTP, as protobuf or JSON. They are so small that they need no protobuf library.
 
-Each answer is in the request's own media type; a request of another one is answered in JSON.
+Each answer has the request's media type; a request of any other type is answered in JSON.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 
-# Protobuf: a field's number and its wire type (0 varint, 2 bytes with their length).
+# Protobuf's tags: a field's number and its wire type (0: a varint, 2: bytes after their length).
 _PARTIAL_SUCCESS = b"\x0a"
 _REJECTED_LOG_RECORDS = b"\x08"
 _ERROR_MESSAGE = b"\x12"
@@ -18,12 +18,12 @@ _STATUS_MESSAGE = b"\x12"
 
 
 def answer_type(kind: str) -> str:
-    """The media type to answer a request of ``kind`` in."""
+    """Return the media type in which to answer a request of media type ``kind``."""
     return PROTOBUF if kind == PROTOBUF else JSON
 
 
 def exported(kind: str, *, rejected: int = 0, message: str = "") -> bytes:
-    """An ``ExportLogsServiceResponse``: all is taken, but for ``rejected`` records."""
+    """Return an ``ExportLogsServiceResponse``: all records were taken, except ``rejected`` ones."""
     if not rejected:
         return b"" if kind == PROTOBUF else b"{}"
     if kind == PROTOBUF:
@@ -33,7 +33,7 @@ def exported(kind: str, *, rejected: int = 0, message: str = "") -> bytes:
 
 
 def status(kind: str, message: str) -> bytes:
-    """A ``google.rpc.Status``, the body of every other answer."""
+    """Return a ``google.rpc.Status``, the body of every other answer."""
     if kind == PROTOBUF:
         return _text(_STATUS_MESSAGE, message)
     return json.dumps({"message": message}).encode()

@@ -1,6 +1,6 @@
-"""OpenTelemetry's logs over HTTP (OTLP/HTTP): from an export request to one record per log record.
+"""OpenTelemetry's logs over HTTP (OTLP/HTTP): makes one record of each log record of an export request.
 
-Loads ``opentelemetry-proto``, the extra ``forebay[otlp]``. What is answered is made by ``otlp_answers``.
+Loads ``opentelemetry-proto``, the extra ``forebay[otlp]``. ``otlp_answers`` makes the answers.
 """
 
 from __future__ import annotations
@@ -42,19 +42,21 @@ _MILLISECOND = 1_000_000
 
 
 def parse_logs(headers: Headers, body: bytes, *, most_bytes: int, most_bytes_in_all: int) -> Pushed:
-    """The log records of an export request. One that is too large, or has an id that is none, is rejected alone.
+    """Return the log records of an export request. A record that is too large, or has an invalid id, is rejected alone.
 
-    A request that is sent again has the same bytes. So these make the records' key, where one of their times is finer
-    than a millisecond: no two requests then have the same bytes by chance. An ``Idempotency-Key`` says it better.
+    A request that is sent again has the same bytes. So the hash of these is the records' key, if at least one of their
+    times is finer than a millisecond: then no two different requests have the same bytes by chance. An
+    ``Idempotency-Key`` is better, and replaces it.
 
     Args:
-        headers: of the request.
-        body: decompressed.
-        most_bytes: of one record, as it will be stored.
-        most_bytes_in_all: of all of them; each has its resource and scope with it, which the request has once.
+        headers: the request's headers.
+        body: the request's body, decompressed.
+        most_bytes: the limit of one record, as it will be stored.
+        most_bytes_in_all: the limit of all records together. Each is stored with its resource and scope, which the
+            request has only once.
 
     Raises:
-        PushRefusedError: 400 for what is no request, 413 for too much in all, 415 for a media type that is none of
+        PushRefusedError: 400 for an invalid request, 413 for too much in all, 415 for a media type that is none of
             OTLP's two.
     """
     kind, _ = media_type(header(headers, b"content-type"))
@@ -73,7 +75,7 @@ def parse_logs(headers: Headers, body: bytes, *, most_bytes: int, most_bytes_in_
         for of_scope in of_resource.scope_logs:
             scope = _dumps(_scope(of_scope.scope, of_scope.schema_url))
             for record in of_scope.log_records:
-                # Resource and scope are written once for all of their records.
+                # Resource and scope are encoded once for all their records.
                 data = f'{_dumps(_record(record))[:-1]},"resource":{resource},"scope":{scope}}}'.encode()
                 size += len(data)
                 if size > most_bytes_in_all:
@@ -110,7 +112,7 @@ def _from_json(body: bytes) -> ExportLogsServiceRequest:
         ParseDict(_with_protobufs_ids(found), request, ignore_unknown_fields=True)
     except RecursionError as error:
         raise PushRefusedError(400, "the JSON is nested too deeply: make it flatter") from error
-    # What has the wrong type is told apart by protobuf in more than one way.
+    # Protobuf reports a wrong type by more than one kind of error.
     except (ParseError, ValueError, TypeError, AttributeError) as error:
         raise PushRefusedError(400, f"the body is no ExportLogsServiceRequest in JSON ({error}): correct it") from error
     return request
@@ -121,11 +123,11 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _with_protobufs_ids(request: Any) -> Any:  # noqa: ANN401  whatever was sent
-    """OTLP's JSON has ids in hexadecimal, protobuf's in Base64."""
+    """Convert ids to Base64, as protobuf's JSON has them; OTLP's JSON has them in hexadecimal."""
     if not isinstance(request, dict):
         raise TypeError("it is no object")
     if request and "resourceLogs" not in request:
-        # What is not known is left out, says OTLP. Nothing of this would be left, and its sender told that all is well.
+        # OTLP says to ignore unknown fields. Here that would leave nothing, and the sender would be told of success.
         raise ValueError(f"of its fields, as {min(request)!r:.100}, none is resourceLogs")
     for of_resource in request.get("resourceLogs") or ():
         for of_scope in of_resource.get("scopeLogs") or ():
@@ -196,7 +198,7 @@ def _attributes(attributes: Iterable[KeyValue]) -> dict[str, object]:
 
 
 def _value(value: AnyValue) -> object:
-    """As JSON has it: bytes in Base64, and what is no number by its name, both as strings."""
+    """Return a value as JSON has it: bytes as Base64, NaN and infinities as their names."""
     match kind := value.WhichOneof("value"):
         case "string_value" | "bool_value" | "int_value":
             return getattr(value, kind)

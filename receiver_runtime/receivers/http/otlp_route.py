@@ -18,7 +18,7 @@ LOGS_PATH = "/v1/logs"
 
 
 def logs_route() -> Route:
-    """See the module."""
+    """Return the route of OTLP logs."""
     return Route(LOGS_PATH, _is_any, _parse, _answer, _refuse, (PROTOBUF, JSON))
 
 
@@ -32,7 +32,7 @@ def _parse(headers: Headers, body: bytes, source: Http) -> Pushed:
 
 def _answer(headers: Headers, answered: Answered) -> Reply:
     kind = _type_of(headers)
-    # A sender is told 200 or an error; 202 is no success in OTLP.
+    # Answer 200 or an error: in OTLP, 202 is no success.
     return Reply(HTTPStatus.OK, kind, exported(kind, rejected=answered.rejected, message=answered.why))
 
 
@@ -42,6 +42,6 @@ def _refuse(headers: Headers, refused: Refused) -> Reply:
 
 
 def _type_of(headers: Headers) -> str:
-    """Of the answer; whatever the headers are, for a refusal may be because of them."""
+    """Return the answer's media type. Any headers will do: bad headers may be the reason of a refusal."""
     given = next((value.decode("latin-1") for name, value in headers if name == b"content-type"), None)
     return answer_type(media_type(given)[0])

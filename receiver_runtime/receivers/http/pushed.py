@@ -1,6 +1,6 @@
-"""What a parser of requests makes of one: its records, or why it is refused.
+"""The result of parsing a request: its records, or why it is refused.
 
-Knows neither a server nor a driver log: a parser is a function of a request's headers and its body, decompressed.
+Knows neither a server nor a driver log: a parser is a function of a request's headers and its decompressed body.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from receiver_runtime.block_store.frame import DeadLetterReason
 
-#: Of a request. Each is stored and recorded before its sender is answered: more would take longer than it waits.
+#: Rejected records of one request, at most. Each is stored and recorded before its sender is answered; more would take
+#: longer than a sender waits.
 MOST_REJECTED = 10_000
 
-#: Of a request: names in lower case, values as they came.
+#: A request's headers: names in lower case, values as they came.
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class PushedRecord:
-    """One record; ``key`` tells it from every other record of the stream, where the sender says how.
+    """One record. ``key`` identifies it in the stream, where its sender gives one.
 
-    ``id`` is what its sender calls it, and need not be a key.
+    ``id`` is its sender's name for it, and need not be unique.
     """
 
     body: bytes | None
@@ -35,7 +36,7 @@ class PushedRecord:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecord:
-    """A record of a request that is otherwise taken: what there is of it, and why not; ``why`` is for its sender."""
+    """An invalid record of a request that is otherwise taken: its bytes and the reason. ``why`` is for its sender."""
 
     data: bytes
     reason: DeadLetterReason
@@ -59,10 +60,10 @@ class PushRefusedError(ValueError):
 
 
 def header(headers: Headers, name: bytes) -> str | None:
-    """The header of that name.
+    """Return the value of a header, or None.
 
     Raises:
-        PushRefusedError: it is there twice.
+        PushRefusedError: the header came more than once.
     """
     found = [value for key, value in headers if key == name]
     if len(found) > 1:
@@ -71,7 +72,7 @@ def header(headers: Headers, name: bytes) -> str | None:
 
 
 def media_type(content_type: str | None) -> tuple[str, str | None]:
-    """A Content-Type as (media type in lower case, charset in lower case)."""
+    """Return a Content-Type as (media type, charset), both in lower case."""
     kind, *parameters = (content_type or "").split(";")
     charset = None
     for parameter in parameters:

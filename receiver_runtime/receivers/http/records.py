@@ -1,8 +1,8 @@
-"""From the body of a plain request to records: one, a JSON array, lines of JSON, lines of text.
+"""Cuts the body of a plain request into records: one record, a JSON array, lines of JSON, or lines of text.
 
 Pure functions of a request. Records are handed on as they were sent, byte for byte; JSON is checked and never kept as
-objects. What can't be a record, beside others that can, is rejected alone; a request of which nothing can be a record
-is refused as a whole.
+objects. Where some of the records are invalid, only these are rejected; a request without any valid record is refused
+as a whole.
 """
 
 from __future__ import annotations
@@ -37,18 +37,17 @@ _NDJSON = frozenset(
 )
 _BLANKS = b" \t\r\n"
 _LAST_BLANK, _LINE_FEED, _OPENING, _CLOSING = b" \n{}"
-# Where a value may begin, though within a string, too.
+# NaN or Infinity where a value may begin. It also matches within a string.
 _NO_NUMBER = re.compile(rb"[:,\[\s]-?(?:NaN|Inf)")
 _BLANK = re.compile(r"[ \t\r\n]*")
 _NO_COLUMNS = pa.schema([])
 _LEAST_JSON_BLOCK = 2**16
-# Fewer lines are faster parsed one by one.
-_LEAST_AT_ONCE = 50
+_LEAST_AT_ONCE = 50  # fewer lines are parsed faster one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Records of one content type, without keys of their own; where they were cut at once, as a column."""
+    """Records of one content type, without keys of their own. They are a column where they were cut all at once."""
 
     bodies: Sequence[bytes] | pa.BinaryArray
     content_type: str | None
@@ -56,10 +55,10 @@ class Plain:
 
 
 def parse_plain(headers: Headers, body: bytes, *, most_bytes: int) -> Plain:
-    """The records of a request that says nothing about itself but its media type.
+    """Return the records of a request whose form is given by its media type alone.
 
-    ``application/json`` is one record, or an array of records; JSON by lines and ``text/plain`` are a record a line,
-    blank lines are none; anything else is one record, as it is.
+    ``application/json`` is one record, or an array of records. JSON lines and ``text/plain`` are one record per line,
+    without blank lines. Any other body is one record, as it is.
 
     Raises:
         PushRefusedError: nothing in it can be a record.
@@ -118,18 +117,21 @@ def _one_by_one(lines: Sequence[bytes], content_type: str | None, most_bytes: in
         if len(rejected) > MOST_REJECTED:
             raise PushRefusedError(
                 400,
-                f"body: more than {MOST_REJECTED} lines are no records; {rejected[0].why}: correct it, or send less at "
+                f"body: more than {MOST_REJECTED} lines are not records; {rejected[0].why}: correct it, or send less at "
                 "once",
             )
     if not good:
         if not rejected:
-            raise PushRefusedError(400, "body: there are blank lines alone: send at least one record")
+            raise PushRefusedError(400, "body: there are only blank lines: send at least one record")
         raise PushRefusedError(400, f"body: none of {len(rejected)} lines is a record; {rejected[0].why}: correct it")
     return Plain(good, content_type, rejected)
 
 
 def _column(body: bytes, most_bytes: int, *, is_json: bool) -> pa.BinaryArray | None:
-    """The lines of a body that is as most are, each from end to end; None says only that it is to be looked at."""
+    """Return the lines of a body of the usual form as a column, each whole line a record.
+
+    None: the body has another form, and may be good or bad; the caller must check it line by line.
+    """
     end = len(body) - body.endswith(b"\n")
     data = np.frombuffer(body, np.uint8, end)
     feeds = np.flatnonzero(data == _LINE_FEED)
@@ -150,14 +152,14 @@ def _column(body: bytes, most_bytes: int, *, is_json: bool) -> pa.BinaryArray | 
 
 
 def _are_objects(lines: int, body: bytes) -> bool:
-    """Whether each of so many lines is one JSON object and valid, by Arrow's parser; False: it is to be looked at.
+    """Return whether Arrow's parser finds one valid JSON object in each of ``lines`` lines. False: check each line.
 
-    Lines begin and end with a brace. The parser knows no lines. But a line that begins with a brace begins at the top:
-    the one before it ended with a brace, behind which no brace may come within a value. So there is an object or more
-    in each line, and as many objects as lines are one each.
+    Every line must begin and end with a brace. The parser does not know lines. But a line that begins with a brace
+    begins at the top level: the line before it ended with a brace, and within a value no opening brace may follow one.
+    So each line has at least one object, and if there are as many objects as lines, each line has exactly one.
     """
     if (_has(body, b"NaN") or _has(body, b"Inf")) and _NO_NUMBER.search(body):
-        # They may be numbers, to Arrow's parser.
+        # Arrow's parser may take them for numbers.
         return False
     try:
         body.decode()
@@ -174,7 +176,7 @@ def _are_objects(lines: int, body: bytes) -> bool:
 
 
 def _has(body: bytes, word: bytes) -> bool:
-    """As ``word in body``, of three bytes, in a fifth of the time."""
+    """Return ``word in body`` for a word of three bytes, in a fifth of the time."""
     data = np.frombuffer(body, np.uint8)
     found = data[:-2] == word[0]
     found &= data[1:-1] == word[1]
@@ -226,7 +228,7 @@ def _json(body: bytes, content_type: str | None, most_bytes: int) -> Plain:
 
 
 def _array(text: str, at: int, content_type: str | None, most_bytes: int) -> Plain:
-    """Each element as it stands there. One that is no JSON makes the array none: nothing behind it can be found."""
+    """Return each element as it stands there. One invalid element makes the whole array invalid: no end is known."""
     good: list[bytes] = []
     rejected: list[RejectedRecord] = []
     at = _after_blank(text, at + 1)
@@ -272,5 +274,5 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-# Numbers are looked at and not made: one of very many digits is JSON too.
+# Numbers are checked, not converted: a number of very many digits is JSON, too.
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_refuse_constant)

@@ -1,4 +1,4 @@
-"""One kind of request, and how its senders are answered: what the routes and the server both know."""
+"""Defines a kind of request, and how its senders are answered: the types that the routes and the server share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What became of a request that was taken. ``rejected`` went aside as dead letters; ``why`` is the first's."""
+    """The outcome of a request that was taken.
+
+    ``rejected`` counts its dead letters; ``why`` is the reason of the first one.
+    """
 
     records: int
     duplicates: int = 0
@@ -30,7 +33,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a request was not taken. ``retry_after`` in seconds, where sending it again is of use."""
+    """Why a request was not taken. ``retry_after`` is in seconds, and None where sending it again is of no use."""
 
     status: int
     detail: str
@@ -52,7 +55,7 @@ Parser = Callable[[Headers, bytes, "Http"], Pushed | Plain]
 
 
 def answer_json(_: Headers, answered: Answered) -> Reply:
-    """Counts, as a JSON object."""
+    """Answer with the counts, as a JSON object."""
     counts: dict[str, object] = {"records": answered.records, "duplicates": answered.duplicates}
     if answered.rejected:
         counts |= {"dead_letters": answered.rejected, "first_dead_letter": answered.why}
@@ -61,7 +64,7 @@ def answer_json(_: Headers, answered: Answered) -> Reply:
 
 
 def refuse_by_problem(_: Headers, refused: Refused) -> Reply:
-    """A problem detail (RFC 9457)."""
+    """Answer with a problem detail (RFC 9457)."""
     problem = {
         "type": "about:blank",
         "title": HTTPStatus(refused.status).phrase,
@@ -73,9 +76,9 @@ def refuse_by_problem(_: Headers, refused: Refused) -> Reply:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One kind of request. ``refuse`` answers what this route's own senders are refused with.
+    """One kind of request. ``refuse`` makes the answer to a refused request of this route.
 
-    ``media_types`` are those that its description names (``description``); what is taken is the parser's to say.
+    ``media_types`` are those that the OpenAPI document names (``description``); the parser decides what is taken.
     """
 
     path: str

@@ -1,9 +1,10 @@
-"""Which requests are taken, by path and headers: a table of parsers, and how each kind's senders are answered.
+"""Chooses a request's route by its path and headers: a table of parsers, and of how each kind's senders are answered.
 
-To take another kind of request, write a parser, a function of a request's headers (names in lower case) and its body,
-decompressed, that gives ``Pushed`` or ``Plain`` or raises ``PushRefusedError``; and have ``routes_of`` give a ``Route``
-of it. All else is the server's: authorization, limits, acknowledgement. Of the routes of a path the first one
-whose ``matches`` says so takes the request; a path without ``{stream}`` falls through to those of ``/v1/{stream}``.
+To take another kind of request, write a parser: a function of a request's headers (names in lower case) and its
+decompressed body that returns ``Pushed`` or ``Plain``, or raises ``PushRefusedError``. Let ``routes_of`` return a
+``Route`` with it. The server does everything else: authorization, limits, acknowledgement. Of a path's routes, the
+first one whose ``matches`` is true takes the request; if none of a path without ``{stream}`` does, those of
+``/v1/{stream}`` are tried.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def _parse_events(headers: Headers, body: bytes, source: Http) -> Pushed:
 
 
 def routes_of(source: Http) -> Sequence[Route]:
-    """Of a source's server.
+    """Return the routes of a source's server.
 
     Raises:
-        SourceError: one needs an extra that is not installed here.
+        SourceError: a route needs an extra that is not installed here.
     """
     routes = [
         Route(STREAM_PATH, is_cloud_event, _parse_events, media_types=(STRUCTURED, BATCHED)),

@@ -1,8 +1,9 @@
-"""One HTTP server's life, from one ``on_start`` to its ``on_stop``: its thread, loop, listening socket and TLS.
+"""Runs one HTTP server, from one ``on_start`` to its ``on_stop``: its thread, loop, listening socket and TLS.
 
-At a stop the socket is closed first, so that a load balancer sends elsewhere; what is in flight is answered when its
-block is registered; connections are closed behind their answers. Who is still not answered after a few seconds, since
-the driver log is away, is told 503: its records are stored, and are registered or sent again.
+At a stop the socket is closed first, so that a load balancer sends elsewhere. Requests in flight are answered when
+their blocks are registered, and each connection is closed after its answer. Requests that are still not answered after
+a few seconds, because the driver log is unavailable, are answered 503: their records are stored, and will be registered
+later or sent again.
 """
 
 from __future__ import annotations
@@ -37,14 +38,12 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _BACKLOG = 2048
-# Of the time that a supervisor gives on_stop.
-_DRAIN_SHARE = 0.6
-# Descriptors besides the connections'.
-_OTHER_DESCRIPTORS = 256
+_DRAIN_SHARE = 0.6  # the part of the time that a supervisor gives on_stop in which to answer requests
+_OTHER_DESCRIPTORS = 256  # file descriptors to allow besides those of connections
 
 
 class HttpServer:
-    """See the module. ``start`` and ``stop`` once."""
+    """See the module. Call ``start`` and ``stop`` once each."""
 
     def __init__(self, receiver: Receiver, source: Http, routes: Sequence[Route]) -> None:
         self._receiver = receiver
@@ -54,7 +53,7 @@ class HttpServer:
         self._stopping = False
         self._wake: Callable[[], None] | None = None
         self._acknowledgement: Acknowledgement | None = None
-        # A block's bytes wait here, and the block generator's own besides.
+        # As much as one block may wait here, in addition to the block generator's own buffer.
         supervisor = receiver.supervisor
         self._buffering = BufferedHandOver(supervisor, most_bytes=supervisor.settings.max_block_bytes)
         self._thread = threading.Thread(target=self._run, name=f"http {source.listen}", daemon=True)
@@ -64,7 +63,7 @@ class HttpServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Drain and end; returns when everybody is answered, the port is free, and what was taken is registered."""
+        """Drain and end; returns when all requests are answered, the port is free, and records taken are registered."""
         with self._lock:
             self._stopping = True
             if self._wake is not None:
@@ -99,7 +98,7 @@ class HttpServer:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )[0]
-        # It sets SO_REUSEADDR: a receiver that is started again gets its port at once.
+        # It sets SO_REUSEADDR: a restarted receiver gets its port at once.
         return socket.create_server(
             address[:2],
             family=family,
@@ -127,7 +126,7 @@ class HttpServer:
             await asyncio.wait([serving, woken], return_when=asyncio.FIRST_COMPLETED)
             if not woken.done():
                 await serving
-                raise RuntimeError("the server ended by itself")
+                raise RuntimeError("the server ended without being stopped")
             app.draining.set()
             for each in getattr(server, "servers", []):
                 each.close()
@@ -165,7 +164,7 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=1,
-            # In whole seconds; not less than was promised.
+            # In whole seconds, rounded up so that it is not less than the setting.
             timeout_keep_alive=math.ceil(self._source.idle_timeout),
             ws="none",
         )
@@ -174,7 +173,7 @@ class HttpServer:
         return config
 
     def _on_failed(self, error: BaseException) -> None:
-        # Where the receiver was fenced it ends anyway, and is not started again.
+        # If the receiver was fenced, it ends anyway and is not restarted.
         self._receiver.restart("records could not be handed over", error)
 
     def _on_refused(self, peer: str) -> None:
@@ -191,7 +190,7 @@ def _call(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
 
 
 def _allow_connections(most: int) -> None:
-    """Raise this process's limit of descriptors, as far as the system lets it."""
+    """Raise this process's limit of file descriptors, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most + _OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -201,7 +200,7 @@ def _allow_connections(most: int) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed."""
+    """Return uvloop's factory of loops, where uvloop is installed."""
     try:
         import uvloop  # noqa: PLC0415  no dependency of ours: Dagster's webserver brings it
     except ImportError:
