@@ -1,6 +1,6 @@
-"""What can go wrong with stored blocks, named so that a reader knows whether to wait, to repair or to give up.
+"""Define the errors of stored blocks, so that a reader knows whether to wait, to repair or to give up.
 
-The errors carry their facts as arguments (they cross process borders by pickle) and make the sentence in ``__str__``.
+The errors carry their facts as arguments, because they are pickled between processes, and make the text in ``__str__``.
 """
 
 from __future__ import annotations

@@ -10,24 +10,24 @@ offset size field                 meaning
 0      4    magic                 ``FBAY``
 4      1    header version        1
 5      1    kind                  1 block, 2 dead letter, 3 note
-6      1    source rule           may the sender send these records again? (salvage asks)
-7      1    reason                0, or why a dead letter is one
+6      1    source rule           whether the sender sends these records again, for salvage
+7      1    reason                0, or the reason of a dead letter
 8      4    part                  0, or which part of a record that was too large to hold
 12     4    records               records in the block; 1 for a dead letter or a note
 16     8    receiver id
 24     8    epoch                 of the process that wrote it
-32     8    sequence              the block's; for a dead letter or a note that of the newest block before it
+32     8    sequence              the block's; of a dead letter or a note, that of the newest block before it
 40     8    registered_through    the newest sequence known to be registered when this was written
 48     8    payload_length        never 0
 56     4    header checksum       crc32c of bytes 0 to 55: the length can be trusted before the payload is read
 60     4    frame checksum        crc32c of bytes 0 to 59 and the payload; the handle in the driver log holds it
 ====== ==== ===================== ==========================================================================
 
-A header of zeros never validates: it has no magic, no version and no length. The header's own checksum is what tells
-an incomplete last frame (its length is true and points past the end) from a damaged one.
+A header of zeros never validates: it has no magic, no version and no length. The header's own checksum tells an
+incomplete last frame (its length is true and points past the end) from a damaged one.
 
-The payload of a block is one self-contained Arrow IPC stream, that of a dead letter the record's raw bytes. A note says
-nothing but its ``registered_through``, for a process that stores no block after its last acknowledgement.
+The payload of a block is one self-contained Arrow IPC stream; the payload of a dead letter is the record's raw bytes. A
+note only holds its ``registered_through``, for a process that stores no block after its last acknowledgement.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _HEADER = struct.Struct("<4sBBBBIIqqqqQII")
 HEADER_LENGTH = _HEADER.size
 _CHECKED_BY_HEADER = HEADER_LENGTH - 8
 _CHECKED_BY_FRAME = HEADER_LENGTH - 4
-# One frame is one write: what Linux takes in a single call, rounded down.
+# One frame is one write: the most bytes that Linux takes in a single call, rounded down.
 MAX_PAYLOAD_LENGTH = 0x7FFF_0000 - HEADER_LENGTH
 
 
 class FrameKind(IntEnum):
-    """What a frame holds."""
+    """The kind of a frame's content."""
 
     BLOCK = 1
     DEAD_LETTER = 2
@@ -64,13 +64,13 @@ class FrameKind(IntEnum):
 
 
 class SourceRule(IntEnum):
-    """May the sender send the records again? Salvage of a dead process's segments turns on it.
+    """Whether the sender sends the records again, which decides how a dead process's segments are salvaged.
 
-    Same names as ``receiver_runtime.sources.base.SourceRule``, which is what declarations say.
+    It has the names of ``receiver_runtime.sources.base.SourceRule``, which declarations use.
     """
 
-    NOT_SENT_AGAIN = 1  # sockets: what was stored and never registered is registered by the successor
-    SENT_AGAIN = 2  # HTTP, AMQP, MQTT: the sender had no acknowledgement and sends again
+    NOT_SENT_AGAIN = 1  # sockets: the successor registers what was stored and never registered
+    SENT_AGAIN = 2  # HTTP, AMQP, MQTT: the sender got no acknowledgement and sends again
     OFFSETS = 3  # Kafka: the chain of offsets decides
 
     @property
@@ -80,7 +80,7 @@ class SourceRule(IntEnum):
 
 
 class DeadLetterReason(IntEnum):
-    """Why a record went aside. The driver log has the name in lower case (``label``)."""
+    """The reason why a record was put aside. The driver log has the name in lower case (``label``)."""
 
     INVALID_ENCODING = 1
     RECORD_TOO_LARGE = 2
@@ -90,13 +90,13 @@ class DeadLetterReason(IntEnum):
 
     @property
     def label(self) -> str:
-        """The reason as the table of dead letters spells it."""
+        """Return the reason as the table of dead letters spells it."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """What a frame says of itself. ``reason`` and ``part`` are a dead letter's."""
+    """The fields of a frame's header. ``reason`` and ``part`` are for dead letters."""
 
     kind: FrameKind
     source_rule: SourceRule
@@ -111,7 +111,7 @@ class FrameHeader:
 
     @property
     def frame_length(self) -> int:
-        """Header and payload, in bytes."""
+        """Return the length of header and payload, in bytes."""
         return HEADER_LENGTH + self.payload_length
 
 
@@ -125,17 +125,17 @@ class EncodedFrame:
 
     @property
     def length(self) -> int:
-        """Header and payload, in bytes."""
+        """Return the length of header and payload, in bytes."""
         return sum(map(len, self.buffers))
 
     @property
     def payload(self) -> pa.Buffer:
-        """The payload in one piece: copied where it has several parts."""
+        """Return the payload in one piece, copied if it has several parts."""
         return self.parts[0] if len(self.parts) == 1 else pa.py_buffer(b"".join(self.parts))
 
     @property
     def buffers(self) -> Sequence[pa.Buffer | bytes]:
-        """All of it, in order."""
+        """Return the whole frame in parts, in order."""
         return (self.header, *self.parts)
 
 
@@ -197,13 +197,13 @@ def encode_frame(
 
 
 def decode_header(data: bytes) -> tuple[FrameHeader, int]:
-    """Read and validate a header (its own checksum too); returns it and the frame's checksum that it carries.
+    """Read and validate a header, including its own checksum; return it and the frame's checksum that it carries.
 
     Args:
         data: at least ``HEADER_LENGTH`` bytes, of which the first are the header.
 
     Raises:
-        InvalidFrameError: this is no header of a version that this program knows.
+        InvalidFrameError: this is no valid header of a known version.
     """
     if len(data) < HEADER_LENGTH:
         raise InvalidFrameError(f"{len(data)} bytes are no header, which has {HEADER_LENGTH}: the file ends here")
@@ -254,10 +254,10 @@ def decode_header(data: bytes) -> tuple[FrameHeader, int]:
 
 
 def header_checksum_seed(header: bytes) -> int:
-    """The checksum of a header's own part; extend it over the payload to get the frame's checksum."""
+    """Return the checksum of the header; extend it over the payload to get the frame's checksum."""
     return int(google_crc32c.value(bytes(header[:_CHECKED_BY_FRAME])))
 
 
 def frame_checksum(header: bytes, payload: pa.Buffer | bytes) -> int:
-    """The frame checksum that these bytes give; equal to the carried one where the frame is intact."""
+    """Return the frame checksum of these bytes; it equals the carried one if the frame is intact."""
     return int(google_crc32c.extend(header_checksum_seed(header), payload))

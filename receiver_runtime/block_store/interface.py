@@ -84,7 +84,7 @@ class BlockStore(Protocol):
         ...
 
     def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
-        """Those of one segment's frames that are not there; where ``crash_may_spoil``, or that have other bytes.
+        """Return those of one segment's frames that are missing; if ``crash_may_spoil``, also those with other bytes.
 
         Raises:
             StoreUnavailableError, OSError: nothing is known about one of them.

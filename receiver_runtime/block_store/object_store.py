@@ -1,15 +1,15 @@
-"""The block store on an object store: a block is an object, since nothing can be appended to.
+"""Store blocks in an object store: each block is an object, because nothing can be appended to an object.
 
-Owns the layout. A segment is a prefix; each write of the write-ahead log is ONE object below it, named by the offset
-at which its first frame would lie in a file, with 20 digits: so a handle means the same as everywhere, a segment
-rolls, is sealed, scanned and deleted as a file is, and a listing is in the order of the offsets. An object is written
-as a whole and never changed; a PUT whose outcome is not known is repeated with the identical bytes. A segment's name
-has the epoch in it, so no two processes write below one prefix.
+Owns the layout. A segment is a prefix; each write of the write-ahead log is ONE object below it. The object's name is
+the offset, in 20 digits, at which its first frame would lie in a file. So a handle means the same as in any other
+store; a segment is rolled, sealed, scanned and deleted as a file is; and a listing is in the order of the offsets. An
+object is written as a whole and never changed; a PUT whose outcome is not known is repeated with the identical bytes. A
+segment's name contains the epoch, so no two processes write below one prefix.
 
-A write that failed may leave its object behind, as a file would leave bytes behind its sealed length.
+A write that failed may leave its object behind, as a file may have bytes after its sealed length.
 
-An address may lead to another server, or to a bucket that was made anew: a store that knows its identity asks for the
-object `_store` before each segment is begun or deleted, and whenever an object is missing.
+An address may lead to another server, or to a bucket that was created again. So a store that knows its identity reads
+the object `_store` before each segment is begun or deleted, and whenever an object is missing.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ _NAME = re.compile(r"\d{20}")
 _THREADS = 16
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
-# Not there, or not allowed: asking again changes nothing.
+# Errors after which a call is not repeated, because the answer would be the same.
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, CallsHangError)
 
 
 class ObjectBlockStore:
-    """Segments below one prefix of an object store.
+    """Store segments below one prefix of an object store.
 
     Args:
         objects: the store's calls.
         name: the URL, without secrets.
         timeout: seconds for one call with all its attempts.
-        max_attempts: at one call.
+        max_attempts: the most attempts at one call.
         expected: the identities of which it must have one, see ``identity``. None: any prefix will do.
     """
 
@@ -90,16 +90,16 @@ class ObjectBlockStore:
 
     @property
     def crash_may_spoil(self) -> bool:
-        """No: an object is there as a whole, or not at all."""
+        """Return False: an object is there as a whole, or not at all."""
         return False
 
     def check(self) -> None:
-        """Is it the store that it should be? See ``BlockStore``."""
+        """Check that this is the expected store. See ``BlockStore``."""
         if self._expected is not None:
             require_identity(self.name, self._expected, self.identity())
 
     def identity(self) -> str | None:
-        """What its object ``_store`` says; see ``Replica``."""
+        """Return the id in its object ``_store``; see ``Replica``."""
         try:
             return decoded(self._get(IDENTITY_FILE, 0, IDENTITY_BYTES))
         except FileNotFoundError:
@@ -107,7 +107,7 @@ class ObjectBlockStore:
             return None
 
     def make_identity(self, identity: str | None = None) -> str:
-        """Make it a store; see ``Replica``. Of two that make one at the same time the later one's stays."""
+        """Make it a store; see ``Replica``. If two processes make one at the same time, the later one's id stays."""
         found = self.identity()
         if found is not None:
             return found
@@ -120,7 +120,7 @@ class ObjectBlockStore:
 
         Raises:
             InvalidPathError: the path leads out of the store.
-            FileExistsError: there are objects below it; they are another epoch's or another attempt's.
+            FileExistsError: there are objects below it, of another epoch or another attempt.
             StoreUnavailableError: the store does not answer, or is another one.
         """
         path = _checked(path)
@@ -130,7 +130,7 @@ class ObjectBlockStore:
         return ObjectSegment(self._where(path), lambda offset, frames: self._put(path, offset, frames))
 
     def read_frame(self, path: str, offset: int, length: int, crc32c: int) -> StoredFrame:
-        """One frame by its handle; see ``BlockStore``."""
+        """Return one frame by its handle; see ``BlockStore``."""
         path = _checked(path)
         try:
             data = self._get(f"{path}/{offset:020d}", 0, length)
@@ -139,11 +139,11 @@ class ObjectBlockStore:
         return checked_frame(data, self._where(path), offset, length, crc32c)
 
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
-        """The record batches of one block by its handle; see ``BlockStore``."""
+        """Return the record batches of one block by its handle; see ``BlockStore``."""
         return batches_of(self.read_frame(path, offset, length, crc32c), self._where(path), offset)
 
     def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
-        """Those that are not there, by one listing; see ``BlockStore``."""
+        """Return the frames that are not there, by one listing; see ``BlockStore``."""
         path = _checked(path)
         objects = self._of_segment(path)
         lost = {at for at in frames if _holder(objects, at.offset, at.length) is None}
@@ -152,7 +152,7 @@ class ObjectBlockStore:
         return lost
 
     def scan(self, path: str) -> Iterator[ScannedItem]:
-        """Everything in one segment, in order; an object that is missing between others is damage.
+        """Yield everything in one segment, in order; an object that is missing between others is damage.
 
         Raises:
             FileNotFoundError: there is no object.
@@ -175,9 +175,9 @@ class ObjectBlockStore:
             end = begin + size
 
     def segment_paths(self, under: str = "") -> Iterator[str]:
-        """The path of every segment (and of any other object) in the store, or below a prefix, but those set aside.
+        """Yield the path of every segment, and of any other object, in the store or below a prefix, in no order.
 
-        In no order.
+        Leaves out objects that were set aside, notes and the store's identity.
         """
         self.check()
         keys = [PurePosixPath(key) for key, _ in self._call("list", lambda: self._objects.sizes(under))]
@@ -190,12 +190,12 @@ class ObjectBlockStore:
         }
 
     def leave_note(self, key: str, text: bytes) -> None:
-        """An object below `_notes`; see ``Replica``. A later one of the same key takes its place."""
+        """Write an object below `_notes`; see ``Replica``. A later note with the same key replaces it."""
         self.check()
         self._call("put", lambda: self._objects.put(f"{NOTES}/{key}", [text]))
 
     def take_notes(self) -> list[bytes]:
-        """The objects below `_notes`; see ``Replica``."""
+        """Return and remove the objects below `_notes`; see ``Replica``."""
         notes = []
         for key, size in self._call("list", lambda: self._objects.sizes(NOTES)):
             notes.append(self._get(key, 0, size))
@@ -209,7 +209,7 @@ class ObjectBlockStore:
         self._call("delete", lambda: self._objects.delete(path))
 
     def set_aside(self, path: str) -> str:
-        """Move a segment's objects below `_aside/`; returns their new prefix. Done again, it goes on."""
+        """Move a segment's objects below `_aside/`; return their new prefix. If interrupted, call it again."""
         path = _checked(path)
         self.check()
         target = self._free_aside(path)
@@ -221,9 +221,10 @@ class ObjectBlockStore:
         return target
 
     def restore_segment(self, path: str, frames: Iterable[tuple[int, bytes]]) -> None:
-        """Put frames, one object each, in the place of a segment that is missing or damaged and is set aside then.
+        """Put frames, one object each, in the place of a segment that is missing or damaged; set that one aside.
 
-        The frames may come from the old segment itself, so that it goes last. A crash leaves a part; it is done again.
+        The frames may come from the old segment itself, so it is set aside only after they are written. A crash may
+        leave this half done; it is then done again.
         """
         path = _checked(path)
         self.check()
@@ -249,15 +250,15 @@ class ObjectBlockStore:
         self._call("move", lambda: self._objects.move(key, to))
 
     def _of_segment(self, path: str) -> list[tuple[str, int, int]]:
-        """A segment's objects as (key, the offset of its first frame, size), in order."""
+        """Return a segment's objects as (key, the offset of its first frame, size), in order."""
         found = self._call("list", lambda: self._objects.sizes(path))
         return [(key, int(name), size) for key, size in found if _NAME.fullmatch(name := key.removeprefix(f"{path}/"))]
 
     def _read_within(self, path: str, offset: int, length: int) -> bytes:
-        """A frame that shares its object with those before it (dead letters of one write)."""
+        """Return a frame that shares its object with the frames before it (dead letters of one write)."""
         holder = _holder(self._of_segment(path), offset, 1)
         if holder is None:
-            # Where everything is missing, the block is not what is wrong.
+            # If everything is missing, the store is at fault, not this block.
             self._require_root()
             raise BlockMissingError(self._where(path), offset, length, "no such object")
         key, begin = holder
@@ -268,7 +269,7 @@ class ObjectBlockStore:
             raise StoreUnavailableError(self.name, "there is no such bucket")
 
     def _require_root(self) -> None:
-        """As a directory that is not mounted: it says nothing about what is in it."""
+        """Raise StoreUnavailableError if the store is not the expected one, or empty, like a directory not mounted."""
         if self._expected is not None:
             self.check()
             return
@@ -288,11 +289,11 @@ class ObjectBlockStore:
         return f"{self.name.rstrip('/')}/{path}"
 
     def _call(self, what: str, call: Callable[[], T]) -> T:
-        """Make a call that may be repeated: again while it fails, for at most the time-out.
+        """Make an idempotent call; retry it with backoff while it fails, for at most the time-out.
 
         Raises:
-            FileNotFoundError, FileExistsError, PermissionError: as the store says.
-            StoreUnavailableError: it fails, or does not answer.
+            FileNotFoundError, FileExistsError: as the store says.
+            StoreUnavailableError: it fails, is not allowed, or does not answer.
         """
         deadline = time.monotonic() + self._timeout
         attempt = 1
@@ -313,7 +314,7 @@ class ObjectBlockStore:
 
 
 def _holder(objects: Sequence[tuple[str, int, int]], offset: int, length: int) -> tuple[str, int] | None:
-    """The object, and its own offset, that has these bytes of a segment; None where no object has all of them."""
+    """Return the object that has these bytes of a segment, and its offset; None: no object has all of them."""
     number = bisect_right(objects, offset, key=itemgetter(1)) - 1
     if number < 0:
         return None
@@ -322,11 +323,11 @@ def _holder(objects: Sequence[tuple[str, int, int]], offset: int, length: int) -
 
 
 class ObjectSegment:
-    """A segment that is being written. One thread at a time; the write-ahead log holds the lock."""
+    """Write a segment. One thread at a time; the write-ahead log holds the lock."""
 
     def __init__(self, where: str, put: Callable[[int, list[EncodedFrame]], None]) -> None:
         self.path = where
-        #: Frames up to here are objects in the store.
+        #: All frames up to here are stored as objects.
         self.synced_length = 0
         self._put = put
         self._frames: list[EncodedFrame] = []
@@ -334,7 +335,7 @@ class ObjectSegment:
         self._ended = False
 
     def append(self, frame: EncodedFrame) -> int:
-        """Take one frame into the next object; returns its offset. Raises SegmentEndedError."""
+        """Take one frame into the next object; return its offset. Raises SegmentEndedError."""
         self._check()
         offset = self._taken
         self._frames.append(frame)
@@ -342,7 +343,7 @@ class ObjectSegment:
         return offset
 
     def sync(self) -> None:
-        """Store what was taken as one object. Raises SegmentEndedError, SegmentWriteError (which ends the segment)."""
+        """Store the frames taken as one object. Raises SegmentEndedError, or SegmentWriteError, which ends it."""
         self._check()
         frames, self._frames = self._frames, []
         try:
@@ -354,7 +355,7 @@ class ObjectSegment:
         self.synced_length = self._taken
 
     def skip_sync(self) -> None:
-        """As ``sync``: there is nothing in between with an object store."""
+        """Do as ``sync``: an object is stored durably or not at all."""
         self.sync()
 
     def close(self) -> None:
@@ -368,7 +369,7 @@ class ObjectSegment:
 
 
 class _OneObject:
-    """One object as a scan reads it."""
+    """Read one object, for a scan."""
 
     def __init__(self, get: Callable[[str, int, int], bytes], key: str, size: int) -> None:
         self._get = get
@@ -380,7 +381,7 @@ class _OneObject:
 
 
 def _moved(item: ScannedItem, begin: int, *, may_be_torn: bool) -> ScannedItem:
-    """An item of one object, at its place in the segment."""
+    """Return an item of one object with its place in the segment."""
     offset = begin + item.offset
     match item:
         case IntactFrame():

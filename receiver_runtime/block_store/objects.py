@@ -1,7 +1,7 @@
-"""The calls on an object store, in one place, by ``pyarrow.fs``; the counterpart of ``files`` and a test's seam.
+"""Make all calls on an object store in one place, by ``pyarrow.fs``; the counterpart of ``files``, replaced in tests.
 
-Nothing here retries or waits with a bound: ``object_store`` does. pyarrow's file systems are loaded when a store is
-opened, since most programs have none.
+Nothing here retries or limits how long it waits: ``object_store`` does. pyarrow's file systems are loaded only when a
+store is opened, because most programs have none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ObjectStoreUrlError(BlockStoreError):
 
 
 class Objects:
-    """Objects below one prefix. Every method raises ``OSError`` as pyarrow does; keys are relative to the prefix."""
+    """Use objects below one prefix; keys are relative to it. Every method raises ``OSError`` as pyarrow does."""
 
     def __init__(self, filesystem: Any, prefix: str) -> None:  # noqa: ANN401  pyarrow has no types
         self._filesystem = filesystem
@@ -42,17 +42,17 @@ class Objects:
         stream = self._filesystem.open_output_stream(self._at(key))
         for buffer in buffers:
             stream.write(buffer)
-        # Not by `with`: after a failed write a close would complete the object with what it has.
+        # Not by `with`: after a failed write, closing would complete the object with the bytes so far.
         stream.close()
 
     def get(self, key: str, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes of an object; fewer only at its end."""
+        """Return up to ``length`` bytes of an object; fewer only at its end."""
         with self._filesystem.open_input_file(self._at(key)) as file:
             data: bytes = file.read_at(min(length, max(0, file.size() - offset)), offset)
         return data
 
     def sizes(self, prefix: str) -> list[tuple[str, int]]:
-        """Every object below a prefix as (key, size), in the order of the keys."""
+        """Return every object below a prefix as (key, size), in the order of the keys."""
         from pyarrow.fs import FileSelector, FileType  # noqa: PLC0415
 
         selector = FileSelector(self._at(prefix), allow_not_found=True, recursive=True)
@@ -64,37 +64,37 @@ class Objects:
         )
 
     def bucket_exists(self) -> bool:
-        """Is the bucket there? In one that is not, every object is missing."""
+        """Return whether the bucket exists. In a missing bucket every object is missing."""
         return self._is_there(self._prefix.partition("/")[0])
 
     def has_any(self) -> bool:
-        """Is there anything below the prefix?"""
+        """Return whether there is anything below the prefix."""
         return self._is_there(self._prefix)
 
     def delete(self, prefix: str) -> None:
-        """Delete every object below a prefix; that there is none is no error."""
+        """Delete every object below a prefix, if any."""
         try:
             self._filesystem.delete_dir(self._at(prefix))
         except FileNotFoundError:
             return
 
     def remove(self, key: str) -> None:
-        """Delete one object; that there is none is no error."""
+        """Delete one object; a missing object is no error."""
         try:
             self._filesystem.delete_file(self._at(key))
         except FileNotFoundError:
             return
 
     def create(self, key: str) -> Any:  # noqa: ANN401
-        """A stream that makes an object when it is closed, and none when it is not."""
+        """Return a stream that creates an object when it is closed; one that is never closed creates none."""
         return self._filesystem.open_output_stream(self._at(key))
 
     def copy(self, key: str, to: str) -> None:
-        """Have the store make another object of one's content."""
+        """Have the store copy an object."""
         self._filesystem.copy_file(self._at(key), self._at(to))
 
     def place(self, key: str) -> tuple[Any, str]:
-        """The file system and the path, for pyarrow's own readers."""
+        """Return the file system and the path, for pyarrow's own readers."""
         return self._filesystem, self._at(key)
 
     def move(self, key: str, to: str) -> None:
@@ -111,10 +111,10 @@ class Objects:
 
 
 def open_objects(url: str) -> Objects:
-    """The objects below a URL; connects to nothing yet.
+    """Return the objects below a URL; connects to nothing yet.
 
     Raises:
-        ObjectStoreUrlError: no bucket, an option that is not known, or what pyarrow says of it.
+        ObjectStoreUrlError: the URL has no bucket or an unknown option, or pyarrow refuses it.
     """
     parts = urlsplit(url)
     if not parts.netloc:
@@ -130,7 +130,7 @@ def open_objects(url: str) -> Objects:
 
 
 def _open_s3(url: str) -> Objects:
-    # Not by FileSystem.from_uri: it takes no time-outs and no retries.
+    # Not by FileSystem.from_uri, which can't set time-outs and retries.
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem  # noqa: PLC0415
 
     parts = urlsplit(url)
@@ -150,7 +150,7 @@ def _open_s3(url: str) -> Objects:
         connect_timeout=_CONNECT_SECONDS,
         request_timeout=_REQUEST_SECONDS,
         retry_strategy=AwsStandardS3RetryStrategy(max_attempts=2),
-        # A block is one PUT: nothing is asked for before it, and it is through when the call returns.
+        # A block is one PUT: no request comes before it, and it is finished when the call returns.
         allow_delayed_open=True,
         background_writes=False,
     )

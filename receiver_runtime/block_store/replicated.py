@@ -1,10 +1,10 @@
-"""One block store that lies on several: written in parallel, read in turn, under one handle.
+"""Make one block store of several replicas: written in parallel, read in turn, under one handle.
 
 Owns the rule that a segment has the same path in every replica and a frame the same offset, so that one handle serves
-all. A replica that fails or does not answer in time is told to the listener and gets nothing more of this segment: it
-holds a prefix of it, and the other replicas' copies fill it up when it is repaired. With the next segment it is tried
-again. A write stands when at least ``min_replicas`` have it; else the segment is ended everywhere, and the frames go to
-a new one.
+all. A replica that fails or does not answer in time is reported to the listener and gets nothing more of this segment.
+It holds a prefix of the segment, which a repair completes from the other replicas. The next segment tries it again. A
+write succeeds if at least ``min_replicas`` have it; otherwise the segment ends in every replica, and the frames go to a
+new one.
 
 Each replica has one thread for writes, in order, so a replica that hangs costs one thread and is refused at once until
 it answers.
@@ -42,38 +42,36 @@ if TYPE_CHECKING:
     from receiver_runtime.block_store.reading import FrameAt
 
 _READ_THREADS = 4
-# A scan reads a whole segment.
-_SCAN_TIMEOUTS = 10
-# A note is a hint: who reads or computes does not wait long for it.
-_NOTE_SECONDS = 5.0
+_SCAN_TIMEOUTS = 10  # how many time-outs a scan may take: it reads a whole segment
+_NOTE_SECONDS = 5.0  # how long to wait for a note at most: it is only a hint
 _FAILURES = (OSError, BlockStoreError)
 
 
 class ReplicaListener(Protocol):
-    """Who is told how the replicas fare. Each returns at once."""
+    """Receive reports of changes of the replicas. Each method returns at once."""
 
     def on_replica_lost(self, name: str, detail: str) -> None:
-        """A replica gets nothing more of the present segment."""
+        """Note that a replica gets nothing more of the current segment."""
         ...
 
     def on_replica_back(self, name: str) -> None:
-        """A replica that was lost takes part in the present segment."""
+        """Note that a replica that was lost takes part in the current segment."""
         ...
 
     def on_replica_damaged(self, name: str, receiver_id: int, detail: str) -> None:
-        """A replica that can be asked lacks a frame of this receiver, or has other bytes; another one has it."""
+        """Note that a replica that answers lacks a frame of this receiver, or has other bytes; another one has it."""
         ...
 
 
-class _Nobody:
+class _NoListener:
     def on_replica_lost(self, name: str, detail: str) -> None:
-        """Nobody listens."""
+        """Do nothing."""
 
     def on_replica_back(self, name: str) -> None:
-        """Nobody listens."""
+        """Do nothing."""
 
     def on_replica_damaged(self, name: str, receiver_id: int, detail: str) -> None:
-        """Nobody listens."""
+        """Do nothing."""
 
 
 class _Site:
@@ -92,9 +90,9 @@ class ReplicatedBlockStore:
 
     Args:
         replicas: at least one, in the order in which they are read.
-        min_replicas: so many must have a write.
+        min_replicas: how many replicas must have a write.
         timeout: seconds for one write, or one read of one replica.
-        listener: told of replicas that are lost and that are back.
+        listener: gets reports of replicas that are lost, back or damaged.
     """
 
     def __init__(
@@ -110,12 +108,12 @@ class ReplicatedBlockStore:
         self._sites = [_Site(store) for store in self.replicas]
         self._min_replicas = min_replicas
         self._timeout = timeout
-        self._listener = listener or _Nobody()
+        self._listener = listener or _NoListener()
 
     def check(self) -> None:
-        """Are enough replicas for a write what they should be? Raises StoreUnavailableError, naming those that are not.
+        """Check that enough replicas for a write are the expected ones. Raises StoreUnavailableError with the others.
 
-        In turn, so that one that hangs is waited for only where it is needed.
+        Replicas are checked in turn, so that a hanging one is waited for only where it is needed.
         """
         wanted = self._min_replicas
         said: list[str] = []
@@ -144,12 +142,12 @@ class ReplicatedBlockStore:
         return segment
 
     def read_frame(self, path: str, offset: int, length: int, crc32c: int) -> StoredFrame:
-        """One frame by its handle, from the first replica that has it whole.
+        """Return one frame by its handle, from the first replica that has it whole.
 
-        Raises, naming what each replica said:
-            StoreUnavailableError: one could not be asked, and no other has it.
-            BlockCorruptError: one has other bytes, and no other has it.
-            BlockMissingError: none has it.
+        Raises, with the answer of each replica:
+            StoreUnavailableError: one replica did not answer, and no other has it.
+            BlockCorruptError: one replica has other bytes, and no other has it.
+            BlockMissingError: no replica has it.
         """
         said: list[str] = []
         unavailable = False
@@ -177,16 +175,16 @@ class ReplicatedBlockStore:
         raise BlockMissingError(path, offset, length, f"no replica has it: {detail}")
 
     def read_batches(self, path: str, offset: int, length: int, crc32c: int) -> Iterator[pa.RecordBatch]:
-        """The record batches of one block by its handle; see ``read_frame``."""
+        """Return the record batches of one block by its handle; see ``read_frame``."""
         return batches_of(self.read_frame(path, offset, length, crc32c), path, offset)
 
     @property
     def crash_may_spoil(self) -> bool:
-        """Where it may in every replica: else one that says "other bytes" is not to be believed as a crash's doing."""
+        """Return whether it may in every replica. If not, other bytes in one replica may not be due to a crash."""
         return all(site.store.crash_may_spoil for site in self._sites)
 
     def lost_frames(self, path: str, frames: Sequence[FrameAt]) -> set[FrameAt]:
-        """Those that every replica lost; see ``BlockStore``."""
+        """Return the frames that every replica has lost; see ``BlockStore``."""
         lost = set(frames)
         said: list[str] = []
         for site in self._sites:
@@ -202,11 +200,11 @@ class ReplicatedBlockStore:
         return lost
 
     def scan(self, path: str) -> Iterator[ScannedItem]:
-        """Everything in one segment: a frame that is whole in any replica is intact.
+        """Yield everything in one segment: a frame that is whole in any replica is intact.
 
         Raises:
             FileNotFoundError: no replica has it.
-            StoreUnavailableError: one can't be asked, and no other has it.
+            StoreUnavailableError: one replica does not answer, and no other has it.
         """
         scans: list[list[ScannedItem]] = []
         said: list[str] = []
@@ -224,14 +222,14 @@ class ReplicatedBlockStore:
         raise FileNotFoundError(f"no replica has {path}")
 
     def segment_paths(self, under: str = "") -> Iterator[str]:
-        """The path of everything in any replica; see ``BlockStore``. Raises where one can't be asked, or hangs."""
+        """Yield the path of everything in any replica; see ``BlockStore``. Raises if one does not answer."""
         found: set[str] = set()
         for site in self._sites:
             found |= site.reads.call(partial(_whole_listing, site.store, under), self._timeout)
         yield from found
 
     def leave_note(self, key: str, text: bytes, *, about: str) -> None:
-        """Keep a note in the first replica that takes it, but not the one that it is about; see ``replica_notes``."""
+        """Keep a note in the first replica that takes it, except the one that it is about; see ``replica_notes``."""
         for site in self._sites:
             if site.name != about:
                 try:
@@ -241,7 +239,7 @@ class ReplicatedBlockStore:
                 return
 
     def take_notes(self) -> list[bytes]:
-        """The notes in every replica that can be asked."""
+        """Return and remove the notes in every replica that answers."""
         notes: list[bytes] = []
         for site in self._sites:
             with contextlib.suppress(*_FAILURES):
@@ -249,7 +247,7 @@ class ReplicatedBlockStore:
         return notes
 
     def delete_segment(self, path: str) -> None:
-        """Delete a segment in every replica. Raises StoreUnavailableError where one did not, after all were asked."""
+        """Delete a segment in every replica. Raises StoreUnavailableError if one failed, after all have been asked."""
         said: list[str] = []
         for site in self._sites:
             try:
@@ -261,13 +259,13 @@ class ReplicatedBlockStore:
 
 
 class ReplicatedSegment:
-    """A segment that is being written to several replicas. One thread at a time; the write-ahead log holds the lock."""
+    """Write a segment to several replicas. One thread at a time; the write-ahead log holds the lock."""
 
     def __init__(
         self, path: str, sites: Sequence[_Site], *, min_replicas: int, timeout: float, listener: ReplicaListener
     ) -> None:
         self.path = path
-        #: Up to here at least ``min_replicas`` have every frame.
+        #: At least ``min_replicas`` have every frame up to here.
         self.synced_length = 0
         self._parts = [_Part(site, path) for site in sites]
         self._min_replicas = min_replicas
@@ -278,7 +276,7 @@ class ReplicatedSegment:
         self._ended = False
 
     def open(self) -> None:
-        """Begin it in every replica. Raises TooFewReplicasError."""
+        """Begin the segment in every replica. Raises TooFewReplicasError."""
         said = self._in_all(lambda part: part.open())
         held = len(self._parts)
         if held < self._min_replicas:
@@ -290,7 +288,7 @@ class ReplicatedSegment:
                 self._listener.on_replica_back(part.site.name)
 
     def append(self, frame: EncodedFrame) -> int:
-        """Take one frame; returns its offset. Raises SegmentEndedError."""
+        """Take one frame; return its offset. Raises SegmentEndedError."""
         self._check()
         offset = self._taken
         self._frames.append(frame)
@@ -298,15 +296,15 @@ class ReplicatedSegment:
         return offset
 
     def sync(self) -> None:
-        """Write what was taken to every replica, synced. Raises SegmentEndedError, SegmentWriteError (the end)."""
+        """Write the frames taken to every replica, synced. Raises SegmentEndedError, or SegmentWriteError, the end."""
         self._write(durable=True)
 
     def skip_sync(self) -> None:
-        """As ``sync``, without the replicas' syncs."""
+        """Do as ``sync``, without the replicas' syncs."""
         self._write(durable=False)
 
     def close(self) -> None:
-        """Close it in every replica, by their own threads: a replica that hangs is not waited for."""
+        """Close the segment in every replica, on their own threads, without waiting for one that hangs."""
         self._ended = True
         self._frames.clear()
         for part in self._parts:
@@ -325,7 +323,7 @@ class ReplicatedSegment:
         self.synced_length = self._taken
 
     def _in_all(self, action: Callable[[_Part], None]) -> str:
-        """Do it in every replica at once; those that fail are dropped and told. Returns what they said."""
+        """Do an action in every replica at once. Drop and report those that fail; return their errors."""
         deadline = time.monotonic() + self._timeout
         started: list[tuple[_Part, Future[None] | Exception]] = []
         for part in self._parts:
@@ -356,7 +354,7 @@ class ReplicatedSegment:
 
 
 class _Part:
-    """A segment in one replica. ``open`` and ``write`` run on the replica's thread, ``drop`` on any."""
+    """Write a segment to one replica. ``open`` and ``write`` run on the replica's thread, ``drop`` on any."""
 
     def __init__(self, site: _Site, path: str) -> None:
         self.site = site
@@ -385,12 +383,12 @@ class _Part:
             self._close_if_dropped()
 
     def drop(self) -> None:
-        """Write nothing more, and close: after what hangs in it now, if anything does."""
+        """Write nothing more, and close the segment; if a call hangs in it now, after that call."""
         self._dropped.set()
         try:
             self.site.writes.submit(self._close_if_dropped)
         except OSError:
-            # It hangs in `open` or `write`, which then closes.
+            # A call hangs in `open` or `write`, and will close it.
             return
 
     def _close_if_dropped(self) -> None:
@@ -408,7 +406,7 @@ def _whole_scan(store: Replica, path: str) -> list[ScannedItem]:
 
 
 def merge_scans(scans: Sequence[Sequence[ScannedItem]]) -> Iterator[ScannedItem]:
-    """What several copies of one segment have together, in order."""
+    """Yield what several copies of one segment have together, in order."""
     intact = {item.offset: item for scan in scans for item in scan if isinstance(item, IntactFrame)}
     ends = [item.offset + item.length for scan in scans for item in scan]
     damaged = [item for scan in scans for item in scan if isinstance(item, DamagedFrame)]

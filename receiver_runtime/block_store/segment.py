@@ -1,15 +1,15 @@
 """A segment file: a run of frames that one process appends to, and how such a file is read back after a crash.
 
 ``SegmentWriter`` appends and syncs. It never appends after a failed write or sync, never truncates, and knows the
-length up to which the file is good (``synced_length``): that is what gets sealed.
+length up to which the file is good (``synced_length``), which is recorded when the segment is sealed.
 
-``scan_segment`` reads a file of which nothing is known. The rules for what it finds:
+``scan_segment`` reads a file of which nothing is known, by these rules:
 
-- a frame whose bytes give its checksums is intact;
-- a *complete* frame with a wrong checksum is damage: it is yielded as such and counted as loss, never cut silently;
-- an *incomplete* last frame is a torn write: its sync had never returned, so nobody was told that it is stored;
-- where not even a header can be read, the next readable header of the same receiver and epoch is looked for. If there
-  is one, what lies between is damage; if there is none, the rest of the file is torn (zeros after a crash are this).
+- a frame whose bytes match its checksums is intact;
+- a *complete* frame with a wrong checksum is damage: it is yielded as such and counted as loss, never skipped silently;
+- an *incomplete* last frame is a torn write: its sync had not returned, so no caller was told that it is stored;
+- where no header can be read, the scan looks for the next readable header of the same receiver and epoch. If there is
+  one, the bytes before it are damage; if there is none, the rest of the file is torn (as zeros after a crash are).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SegmentWriter:
         return self._fd is not None and not self._failed
 
     def append(self, frame: EncodedFrame) -> int:
-        """Write one frame at the end, without a sync; returns its offset.
+        """Write one frame at the end, without a sync; return its offset.
 
         Raises:
             SegmentEndedError: an earlier write or sync failed, or the segment is closed.
@@ -88,7 +88,7 @@ class SegmentWriter:
             self._failed = True
             raise SegmentWriteError(str(self.path), offset, str(error)) from error
         if count != frame.length:
-            # A full disk may take a part without an error; frames after it could never be found again.
+            # A full disk may take only a part without an error. Frames after that part could never be found again.
             self._failed = True
             raise SegmentWriteError(str(self.path), offset, f"short write: {count} of {frame.length} bytes")
         self._written += count
@@ -99,8 +99,8 @@ class SegmentWriter:
 
         Raises:
             SegmentEndedError: as for ``append``.
-            SegmentWriteError: the sync failed. The system may have dropped the pages and say "fine" when asked
-                again, so it is never asked again for this file.
+            SegmentWriteError: the sync failed. The system may have dropped the pages and report success the next
+                time, so this file is never synced again.
         """
         fd = self._open_fd()
         try:
@@ -118,7 +118,7 @@ class SegmentWriter:
         self.synced_length = self._written
 
     def close(self) -> None:
-        """Close the file; safe to call twice. Syncs nothing: what counts was synced."""
+        """Close the file; safe to call twice. Syncs nothing: everything that counts is synced already."""
         if self._fd is not None:
             fd, self._fd = self._fd, None
             direct_fd, self._direct_fd = self._direct_fd, None
@@ -127,7 +127,7 @@ class SegmentWriter:
             self._files.close(fd)
 
     def _append_past_cache(self, fd: int, frame: EncodedFrame, portions: Portions) -> int:
-        """Write a frame, its whole pages past the page cache; returns how much of it, less after a short write."""
+        """Write a frame, its whole pages past the page cache; return how many bytes, fewer after a short write."""
         if self._direct_fd is None:
             self._direct_fd = self._files.open_direct(self.path, fd)
             if self._direct_fd is None:
@@ -143,7 +143,7 @@ class SegmentWriter:
                 if self._portions is not None:
                     count = self._files.write_direct(self._direct_fd, portion, self._written + done)
                 if count is None:
-                    # Refused: nothing of it was written.
+                    # The system refused, and wrote nothing of it.
                     self._portions = None
                     count = self._files.write(fd, [portion])
                 done += count
@@ -152,7 +152,7 @@ class SegmentWriter:
         return done + self._append(fd, tail)
 
     def _append(self, fd: int, buffers: Sequence[pa.Buffer | bytes]) -> int:
-        """Write at the end by as few calls as the system allows; returns how much, less after a short write."""
+        """Write at the end by as few calls as the system allows; return how many bytes, fewer after a short write."""
         done = 0
         for first in range(0, len(buffers), _MOST_BUFFERS):
             group = buffers[first : first + _MOST_BUFFERS]
@@ -195,7 +195,7 @@ class DamagedFrame:
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """What an interrupted last write left, from ``offset`` to the end of the file."""
+    """The bytes that an interrupted last write left, from ``offset`` to the end of the file."""
 
     offset: int
     length: int
@@ -212,7 +212,7 @@ class ByteSource(Protocol):
     size: int
 
     def read(self, length: int, offset: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``; fewer only at the end."""
+        """Return up to ``length`` bytes from ``offset``; fewer only at the end."""
         ...
 
 
@@ -227,7 +227,7 @@ class _OpenFile:
 
 
 def scan_segment(files: Files, path: PurePath, *, dir_fd: int | None = None) -> Iterator[ScannedItem]:
-    """Everything in a segment file, in order; a ``TornTail`` is the last if there is one.
+    """Yield everything in a segment file, in order; a ``TornTail``, if there is one, comes last.
 
     Memory is bounded by one window of 1 MiB, whatever the frames' size; payloads are checked, not returned. The path is
     relative to the open directory ``dir_fd`` where one is given.
@@ -243,7 +243,7 @@ def scan_segment(files: Files, path: PurePath, *, dir_fd: int | None = None) -> 
 
 
 def scan_source(source: ByteSource) -> Iterator[ScannedItem]:
-    """As ``scan_segment``, for bytes from anywhere."""
+    """Do as ``scan_segment``, for bytes from any source."""
     size = source.size
     offset = 0
     owner: tuple[int, int] | None = None
@@ -285,7 +285,7 @@ def _checksum(source: ByteSource, header: bytes, offset: int, length: int) -> in
 
 
 def _next_header(source: ByteSource, start: int, owner: tuple[int, int] | None) -> int | None:
-    """The offset of the next readable header that the same process wrote, or None."""
+    """Return the offset of the next readable header that the same process wrote, or None."""
     size = source.size
     base = start
     while size - base >= HEADER_LENGTH:
@@ -305,6 +305,6 @@ def _next_header(source: ByteSource, start: int, owner: tuple[int, int] | None) 
             at = window.find(MAGIC, at + 1)
         if base + len(window) >= size:
             return None
-        # A magic that straddles two windows is found in the second.
+        # A magic that crosses the end of a window is found in the next one.
         base += len(window) - (len(MAGIC) - 1)
     return None
