@@ -57,7 +57,7 @@ class RequestBody:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self.is_over = True
-            raise refusal(HTTPStatus.BAD_REQUEST, "body: the connection ended in its midst: send it whole")
+            raise refusal(HTTPStatus.BAD_REQUEST, "body: the connection ended before its end: send it whole")
         self.is_over = not message.get("more_body", False)
         piece: bytes = message.get("body", b"")
         return piece

@@ -64,6 +64,6 @@ def check_framing(headers: Headers) -> None:
             # ``connections`` removes the header from every request except pipelined ones.
             raise refusal(
                 HTTPStatus.BAD_REQUEST,
-                "Upgrade: no other protocol is spoken here: leave it out, or await each answer",
+                "Upgrade: no other protocol is spoken here: leave it out, or wait for each answer",
                 connection="close",
             )

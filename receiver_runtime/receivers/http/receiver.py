@@ -11,10 +11,11 @@ from receiver_runtime.sources.http import Http
 
 
 class HttpReceiver(RunReceiver):
-    """Listens, and acknowledges what is registered. See ``Http``."""
+    """Listen for requests, and acknowledge records that are registered. See ``Http``."""
 
     columns: ClassVar[tuple[tuple[str, str], ...]] = Http.columns
-    # Of what was answered 202, for nobody sends it again; ``KeyedHandOver`` marks the blocks of all other requests.
+    # ``Http.source_rule`` is for records that were answered 202, because no sender sends these again.
+    # ``KeyedHandOver`` marks the blocks of all other requests.
 
     def __init__(self, source: Http) -> None:
         super().__init__()
@@ -22,5 +23,5 @@ class HttpReceiver(RunReceiver):
         self._routes = routes_of(source)
 
     def make_run(self) -> HttpServer:
-        """Its stop returns when everybody is answered and the port is free."""
+        """Return a server. Its ``stop`` returns when all requests are answered and the port is free."""
         return HttpServer(self, self._source, self._routes)

@@ -117,8 +117,8 @@ def _one_by_one(lines: Sequence[bytes], content_type: str | None, most_bytes: in
         if len(rejected) > MOST_REJECTED:
             raise PushRefusedError(
                 400,
-                f"body: more than {MOST_REJECTED} lines are not records; {rejected[0].why}: correct it, or send less at "
-                "once",
+                f"body: more than {MOST_REJECTED} lines are not records; {rejected[0].why}: correct it, or send less "
+                "at once",
             )
     if not good:
         if not rejected:

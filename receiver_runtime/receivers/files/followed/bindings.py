@@ -84,7 +84,7 @@ class Bindings:
         return self._sharing.is_ours(file.fingerprint[1])
 
     def release_others(self) -> None:
-        """Read no more of files that other receivers are to read."""
+        """Stop reading files that other receivers are to read."""
         for file in self.contents():
             file.ours = file.ours and self.is_ours(file)
 

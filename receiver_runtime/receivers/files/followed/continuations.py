@@ -48,8 +48,8 @@ class Continuations:
     def _take_other_name(self, file: FollowedFile, reading: Reading, head: bytes) -> bool:
         """Bind a file to the name by which another receiver has read on its content; False: there is none.
 
-        The two had it in different files, as after a copytruncate, and more contents began alike since, so that nobody
-        knew which one it is. A content that is in another present file is another content.
+        The two had it in different files, as after a copytruncate, and more contents began alike since, so that neither
+        could tell which one it is. A content that is in another present file is another content.
         """
         for name, generation in self._known.continued_with(head):
             at = self._known.registered(name)

@@ -45,14 +45,14 @@ class Reports:
         """Report that a file has another content, and its content may be gone."""
         self._receiver.report_error(
             f"{file.path} was truncated, or replaced: it had {file.size} bytes, {position} of them are "
-            "read; it is read anew from its beginning"
+            "read; it is read again from its beginning"
         )
 
     def report_unidentified(self, file: FollowedFile) -> None:
         """Report that a file is gone before it had enough lines to be identified."""
         self._receiver.report_error(
-            f"{file.path} is gone: its {file.size} bytes were seen and not read, for it had not the whole "
-            "lines yet that tell it apart; they are lost",
+            f"{file.path} is gone: its {file.size} bytes were seen and not read, because it did not have the "
+            "whole lines yet that identify it; they are lost",
         )
 
     def report_unfinished(self, file: FollowedFile) -> None:
