@@ -31,9 +31,7 @@ class AcknowledgedBlocks:
             self._newest.append((block.sequence, block.records, block.links))
 
     def describe_after(self, sequence: int) -> str | None:
-        """Describe what was acknowledged after a sequence: blocks, records, sequences, positions; None if
-        nothing was.
-        """
+        """Describe the blocks acknowledged after a sequence: number, records, sequences, positions; None: no block."""
         with self._lock:
             found = [item for item in self._newest if item[0] > sequence]
         if not found:

@@ -265,7 +265,7 @@ class Agent:
         except ProcessExpiredError:
             # Other hosts got its receivers. Its processes are fenced, and the next reconciliation stops them.
             expired, self._process_id = self._process_id, None
-            log.warning("the tracker declared this agent dead; registering anew", process_id=expired)
+            log.warning("the tracker declared this agent dead; registering again", process_id=expired)
             return
         self._reconcile(connection, self._process_id)
         if self._batch_drivers is not None and self._least_batch_drivers:
@@ -395,7 +395,7 @@ class Agent:
         if history.crashes >= MAX_CRASHES:
             history.refused_assignment = member.assignment
             reason = f"crashed {history.crashes} times in a row, the last time: {what}"
-            # A person who starts it again has fixed something, or wants as many attempts again.
+            # A person who starts it again has fixed something, or wants the same number of attempts once more.
             history.crashes = 0
             history.backoff.reset()
             # Before the state, so that a reader of that state finds the cause in the history.
@@ -439,7 +439,7 @@ class Agent:
                     member.stopping_since = now
             elif now - member.stopping_since > STOP_GRACE_SECONDS:
                 log.warning(
-                    "a receiver did not stop in time; it is left alone, for others share its process",
+                    "a receiver did not stop in time; it is left alone, because others share its process",
                     child=process.child.name,
                     receiver_id=receiver_id,
                 )
@@ -477,7 +477,7 @@ class Agent:
                 self._start_receivers(left[first : first + size])
 
     def _join(self, receiver_id: int, assignment: int, *, suspicion: int, size: int) -> bool:
-        """Give a receiver to a process that has room and whose receivers are as much suspected."""
+        """Give a receiver to a process that has room and whose receivers have the same suspicion."""
         if size == 1:
             return False
         for process in self._processes:
@@ -580,9 +580,7 @@ class Agent:
                 self._roles[role] = self._start(role, command)
 
     def _tend_batch_drivers(self) -> None:
-        """Report what an ended driver was working on as lost at once, so that its batch need not wait for the time
-        limit.
-        """
+        """Report an ended driver's work as lost at once, so that its batch need not wait for the time limit."""
         if self._batch_drivers is None:
             return
         self._ended_pids += self._batch_drivers.tick()

@@ -80,8 +80,7 @@ class BatchDrivers:
             log_directory: each driver's output goes to a file here.
             wanted: how many drivers; may be changed at any time.
             preparation: a command that makes later starts of a driver quicker, run once; it ends when its standard
-                input
-                closes. None: there is none.
+                input closes. None: there is none.
             clock: monotonic, in seconds.
         """
         self.wanted = wanted

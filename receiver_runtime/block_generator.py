@@ -110,9 +110,7 @@ class Block:
 
 
 class BlockGeneratorListener(Protocol):
-    """Receive the blocks. The generator calls ``on_generate_block`` under its lock, and ``on_push_block``
-    without it.
-    """
+    """Receive the blocks. The generator holds its lock while it calls ``on_generate_block``, not ``on_push_block``."""
 
     def on_generate_block(self, block: Block) -> None:
         """Note that a block was cut."""
@@ -331,10 +329,10 @@ class BlockGenerator:
 
         The batch has the generator's schema (``records.conform``).
 
-        What is larger than a block comes in pieces, in order, each of them for itself.
+        A batch that is larger than a block is added in pieces, in order, each piece as a batch of its own.
 
         Raises:
-            GeneratorStateError: not Active; of what is larger than a block, pieces may be in.
+            GeneratorStateError: not Active; some pieces of a batch that is larger than a block may have been added.
         """
         self._require_active()
         done = 0
@@ -394,7 +392,7 @@ class BlockGenerator:
     # -- the timer's role: at most one thread at a time, the one for which `_cutting` was set ------------------------
 
     def _tick(self) -> float | None:
-        """Cut what is there if it is small, or have it cut; return when the next tick is due. Runs on the timer."""
+        """Cut the buffer if it is small, else have a thread cut it; return when the next tick is due. On the timer."""
         with self._lock:
             if self._state is not GeneratorState.ACTIVE:
                 return None

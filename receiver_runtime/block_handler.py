@@ -28,9 +28,7 @@ _NOTE_PAYLOAD = b"\0"
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Hold a record that can't be stored as intended: its raw bytes, the reason, and which part it is from (0 is the
-    first).
-    """
+    """Hold a record, or a part of one, that can't be stored as intended: raw bytes, reason, part (0 is the first)."""
 
     reason: DeadLetterReason
     data: bytes
@@ -39,9 +37,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class EncodedBlock:
-    """Hold a block as it will be stored, without its frame. The frame needs a sequence; this can be made before there
-    is one.
-    """
+    """Hold a block as it will be stored, without its frame: so it can be encoded before it has a sequence."""
 
     payload: Sequence[pa.Buffer]
     records: int
@@ -151,9 +147,7 @@ class BlockHandler:
         self._log.roll_if_due(unless_after=newest if noted else self._said_through)
 
     def close(self) -> None:
-        """Write a note of what is registered, close the log, and seal its last segment if everything in it is
-        registered.
-        """
+        """Write a note of what is registered, and close the log. Its last segment is sealed if all is registered."""
         self._note()
         self._log.close()
 

@@ -66,9 +66,7 @@ class BlockPathListener(Protocol):
         ...
 
     def on_hindered(self, what: str, reason: str | None) -> str:
-        """Note that ``what`` is hindered for this reason, or no longer (None); return the reason that it was hindered
-        for.
-        """
+        """Note that ``what`` is hindered for this reason, or no longer (None). Return the former reason."""
         ...
 
 
@@ -196,8 +194,9 @@ class BlockPath:
             self._interrupted = False
 
     def receiver_stops(self) -> None:
-        """Let a stopping receiver hand over what it has read at any rate; stop waiting for a disk to take records with
-        keys.
+        """Lift the rate limit for the records that a stopping receiver has read.
+
+        From now on, a push of records with keys no longer waits for a disk that takes no blocks.
         """
         with self._changed:
             self._interrupted = True
@@ -298,8 +297,7 @@ class BlockPath:
         return self._positions
 
     def push_linked(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> Future[NewBlock]:
-        """Store a batch as one block that moves its source's positions; return when it is stored, before it is
-        registered.
+        """Store a batch as one block that moves its source's positions; return before it is registered.
 
         The future resolves when the driver log has the block and the positions. It fails with OffsetConflictError if
         another receiver has moved one of the positions. Then no block in flight is registered, and nothing more is
@@ -331,8 +329,9 @@ class BlockPath:
         return self.hand_overs
 
     def wait_for_rate(self, records: int, nbytes: int) -> None:
-        """Return when these records may pass. For ``push_keyed``, which may have to push records again that have
-        passed.
+        """Return when these records may pass the rate limit.
+
+        ``push_keyed`` does not wait for that, because it may have to push records again that have passed already.
         """
         with self.hand_overs:
             self.limiter.acquire(records, nbytes)

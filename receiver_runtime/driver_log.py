@@ -73,9 +73,7 @@ class DriverLog:
         progress: Progress | None = None,
         on_answer: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare. `progress` is told of each call that failed; `on_answer` is called for each one that was
-        answered.
-        """
+        """Prepare. Failed calls are counted in `progress`; `on_answer` is called for each call that was answered."""
         self._engine = engine
         self._progress = progress or Progress()
         self._on_answer = on_answer
@@ -107,8 +105,8 @@ class DriverLog:
         """Make a call, and repeat it while the driver log is unavailable; return the answer.
 
         Args:
-            what: for people, as "open a segment".
-            listener: told when the answer takes long, and then when it has come.
+            what: names the call in messages, for example "open a segment".
+            listener: called when the answer takes long, and again when it has come.
 
         Raises:
             GivenUpError: the process is ending at once.
@@ -161,9 +159,7 @@ class SourcePositions(Protocol):
     """Keep the positions of a stream's source partitions in the driver log."""
 
     def open_partition(self, source: str, partition: str, start_offset: int) -> Position:
-        """Return where to read a partition from; before its first read, record ``start_offset`` as its origin and
-        return it.
-        """
+        """Return where to read a partition from: if it was never read, ``start_offset``, recorded as its origin."""
         ...
 
     def all_of(self, source: str) -> Mapping[str, Position]:
@@ -175,8 +171,9 @@ class SourcePositions(Protocol):
         ...
 
     def peers(self) -> Sequence[Peer]:
-        """Return the receivers that read the stream now, including this one. Asks once; raises if the log is
-        unavailable.
+        """Return the receivers that read the stream now, including this one.
+
+        Asks once; raises if the driver log is unavailable.
         """
         ...
 
@@ -190,8 +187,9 @@ class KnownKeys(Protocol):
     """Keep the idempotency keys of a stream's records in the driver log."""
 
     def known_keys(self, keys: Sequence[str], *, wait: bool = True) -> set[str]:
-        """Return those that the stream has received within its window; without ``wait``, none while the log is
-        unavailable.
+        """Return the keys that the stream has received within its window.
+
+        Without ``wait``, return none of them while the driver log is unavailable.
         """
         ...
 
@@ -214,7 +212,7 @@ class ReceiverDriverLog:
         self._listener: OutageListener | None = None
 
     def tell(self, listener: OutageListener) -> None:
-        """Set the listener that is told of waiting calls from now on."""
+        """Set the listener for waiting calls from now on."""
         self._listener = listener
 
     def open_segment(self, path: str, source_rule: str) -> int:

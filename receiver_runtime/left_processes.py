@@ -2,10 +2,10 @@
 
 An agent that was killed can't say that it, its receivers' processes and its batch drivers have ended; without this file
 they would count as living until their heartbeats have been missing for the limit. The next agent in the same home reads
-the file and looks at each process on its own machine. It calls a process gone only where no process has that pid, or
-where that very process is a zombie; a pid that another process has by now is left to the heartbeat limit. A file of
-another machine, boot or pid namespace says nothing about the processes here, and is not used. It must never end
-a process, and it knows nothing of the driver log.
+the file and looks at each process on its own machine. A process counts as gone only if no process has its pid, or if
+it is a zombie; a pid that another process has by now is left to the heartbeat limit. A file of another machine, boot or
+pid namespace says nothing about the processes here, and is not used. This module must never end a process, and it knows
+nothing of the driver log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 class LeftProcesses:
-    """The processes that an earlier agent noted, minus those that are known to be gone; and the note of our own."""
+    """Hold the processes that an earlier agent noted and that are not known to be gone; write our own note."""
 
     def __init__(self, file: Path, *, host: str) -> None:
         """Read what an earlier agent noted in `file`; `host` is the agent's name for this machine."""
@@ -41,14 +41,14 @@ class LeftProcesses:
         self._noted: dict[int, float] | None = None
 
     def take_gone(self) -> list[int]:
-        """Return the pids of those that are gone by now, each once."""
+        """Return the pids of noted processes that are gone by now, each once."""
         found = {pid: _look_for(pid, created) for pid, created in self._left.items()}
         self._left = {pid: created for pid, created in self._left.items() if found[pid] is _Found.LIVES}
         # A row with a pid that was given to another process may be that one's, which lives.
         return [pid for pid, what in found.items() if what is _Found.GONE]
 
     def note(self, pids: Iterable[int]) -> None:
-        """Note the processes that run now, this one included, and those of before that are not gone yet."""
+        """Note the processes that run now, including this one, and earlier ones that are not known to be gone."""
         known = self._noted or {}
         processes = dict(self._left)
         for pid in {os.getpid(), *pids}:
@@ -63,7 +63,7 @@ class LeftProcesses:
             new.write_text(json.dumps({**self._place, "processes": list(processes.items())}), encoding="utf-8")
             new.replace(self._file)
         except OSError as error:
-            # The successor then waits for the heartbeat limit, as one on another machine does.
+            # The successor then waits for the heartbeat limit, as it would on another machine.
             log.warning("can't note the agent's processes", file=str(self._file), error=str(error))
         self._noted = processes
 
@@ -72,7 +72,7 @@ class LeftProcesses:
         try:
             self._file.unlink(missing_ok=True)
         except OSError as error:
-            # The successor then looks for processes that are gone, and whose rows have ended.
+            # Harmless: the successor then looks for processes that are gone and whose rows have ended already.
             log.warning("can't remove the note of the agent's processes", file=str(self._file), error=str(error))
 
     def _read(self) -> dict[int, float]:
@@ -123,5 +123,5 @@ def _look_for(pid: int, created: float) -> _Found:
     except psutil.NoSuchProcess:
         return _Found.GONE
     except psutil.Error:
-        # This agent may not look at the process: it may be the one.
+        # This agent has no right to look at the process, which may be the one that was noted.
         return _Found.LIVES

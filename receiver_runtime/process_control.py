@@ -36,9 +36,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Tell the agent that the process runs this receiver from now on. The first one says that the process
-    itself works.
-    """
+    """Tell the agent that the process runs this receiver. The first such message shows that the process works."""
 
     receiver_id: int
     assignment: int

@@ -136,9 +136,8 @@ class ProgressWatchdog:
     Args:
         watched: returns the current receivers; must take no lock.
         on_stuck: called on the watchdog's thread with the stuck receivers; must not wait without a time limit. It
-            either
-            ends the process and returns True, and nothing is watched from then on; or it counts in each one's progress
-            why the process goes on, and returns False.
+            either ends the process and returns True, and nothing is watched from then on; or it counts in each one's
+            progress why the process goes on, and returns False.
     """
 
     def __init__(

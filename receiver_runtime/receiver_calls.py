@@ -59,10 +59,10 @@ class WatchedCall:
 
 
 class HandOvers:
-    """Record which of the receiver's threads are inside the supervisor with records, and since when. One entry a
-    thread.
+    """Record which of the receiver's threads are inside the supervisor with records, and since when.
 
-    Used as a context around each hand-over. It takes no lock, because there is one hand-over for every record.
+    Each thread has one entry. Used as a context around each hand-over. It takes no lock, because there is one hand-over
+    for every record.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -78,9 +78,7 @@ class HandOvers:
         self._since.pop(threading.get_ident(), None)
 
     def any_since(self, moment: float) -> bool:
-        """Return whether a hand-over that began at ``moment`` or before is not over: the receiver waits for the
-        supervisor.
-        """
+        """Return whether the receiver waits for the supervisor in a hand-over that began at ``moment`` or before."""
         return any(since <= moment for since in list(self._since.values()))
 
 

@@ -37,8 +37,7 @@ def prepare_receiver(source: Source, *, receiver_id: int, ask: Ask) -> Receiver:
 
     Raises:
         SourceError: it can't be made here, or its columns can't be stored beside those of the stream's blocks; a
-            restart
-            does not help.
+            restart does not help.
     """
     receiver = make_receiver(source)
     try:

@@ -325,9 +325,7 @@ class ReceiverSupervisor:
         self._reporter.error(message, error)
 
     def restart_receiver(self, message: str, error: BaseException | None, delay: float | None) -> None:
-        """Ask for a restart; return at once. Ignored unless Started, or if a restart is already requested (R03,
-        S05).
-        """
+        """Ask for a restart; return at once (R03, S05). Ignored unless Started, or if one is requested already."""
         with self._changed:
             if self._state is SupervisorState.STARTED and self._wanted_restart is None:
                 self._wanted_restart = _Restart(message, error, delay)
@@ -347,9 +345,7 @@ class ReceiverSupervisor:
             self._changed.notify_all()
 
     def on_hindered(self, what: str, reason: str | None) -> str:
-        """Show operators what hinders blocks, or that it no longer does (None); return the reason that was shown for
-        it.
-        """
+        """Show operators what hinders blocks, or that it no longer does (None). Return the reason shown before."""
         if reason is None:
             return self._clear(what)
         self._hinder(what, reason)
@@ -589,9 +585,7 @@ class ReceiverSupervisor:
         self._reporter.reason(shown)
 
     def _clear(self, what: str) -> str:
-        """Remove a hindrance, and show the next one or the reason that it hid; return the removed hindrance's
-        reason.
-        """
+        """Remove a hindrance, and show the next one, or the reason that it hid. Return the removed one's reason."""
         if not self._hindrances:
             # The common case: this is called for each block that is stored.
             return ""

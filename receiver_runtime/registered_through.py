@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RegisteredThrough:
-    """Hold the newest sequence that the driver log is known to have. Only the registrar raises it; any thread
-    reads it.
-    """
+    """Hold the newest sequence that the driver log is known to have. The registrar raises it; any thread reads it."""
 
     sequence: int = 0

@@ -63,9 +63,9 @@ _ERRORS_ALONE = 3
 _REGISTER = "register blocks"
 # Seconds. At the end a heartbeat that hangs is not waited for any longer, because its process is about to sign off.
 _LAST_HEARTBEAT_SECONDS = 2.0
-# With at least _GATHERING_FROM receivers, two calls begin at least this many seconds apart: so long per receiver, and
-# at most _LONGEST_GATHERING. A group of many small blocks costs the driver log, and this process, far fewer calls. With
-# fewer receivers no block waits for others.
+# With at least _GATHERING_FROM receivers, two calls begin at least _GATHERING_PER_RECEIVER seconds per receiver apart,
+# but at most _LONGEST_GATHERING seconds. A group of many small blocks costs the driver log, and this process, far fewer
+# calls. With fewer receivers no block waits for others.
 _GATHERING_FROM = 10
 _GATHERING_PER_RECEIVER = 0.0005
 _LONGEST_GATHERING = 0.05
@@ -105,9 +105,7 @@ class PostgresBlockLog:
     """
 
     def __init__(self, engine: sa.Engine, *, process_id: int, queued: Callable[[], Mapping[int, int]] = dict) -> None:
-        """Prepare. `queued` is called at each heartbeat for the blocks in the receivers' queues, by id; it must not
-        wait.
-        """
+        """Prepare. Each heartbeat calls `queued` for the blocks in the receivers' queues, by id; it must not wait."""
         self._engine = engine
         self._process_id = process_id
         self._queued = queued
@@ -159,9 +157,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Lane:
-    """Hold one receiver's blocks. The registrar's lock guards all fields except ``sent``, which only its thread
-    changes.
-    """
+    """Hold one receiver's blocks. The registrar's lock guards all fields except ``sent``, which its thread changes."""
 
     receiver_id: int
     limit: int
@@ -244,8 +240,7 @@ class Registration:
         return future
 
     def go_on(self) -> int:
-        """Accept blocks again after a refusal for a position or a key; return the sequence that the next block is to
-        follow.
+        """Accept blocks again after a refusal for a position or a key; return the sequence that the next one follows.
 
         Raises: the error with which the receiver was refused for good.
         """
@@ -266,9 +261,7 @@ class Registration:
                 self._lane.moved.wait()
 
     def lift_limit(self) -> None:
-        """Make room for any number of blocks: nothing more is read, and what is stored before the end can be
-        salvaged.
-        """
+        """Make room for any number of blocks: nothing more is read, and what is stored now can be salvaged."""
         with self._changed:
             self._lane.limit = sys.maxsize
             self._lane.moved.notify_all()
@@ -281,8 +274,9 @@ class Registration:
 
 
 class Registrar:
-    """Register blocks; see the module. ``start`` once, ``stop`` once; callbacks run on its thread and must return at
-    once.
+    """Register blocks; see the module. Call ``start`` and ``stop`` once each.
+
+    Callbacks run on its thread and must return at once.
 
     Args:
         log: the driver log.
@@ -337,8 +331,8 @@ class Registrar:
             registered_through: the claim's sequence; raised here.
             limit: how many unregistered blocks may be here.
             on_steering: called with what the receiver is to do, when an answer or a heartbeat brings something new.
-            listener: told when its blocks have waited long, and then when they are answered.
-            progress: told of each call for its blocks, whether it was answered or failed.
+            listener: called when its blocks have waited long, and again when they are answered.
+            progress: counts each call for its blocks, whether it was answered or failed.
             on_lost: called when a heartbeat found that the driver log lost registered blocks of the receiver.
         """
         if limit < 1:
@@ -494,7 +488,7 @@ class Registrar:
         for result in results:
             lane = by_receiver[result.receiver_id]
             lane.errors_alone = 0
-            self._wait_no_more(lane)
+            self._end_wait(lane)
             if result.outcome in _SETTLED:
                 lane.progress.made()
                 self._settle(lane)
@@ -526,7 +520,7 @@ class Registrar:
             lane.told_to_wait = True
             self._tell(lane, lambda listener: listener.on_driver_log_away(_REGISTER, error))
 
-    def _wait_no_more(self, lane: _Lane) -> None:
+    def _end_wait(self, lane: _Lane) -> None:
         since, told = lane.waits_since, lane.told_to_wait
         lane.waits_since, lane.told_to_wait = None, False
         if told and since is not None:

@@ -23,9 +23,7 @@ class ReplicaReports:
         self._receiver_id = receiver_id
 
     def on_replica_lost(self, name: str, detail: str) -> None:
-        """Report a lost replica. Blocks go to the others, and to this one from the next segment on if it
-        answers then.
-        """
+        """Report a lost replica. Blocks go to the others; the next segment tries this one again."""
         _log.warning("a replica of the block store is lost", receiver_id=self._receiver_id, replica=name, detail=detail)
         self._reporter.event(ReceiverEventKind.ERROR, replica_lost(name), detail)
 

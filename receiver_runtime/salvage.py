@@ -184,7 +184,7 @@ def salvage(
         claimed: already answered; nothing is added under it yet.
         location: of the store, as ``store_location`` gives it.
         earlier_location: the location that processes of an earlier version used, if it was different.
-        progress: told of each frame and segment that was read, or could not be.
+        progress: counts each frame and segment that was read, or could not be.
 
     Raises:
         ReceiverFencedError: another process has taken the receiver over meanwhile.
@@ -254,9 +254,7 @@ class _Salvage:
     # -- segments without rows ---------------------------------------------------------------------------------------
 
     def give_rows_to_lost_segments(self) -> None:
-        """Give a row to each file of the receiver that no row names, as to a segment that a killed process left
-        open.
-        """
+        """Give a row to each file of the receiver that has none, as if a killed process had left it open."""
         try:
             unknown = [found for page in _groups(sorted(self._own_files())) for found in self._without_row(page)]
             if unknown:
@@ -295,7 +293,7 @@ class _Salvage:
         )
 
     def _own_files(self) -> set[tuple[int, int, str]]:
-        """The receiver's files as (epoch, number, path)."""
+        """Return the receiver's files as (epoch, number, path)."""
         found = set()
         for path in self._store.segment_paths(f"receiver-{self._receiver_id}"):
             name = _SEGMENT_NAME.fullmatch(path)
@@ -333,7 +331,7 @@ class _Salvage:
     # -- one epoch ---------------------------------------------------------------------------------------------------
 
     def do(self, epoch: int, segments: Sequence[OpenSegment]) -> None:
-        """All of one epoch: look at everything, register, tell, seal."""
+        """Salvage one epoch: look at everything, register, report, seal."""
         try:
             found = self._look(epoch, segments)
         except _OutOfReachError as error:
@@ -471,12 +469,10 @@ class _Salvage:
             )
         return recorded
 
-    # -- tell --------------------------------------------------------------------------------------------------------
+    # -- report ------------------------------------------------------------------------------------------------------
 
     def _tell_lost_commits(self, found: _Found, taken: Sequence[_StoredBlock], left: Sequence[_StoredBlock]) -> None:
-        """Report lost commits. Before the blocks are registered, because a successor would then find fewer to
-        report.
-        """
+        """Report lost commits. Called before the blocks are registered, or a successor would find fewer to report."""
         again = [block for block in taken if found.was_acknowledged(block)]
         read = [block for block in left if found.was_acknowledged(block)]
         if found.acknowledged <= found.registered:

@@ -45,8 +45,9 @@ def encode_begin(receivers: Sequence[tuple[int, int]], log_file: Path) -> bytes:
 
 
 def wait_for_work(descriptor: int) -> Begin | None:
-    """Wait for the line, and write to its file from then on; return None if the agent is gone. Reads nothing after the
-    line.
+    """Wait for the line, and write to its file from then on; return None if the agent is gone.
+
+    Reads nothing after the line.
     """
     line = b""
     while not line.endswith(b"\n"):

@@ -44,9 +44,9 @@ class _Event:
 
 @dataclass(slots=True)
 class _Repeated:
-    told_at: float
+    reported_at: float
     event: _Event
-    untold: int = 0
+    unreported: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -105,9 +105,7 @@ class ReceiverReporter:
             self.state(state[0], reason)
 
     def event(self, kind: ReceiverEventKind, message: str, detail: str = "") -> None:
-        """Report an event. ``message`` names the kind of event (repeats are counted by it), ``detail`` this
-        occurrence.
-        """
+        """Report an event. ``message`` names its kind, by which repeats are counted, ``detail`` this occurrence."""
         self._add_event(self.queue, _Event(kind, message, detail))
 
 
@@ -136,7 +134,7 @@ class StatusReporter:
         deadline = self._clock.monotonic() + timeout
         with self._changed:
             queue.detached = True
-            self._tell_untold(queue, due=False)
+            self._report_repeats(queue, due=False)
             self._changed.notify_all()
             while (
                 (queue.state is not None or queue.events)
@@ -156,7 +154,7 @@ class StatusReporter:
         with self._changed:
             self._stop_at = self._clock.monotonic() + timeout
             for queue in self._queues:
-                self._tell_untold(queue, due=False)
+                self._report_repeats(queue, due=False)
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join(timeout + 1.0)
@@ -176,8 +174,8 @@ class StatusReporter:
                 return
             key = (event.kind, event.message)
             repeated = queue.repeated.get(key)
-            if repeated is not None and now - repeated.told_at < REPEAT_SECONDS:
-                repeated.untold += 1
+            if repeated is not None and now - repeated.reported_at < REPEAT_SECONDS:
+                repeated.unreported += 1
                 repeated.event = event
                 return
             queue.repeated[key] = _Repeated(now, event)
@@ -195,17 +193,17 @@ class StatusReporter:
             queue.events.append(event)
             self._changed.notify_all()
 
-    def _tell_untold(self, queue: _Queue, *, due: bool) -> None:
+    def _report_repeats(self, queue: _Queue, *, due: bool) -> None:
         """Report events that were repeated since their last report, once the interval is over. The lock is held."""
         now = self._clock.monotonic()
         for key, repeated in list(queue.repeated.items()):
-            if due and now - repeated.told_at < REPEAT_SECONDS:
+            if due and now - repeated.reported_at < REPEAT_SECONDS:
                 continue
-            if repeated.untold:
+            if repeated.unreported:
                 event = repeated.event
-                detail = f"{event.detail} ({repeated.untold} more since the last report)".strip()
+                detail = f"{event.detail} ({repeated.unreported} more since the last report)".strip()
                 self._enqueue(queue, _Event(event.kind, event.message, detail))
-                repeated.told_at, repeated.untold = now, 0
+                repeated.reported_at, repeated.unreported = now, 0
             else:
                 del queue.repeated[key]
 
@@ -226,7 +224,7 @@ class StatusReporter:
         with self._changed:
             while True:
                 for queue in self._queues:
-                    self._tell_untold(queue, due=True)
+                    self._report_repeats(queue, due=True)
                     if queue.state is not None:
                         self._current: tuple[_Queue, object] = (queue, queue.state)
                         return _state_statement(queue, *queue.state)

@@ -122,7 +122,7 @@ def _identity_of_new(replica: Replica, attached: Sequence[HostStore]) -> str:
         known = "; ".join(f"{seen.host} has {', '.join(sorted(set(seen.roots.values())))}" for seen in attached)
         raise StoreUnavailableError(
             replica.name,
-            f"not mounted? There is no block store, and none is made, since the driver log knows one: {known}. "
+            f"not mounted? There is no block store, and none is made, because the driver log knows one: {known}. "
             f"If this is to be a new, empty one: forebay blocks adopt {replica.name}",
         )
     return make_identity(replica)

@@ -44,7 +44,7 @@ class UnfailingReporter:
         self.warning(message, error)
 
     def warning(self, message: str, error: BaseException | None) -> None:
-        """Log it."""
+        """Log a warning."""
         with suppress(Exception):
             _log.warning(message, receiver_id=self._receiver_id, error=describe(error))
 

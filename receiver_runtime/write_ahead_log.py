@@ -52,9 +52,7 @@ class SegmentRows(Protocol):
         ...
 
     def seal_segment(self, segment_id: int, length: int, sequence: int) -> None:
-        """Record the final length, if the newest block in the segment is registered (``sequence`` is 0 for no
-        block).
-        """
+        """Record the final length, if the segment's newest block, ``sequence``, is registered (0: it has no block)."""
         ...
 
 
@@ -71,19 +69,19 @@ class SegmentStore(Protocol):
 
 
 class WriteAheadLog:
-    """Appends frames durably. Safe from any thread: one writes at a time.
+    """Append frames durably. Safe from any thread: one writes at a time.
 
     Args:
-        store: of the segment files.
-        rows: of the segments in the driver log.
-        claim: in the files' names, so that no two epochs ever share one.
+        store: keeps the segment files.
+        rows: keeps the segments' rows in the driver log.
+        claim: its epoch is in the files' names, so that no two epochs ever share a file.
         source_rule: written into each segment's row.
-        registered_through: segments that wait for it are sealed.
+        registered_through: how far blocks are registered: a segment is sealed once all of its blocks are.
         segment_interval: a segment is closed at this age, in seconds from its first frame.
-        max_segment_bytes: or before it would grow past this; a larger frame has a segment to itself.
-        max_failures: attempts at one write, each in a new segment.
+        max_segment_bytes: a segment is closed before it would grow past this; a larger frame has a segment to itself.
+        max_failures: the most attempts at one write, each in a new segment.
         durable: sync before a write returns.
-        progress: told of each attempt that failed.
+        progress: counts each attempt that failed.
     """
 
     def __init__(
@@ -120,9 +118,9 @@ class WriteAheadLog:
         self._segment_since = 0.0
         # The newest block in the open segment.
         self._segment_sequence = 0
-        # By segment, how many dead letters have no row yet.
+        # How many dead letters have no row yet, by segment.
         self._unrecorded: dict[int, int] = {}
-        # Closed and not yet sealed in the driver log, as (segment id, length, newest block); a few at most.
+        # Segments that are closed but not sealed in the driver log, as (id, length, newest block); a few at most.
         self._to_seal: list[tuple[int, int, int]] = []
         self._closed = False
 
@@ -133,15 +131,15 @@ class WriteAheadLog:
         sequence: int = 0,
         until_recorded: bool = False,
     ) -> list[BlockHandle]:
-        """Store frames, next to each other, by one sync; returns their handles, in order.
+        """Store frames, next to each other, by one sync; return their handles, in order.
 
         Args:
             frames: blocks, or dead letters.
             sequence: the newest block among them.
-            until_recorded: the segment is not to be sealed before ``recorded`` is called for each of the frames.
+            until_recorded: do not seal the segment before ``recorded`` is called for each of the frames.
 
         Raises:
-            WriteAheadLogError: ``max_failures`` attempts failed, or the store is away; the frames may be offered again.
+            WriteAheadLogError: ``max_failures`` attempts failed, or the store is unavailable; offer the frames again.
             WriteAheadLogClosedError: after ``close``.
         """
         with self._lock:
@@ -179,9 +177,7 @@ class WriteAheadLog:
             raise WriteAheadLogError(f"{'; '.join(failures)}. {WriteAheadLogError.__doc__}")
 
     def note(self, frame: EncodedFrame) -> bool:
-        """Append a frame that no caller waits for to the open segment; return False if there is none, or the write
-        fails.
-        """
+        """Append a frame that no caller waits for. Return False if no segment is open, or the write fails."""
         with self._lock:
             segment = self._segment
             if segment is None:

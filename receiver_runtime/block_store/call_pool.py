@@ -24,9 +24,7 @@ class CallsHangError(OSError):
 
 
 class CallPool:
-    """Run calls on at most ``limit`` threads. With a limit of 1, calls run in the order in which they were
-    submitted.
-    """
+    """Run calls on at most ``limit`` threads. With a limit of 1, calls run in the order of their submission."""
 
     def __init__(self, name: str, *, limit: int) -> None:
         self._name = name
@@ -58,9 +56,7 @@ class CallPool:
         return future
 
     def wait(self, future: Future[T], seconds: float) -> T:
-        """Return a call's result. Raises what it raised, or TimeoutError after ``seconds``: then the call is
-        given up.
-        """
+        """Return a call's result. Raises what it raised, or TimeoutError after ``seconds``, which gives the call up."""
         try:
             return future.result(max(0.0, seconds))
         except TimeoutError:

@@ -1,5 +1,4 @@
-"""Convert between columns as (name, type) in text, as the driver log has them, and Arrow schemas; fit blocks of
-versions.
+"""Convert between columns as the driver log has them, (name, type) in text, and Arrow schemas; fit blocks to a schema.
 
 A type's text is Arrow's own, as ``str(pyarrow type)`` has it: ``int64``, ``timestamp[us, tz=UTC]``, ``list<item:
 string>``. Two columns must differ in more than case, as in Spark.
@@ -131,9 +130,7 @@ def union(*versions: Columns) -> tuple[tuple[str, str], ...]:
 
 
 def fitted(schema: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """Return a function that fits batches of any version to ``schema``: by name, with nulls for missing columns, and
-    casts.
-    """
+    """Return a function that fits batches of any version to ``schema``: by name, with casts, nulls where missing."""
 
     def fit(batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.schema.equals(schema):

@@ -32,15 +32,17 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 def identity_of(store: Replica) -> str | None:
-    """Return the identity of one root; None if it has none yet. Raises OSError, StoreUnavailableError: can't be
-    asked.
+    """Return the identity of one root; None if it has none yet.
+
+    Raises OSError or StoreUnavailableError if the root can't be asked.
     """
     return store.identity()
 
 
 def make_identity(store: Replica, identity: str | None = None) -> str:
-    """Return the root's identity, creating it durably if there is none: the given one, or a new one. Raises as
-    above.
+    """Return the root's identity; if there is none, create the given one, or a new one, durably.
+
+    Raises as ``identity_of``.
     """
     return store.make_identity(identity)
 

@@ -41,9 +41,7 @@ def encode_batches(
 def encode_parts(
     schema: pa.Schema, batches: Sequence[pa.RecordBatch], *, compression: Compression = DEFAULT_COMPRESSION
 ) -> Sequence[pa.Buffer]:
-    """Encode as ``encode_batches``, in parts. Uncompressed data is not copied: the parts are the batches' own
-    memory.
-    """
+    """Encode as ``encode_batches``, in parts. Uncompressed data is not copied: the parts share the batches' memory."""
     if compression != "none":
         return [encode_batches(schema, batches, compression=compression)]
     sink = _Parts()
@@ -73,7 +71,7 @@ class _Parts:
     def write(self, data: pa.Buffer | bytes) -> int:
         size = len(data)
         if size < _CRUMB_BYTES:
-            # Of a batch with few records too: a write of the operating system takes about a thousand parts.
+            # Join them even in a batch of few records: one write of the operating system takes about a thousand parts.
             self._crumbs.append(bytes(data))
         else:
             self._gather()

@@ -38,9 +38,7 @@ class FrameAt(NamedTuple):
 def lost_by_reading(
     read_frame: Callable[[str, int, int, int], StoredFrame], path: str, frames: Sequence[FrameAt]
 ) -> set[FrameAt]:
-    """Return the frames that are missing or differ from what was registered; for stores where a crash may spoil a
-    frame.
-    """
+    """Return the frames that are missing or have other bytes. For stores where a crash may spoil a frame."""
     lost = set()
     for at in frames:
         try:
@@ -78,8 +76,9 @@ def checked_frame(data: bytes, where: str, offset: int, length: int, crc32c: int
 
 
 def batches_of(frame: StoredFrame, where: str, offset: int) -> Iterator[pa.RecordBatch]:
-    """Return the record batches of a block's frame, decompressed one at a time. Raises BlockCorruptError if it is no
-    block.
+    """Return the record batches of a block's frame, decompressed one at a time.
+
+    Raises BlockCorruptError if it is no block.
     """
     if frame.header.kind is not FrameKind.BLOCK:
         raise BlockCorruptError(where, offset, "a block", frame.header.kind.name, "frame kind")

@@ -41,9 +41,7 @@ def directory_of(root: str) -> Path | None:
 
 
 def root_name(root: str) -> str:
-    """Return the name of a root, also used in the driver log: an absolute path, or a URL without secrets and
-    options.
-    """
+    """Return a root's name, also in the driver log: an absolute path, or a URL without secrets and options."""
     directory = directory_of(root)
     return without_secrets(root) if directory is None else str(directory)
 
