@@ -426,7 +426,7 @@ class Agent:
             if wanted.get(receiver_id) != member.assignment
         }
         if not process.members and not process.strays:
-            # Its last receiver has ended, and so it does itself: a signal would only take its exit code from it.
+            # Its last receiver has ended, so the process ends on its own. A signal would only replace its exit code.
             process.child.stopping_since = process.child.stopping_since or now
         if len(unwanted) == len(process.members):
             for member in unwanted.values():

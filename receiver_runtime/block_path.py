@@ -154,7 +154,7 @@ class BlockPath:
         self._changed = threading.Condition()
         self._interrupted = False
         self._refused = False
-        # What was stored and then refused. The next epoch's salvage finds it if it was stored before that epoch looked.
+        # Blocks that were stored and then refused. The next epoch's salvage finds those stored before it looked.
         self._refused_blocks = 0
         self._refused_records = 0
 

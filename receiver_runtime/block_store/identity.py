@@ -112,6 +112,6 @@ def _name_if_free(new: Path, name: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        # Not as strict: two processes at the same moment may each take their own id for the one that stays.
+        # Less strict without hard links: two processes at once may each take their own id for the one that stays.
         if not name.exists():
             new.rename(name)

@@ -46,7 +46,7 @@ class LocalFile:
 
     @property
     def stat(self) -> os.stat_result:
-        """The file's status as it is now."""
+        """Return the file's status as it is now."""
         return os.fstat(self.descriptor)
 
     def read(self, offset: int, size: int) -> bytes:

@@ -42,11 +42,11 @@ class Catalog(Protocol):
 
     @property
     def source(self) -> str:
-        """The name by which the driver log has the positions."""
+        """Return the name by which the driver log has the positions."""
         ...
 
     def reload(self, known: Mapping[str, Position]) -> None:
-        """Go to these positions, and read again what lies behind them. Called first of all, too."""
+        """Go to these positions, and read again what lies behind them. Also called once before the first look."""
         ...
 
     def look(self) -> None:

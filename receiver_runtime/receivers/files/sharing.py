@@ -68,12 +68,12 @@ class Sharing:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other receiver."""
+        """Return whether there is no other receiver."""
         return len(self._state[0]) == 1
 
     @property
     def version(self) -> int:
-        """A number that changes with the set of receivers that share the files."""
+        """Return a number that changes with the set of receivers that share the files."""
         return self._state[1]
 
     def settled(self) -> bool:

@@ -191,7 +191,7 @@ class Acknowledgement:
         self._unanswered: dict[Waiting, None] = {}
         self.waiting_bytes = 0
         self.waiting_records = 0
-        # The lock guards answers on their way to the loop.
+        # Guards the answers on their way to the loop.
         self._lock = threading.Lock()
         self._answers: list[tuple[Sequence[Waiting], Future[HandedOver]]] = []
 

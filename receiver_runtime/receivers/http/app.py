@@ -90,9 +90,9 @@ class HttpApp:
         self._tokens = [token.encode() for token in tokens]
         self._asiders = ThreadPoolExecutor(_WORKERS, thread_name_prefix="http dead letters")
         self.draining = asyncio.Event()
-        # By request key: the storing of a request's dead letters, until the request is registered.
+        # The storing of a request's dead letters by its key, until the request is registered.
         self._asides: dict[str, asyncio.Future[None]] = {}
-        # Of bodies, dead letters and registrations.
+        # The time limits of bodies, dead letters and registrations.
         self._deadlines = Deadlines()
         self._admission = Admission(source, self._supervisor, acknowledgement, buffering, self.draining)
         self._bodies = BodyReader(source, self._admission, self._deadlines)

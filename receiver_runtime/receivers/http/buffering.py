@@ -40,7 +40,7 @@ class BufferedHandOver:
 
     @property
     def waiting_bytes(self) -> int:
-        """The size of the batches in the queue."""
+        """Return the size of the batches in the queue, in bytes."""
         return self._bytes
 
     def has_room(self, nbytes: int) -> bool:

@@ -155,7 +155,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._end(refusal)
 
     def on_response_complete(self) -> None:
-        """Go on to the next request, if there is one, after one was answered. Called by the request."""
+        """Continue with the next request, if there is one. Called when a request has been answered."""
         if self._refusal and len(self._queued()) <= self._is_broken():
             self._end(self._refusal)
             return

@@ -329,7 +329,7 @@ class KnownContents:
         old += [
             name for name in self._positions if (found := _SECOND.fullmatch(name)) and found[1] not in self._positions
         ]
-        # So is a claim.
+        # A claim, too, is of use only while its content is known.
         gone = set(old)
         began = {name: self._claimed_by(name, at) for name, at in self._positions.items()}
         kept = {_number_of(name) for name in (self._positions.keys() | self._claimed) - gone}
