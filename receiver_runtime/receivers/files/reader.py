@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from receiver_runtime.receivers.files.records import Part, Reading
     from tracker_store.blocks import OffsetLink, Position
 
-_SHARE = 4  # a piece of one file has at most this fraction (a quarter) of a block's bytes
+_SHARE = 4  # read a file in pieces of a quarter of a block's bytes, so that a block can hold pieces of several files
 _MOST_LINES = 500_000  # lines in one piece; a block is handed over when it has as many
 
 
@@ -46,7 +46,7 @@ class Catalog(Protocol):
         ...
 
     def reload(self, known: Mapping[str, Position]) -> None:
-        """Go to these positions, and read again what lies behind them. Also called once before the first look."""
+        """Go to these positions, and read again what is beyond them. Also called once before the first look."""
         ...
 
     def look(self) -> None:
