@@ -1,4 +1,4 @@
-"""One host's real agent with real receiver processes, each receiver with a numbered source of its own."""
+"""Run one host's real agent with real receiver processes; each receiver has its own source of numbered lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from receiver_runtime.left_processes import LeftProcesses
 
-# As `forebay receiver`, but for one source: who starts to read from that takes the whole process down.
+# Like `forebay receiver`, except that a receiver that starts to read from the source on port `poison` ends its process.
 _RUN = """
 import os
 import sys
@@ -57,7 +57,7 @@ sys.exit(code)
 
 
 class HostRig:
-    """Receivers of one stream each, by name; what they registered; and the processes that run them."""
+    """Receivers of one stream each, by name; the records they registered; and the processes that run them."""
 
     def __init__(
         self,
@@ -96,25 +96,25 @@ class HostRig:
         return [sys.executable, "-c", _RUN, self._database_url, store, str(self._poison_port), *words]
 
     def start(self) -> None:
-        """Start the agent; returns when it, and not one before it, has registered."""
+        """Start the agent; return when this agent (not an earlier one) has registered."""
         agents = "SELECT coalesce(max(id), 0) FROM forebay.processes WHERE kind = 'agent'"
         before = self.execute(agents)[0][0]
         self._thread.start()
         eventually(lambda: self.execute(agents)[0][0] > before, "the agent")
 
     def stop(self) -> None:
-        """Stop it as SIGTERM does; returns when all of its processes are gone."""
+        """Stop the agent as SIGTERM does; return when all of its processes have ended."""
         self._stop.set()
         self._thread.join()
 
     def execute(self, statement: str, **values: object) -> list[Any]:
-        """One statement; its rows."""
+        """Execute one statement and return its rows."""
         with connect(self.engine) as connection:
             result = connection.execute(sa.text(statement), values)
             return list(result) if result.returns_rows else []
 
     def declare(self, name: str, source: Mapping[str, Any], **settings: object) -> int:
-        """A stream with one receiver; its id."""
+        """Declare a stream with one receiver; return the receiver's id."""
         declaration = {"source": source, "settings": {"receiver_restart_delay": "50ms", **settings}}
         with connect(self.engine) as connection:
             apply_stream(connection, name=name, declaration=declaration, receivers=1)
@@ -125,7 +125,7 @@ class HostRig:
         return int(receiver_id)
 
     def place(self, *receiver_ids: int) -> None:
-        """As the tracker does: here, under a newer assignment."""
+        """Place the receiver as the tracker does: on this host, under a new assignment."""
         self.execute(
             "UPDATE forebay.receivers SET state = 'SCHEDULED', assignment = assignment + 1, agent_id = "
             "(SELECT max(id) FROM forebay.processes WHERE kind = 'agent') WHERE id = ANY (:ids)",
@@ -133,7 +133,7 @@ class HostRig:
         )
 
     def move_away(self, receiver_id: int) -> None:
-        """As the tracker does when a receiver is to run elsewhere."""
+        """Take the receiver away as the tracker does when the receiver is to run elsewhere."""
         self.execute(
             "UPDATE forebay.receivers SET state = 'INACTIVE', assignment = assignment + 1, agent_id = NULL, "
             "process_id = NULL WHERE id = :id",
@@ -141,21 +141,21 @@ class HostRig:
         )
 
     def processes(self) -> list[psutil.Process]:
-        """The receiver processes that run."""
+        """Return the receiver processes that are running."""
         return running_children(self._database_url)
 
     def records(self) -> dict[int, int]:
-        """Registered records by receiver."""
+        """Return the number of registered records by receiver."""
         rows = self.execute("SELECT receiver_id, max(total_records) FROM forebay.blocks GROUP BY 1")
         return {receiver_id: int(records) for receiver_id, records in rows}
 
     def epochs(self) -> dict[int, int]:
-        """How often each receiver was claimed."""
+        """Return how often each receiver was claimed."""
         rows = self.execute("SELECT receiver_id, count(*) FROM forebay.blocks WHERE segment_id IS NULL GROUP BY 1")
         return {receiver_id: int(count) for receiver_id, count in rows}
 
     def flow(self, receiver_ids: Sequence[int], records: int = 20) -> None:
-        """Return when each of them has registered so many more records."""
+        """Return when each of these receivers has registered `more` further records."""
         goals = {receiver_id: self.records().get(receiver_id, 0) + records for receiver_id in receiver_ids}
         eventually(
             lambda: all(self.records().get(receiver_id, 0) >= goal for receiver_id, goal in goals.items()),
@@ -163,7 +163,7 @@ class HostRig:
         )
 
     def numbers(self, receiver_id: int) -> list[int]:
-        """Of every registered block, in order, each block checked against its row."""
+        """Return the numbers of all registered blocks in order; check each block against its row."""
         store = LocalBlockStore(self.root / "blocks")
         rows = self.execute(
             'SELECT s.path, b."offset", b.length, b.crc32c FROM forebay.blocks b '
@@ -174,11 +174,11 @@ class HostRig:
         return [int(value) for batch in batches for value in batch.column(0).to_pylist()]
 
     def states(self) -> dict[int, tuple[str, str]]:
-        """State and reason by receiver."""
+        """Return state and reason by receiver."""
         return {row.id: (row.state, row.reason) for row in self.execute("SELECT * FROM forebay.receivers")}
 
     def events(self, kind: str) -> dict[int, list[str]]:
-        """Messages of one kind by receiver."""
+        """Return the messages of one kind of event by receiver."""
         found: dict[int, list[str]] = {}
         for row in self.execute("SELECT * FROM forebay.receiver_events WHERE kind = :k ORDER BY id", k=kind):
             found.setdefault(row.receiver_id, []).append(row.message)
@@ -196,9 +196,9 @@ def host_rig(
     spare: bool = False,
     **settings: str,
 ) -> Iterator[tuple[HostRig, dict[int, NumberedSource]]]:
-    """A host that is started, with so many receivers, by id with their sources, none placed yet.
+    """Start a host with this number of receivers; yield it with its sources by receiver id. No receiver is placed yet.
 
-    With `poison` the source that is declared last takes down every process in which a receiver starts to read it.
+    With `poison`, the source that is declared last ends every process in which a receiver starts to read it.
     """
     with ExitStack() as stack:
         sources = [stack.enter_context(closing(NumberedSource(pause=0.02))) for _ in range(receivers)]
@@ -220,7 +220,7 @@ def host_rig(
 
 
 def running_children(word: str) -> list[psutil.Process]:
-    """This process's children that run, with this among their words."""
+    """Return the running children of this process that have `word` among their arguments."""
     return [child for child in psutil.Process().children() if _is_running(child, word)]
 
 
@@ -228,5 +228,5 @@ def _is_running(process: psutil.Process, word: str) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE and word in process.cmdline()
     except psutil.NoSuchProcess:
-        # It ended just now.
+        # The process has just ended.
         return False

@@ -1,4 +1,4 @@
-"""A receiver whose senders bring their records again until they are answered: on a Unix socket, a request a line."""
+"""A receiver whose senders retry until they are answered: on a Unix socket, one request per line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class KeyedReceiver(Receiver):
-    """Takes ``{"number": n, "keys": [...], "values": [...]}``, answers what became of it."""
+    """Receive ``{"number": n, "keys": [...], "values": [...]}`` and answer with the outcome."""
 
     columns: ClassVar[Sequence[tuple[str, str]]] = (("value", "string"),)
 
@@ -37,7 +37,7 @@ class KeyedReceiver(Receiver):
         self._hand_over = KeyedHandOver(self.supervisor)
         path = self._directory / f"{os.getpid()}.socket"
         self._listener = socket.socket(socket.AF_UNIX)
-        # It has its name when it listens: who sees it connects.
+        # The socket gets its final name when it listens: a client that sees the name can connect.
         new = path.with_suffix(".new")
         new.unlink(missing_ok=True)
         self._listener.bind(str(new))
@@ -73,7 +73,7 @@ def answer(connection: socket.socket, number: int, done: Future[HandedOver]) -> 
 
 
 class Sender:
-    """Sends without waiting, and keeps the answers."""
+    """Send requests without waiting for answers, and keep the answers."""
 
     def __init__(self, directory: Path, pid: int) -> None:
         self.path = directory / f"{pid}.socket"
@@ -90,14 +90,14 @@ class Sender:
         self._connection.close()
 
     def send(self, values: Sequence[str]) -> int:
-        """Each with itself as its key; returns the request's number."""
+        """Send the values, each with itself as its key; return the request's number."""
         self._numbers += 1
         request = {"number": self._numbers, "keys": values, "values": values}
         self._connection.sendall(json.dumps(request).encode() + b"\n")
         return self._numbers
 
     def became(self) -> tuple[int, int]:
-        """Of all that was answered: rows that were added, and left out."""
+        """Return how many rows of all answered requests were added, and how many were left out."""
         found = [one["became"] for one in list(self.answers.values()) if "became" in one]
         return sum(added for added, _ in found), sum(duplicates for _, duplicates in found)
 

@@ -1,4 +1,4 @@
-"""A real receiver process that is killed with stored and unregistered blocks, and its successor; on any store."""
+"""Kill a real receiver process with stored, unregistered blocks, and start its successor; on any store."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 def segment_paths(store: BlockStore) -> list[str]:
-    """Of every replica, in the order of epochs and segments."""
+    """Return the paths of all replicas, in the order of epochs and segments."""
     return sorted({path for replica in replicas_of(store) for path in replica.segment_paths()})
 
 
 def stored(rig: ReceiverRig) -> list[str]:
-    """Every record in an intact block of any file, by epoch and file."""
+    """Return every record in an intact block of any file, by epoch and file."""
     store = rig.store
     found: list[str] = []
     for path in segment_paths(store):
         for item in store.scan(path):
-            # A stop in the middle of a line leaves a dead letter of it.
+            # A stop in the middle of a line leaves that line's dead letter.
             if isinstance(item, IntactFrame) and item.header.kind is FrameKind.BLOCK:
                 for batch in store.read_batches(path, item.offset, item.length, item.crc32c):
                     found.extend(batch.column(0).to_pylist())
@@ -67,7 +67,7 @@ def kill_and_take_over(
     *,
     before_the_next: Callable[[], None] = lambda: None,
 ) -> None:
-    """Kill a process that can't register, in the midst of receiving; what it had stored comes out once."""
+    """Kill a process that can't register while it receives; check that what it had stored comes out once."""
     between, url = proxy
     process = rig.start(database_url=url)
     eventually(lambda: rig.records() > 50, "50 records")
@@ -78,7 +78,7 @@ def kill_and_take_over(
     process.wait()
     source.pause()
     before_the_next()
-    # Only now: what it was writing when it was killed may have been on one replica alone.
+    # Not before this point: the killed process may have written its last frames to one replica alone.
     before, waiting = rig.records(), len(stored(rig))
     assert waiting > before
     second = rig.start()

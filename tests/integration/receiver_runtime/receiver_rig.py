@@ -1,4 +1,4 @@
-"""Real receiver processes on a real driver log, with a source that numbers its lines."""
+"""Run real receiver processes on a real driver log, with a source that numbers its lines."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class NumberedSource:
-    """Sends numbered lines to whoever connects, at a pace; each number once, whoever is connected.
+    """Send numbered lines at a steady rate to any client; each number is sent once, whichever client is connected.
 
-    A line that was sent into a connection that then broke is not sent again: a TCP sender does not know.
+    A line that was sent into a connection that then broke is not sent again, because a TCP sender does not notice.
     """
 
     def __init__(self, *, pause: float = 0.001) -> None:
@@ -46,14 +46,14 @@ class NumberedSource:
         self._thread.start()
 
     def pause(self) -> None:
-        """Keep the connection, send nothing: on return `sent` stays as it is until `sending` is set."""
+        """Keep the connection and send nothing: after the return `sent` does not change until `sending` is set."""
         with self._turn:
             self.sending.clear()
 
     def close(self) -> None:
         self._closed = True
         self.sending.set()
-        # A listener that another thread waits on is woken by a connection, not by its close.
+        # A connection wakes a listener that another thread waits on; closing the listener does not.
         with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
         self._thread.join(20)
@@ -76,7 +76,10 @@ class NumberedSource:
 
 
 class CuttingProxy:
-    """Between a receiver and Postgres; `cut` breaks every connection in mid-word, `away` lets nobody in."""
+    """A proxy between a receiver and Postgres.
+
+    `cut` breaks every connection in mid-message; `away` refuses new ones.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -123,11 +126,11 @@ class CuttingProxy:
             try:
                 server = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
-                # Nobody is there.
+                # No server is listening.
                 client.close()
                 continue
             with self._lock:
-                # Again: a cut that came meanwhile did not know of this one.
+                # Check again: a cut that happened meanwhile did not know of this connection.
                 let_in = not self.away
                 if let_in:
                     self._pairs.append((client, server))
@@ -150,10 +153,10 @@ class CuttingProxy:
 
 @dataclass
 class ReceiverRig(ReceiverProcesses):
-    """One declared receiver, what it registered, and the processes started for it."""
+    """One declared receiver, the blocks it registered, and the processes started for it."""
 
     receiver_id: int
-    #: As FOREBAY_BLOCK_STORE; empty: a directory below the root.
+    #: The value of FOREBAY_BLOCK_STORE; empty: a directory below the root.
     roots: str = ""
 
     @property
@@ -188,7 +191,7 @@ class ReceiverRig(ReceiverProcesses):
     def start(
         self, assignment: int = 1, *, database_url: str | None = None, first: str = ""
     ) -> subprocess.Popen[bytes]:
-        """A process; `first` is what its interpreter runs before (a test's seam)."""
+        """Start a process; `first` is code that its interpreter runs before (a seam for tests)."""
         return self.spawn(
             self.receiver_id, assignment, block_store=self.block_store, database_url=database_url, first=first
         )
@@ -222,7 +225,7 @@ class ReceiverRig(ReceiverProcesses):
         ]
 
     def values(self) -> list[str]:
-        """Of every registered block, in order of sequence, each block checked against its row."""
+        """Return the values of all registered blocks in order of sequence; check each block against its row."""
         store = self.store
         rows = self.execute(
             'SELECT b.sequence, b.records, s.path, b."offset", b.length, b.crc32c, b.segment_id FROM forebay.blocks b '
@@ -255,7 +258,7 @@ class ReceiverRig(ReceiverProcesses):
 
 
 def exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process's end."""
+    """Wait for a process to end and return its exit code."""
     return process.wait(DEADLINE_SECONDS)
 
 

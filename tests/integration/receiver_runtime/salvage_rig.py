@@ -1,4 +1,4 @@
-"""Lives of one receiver on a real driver log and real files, each of which may end between any two of its steps."""
+"""Lives of one receiver on a real driver log and real files; each life may end between any two of its steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KilledError(Exception):
 
 
 class MortalDriverLog(DriverLog):
-    """Answers so many calls; then its process is killed."""
+    """A driver log that answers this number of calls; after that its process counts as killed."""
 
     def __init__(self, engine: sa.Engine, *, calls: int) -> None:
         super().__init__(engine)
@@ -63,7 +63,7 @@ class Life:
     handler: BlockHandler
     rows: ReceiverDriverLog
     stored: list[NewBlock] = field(default_factory=list)
-    # Of its blocks, where it is not that of the others.
+    # The source rule of its blocks, where it differs from the rule of the log.
     rule: frame.SourceRule | None = None
 
     @property
@@ -75,7 +75,7 @@ class Life:
         return (self.stored[-1].sequence if self.stored else self.claim.sequence) + 1
 
     def keep(self, *values: str) -> NewBlock:
-        """Store a block, synced; it is not registered."""
+        """Store and sync a block without registering it."""
         batch = pa.record_batch([pa.array(values, pa.string())], schema=SCHEMA)
         block = self.handler.store_block([batch], sequence=self.next_sequence, source_rule=self.rule)
         self.stored.append(block)
@@ -89,7 +89,7 @@ class Life:
         )
 
     def register(self, count: int = 1000) -> AddOutcome | None:
-        """Register so many of what is stored; None where there is nothing."""
+        """Register at most `count` of the stored blocks; return None if there are none."""
         waiting = [block for block in self.stored if block.sequence > self.registered_through][:count]
         if not waiting:
             return None
@@ -100,13 +100,13 @@ class Life:
         return result.outcome
 
     def close(self) -> None:
-        """End as a process does that is fenced, or drained."""
+        """End as a fenced or drained process does."""
         self.handler.close()
 
 
 @dataclass
 class SalvagedReceiver:
-    """One receiver of a stream of its own."""
+    """One receiver of its own stream."""
 
     engine: sa.Engine
     root: Path
@@ -148,7 +148,7 @@ class SalvagedReceiver:
         files: Files | None = None,
         max_segment_bytes: int = 1 << 20,
     ) -> Life:
-        """A process that has claimed, and salvaged unless its claim is given."""
+        """Return a process that has claimed; it has also salvaged, unless its claim is given."""
         claimed = self.salvage(self.claim()) if claimed is None else claimed
         store = LocalBlockStore(self.root, files=files)
         rows = ReceiverDriverLog(
@@ -168,13 +168,13 @@ class SalvagedReceiver:
         return Life(self, claimed, store, BlockHandler(log, SCHEMA), rows)
 
     def rule_of(self, life: Life, rule: SourceRule) -> None:
-        """From now on this life's blocks are of another rule, as a source with two kinds of requests has them."""
+        """Give this life's next blocks another rule, as a source with two kinds of requests does."""
         life.rule = frame.SourceRule[rule.name]
 
     # -- what came out -----------------------------------------------------------------------------------------------
 
     def blocks(self) -> list[list[str]]:
-        """The values of each registered block, in order, read by its handle."""
+        """Return the values of each registered block in order, read by its handle."""
         store = LocalBlockStore(self.root)
         rows = self.execute(
             'SELECT g.path, b."offset", b.length, b.crc32c, b.records FROM forebay.blocks b '
@@ -219,6 +219,6 @@ class SalvagedReceiver:
         ]
 
     def check(self) -> None:
-        """What the driver log promises holds."""
+        """Check that every promise of the driver log holds."""
         with connect(self.engine) as connection:
             assert [result for result in check_data(connection) if not result.passed] == []

@@ -1,4 +1,4 @@
-"""A real agent and its receiver processes: crashes, restarts, the spare process, and a stop that meets an outage."""
+"""Test a real agent and its receiver processes: crashes, restarts, the spare process, and a stop during an outage."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_spare_process_takes_over_from_one_that_was_killed(
         rig.place(receiver_id)
         rig.flow([receiver_id])
         eventually(lambda: len(rig.processes()) == 2, "the spare process")
-        # By its row: the first one may have been a spare process too, if the placement came late.
+        # Find the process by its row: if the placement came late, the first process may have been a spare process too.
         holder = "SELECT p.pid FROM forebay.receivers r JOIN forebay.processes p ON p.id = r.process_id"
         [(held_by,)] = rig.execute(holder)
         [spare] = [process for process in rig.processes() if process.pid != held_by]
@@ -72,12 +72,12 @@ def test_the_spare_process_takes_over_from_one_that_was_killed(
         eventually(lambda: rig.epochs() == {receiver_id: 2}, "the second claim")
         rig.flow([receiver_id])
         assert rig.execute(holder) == [(spare.pid,)]
-        # There is another one again, and what the first one says is in the receiver's log.
+        # A new spare process starts, and the output of the first one is in the receiver's log.
         eventually(lambda: len(rig.processes()) == 2, "the next spare process")
         log = (tmp_path / "logs" / f"receiver-{receiver_id}.log").read_text()
         assert log.count("starting on") >= 2
 
-        # A spare process that is killed is missed by nobody, and there is another.
+        # Killing a spare process affects no receiver, and a new one starts.
         [next_spare] = [process for process in rig.processes() if process.pid != spare.pid]
         next_spare.kill()
         eventually(
@@ -91,8 +91,10 @@ def test_the_spare_process_takes_over_from_one_that_was_killed(
     assert numbers == sorted(set(numbers))
 
 
-def test_the_end_of_a_receiver_process_is_said_before_its_successor_starts(database_url: str, tmp_path: Path) -> None:
-    """So the leader can't expire it afterwards, and take the receiver from a successor that has not claimed it yet."""
+def test_the_end_of_a_receiver_process_is_recorded_before_its_successor_starts(
+    database_url: str, tmp_path: Path
+) -> None:
+    """Check that the leader can't expire the process later, and take the receiver from a successor without a claim."""
     with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1) as (rig, [receiver_id]):
         rig.place(receiver_id)
         rig.flow([receiver_id])
@@ -105,7 +107,7 @@ def test_the_end_of_a_receiver_process_is_said_before_its_successor_starts(datab
         assert ended.end_reason == "its process ended"
         assert ended.ended_at <= successor.started_at
 
-        # As a leader does that has found it silent.
+        # As a leader does that has found the process silent.
         with connect(rig.engine) as connection:
             term = take_leadership(connection, seen=read_leadership(connection), holder="the test")
             assert term is not None
@@ -118,13 +120,13 @@ def test_the_end_of_a_receiver_process_is_said_before_its_successor_starts(datab
         assert rig.execute("SELECT assignment FROM forebay.receivers") == [(1,)]
 
 
-def test_a_successor_starts_under_the_assignment_that_the_leader_made_of_the_end(
+def test_a_successor_starts_under_the_assignment_that_the_leader_has_just_made(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader was faster: a successor under the assignment of before could only be refused, and was in the way."""
+    """Check the case that the leader is faster: under the earlier assignment a successor would only be refused."""
 
     def after_the_leader(connection: sa.Connection, *, hosts: Sequence[str], pid: int, why: str) -> int:
-        # What the leader does, in the moment between the agent's look at the process and its word.
+        # What the leader does after the agent saw that the process has ended and before the agent reports it.
         connection.execute(
             sa.text("UPDATE forebay.receivers SET assignment = assignment + 1, state = 'SCHEDULED', process_id = NULL")
         )
@@ -143,10 +145,11 @@ def test_a_successor_starts_under_the_assignment_that_the_leader_made_of_the_end
         assert rig.execute("SELECT assignment FROM forebay.receivers") == [(2,)]
 
 
-def test_the_end_of_a_process_whose_number_another_of_the_agents_has_by_now_ends_nobody(
-    database_url: str, tmp_path: Path
-) -> None:
-    """The end could not be said while the driver log was away; meanwhile another got its pid, and has registered."""
+def test_the_end_of_a_process_does_not_end_a_new_process_with_its_pid(database_url: str, tmp_path: Path) -> None:
+    """Check the case that the end could not be reported during an outage of the driver log.
+
+    Meanwhile another of the agent's processes got the same pid and registered.
+    """
     with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1) as (rig, [receiver_id]):
         rig.place(receiver_id)
         rig.flow([receiver_id])
@@ -159,10 +162,13 @@ def test_the_end_of_a_process_whose_number_another_of_the_agents_has_by_now_ends
         assert rig.epochs() == {receiver_id: 1}
 
 
-def test_a_leadership_that_can_not_be_ended_now_is_left_to_its_time_limit(
+def test_a_leadership_that_can_not_be_ended_now_is_left_to_expire(
     engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a killed tracker was at may hold the row: an agent that asked again and again would show no heartbeat."""
+    """Check that the agent asks once: a killed tracker's statement may hold the row.
+
+    An agent that asked again and again would send no heartbeat.
+    """
     asked: list[str] = []
 
     def wait_in_vain(_: sa.Connection, holder: str) -> bool:
@@ -187,7 +193,7 @@ def test_a_leadership_that_can_not_be_ended_now_is_left_to_its_time_limit(
     assert len(asked) == 1
 
 
-def test_an_agent_says_that_what_a_killed_one_left_is_gone_once_it_is(database_url: str, tmp_path: Path) -> None:
+def test_an_agent_reports_the_end_of_each_process_that_a_killed_agent_left(database_url: str, tmp_path: Path) -> None:
     file = tmp_path / "agent.processes"
     sleeping = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
     gone, living = sleeping
@@ -225,7 +231,7 @@ def test_an_agent_says_that_what_a_killed_one_left_is_gone_once_it_is(database_u
 def test_an_agent_that_stops_while_postgres_is_away_leaves_what_it_accepted_for_salvage(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its receivers drain to the disk, can't register, and are killed; the next agent's register it all, once."""
+    """Check that receivers drain to disk, can't register and are killed; the next agent's register it all, once."""
     monkeypatch.setattr(agent_module, "STOP_GRACE_SECONDS", 4.0)
     url = sa.make_url(database_url)
     assert url.port is not None
@@ -252,7 +258,7 @@ def test_an_agent_that_stops_while_postgres_is_away_leaves_what_it_accepted_for_
         assert not any(process.is_running() for process in processes)
         proxy.away = False
 
-        # Nobody signed off: the tracker finds the old agent silent and places the receiver anew.
+        # No process signed off: the tracker finds the old agent silent and places the receiver again.
         second = HostRig(through, tmp_path, receivers_per_process=1)
         stack.callback(second.engine.dispose)
         before = second.records()[receiver_id]
@@ -263,7 +269,7 @@ def test_an_agent_that_stops_while_postgres_is_away_leaves_what_it_accepted_for_
         second.place(receiver_id)
         eventually(lambda: second.records()[receiver_id] == source.sent, "all that was accepted")
         assert second.numbers(receiver_id) == list(range(source.sent))
-        # Told after the blocks are registered.
+        # The event is written after the blocks are registered.
         eventually(lambda: second.events("SALVAGED"), "the event")
         assert len(second.events("SALVAGED")[receiver_id]) == 1
         source.sending.set()
@@ -275,7 +281,7 @@ def test_an_agent_that_stops_while_postgres_is_away_leaves_what_it_accepted_for_
 
 
 def stored(root: Path) -> list[int]:
-    """Every record in a file, by file and place."""
+    """Return every record in a file, by file and place."""
     store = LocalBlockStore(root / "blocks")
     found: list[int] = []
     for path in sorted(store.segment_paths()):
@@ -286,10 +292,8 @@ def stored(root: Path) -> list[int]:
     return found
 
 
-def test_a_receiver_is_started_under_an_older_assignment_than_one_that_was_refused(
-    database_url: str, tmp_path: Path
-) -> None:
-    """A failover lost the newer ones: what was seen of them says nothing about those to come."""
+def test_a_receiver_starts_under_an_older_assignment_than_a_refused_one(database_url: str, tmp_path: Path) -> None:
+    """Check after a failover that lost the newer assignments: refusals under those do not apply to later ones."""
     with host_rig(database_url, tmp_path, receivers=1, receivers_per_process=1) as (rig, [receiver_id]):
         rig.execute("UPDATE forebay.receivers SET assignment = 7")
         rig.place(receiver_id)

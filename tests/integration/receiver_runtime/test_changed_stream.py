@@ -1,4 +1,4 @@
-"""`forebay apply` of a changed stream: the old process drains, then a new one claims; what was read is not lost."""
+"""Test `forebay apply` of a changed stream: the old process drains, then a new one claims; no record is lost."""
 
 from __future__ import annotations
 
@@ -35,15 +35,18 @@ def only(connection: sa.Connection) -> Placement:
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="asks Linux what the receiver has read")
-def test_a_changed_stream_loses_nothing_that_its_receiver_has_read(database_url: str, tmp_path: Path) -> None:
-    """The source is a socket, which sends nothing twice; the receiver can't register while its stream is changed."""
+def test_a_changed_stream_loses_no_record_that_its_receiver_has_read(database_url: str, tmp_path: Path) -> None:
+    """Check with a socket as the source, which sends nothing twice.
+
+    The receiver can't register while its stream is changed.
+    """
     url = sa.make_url(database_url)
     with ExitStack() as stack:
         listener = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
         listener.settimeout(90)
         proxy = stack.enter_context(closing(CuttingProxy(url.port or 5432)))
         source = SocketText(host="127.0.0.1", port=listener.getsockname()[1]).model_dump(mode="json")
-        # All that it reads stays in its buffer.
+        # Everything that it reads stays in its buffer.
         rig = stack.enter_context(closing(ReceiverRig.make(database_url, tmp_path, source, block_interval="60s")))
         through = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
         old = rig.start(database_url=through)
@@ -62,7 +65,7 @@ def test_a_changed_stream_loses_nothing_that_its_receiver_has_read(database_url:
         register_process(log, kind=ProcessKind.AGENT, name="here", host="here", pid=1, slots=1)
         declaration = {"source": source, "settings": {"block_interval": "20ms"}}
         apply_stream(log, name="lines", declaration=declaration, receivers=1)
-        # The clock stands still: this is not about how long a process that does not sign off is waited for.
+        # The clock stands still: this test is not about the time limit for a process that does not sign off.
         tracker = ReceiverPlacement(lambda: 0.0)
         for _ in range(3):
             tracker.tick(log, term=term)

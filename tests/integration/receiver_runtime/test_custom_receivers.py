@@ -1,4 +1,4 @@
-"""Receivers of a user's own, in real processes on a real driver log: what `store` promises, and their columns."""
+"""Test custom receivers in real processes on a real driver log: the guarantees of `store`, and their columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Stores one thing after another when it is told to, and writes down what the driver log has when `store` returns.
+# Stores one item after another on request, and writes down what the driver log has when `store` returns.
 MODULE = """
 import json
 import os
@@ -108,7 +108,7 @@ class Unsigned(Told):
 
 NO_CLASS = 1
 """
-# A process that hears that it is fenced from nothing but a store: a heartbeat could be first, and end it.
+# The process learns only from a store that it is fenced: a heartbeat could come first and end it.
 NO_HEARTBEATS = """
 from receiver_runtime.registrar import Registrar
 Registrar.__init__.__kwdefaults__["heartbeat_interval"] = 300.0
@@ -117,7 +117,7 @@ Registrar.__init__.__kwdefaults__["heartbeat_interval"] = 300.0
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory of receiver processes, with the module in it."""
+    """Yield the working directory of receiver processes, with the module in it."""
     (tmp_path / "told.py").write_text(textwrap.dedent(MODULE), encoding="utf-8")
     (tmp_path / "orders").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -132,7 +132,7 @@ def rig_for(name: str, database_url: str, work: Path, **settings: object) -> Rec
 
 
 def order(work: Path, number: int, what: str) -> list[object]:
-    """Have it store something; its answer: how that went, and how many records the log had on return."""
+    """Order the receiver to store something; return the result, and the log's records when `store` returned."""
     path = work / "orders" / f"{number:03}.order"
     path.with_suffix(".told").write_text(what, encoding="utf-8")
     path.with_suffix(".told").rename(path)
@@ -145,7 +145,7 @@ def order(work: Path, number: int, what: str) -> list[object]:
 def test_r02_r05_many_records_are_registered_when_store_returns_and_a_fenced_store_raises(
     database_url: str, work: Path
 ) -> None:
-    # Nothing but `store` itself could have cut a block of these within the test.
+    # Within the test only `store` itself can cut a block of these.
     rig = rig_for("Told", database_url, work, block_interval="300s")
     try:
         rig.start(first=NO_HEARTBEATS)
@@ -155,9 +155,9 @@ def test_r02_r05_many_records_are_registered_when_store_returns_and_a_fenced_sto
         ):
             records += count
             assert order(work, number, what) == ["stored", records]
-        # One record is asynchronous: it waits in the buffer.
+        # A single record is asynchronous: it waits in the buffer.
         assert order(work, 7, "record") == ["stored", records]
-        # Another takes the receiver over: what is stored from now on is not accepted, and that is said.
+        # Another process takes the receiver over: what is stored from now on is refused, and `store` raises.
         with connect(rig.engine) as connection:
             claim_anew(connection, rig.receiver_id, assignment=1)
         assert order(work, 8, "list") == ["ReceiverFencedError", records]
@@ -178,7 +178,7 @@ def test_r01_the_host_that_it_asks_for_shows_in_its_row(database_url: str, work:
         rig.close()
 
 
-def test_a_receiver_with_a_changed_type_is_failed_with_column_and_types_and_touches_nothing(
+def test_a_receiver_with_a_changed_type_fails_with_column_and_types_and_changes_nothing(
     database_url: str, work: Path
 ) -> None:
     rig = rig_for("Told", database_url, work)
@@ -200,7 +200,7 @@ def test_a_receiver_with_a_changed_type_is_failed_with_column_and_types_and_touc
             ),
         )
         assert rig.execute("SELECT count(*) FROM forebay.blocks") == blocks
-        # FAILED is no state that an agent starts a process for.
+        # An agent starts no process for a receiver in state FAILED.
         assert rig.execute("SELECT agent_id FROM forebay.receivers") == [(None,)]
     finally:
         rig.close()
@@ -217,7 +217,7 @@ def test_a_receiver_with_a_changed_type_is_failed_with_column_and_types_and_touc
         ("no_such", "receiver: no package that is installed here has 'no_such' in the entry point group"),
     ],
 )
-def test_a_receiver_that_can_not_be_made_is_failed_with_the_way_out(
+def test_a_receiver_that_can_not_be_created_fails_with_a_fix(
     database_url: str, work: Path, receiver: str, reason: str
 ) -> None:
     options: dict[str, object] = {"url": database_url, "directory": "orders"} if receiver != "pathlib:Path" else {}

@@ -1,4 +1,4 @@
-"""A sender in the wrong encoding, and a real receiver process: nothing lost, and few statements for many letters."""
+"""Test a sender in the wrong encoding and a real receiver process: no loss, few statements for many dead letters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_10000_lines_in_the_wrong_encoding_are_recorded_in_order_by_few_statemen
                 "SELECT count(*), count(DISTINCT xmin::text) FROM forebay.dead_letters WHERE reason = :reason",
                 reason="invalid_encoding",
             )
-            # A transaction for all that one read brought, in portions: never one for each.
+            # One transaction for a portion of what one read returned, never one for each dead letter.
             assert (rows, statements <= LINES / 20) == (LINES, True), statements
             assert rig.values() == ["good"]
             assert [data for _, data in rig.dead_letters()] == bad

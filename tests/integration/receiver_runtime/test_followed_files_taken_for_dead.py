@@ -1,4 +1,4 @@
-"""Of two receivers on a driver log, one is taken for dead with its first block of a file; the other reads its copy."""
+"""Test a receiver that is taken for dead while it holds its first block of a file, and another that reads the copy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Client(Log):
-    """One receiver's side of a driver log, in the place of the chain in memory."""
+    """One receiver's client of a real driver log, in place of the chain in memory."""
 
     def __init__(self, connection: sa.Connection, receiver_id: int, rows: list[dict[str, Any]]) -> None:
         super().__init__(rows=rows, receiver_id=receiver_id)
@@ -57,7 +57,7 @@ class _Client(Log):
 
 
 @pytest.mark.parametrize("lines", [1, 3])
-def test_what_it_read_first_comes_once(engine: sa.Engine, tmp_path: Path, lines: int) -> None:
+def test_lines_read_by_a_receiver_taken_for_dead_come_once(engine: sa.Engine, tmp_path: Path, lines: int) -> None:
     rows: list[dict[str, Any]] = []
     written = [f"line {number}" for number in range(lines)]
     with connect(engine) as one, connect(engine) as two:
@@ -68,7 +68,7 @@ def test_what_it_read_first_comes_once(engine: sa.Engine, tmp_path: Path, lines:
         write(tmp_path / "a.log", *written)
         asleep.step()
         (tmp_path / "a.log.1.gz").write_bytes(gzip.compress((tmp_path / "a.log").read_bytes()))
-        # Its inode is not given out anew.
+        # The renamed file keeps its inode, so that it is not reused.
         (tmp_path / "a.log").rename(tmp_path / "a")
         other.run(5)
         assert [row["value"] for row in rows] == written

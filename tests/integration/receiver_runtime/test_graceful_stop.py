@@ -1,4 +1,4 @@
-"""What a receiver process holds: at a graceful stop all of it is registered, and it is never more than it may be."""
+"""Test the data in a receiver process: a graceful stop registers all of it, and it never exceeds its limit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_s04_k12_sigterm_with_10000_records_in_the_buffer_registers_each_once(
         with connection:
             connection.sendall(b"".join(b"%d\n" % n for n in range(_RECORDS)))
             eventually(lambda: unread_bytes(listener.getsockname()[1]) == 0, "the receiver's reading")
-            # All of it is in the buffer, and the next block is a minute away.
+            # Everything is in the buffer, and the next block is a minute away.
             assert rig.records() == 0
             process.send_signal(signal.SIGTERM)
             assert exit_code(process) == ExitCode.STOPPED, rig.logs()
@@ -62,7 +62,7 @@ def test_s04_k12_sigterm_with_10000_records_in_the_buffer_registers_each_once(
 
 
 class EndlessSource:
-    """Sends lines as fast as they are taken, until it is closed."""
+    """Send lines as fast as they are read, until it is closed."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -83,12 +83,12 @@ class EndlessSource:
             connection.settimeout(0.2)
             while not self.closed:
                 with contextlib.suppress(TimeoutError):
-                    # From where the last one ended: it may have taken a part.
+                    # Continue where the last send ended: it may have sent only a part.
                     self.sent += connection.send(lines[self.sent % len(lines) :])
 
 
 def settles(figure: EndlessSource, seconds: float) -> bool:
-    """Whether it sends nothing more for so long."""
+    """Return whether the source sends nothing more for this many seconds."""
     before = figure.sent
     time.sleep(seconds)
     return figure.sent == before
@@ -128,10 +128,10 @@ def test_w05_w16_w17_a_source_without_end_fills_a_bounded_memory_while_the_drive
 
         sent_before = source.sent
         eventually(is_full, "the end of reading")
-        # As much again waits on disk, stored and not registered; the rest is the kernel's.
+        # As much again waits on disk, stored and not registered; the rest is in the kernel's buffers.
         assert source.sent - sent_before <= (2 * queue + 5) * block + 16 * _MIB
         assert highest <= (queue + 5) * block + 128 * _MIB
-        # Nothing of it is lost, and reading goes on.
+        # None of it is lost, and reading continues.
         proxy.away = False
         held = rig.records()
         eventually(lambda: rig.records() > held + queue * block // 100, "what waited, and more")

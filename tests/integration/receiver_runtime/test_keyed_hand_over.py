@@ -1,4 +1,4 @@
-"""Records with keys on the real driver log, in real processes that are killed."""
+"""Test records with keys on the real driver log, in real processes that are killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    # A Unix socket's path is short.
+    # The path of a Unix socket must be short.
     with tempfile.TemporaryDirectory() as found:
         yield Path(found)
 
@@ -64,7 +64,7 @@ def test_w01_a_retry_after_a_take_over_by_another_process_is_dropped(rig: Source
         first.wait()
     second = rig.start(assignment=2)
     with sender(directory, second) as sending:
-        # Its answer was lost, for all that the sender knows.
+        # As far as the sender knows, its answer was lost.
         sending.send(names(0, 110))
         eventually(lambda: sending.became() == (10, 100), "the second answer")
     stop(second)
@@ -79,7 +79,7 @@ def test_w01_killed_between_storing_and_registering_the_sender_s_retry_counts_on
         with sender(directory, first) as sending:
             sending.send(names(0, 50))
             eventually(lambda: sending.became() == (50, 0), "the first answer")
-            # With the keys asked for before each block.
+            # Cut while the keys are looked up before each block.
             proxy.away = True
             proxy.cut()
             sending.send(names(50, 70))
@@ -88,7 +88,7 @@ def test_w01_killed_between_storing_and_registering_the_sender_s_retry_counts_on
             for n in range(16):
                 sending.send([f"w{n}"])
                 eventually(reaches(lambda: sum(sending.became()), 71 + n), "a block that is not asked for")
-            # Without: they are stored.
+            # Cut while they are not looked up: the blocks are stored.
             registered = rig.registered()
             proxy.away = True
             proxy.cut()
@@ -101,7 +101,7 @@ def test_w01_killed_between_storing_and_registering_the_sender_s_retry_counts_on
             assert sending.became() == (86, 0)
     second = rig.start(assignment=2)
     with sender(directory, second) as sending:
-        # Its sender brings it again: nothing of it was salvaged.
+        # The sender retries it: none of it was salvaged.
         assert rig.registered() == registered
         sending.send(names(60, 140))
         eventually(lambda: sending.became() == (70, 10), "the answer to the retry")
@@ -110,7 +110,7 @@ def test_w01_killed_between_storing_and_registering_the_sender_s_retry_counts_on
 
 
 def test_two_receivers_with_the_same_keys_store_each_once(rig: SourceRig, directory: Path) -> None:
-    """A sender that waited too long for one tried the other; both at work on many blocks."""
+    """Check with a sender that waited too long for one receiver and tried the other; both work on many blocks."""
     processes = [rig.start(0), rig.start(1)]
     with sender(directory, processes[0]) as one, sender(directory, processes[1]) as other:
         for first in range(0, 1000, 10):

@@ -1,4 +1,4 @@
-"""A receiver process that listens, on a real driver log and real files."""
+"""Test a receiver process that listens, on a real driver log and real files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_x01_200_connections_while_one_floods_and_a_stop_drains(
         for n in range(20):
             for number, sender in enumerate(senders):
                 sender.sendall(b"%d:%d\n" % (number, n))
-        # All that the slow ones have sent is read while the flood goes on, which is more than one read can take.
+        # Everything from the slow senders is read while the flood, which is more than one read can take, goes on.
         slow = {f"{number}:{n}" for number in range(200) for n in range(20)}
         flooding_then = flooded
         eventually(lambda: flooded > flooding_then + 30_000, "more flood")
@@ -108,7 +108,7 @@ def test_x02_a_killed_receiver_listens_on_its_port_again_at_once(
             with socket.create_connection(("127.0.0.1", port)) as sender:
                 sender.sendall(struct.pack(">i", 3) + b"\xff\x00%d" % round_number)
                 eventually(lambda n=round_number: rig.records() == n, "the record")  # type: ignore[misc]
-                # With a connection open, which the kernel then keeps for a while.
+                # A connection is open, which the kernel then keeps for a while.
                 process.kill()
                 process.wait()
     values: list[object] = list(rig.values())

@@ -1,4 +1,4 @@
-"""A driver log without its last commits (a standby was promoted, a backup was restored), seen by the next process."""
+"""Test how the next process handles a driver log without its last commits (promoted standby, restored backup)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def receiver(engine: sa.Engine, tmp_path: Path) -> SalvagedReceiver:
 
 
 def lose(receiver: SalvagedReceiver, *, after: int, segments_too: bool = True) -> None:
-    """As on a standby that was promoted when it had the receiver's blocks up to a sequence."""
+    """Delete blocks as on a standby that had the receiver's blocks only up to a sequence when it was promoted."""
     receiver.execute("DELETE FROM forebay.blocks WHERE receiver_id = :r AND sequence > :after", after=after)
-    # A seal comes after the last block of its segment.
+    # A segment is sealed after its last block is registered.
     receiver.execute(
         "UPDATE forebay.log_segments SET state = 'OPEN', length = NULL, sealed_at = NULL, salvaged_to = NULL, "
         "salvaged_sequence = NULL WHERE receiver_id = :r"
@@ -50,10 +50,10 @@ def lacks(receiver: SalvagedReceiver) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["idle", "stopped"])
-def test_the_newest_acknowledged_block_is_registered_again_though_no_later_block_says_so(
+def test_the_newest_acknowledged_block_is_registered_again_without_a_later_block(
     receiver: SalvagedReceiver, end: str
 ) -> None:
-    """The sender has its acknowledgement and will not bring it again."""
+    """Check a block whose sender has the acknowledgement and will not send it again."""
     life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
     for text in ("a", "b"):
         life.keep(text)
@@ -70,7 +70,7 @@ def test_the_newest_acknowledged_block_is_registered_again_though_no_later_block
     receiver.check()
 
 
-def test_what_was_not_acknowledged_is_left_to_the_sender_all_the_same(receiver: SalvagedReceiver) -> None:
+def test_an_unacknowledged_block_is_still_left_to_the_sender(receiver: SalvagedReceiver) -> None:
     life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
     for text in ("a", "b"):
         life.keep(text)
@@ -83,7 +83,7 @@ def test_what_was_not_acknowledged_is_left_to_the_sender_all_the_same(receiver: 
     assert "1 blocks, 1 records left to the sender" in receiver.events("SALVAGED")[-1]
 
 
-def test_a_note_is_written_once_and_only_where_senders_bring_again_what_is_not_acknowledged(
+def test_a_note_is_written_once_and_only_if_senders_repeat_unacknowledged_records(
     receiver: SalvagedReceiver,
 ) -> None:
     notes = []
@@ -102,8 +102,8 @@ def test_a_note_is_written_once_and_only_where_senders_bring_again_what_is_not_a
     }
 
 
-def test_records_with_positions_are_read_again_from_the_position_that_the_log_has(receiver: SalvagedReceiver) -> None:
-    """The position is in the same transaction as the block: both are lost, or none."""
+def test_records_with_positions_are_read_again_from_the_logs_position(receiver: SalvagedReceiver) -> None:
+    """Check because the position is in the same transaction as the block: both are lost, or neither."""
     life = receiver.live(receiver.claim(), rule=SourceRule.OFFSETS)
     for text in ("a", "b", "c"):
         life.keep(text)
@@ -131,16 +131,16 @@ def test_claims_and_segments_that_were_lost_too_come_back_in_their_order(receive
     assert receiver.blocks() == [["a"], ["b"], ["c"], ["d"], ["e"]]
     errors = receiver.events("ERROR")
     assert "4 are salvaged now" in errors[0]
-    # Nothing is said to be damaged: of an epoch that is not known nobody knows where its numbers began.
+    # No damage is reported: for an epoch without rows, nothing says where its sequences began.
     assert not [detail for detail in errors if "damaged" in detail or "lost and" in detail]
     receiver.check()
-    # Once.
+    # They come back only once.
     receiver.live()
     assert receiver.blocks() == [["a"], ["b"], ["c"], ["d"], ["e"]]
 
 
 def test_files_of_another_driver_log_are_not_taken_for_ours(receiver: SalvagedReceiver, engine: sa.Engine) -> None:
-    """The database was made anew, and the directory with blocks of the old one stayed."""
+    """Check after the database was created again and the directory with blocks of the old one was kept."""
     old = receiver.live()
     old.keep("a")
     old.register()
@@ -151,8 +151,8 @@ def test_files_of_another_driver_log_are_not_taken_for_ours(receiver: SalvagedRe
     assert "1 stay as they are" in receiver.events("ERROR")[-1]
 
 
-def test_a_file_that_clean_up_left_behind_does_not_come_back(receiver: SalvagedReceiver) -> None:
-    """It was salvaged, read and cleaned away; a replica that was away then still has the file."""
+def test_a_file_left_behind_by_clean_up_does_not_come_back(receiver: SalvagedReceiver) -> None:
+    """Check a file that was salvaged, read and cleaned up, while an unavailable replica kept its copy."""
     killed = receiver.live()
     killed.keep("a")
     path = receiver.paths()[-1]
@@ -169,7 +169,7 @@ def test_a_file_that_clean_up_left_behind_does_not_come_back(receiver: SalvagedR
     assert f"1 stay as they are, for they may be another driver log's: {path}" in receiver.events("ERROR")[-1]
 
 
-def test_a_segment_whose_newest_block_was_lost_is_not_sealed_by_a_process_that_knew_better(
+def test_a_segment_with_a_lost_newest_block_is_not_sealed_by_the_process_that_registered_it(
     receiver: SalvagedReceiver,
 ) -> None:
     life = receiver.live(max_segment_bytes=1)
@@ -183,11 +183,11 @@ def test_a_segment_whose_newest_block_was_lost_is_not_sealed_by_a_process_that_k
     assert receiver.blocks() == [["a"], ["b"]]
 
 
-def test_what_was_salvaged_and_lost_before_its_segment_was_sealed_is_salvaged_again(receiver: SalvagedReceiver) -> None:
+def test_a_block_lost_between_its_salvage_and_the_seal_is_salvaged_again(receiver: SalvagedReceiver) -> None:
     receiver.live().keep("a")
 
     class FailsOver(DriverLog):
-        """The standby that answers has not what was salvaged."""
+        """A driver log that fails over to a standby without what was salvaged."""
 
         def until_answered(
             self, what: str, statement: Callable[[sa.Connection], T], *, listener: OutageListener | None = None
@@ -203,7 +203,7 @@ def test_what_was_salvaged_and_lost_before_its_segment_was_sealed_is_salvaged_ag
     assert receiver.blocks() == [["a"]]
 
 
-def test_a_file_that_clean_up_takes_meanwhile_is_not_lost(receiver: SalvagedReceiver) -> None:
+def test_a_file_that_clean_up_deletes_during_a_salvage_is_not_reported_lost(receiver: SalvagedReceiver) -> None:
     life = receiver.live()
     life.keep("a")
     life.register()
@@ -211,7 +211,7 @@ def test_a_file_that_clean_up_takes_meanwhile_is_not_lost(receiver: SalvagedRece
     [path] = receiver.paths()
 
     class CleansUp(DriverLog):
-        """A file was listed, and then it is deleted, and its row."""
+        """Delete a file and its row after the file was listed."""
 
         def until_answered(
             self, what: str, statement: Callable[[sa.Connection], T], *, listener: OutageListener | None = None

@@ -1,4 +1,4 @@
-"""Real receiver processes whose driver log loses the last blocks that it had acknowledged, as by a failover."""
+"""Test real receiver processes whose driver log loses the last blocks that it acknowledged, as in a failover."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rig(database_url: str, tmp_path: Path, source: NumberedSource) -> Iterator[R
 
 
 def until_idle(rig: ReceiverRig, source: NumberedSource) -> int:
-    """Let it receive, then nothing more; returns how many lines are registered, all that were sent."""
+    """Let it receive, then nothing more; return how many lines are registered (all that were sent)."""
     eventually(lambda: rig.records() > 50, "50 records")
     source.pause()
     eventually(lambda: rig.records() == source.sent, "all that was sent is registered")
@@ -41,7 +41,7 @@ def until_idle(rig: ReceiverRig, source: NumberedSource) -> int:
 
 
 def lose_last_blocks(rig: ReceiverRig) -> None:
-    """As a standby has it that was promoted without them."""
+    """Delete the newest blocks, as on a standby that was promoted without them."""
     rig.execute(
         "DELETE FROM forebay.blocks WHERE receiver_id = :r AND sequence > "
         "  (SELECT max(sequence) - 2 FROM forebay.blocks WHERE receiver_id = :r)",
@@ -65,7 +65,7 @@ def check_each_number_once(rig: ReceiverRig, source: NumberedSource) -> None:
         assert [result for result in check_data(connection) if not result.passed] == []
 
 
-def test_an_idle_receiver_finds_it_and_its_successor_registers_them_again(
+def test_an_idle_receiver_detects_lost_blocks_and_its_successor_registers_them_again(
     rig: ReceiverRig, source: NumberedSource
 ) -> None:
     process = rig.start()
@@ -77,11 +77,13 @@ def test_an_idle_receiver_finds_it_and_its_successor_registers_them_again(
     assert rig.state()[0] == "ACTIVE"
     rig.start()
     eventually(lambda: rig.records() == sent, "what was lost is registered again")
-    # A line that is under way when it ends is the source's to lose: there is none.
+    # The source may lose a line that is being sent when the process ends: here there is none.
     check_each_number_once(rig, source)
 
 
-def test_a_fenced_process_says_what_its_successor_went_on_without(rig: ReceiverRig, source: NumberedSource) -> None:
+def test_a_fenced_process_reports_the_blocks_that_its_successor_lacked(
+    rig: ReceiverRig, source: NumberedSource
+) -> None:
     paused = rig.start()
     sent = until_idle(rig, source)
     paused.send_signal(signal.SIGSTOP)

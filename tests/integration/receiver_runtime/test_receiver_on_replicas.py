@@ -1,4 +1,4 @@
-"""A real receiver process on two replica directories, one of which goes and comes back in the midst of receiving."""
+"""Test a real receiver process on two replica directories; one goes and comes back while it receives."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_h02_a_replica_goes_and_comes_back_and_no_record_is_lost(
         assert {path for _, path in repaired["copied"]} == set(lacking[str(second)])
         code, report = blocks("verify")
         assert (code, report["intact"]) == (0, True)
-        # It alone has all of it now.
+        # This replica alone has everything now.
         rig.roots = str(second)
         assert rig.values() == values
     finally:

@@ -1,4 +1,4 @@
-"""Receiver processes as the agent starts them, on a real driver log and real files."""
+"""Test receiver processes as the agent starts them, on a real driver log and real files."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_s04_k12_a_stop_under_load_loses_no_whole_line_that_was_read(
     try:
         process = rig.start()
         eventually(lambda: rig.state()[1].startswith("connected"), "a connection")
-        # Everything is in the buffer of the generator, for the next 30 seconds.
+        # Everything stays in the block generator's buffer for the next 30 seconds.
         eventually(lambda: source.sent > 500, "500 lines")
         source.pause()
         eventually(lambda: unread_bytes(source.port) == 0, "the receiver's reading")
@@ -100,7 +100,7 @@ def test_s04_k12_a_stop_under_load_loses_no_whole_line_that_was_read(
         rig.close()
 
 
-def test_kill_9_and_a_restart_lose_and_double_nothing_that_was_registered(
+def test_kill_9_and_a_restart_neither_lose_nor_duplicate_registered_records(
     rig: ReceiverRig, source: NumberedSource
 ) -> None:
     registered: set[str] = set()
@@ -108,7 +108,7 @@ def test_kill_9_and_a_restart_lose_and_double_nothing_that_was_registered(
         process = rig.start()
         before = rig.records()
         eventually(partial(rig.has_records, before + 50), "50 more records")
-        # Those may all have been salvaged.
+        # All of those may be salvaged records.
         eventually(partial(has_segments, rig, round_number), "a segment of its own")
         process.kill()
         process.wait()
@@ -132,7 +132,7 @@ def test_w21_the_process_that_was_taken_over_is_fenced_and_says_so(rig: Receiver
     first.send_signal(signal.SIGCONT)
     assert exit_code(first) == ExitCode.FENCED
     assert ReceiverEventKind.FENCED in rig.events()
-    # The source serves one at a time, so that the second's turn comes now.
+    # The source serves one connection at a time, so the second process is served only now.
     before = rig.records()
     eventually(lambda: rig.records() > before + 20, "20 records of the second")
     second.send_signal(signal.SIGTERM)
@@ -160,7 +160,7 @@ def test_a_newer_assignment_makes_it_drain_and_go(rig: ReceiverRig, source: Numb
     eventually(lambda: rig.records() > before + 20, "20 records of the next")
 
 
-def test_it_ends_when_its_parent_is_gone(rig: ReceiverRig, source: NumberedSource) -> None:
+def test_a_receiver_ends_when_its_parent_has_ended(rig: ReceiverRig, source: NumberedSource) -> None:
     process = rig.start()
     eventually(lambda: rig.records() > 20, "20 records")
     assert process.stdin is not None
@@ -185,7 +185,7 @@ def test_an_operator_pauses_resumes_and_stops_it(rig: ReceiverRig, source: Numbe
     assert rig.state()[0] == "INACTIVE"
 
 
-def test_a_source_that_is_not_there_yet_is_waited_for_in_sight(database_url: str, tmp_path: Path) -> None:
+def test_a_receiver_shows_that_it_waits_for_a_missing_source(database_url: str, tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -194,7 +194,7 @@ def test_a_source_that_is_not_there_yet_is_waited_for_in_sight(database_url: str
             rig.start()
             eventually(lambda: "trying again: Error connecting to" in rig.state()[1], "the reason")
             assert rig.state()[0] == "ACTIVE"
-            # Told after the reason; and it has tried again more often by then, each time for the same reason.
+            # The event is written after the reason. Meanwhile more attempts have failed, each for the same reason.
             eventually(lambda: ReceiverEventKind.RESTARTED in rig.events(), "the event")
             time.sleep(0.5)
             assert rig.events().count(ReceiverEventKind.RESTARTED) == 1
@@ -209,7 +209,7 @@ def test_a_source_that_is_not_there_yet_is_waited_for_in_sight(database_url: str
             rig.close()
 
 
-def test_a_declaration_that_can_not_work_fails_the_receiver_with_the_reason(database_url: str, tmp_path: Path) -> None:
+def test_an_invalid_declaration_fails_the_receiver_with_the_reason(database_url: str, tmp_path: Path) -> None:
     rig = ReceiverRig.make(database_url, tmp_path / "receiver", {"kind": "carrier_pigeon"})
     try:
         assert exit_code(rig.start()) == ExitCode.FAILED
@@ -222,7 +222,7 @@ def test_a_declaration_that_can_not_work_fails_the_receiver_with_the_reason(data
         rig.close()
 
 
-def test_restarts_that_are_used_up_fail_the_receiver(database_url: str, tmp_path: Path) -> None:
+def test_a_receiver_without_restarts_left_fails(database_url: str, tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         rig = ReceiverRig.on_socket(
@@ -250,7 +250,7 @@ def test_w02_answers_cut_in_mid_word_lose_and_double_nothing(rig: ReceiverRig, s
             eventually(lambda: proxy.connections, "a connection")
             time.sleep(chance.uniform(0.0, 0.05))
             proxy.cut()
-        # And away for a while: it keeps what it holds and goes on by itself.
+        # Then unavailable for a while: the receiver keeps its data and continues on its own.
         proxy.away = True
         proxy.cut()
         time.sleep(2.0)
@@ -277,7 +277,7 @@ def test_a_stop_before_the_driver_log_can_be_reached_ends_it(rig: ReceiverRig) -
         assert exit_code(process) == ExitCode.STOPPED
 
 
-def test_a_second_signal_ends_it_at_once(rig: ReceiverRig, source: NumberedSource) -> None:
+def test_a_second_signal_ends_a_receiver_at_once(rig: ReceiverRig, source: NumberedSource) -> None:
     url = sa.make_url(rig.database_url)
     assert url.port is not None
     proxy = CuttingProxy(url.port)
@@ -289,7 +289,7 @@ def test_a_second_signal_ends_it_at_once(rig: ReceiverRig, source: NumberedSourc
         sent = source.sent
         eventually(lambda: source.sent > sent + 20, "lines that can't be registered")
         process.send_signal(signal.SIGTERM)
-        # Two signals that wait together would be one.
+        # Two pending signals would be delivered as one.
         eventually(lambda: "receiver ends" in rig.logs(), "the first is heard")
         with pytest.raises(Exception, match="timed out"):
             process.wait(1.0)
@@ -301,7 +301,7 @@ def test_a_second_signal_ends_it_at_once(rig: ReceiverRig, source: NumberedSourc
 
 
 def test_many_connections_of_one_source_keep_every_line(database_url: str, tmp_path: Path) -> None:
-    """A sender that hangs up after each 1000 lines: nothing between two connections is lost."""
+    """Check with a sender that closes the connection after each 1000 lines: nothing between two connections is lost."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(DEADLINE_SECONDS)
 

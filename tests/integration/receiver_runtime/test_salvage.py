@@ -1,4 +1,4 @@
-"""Salvage, step by step, on a real driver log and real files."""
+"""Test salvage step by step, on a real driver log and real files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUNBOOK = Path(__file__).parents[3] / "docs" / "runbooks" / "receiver-killed.md"
 
 
 def runbook_statement(verb: str, *, within: str) -> str:
-    """The page's one statement of this kind under the heading."""
+    """Return the page's only statement of this kind under the heading."""
     [section] = [part for part in RUNBOOK.read_text(encoding="utf-8").split("\n## ") if within in part.split("\n")[0]]
     found: list[str] = re.findall(rf"^```sql runnable\n({verb} .*?)^```", section, re.MULTILINE | re.DOTALL)
     [statement] = found
@@ -44,7 +44,7 @@ def receiver(engine: sa.Engine, tmp_path: Path) -> SalvagedReceiver:
 
 
 def read_all(receiver: SalvagedReceiver) -> None:
-    """As if the pipeline had completed all that is registered: its cursor is past it, no batch is left to retain."""
+    """Act as if the pipeline had completed every registered block: its cursor is past them, and it retains no batch."""
     receiver.execute("DELETE FROM forebay.cursors WHERE receiver_id = :r")
     receiver.execute(
         "INSERT INTO forebay.cursors (pipeline_id, receiver_id, next_sequence) "
@@ -61,7 +61,7 @@ def clean(receiver: SalvagedReceiver) -> int:
 
 
 def clean_all(receiver: SalvagedReceiver) -> int:
-    """Rows, then files; returns how many files went."""
+    """Delete rows, then files; return how many files were deleted."""
     cleaner = Cleaner(lambda _: LocalBlockStore(receiver.root), restore_window=timedelta(0))
     with connect(receiver.engine) as connection:
         return cleaner.cleanup_old_batches(connection, datetime.now(UTC)).segments
@@ -78,7 +78,7 @@ def test_every_unsealed_segment_of_every_earlier_epoch_is_salvaged_in_order(
     first.register()
     first.keep("b")
     first.keep("c", "d")
-    # The next one dies before it has salvaged anything, and the one after that when it has stored something too.
+    # The next process dies before it salvages anything; the one after that dies too, after it has stored a block.
     receiver.live(receiver.claim()).keep("e")
     claimed = receiver.claim()
     assert receiver.salvage(claimed).sequence == claimed.sequence + 3
@@ -106,7 +106,7 @@ def test_files_whose_rows_a_restore_lost_are_salvaged_by_the_next_process(
     lost.register()
     lost.keep("c")
     path = receiver.paths()[-1]
-    # The driver log of a backup: nothing of the second process is in it.
+    # The driver log of a backup, which has nothing of the second process.
     receiver.execute("DELETE FROM forebay.blocks WHERE receiver_id = :r AND sequence > :kept", kept=kept)
     receiver.execute("DELETE FROM forebay.log_segments WHERE path = :path", path=path)
     again = receiver.live()
@@ -116,7 +116,7 @@ def test_files_whose_rows_a_restore_lost_are_salvaged_by_the_next_process(
     assert "2 blocks, 2 records registered" in receiver.events("SALVAGED")[-1]
 
 
-def test_a_new_process_goes_on_behind_what_it_salvaged(receiver: SalvagedReceiver) -> None:
+def test_a_new_process_continues_after_the_blocks_it_salvaged(receiver: SalvagedReceiver) -> None:
     receiver.live().keep("a")
     second = receiver.live()
     second.keep("b")
@@ -136,7 +136,7 @@ def test_a_salvage_that_died_is_continued_and_registers_nothing_twice(receiver: 
         except KilledError:
             continue
         break
-    assert claims > 3  # each of them came a step further
+    assert claims > 3  # each of them got one step further
     assert receiver.blocks() == [["a"], ["b"], ["c"]]
     assert {state for state, _ in receiver.segments()} == {"SEALED"}
     receiver.check()
@@ -147,7 +147,7 @@ def test_rows_that_clean_up_deleted_meanwhile_are_not_registered_again(receiver:
     first.keep("a")
     first.register()
     first.keep("b")
-    # Its successor registers "b", dies before it seals, and clean-up takes both.
+    # Its successor registers "b" and dies before it seals the segment; then clean-up deletes both.
     with pytest.raises(KilledError):
         receiver.salvage(receiver.claim(), driver_log=MortalDriverLog(receiver.engine, calls=4))
     assert receiver.blocks() == [["a"], ["b"]]
@@ -160,7 +160,7 @@ def test_rows_that_clean_up_deleted_meanwhile_are_not_registered_again(receiver:
     receiver.check()
 
 
-def test_a_salvage_that_was_taken_over_adds_nothing(receiver: SalvagedReceiver) -> None:
+def test_a_fenced_salvage_adds_nothing(receiver: SalvagedReceiver) -> None:
     receiver.live(receiver.claim()).keep("a")
     slow = receiver.claim()
     fast = receiver.claim()
@@ -172,7 +172,7 @@ def test_a_salvage_that_was_taken_over_adds_nothing(receiver: SalvagedReceiver) 
     receiver.check()
 
 
-def test_a_salvage_that_is_sent_again_after_a_lost_answer_adds_nothing_twice(receiver: SalvagedReceiver) -> None:
+def test_a_salvage_retried_after_a_lost_answer_adds_nothing_twice(receiver: SalvagedReceiver) -> None:
     receiver.live(receiver.claim()).keep("a")
 
     class Deaf(MortalDriverLog):
@@ -209,7 +209,10 @@ def test_a_source_with_positions_reads_again_from_the_logs_position(receiver: Sa
 
 
 def test_each_block_is_salvaged_by_the_rule_in_its_own_frame(receiver: SalvagedReceiver) -> None:
-    """HTTP's 202 is acknowledged when stored, its 200 when registered; both are in one segment."""
+    """Check with HTTP: it acknowledges a 202 when the block is stored and a 200 when it is registered.
+
+    Both kinds of blocks are in one segment.
+    """
     life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
     life.keep("200")
     receiver.rule_of(life, SourceRule.NOT_SENT_AGAIN)
@@ -223,7 +226,7 @@ def test_each_block_is_salvaged_by_the_rule_in_its_own_frame(receiver: SalvagedR
 def test_blocks_registered_before_a_restore_are_salvaged_though_the_sender_would_send_again(
     receiver: SalvagedReceiver,
 ) -> None:
-    """It had its acknowledgement: the driver log forgot, and a later frame remembers."""
+    """Check blocks whose sender has its acknowledgement: the driver log lost them, and a later frame records them."""
     life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
     for text in ("a", "b", "c"):
         life.keep(text)
@@ -240,7 +243,7 @@ def test_blocks_registered_before_a_restore_are_salvaged_though_the_sender_would
 
 
 class SyncFailsOnce(Files):
-    """The disk says no to one sync, though the bytes are there."""
+    """Files whose next sync fails, although the bytes are on the disk."""
 
     failing = False
 
@@ -271,7 +274,7 @@ def test_a_segment_is_sealed_by_its_own_process_only_when_its_blocks_are_registe
 ) -> None:
     life = receiver.live(receiver.claim(), max_segment_bytes=1)
     life.keep("a")
-    life.keep("b")  # in a new segment; "a" lies in one that is closed
+    life.keep("b")  # in a new segment; the segment of "a" is closed
     assert [state for state, _ in receiver.segments()] == ["OPEN", "OPEN"]
     life.register(1)
     life.handler.keep_house()
@@ -282,7 +285,7 @@ def test_a_segment_is_sealed_by_its_own_process_only_when_its_blocks_are_registe
     assert receiver.blocks() == [["a"], ["b"]]
 
 
-def test_a_torn_tail_is_not_in_the_sealed_length_and_no_loss(receiver: SalvagedReceiver) -> None:
+def test_a_torn_tail_is_not_in_the_sealed_length_and_is_not_a_loss(receiver: SalvagedReceiver) -> None:
     receiver.live(receiver.claim()).keep("a")
     [path] = receiver.paths()
     whole = (receiver.root / path).stat().st_size
@@ -294,7 +297,7 @@ def test_a_torn_tail_is_not_in_the_sealed_length_and_no_loss(receiver: SalvagedR
     assert receiver.events("ERROR") == []
 
 
-def test_damage_is_counted_as_loss_and_costs_its_own_block_alone(receiver: SalvagedReceiver) -> None:
+def test_damage_is_counted_as_loss_and_affects_only_its_own_block(receiver: SalvagedReceiver) -> None:
     life = receiver.live(receiver.claim())
     life.keep("a")
     lost = life.keep("b", "c")
@@ -314,7 +317,7 @@ def test_damage_is_counted_as_loss_and_costs_its_own_block_alone(receiver: Salva
     receiver.check()
 
 
-def test_damage_in_what_the_sender_sends_again_is_no_loss(receiver: SalvagedReceiver) -> None:
+def test_damage_in_records_that_the_sender_repeats_is_not_a_loss(receiver: SalvagedReceiver) -> None:
     life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
     block = life.keep("a")
     life.keep("b")
@@ -342,14 +345,14 @@ def test_dead_letters_without_a_row_are_recorded_once(receiver: SalvagedReceiver
 # -- a zombie --------------------------------------------------------------------------------------------------------
 
 
-def test_a_zombie_that_wakes_registers_nothing_and_what_it_stores_anew_is_salvaged_next(
+def test_a_resumed_zombie_registers_nothing_and_its_new_blocks_are_salvaged_next(
     receiver: SalvagedReceiver,
 ) -> None:
     zombie = receiver.live(receiver.claim(), max_segment_bytes=300)
     zombie.keep("a")
     successor = receiver.live(max_segment_bytes=1)
     [(_, sealed), *_] = receiver.segments()
-    # It wakes: one block into the file that is sealed, then into a new one.
+    # The zombie continues: it writes one block to the sealed file, then one to a new file.
     zombie.handler._log._max_bytes = 10_000
     zombie.keep("lost")
     zombie.handler._log._max_bytes = 1
@@ -367,8 +370,8 @@ def test_a_zombie_that_wakes_registers_nothing_and_what_it_stores_anew_is_salvag
     receiver.check()
 
 
-def test_a_file_that_was_salvaged_out_of_turn_stays_until_its_blocks_are_cleaned(receiver: SalvagedReceiver) -> None:
-    """A zombie's segment is older than the successor's newest, and its blocks come after that one's."""
+def test_a_file_salvaged_out_of_order_stays_until_its_blocks_are_cleaned(receiver: SalvagedReceiver) -> None:
+    """Check a zombie's segment: it is older than the successor's newest one, but its blocks come after that one's."""
     zombie = receiver.live(receiver.claim(), max_segment_bytes=1)
     successor = receiver.live(max_segment_bytes=1)
     zombie.keep("late")
@@ -378,7 +381,7 @@ def test_a_file_that_was_salvaged_out_of_turn_stays_until_its_blocks_are_cleaned
     successor.close()
     receiver.live()
     assert receiver.blocks() == [["a"], ["late"]]
-    # Read as far as "a", which lies in the younger file.
+    # Read up to "a", which is in the younger file.
     read_all(receiver)
     receiver.execute("UPDATE forebay.cursors SET next_sequence = 3 WHERE receiver_id = :r")
     clean_all(receiver)
@@ -387,15 +390,15 @@ def test_a_file_that_was_salvaged_out_of_turn_stays_until_its_blocks_are_cleaned
     receiver.check()
 
 
-def test_a_sealed_segment_is_opened_by_nobody(receiver: SalvagedReceiver) -> None:
-    """A zombie asks again for a row whose answer it never had: salvage has sealed that as empty."""
+def test_a_sealed_segment_can_not_be_opened(receiver: SalvagedReceiver) -> None:
+    """Check a zombie that lost the answer and requests its row again: salvage has sealed that row as empty."""
     zombie = receiver.live(receiver.claim())
     path = f"receiver-{receiver.receiver_id}/{zombie.claim.epoch}-000001.segment"
     zombie.rows.open_segment(path, "not_sent_again")
     receiver.live()
     with pytest.raises(ReceiverFencedError, match="is sealed"):
         zombie.rows.open_segment(path, "not_sent_again")
-    # Its next attempt is a new segment, which the next epoch looks at.
+    # Its next attempt makes a new segment, which the next epoch salvages.
     with pytest.raises(ReceiverFencedError):
         zombie.keep("late")
     zombie.keep("late")
@@ -406,7 +409,7 @@ def test_a_sealed_segment_is_opened_by_nobody(receiver: SalvagedReceiver) -> Non
 # -- files that are not there ----------------------------------------------------------------------------------------
 
 
-def test_a_row_without_a_file_is_sealed_as_empty_and_told(receiver: SalvagedReceiver) -> None:
+def test_a_row_without_a_file_is_sealed_as_empty_and_reported(receiver: SalvagedReceiver) -> None:
     life = receiver.live(receiver.claim())
     life.rows.open_segment("receiver-1/never-made.segment", "not_sent_again")
     receiver.live()
@@ -424,13 +427,13 @@ def test_a_file_on_another_host_is_left_open_until_a_process_sees_it(
         receiver.salvage(receiver.claim(), host=host, root=root)
         assert receiver.segments() == [("OPEN", None)]
         assert f"is not in {host}:{root}" in receiver.events("ERROR")[-1]
-    # Another host that shares the directory sees it: what is there is salvaged, whoever made it.
+    # Another host that shares the directory sees the file and salvages it, whichever host wrote it.
     receiver.salvage(receiver.claim(), host="there")
     assert receiver.blocks() == [["a"]]
     receiver.check()
 
 
-def test_a_durable_file_that_is_gone_with_registered_blocks_is_not_sealed_as_empty(
+def test_a_missing_durable_file_with_registered_blocks_is_not_sealed_as_empty(
     receiver: SalvagedReceiver,
 ) -> None:
     life = receiver.live(receiver.claim())
@@ -448,7 +451,7 @@ def test_a_durable_file_that_is_gone_with_registered_blocks_is_not_sealed_as_emp
     assert receiver.blocks() == [["a"], ["b"]]
 
 
-def test_an_ephemeral_file_that_is_gone_is_counted(receiver: SalvagedReceiver) -> None:
+def test_a_missing_ephemeral_file_is_counted(receiver: SalvagedReceiver) -> None:
     life = receiver.live(receiver.claim(), durability="ephemeral")
     life.keep("a", "b")
     life.register()
@@ -459,7 +462,7 @@ def test_an_ephemeral_file_that_is_gone_is_counted(receiver: SalvagedReceiver) -
     assert "1 registered blocks, 2 records, went with their file" in receiver.events("ERROR")[0]
 
 
-def test_a_file_that_can_not_be_read_holds_its_own_epoch_back_alone(receiver: SalvagedReceiver) -> None:
+def test_an_unreadable_file_holds_back_only_its_own_epoch(receiver: SalvagedReceiver) -> None:
     receiver.live(receiver.claim()).keep("a")
     receiver.live(receiver.claim()).keep("b")
     unreadable, _ = receiver.paths()
@@ -476,7 +479,7 @@ def test_a_file_that_can_not_be_read_holds_its_own_epoch_back_alone(receiver: Sa
     receiver.check()
 
 
-def test_the_runbooks_way_gives_up_what_is_gone_and_nothing_else(receiver: SalvagedReceiver) -> None:
+def test_the_runbook_gives_up_only_the_blocks_that_are_gone(receiver: SalvagedReceiver) -> None:
     statement = runbook_statement("UPDATE", within="can't be reached, they stay open")
     gone = receiver.live(receiver.claim())
     gone.keep("a")
@@ -493,7 +496,7 @@ def test_the_runbooks_way_gives_up_what_is_gone_and_nothing_else(receiver: Salva
     assert receiver.blocks() == [["b"]]
 
 
-def test_the_runbooks_way_gives_up_what_a_removed_receiver_left_and_nothing_else(receiver: SalvagedReceiver) -> None:
+def test_the_runbook_gives_up_only_the_segments_of_a_removed_receiver(receiver: SalvagedReceiver) -> None:
     statement = runbook_statement("UPDATE", within="never starts again")
     receiver.live(receiver.claim()).keep("a")
     for state, removed, given_up in (
@@ -515,7 +518,7 @@ def test_the_runbooks_way_gives_up_what_a_removed_receiver_left_and_nothing_else
 # -- and then --------------------------------------------------------------------------------------------------------
 
 
-def test_files_of_killed_processes_go_once_nobody_needs_them(receiver: SalvagedReceiver) -> None:
+def test_files_of_killed_processes_are_deleted_when_they_are_no_longer_needed(receiver: SalvagedReceiver) -> None:
     for text in "abc":
         life = receiver.live()
         life.keep(text)

@@ -1,4 +1,4 @@
-"""Real receiver processes that are killed, or paused, with stored blocks that are not registered."""
+"""Test real receiver processes that are killed, or paused, with stored blocks that are not registered."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_blocks_stored_by_a_killed_process_come_out_once(
 def test_on_two_replicas_blocks_stored_by_a_killed_process_come_out_once(
     database_url: str, tmp_path: Path, source: NumberedSource, proxy: tuple[CuttingProxy, str], gone: str | None
 ) -> None:
-    """Also where one of them is gone when the successor looks."""
+    """Check the same on two replicas, also if one of them is gone when the successor looks."""
     rig = ReceiverRig.on_socket(database_url, tmp_path / "receiver", source.port, block_queue_size=5)
     rig.roots = f"{tmp_path / 'a'},{tmp_path / 'b'}"
 
@@ -88,7 +88,7 @@ LocalBlockStore.scan = scan_when_told
 
 
 def test_a_long_salvage_keeps_its_lease(rig: ReceiverRig, proxy: tuple[CuttingProxy, str], tmp_path: Path) -> None:
-    """Its heartbeats go on while the store is slow, and it receives nothing before the end of it."""
+    """Check that heartbeats continue while the store is slow, and that nothing is received before the salvage ends."""
     between, url = proxy
     process = rig.start(database_url=url)
     eventually(lambda: rig.records() > 50, "50 records")
@@ -109,9 +109,9 @@ def test_a_long_salvage_keeps_its_lease(rig: ReceiverRig, proxy: tuple[CuttingPr
         return int(found[0].heartbeat) if found else 0
 
     eventually(lambda: len(rig.epochs()) == 2, "its claim")
-    # Until then the server may have gone on with an addition of the killed one.
+    # Before its claim the server may have continued with an addition of the killed process.
     before = rig.records()
-    # Half of the time after which the leader takes a process for dead, and more.
+    # More than half of the time after which the leader considers a process dead.
     least = heartbeat() + 6
     eventually(lambda: heartbeat() >= least, "its heartbeats")
     assert (rig.records(), ReceiverEventKind.SALVAGED in rig.events()) == (before, False)
@@ -122,14 +122,14 @@ def test_a_long_salvage_keeps_its_lease(rig: ReceiverRig, proxy: tuple[CuttingPr
     check_each_stored_record_came_out_once(rig)
 
 
-def test_an_addition_that_is_under_way_while_its_successor_salvages(rig: ReceiverRig, source: NumberedSource) -> None:
-    """The server goes on with the statement of a process that was killed: before the claim, or never."""
+def test_an_addition_in_progress_while_its_successor_salvages(rig: ReceiverRig, source: NumberedSource) -> None:
+    """Check that the server completes the statement of a killed process before the claim, or never."""
     process = rig.start()
     eventually(lambda: rig.records() > 50, "50 records")
     with rig.engine.connect() as connection:
-        # Additions wait for this lock, behind it the rest of what is stored waits for them.
+        # Additions wait for this lock; the other stored blocks wait behind them.
         connection.exec_driver_sql("BEGIN")
-        # However long the successor takes to start.
+        # No timeout, however long the successor takes to start.
         connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
         connection.exec_driver_sql("LOCK TABLE forebay.blocks IN SHARE ROW EXCLUSIVE MODE")
         eventually(lambda: holds_unregistered(rig, 3), "3 blocks that are stored and not registered")
@@ -149,7 +149,7 @@ def test_an_addition_that_is_under_way_while_its_successor_salvages(rig: Receive
     check_each_stored_record_came_out_once(rig)
 
 
-def test_w21_a_paused_process_that_wakes_up_after_its_segments_were_salvaged(
+def test_w21_a_paused_process_that_resumes_after_its_segments_were_salvaged(
     rig: ReceiverRig, source: NumberedSource, proxy: tuple[CuttingProxy, str]
 ) -> None:
     between, url = proxy

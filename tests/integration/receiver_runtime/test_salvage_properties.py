@@ -1,4 +1,4 @@
-"""Whatever a process did before its end, after salvage each stored block is registered once, in order (hypothesis)."""
+"""Check that salvage registers each stored block once, in order, whatever a process did before (hypothesis)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLES = settings(
 _names = (f"stream{number}" for number in itertools.count())
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=5)
-# What a life does: store a block of so many records, store a dead letter, register so many, roll when it is due.
+# The steps of a life: store a block of this many records, store a dead letter, register this many blocks, roll if due.
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("store"), st.integers(1, 20)),
@@ -34,13 +34,13 @@ steps = st.lists(
     ),
     max_size=8,
 )
-# After it: salvages that are killed after so many calls on the driver log.
+# After the steps: salvages, each killed after this number of calls on the driver log.
 lives = st.lists(st.tuples(steps, st.booleans(), st.lists(st.integers(0, 8), max_size=3)), min_size=1, max_size=3)
 
 
 @EXAMPLES
 @given(sizes=sizes, registered=st.integers(0, 5), cut=st.floats(0, 1))
-def test_a_segment_that_is_cut_at_any_byte_gives_the_blocks_before_the_cut(
+def test_a_segment_truncated_at_any_byte_gives_the_blocks_before_it(
     engine: sa.Engine, tmp_path: Path, sizes: list[int], registered: int, cut: float
 ) -> None:
     receiver = SalvagedReceiver.make(engine, tmp_path / "blocks", next(_names))
@@ -49,7 +49,7 @@ def test_a_segment_that_is_cut_at_any_byte_gives_the_blocks_before_the_cut(
     if registered:
         life.register(registered)
     [path] = receiver.paths()
-    # What is registered was synced, so no crash cuts it.
+    # Registered blocks were synced, so no crash truncates them.
     least = sum(block.length for block in (item.handle for item in blocks[:registered]))
     most = sum(block.handle.length for block in blocks)
     at = least + round(cut * (most - least))

@@ -1,4 +1,4 @@
-"""Salvage on a directory that several hosts mount: what is not there is not there for any of them."""
+"""Test salvage on a directory that several hosts mount: a file that is missing there is missing for all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def receiver(engine: sa.Engine, tmp_path: Path) -> SalvagedReceiver:
-    """Its store has been attached by an agent."""
+    """Return a receiver whose store has been attached by an agent."""
     make_identity(LocalBlockStore(tmp_path / "blocks"))
     return SalvagedReceiver.make(engine, tmp_path / "blocks")
 
@@ -39,7 +39,7 @@ def test_a_host_that_mounts_the_same_directory_knows_that_a_file_was_never_made(
     assert receiver.segments() == [("SEALED", 0)]
 
 
-def test_a_location_is_the_identity_where_there_is_one(tmp_path: Path) -> None:
+def test_a_store_location_is_its_identity_if_it_has_one(tmp_path: Path) -> None:
     store = LocalBlockStore(tmp_path / "new")
     assert store_location("here", store) == f"here:{tmp_path / 'new'}"
     assert store_location("here", store) != store_location("there", store)

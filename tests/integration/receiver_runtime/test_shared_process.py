@@ -1,4 +1,4 @@
-"""Many receivers in one process, under a real agent: what befalls one of them is no other's concern."""
+"""Test many receivers in one process under a real agent: a failure in one receiver does not affect the others."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def test_one_receiver_comes_and_goes_and_the_others_notice_nothing(database_url:
         rig.place(*sources, pigeon)
         rig.flow(list(sources))
         shared = the_process(rig)
-        # One whose declaration can't work has failed alone.
+        # A receiver with an invalid declaration has failed alone.
         eventually(lambda: rig.states()[pigeon][0] == "FAILED", "the bad declaration's state")
         assert "carrier_pigeon" in rig.states()[pigeon][1]
 
         rig.move_away(fenced)
-        # Its agent tells it, or the driver log's answer to a heartbeat, whichever comes first.
+        # The agent stops it, or the driver log's answer to a heartbeat fences it, whichever comes first.
         eventually(lambda: (rig.events("FENCED") | rig.events("STOPPED")).get(fenced), "the end of one")
         stopped_at = rig.records()[fenced]
         rig.flow(others)
         assert rig.records()[fenced] == stopped_at
         assert the_process(rig) == shared
 
-        # It comes back under a newer assignment, into the process that has room.
+        # It comes back under a newer assignment, in the process that has room.
         rig.place(fenced)
         rig.flow(list(sources))
         assert the_process(rig) == shared
@@ -63,7 +63,7 @@ def test_a_receiver_that_wants_a_process_of_its_own_has_one(database_url: str, t
         rig.place(alone, first, second)
         rig.flow([alone, first, second])
         assert len(rig.processes()) == 2
-        # Who comes later joins those that share.
+        # A receiver that is placed later joins the shared process.
         rig.place(late)
         rig.flow(list(sources))
         assert len(rig.processes()) == 2
@@ -72,7 +72,7 @@ def test_a_receiver_that_wants_a_process_of_its_own_has_one(database_url: str, t
         assert [receiver_id for receiver_id, process_id in holders if process_id == by_itself] == [alone]
 
 
-def test_a_process_that_is_killed_comes_back_with_all_of_its_receivers(database_url: str, tmp_path: Path) -> None:
+def test_a_killed_process_comes_back_with_all_of_its_receivers(database_url: str, tmp_path: Path) -> None:
     with host_rig(database_url, tmp_path, receivers=20, receivers_per_process=20) as (rig, sources):
         rig.place(*sources)
         rig.flow(list(sources))
@@ -81,7 +81,7 @@ def test_a_process_that_is_killed_comes_back_with_all_of_its_receivers(database_
         registered = {receiver_id: rig.numbers(receiver_id) for receiver_id in sources}
         eventually(lambda: rig.epochs() == dict.fromkeys(sources, 2), "every receiver's second claim")
         rig.flow(list(sources))
-        # The first crash splits no group: whoever killed it, it was no receiver.
+        # The first crash does not split the group, whatever killed the process; here it was no receiver.
         assert the_process(rig).pid != killed.pid
         eventually(lambda: len(rig.events("EXITED")) == 20, "the events")
         for receiver_id, messages in rig.events("EXITED").items():
@@ -94,11 +94,11 @@ def test_a_process_that_is_killed_comes_back_with_all_of_its_receivers(database_
         assert after == sorted(set(after)), "a line came twice, or out of order"
 
 
-def test_a_receiver_that_crashes_its_process_is_soon_alone(database_url: str, tmp_path: Path) -> None:
+def test_a_receiver_that_crashes_its_process_soon_runs_alone(database_url: str, tmp_path: Path) -> None:
     with host_rig(database_url, tmp_path, receivers=9, receivers_per_process=9, poison=True) as (rig, sources):
         *innocent, poison = sources
         rig.place(*sources)
-        # In a process of nine twice, of two at most next, and then alone.
+        # Twice in a process of nine, then in one of at most two, and then alone.
         eventually(lambda: len(rig.events("EXITED").get(poison, [])) >= 4, "crash after crash")
         eventually(lambda: rig.states()[poison][0] in ("SCHEDULED", "ACTIVE"), "more tries")
         rig.flow(innocent)
@@ -124,7 +124,7 @@ def test_s04_a_graceful_stop_drains_every_receiver(
         database_url, tmp_path, receivers=10, receivers_per_process=receivers_per_process, block_interval="300s"
     ) as (rig, sources):
         rig.place(*sources)
-        # Everything is in the generators' buffers, for the next minutes.
+        # Everything stays in the block generators' buffers for the next minutes.
         eventually(lambda: all(source.sent >= 60 for source in sources.values()), "60 lines of each")
         assert len(rig.processes()) == 10 // receivers_per_process
         assert all(records == 0 for records in rig.records().values())

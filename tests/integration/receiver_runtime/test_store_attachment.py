@@ -1,4 +1,4 @@
-"""What an agent attaches, and when it makes a store: an empty directory may be the mount point of one."""
+"""Test what an agent attaches, and when it makes a store: an empty directory may be the mount point of one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def expected(engine: sa.Engine, root: Path, host: str) -> list[str]:
         return attached_identities(connection, [str(root)], host=host)[str(root)]
 
 
-def test_the_first_store_of_an_installation_is_made(engine: sa.Engine, tmp_path: Path) -> None:
+def test_the_first_store_of_an_installation_is_created(engine: sa.Engine, tmp_path: Path) -> None:
     root = tmp_path / "blocks"
     with connect(engine) as connection:
         assert attached_identities(connection, [str(root)]) == {}
@@ -61,7 +61,7 @@ def test_the_first_store_of_an_installation_is_made(engine: sa.Engine, tmp_path:
 
 
 @pytest.mark.parametrize("instead", ["an empty directory", "nothing"])
-def test_a_store_that_is_not_mounted_when_its_agent_starts_stays_what_it_was(
+def test_a_store_not_mounted_at_its_agents_start_keeps_its_identity(
     engine: sa.Engine, tmp_path: Path, instead: str
 ) -> None:
     mount = Mount(tmp_path / "blocks")
@@ -74,8 +74,8 @@ def test_a_store_that_is_not_mounted_when_its_agent_starts_stays_what_it_was(
     assert seen(engine) == before
 
 
-def test_another_store_in_its_place_does_not_become_it(engine: sa.Engine, tmp_path: Path) -> None:
-    """As one that an earlier version made in the empty mount point."""
+def test_another_store_in_its_place_does_not_replace_it(engine: sa.Engine, tmp_path: Path) -> None:
+    """Check with a store that an earlier version made in the empty mount point."""
     mount = Mount(tmp_path / "blocks")
     start(engine, "a", mount.root)
     before = seen(engine)
@@ -85,7 +85,7 @@ def test_another_store_in_its_place_does_not_become_it(engine: sa.Engine, tmp_pa
     assert seen(engine) == before
 
 
-def test_a_host_without_the_others_store_is_refused_and_makes_nothing(engine: sa.Engine, tmp_path: Path) -> None:
+def test_a_host_without_the_shared_store_is_refused_and_creates_nothing(engine: sa.Engine, tmp_path: Path) -> None:
     start(engine, "a", tmp_path / "blocks")
     mount_point = tmp_path / "b" / "blocks"
     with pytest.raises(
@@ -103,7 +103,7 @@ def test_a_host_without_the_others_store_is_refused_and_makes_nothing(engine: sa
     assert list(seen(engine)) == ["a"]
 
 
-def test_a_replica_that_was_never_there_is_left_out_and_one_that_was_stays(engine: sa.Engine, tmp_path: Path) -> None:
+def test_a_replica_never_seen_is_left_out_and_a_known_one_stays(engine: sa.Engine, tmp_path: Path) -> None:
     first, second = Mount(tmp_path / "a"), tmp_path / "b"
     start(engine, "a", first.root)
     start(engine, "a", f"{first.root},{second}")
@@ -119,7 +119,7 @@ def test_a_replica_that_was_never_there_is_left_out_and_one_that_was_stays(engin
     assert first.below == []
 
 
-def test_an_object_store_that_was_known_by_its_address_gets_an_identity(
+def test_an_object_store_known_by_its_address_gets_an_identity(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "s3://bucket/forebay"
@@ -140,7 +140,7 @@ def test_an_object_store_that_was_known_by_its_address_gets_an_identity(
     assert made in seen(engine)["here"]
 
 
-def test_which_store_a_root_must_be() -> None:
+def test_expected_identities_of_roots() -> None:
     a = HostStore("a", {"one": "/data", "two": "/more"}, lives=True)
     b = HostStore("b", {"three": "/data"}, lives=True)
     assert expected_identities([a, b], ["/data", "/more"], host="a") == {"/data": ["one"], "/more": ["two"]}

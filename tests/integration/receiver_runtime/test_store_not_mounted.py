@@ -1,4 +1,4 @@
-"""A real receiver process whose block store is unmounted while it runs, and before it starts."""
+"""Test a real receiver process whose block store is unmounted while it runs, and before it starts."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def source() -> Iterator[NumberedSource]:
 
 
 def told(rig: ReceiverRig, message: str) -> str:
-    """The newest event's detail; empty where there is none."""
+    """Return the newest event's detail; empty if there is none."""
     rows = rig.execute("SELECT detail FROM forebay.receiver_events WHERE message = :m ORDER BY id", m=message)
     return rows[-1].detail if rows else ""
 
 
 def stored_records(mount: Mount) -> int:
-    """In every block on the disk that is not mounted."""
+    """Return the number of records in all blocks on the unmounted disk."""
     disk = LocalBlockStore(mount.disk)
     items = [item for path in disk.segment_paths() for item in disk.scan(path)]
     return sum(item.header.records for item in items if isinstance(item, IntactFrame))
 
 
-def test_a_store_that_is_not_mounted_takes_nothing_and_receiving_goes_on_when_it_is_back(
+def test_an_unmounted_store_takes_nothing_and_receiving_continues_when_it_is_back(
     database_url: str, tmp_path: Path, source: NumberedSource
 ) -> None:
     rig = ReceiverRig.on_socket(database_url, tmp_path / "receiver", source.port, segment_interval="100ms")
@@ -89,7 +89,7 @@ def test_a_store_that_is_not_mounted_takes_nothing_and_receiving_goes_on_when_it
         process.send_signal(signal.SIGTERM)
         assert exit_code(process) == ExitCode.STOPPED, rig.logs()
         values = [int(value) for value in rig.values()]
-        # A line that the source sent into the first process's connection is gone, as with any plain socket.
+        # A line that the source sent into the first process's connection is lost, as with any plain socket.
         assert values[:held] == list(range(held))
         assert sorted(set(values)) == values
     finally:

@@ -1,4 +1,4 @@
-"""A receiver process that hangs in its disk is replaced, and what it had stored is salvaged."""
+"""Test that a receiver process whose disk hangs is replaced, and that its stored blocks are salvaged."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# While the file is there a sync hangs, as on a network file system whose server is stopped. Only then is the limit
-# short: a machine that is busy is not to be taken for one that hangs.
+# While the file exists, a sync hangs, as on a network file system whose server is stopped. The limit is short only
+# during that time, so that a busy machine is not taken for a hanging one.
 _HANGING = """
 import pathlib, time
 from receiver_runtime import receiver_supervisor
@@ -50,7 +50,7 @@ def rig(database_url: str, tmp_path: Path, source: NumberedSource) -> Iterator[R
     made.close()
 
 
-def test_a_process_that_hangs_in_its_disk_is_not_active_any_more_and_is_replaced(
+def test_a_process_whose_disk_hangs_becomes_inactive_and_is_replaced(
     rig: ReceiverRig, source: NumberedSource, tmp_path: Path
 ) -> None:
     hangs = tmp_path / "hangs"
@@ -80,7 +80,7 @@ def test_a_process_that_hangs_in_its_disk_is_not_active_any_more_and_is_replaced
     assert numbers == sorted(set(numbers)), "a line came twice, or out of order"
 
 
-def test_a_receiver_that_another_process_holds_by_now_is_not_given_up(rig: ReceiverRig) -> None:
+def test_a_receiver_held_by_another_process_is_not_given_up(rig: ReceiverRig) -> None:
     rig.start()
     eventually(lambda: rig.records() > 0, "records")
     [(process_id,)] = rig.execute("SELECT process_id FROM forebay.receivers WHERE id = :r", r=rig.receiver_id)

@@ -1,4 +1,4 @@
-"""An agent runs as many batch drivers as the scaling schedule wants, and never fewer than it was started for (O04)."""
+"""Test that an agent runs as many batch drivers as the scaling schedule wants, never fewer than its own (O04)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-# Waits for the word to drain, as a driver does that has no batch.
+# Waits for the request to drain, as a batch driver without a batch does.
 _DRIVER = "import sys, os; os.read(0, 100)"
 
 
@@ -38,7 +38,7 @@ def test_o04_an_agent_starts_and_drains_drivers_as_they_are_wanted(engine: sa.En
         role_commands={},
         log_directory=tmp_path / "logs",
         batch_drivers=BatchDrivers([sys.executable, "-c", _DRIVER, mark], tmp_path / "logs", wanted=1),
-        # A share counts once it has stood for a while.
+        # A new share takes effect only after it has not changed for a while.
         clock=lambda: time.monotonic() * 30,
     )
 
