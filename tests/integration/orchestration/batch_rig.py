@@ -1,4 +1,4 @@
-"""A driver log and block store with blocks in them, and a pipeline `words` whose batches can be run on real Spark."""
+"""Provide a driver log and block store with blocks, and a pipeline `words` whose batches can run on real Spark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCHEMA = pa.schema([("value", pa.string())])
 
 @contextmanager
 def local_spark(home: Path) -> Iterator[SparkSession]:
-    """A session for a module's tests, stopped at the end."""
+    """Yield a session for a module's tests, and stop it at the end."""
     made = spark_session(Settings(home=home, spark_master="local[2]"), application="tests")
     yield made
     made.stop()
@@ -117,7 +117,7 @@ class System:
         writer.close()
 
     def allocate(self, hour: int) -> datetime:
-        """Give what was received so far to the batch of an hour in the past."""
+        """Allocate the blocks received so far to the batch of an hour in the past; return its batch time."""
         pipeline = get_pipeline(self.connection, "words")
         self._begin = self._begin or pipeline.last_batch_time - timedelta(days=1)
         time = self._begin + timedelta(hours=hour)
@@ -160,7 +160,7 @@ class System:
         return batch.state, batch.attempt
 
     def clean_up(self) -> int:
-        """As if every retention were over; how many blocks went."""
+        """Clean up as if every retention had passed; return how many blocks were deleted."""
         self.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
         now = self.connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()
         [placement] = placements(self.connection)

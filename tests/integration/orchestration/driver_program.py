@@ -1,6 +1,6 @@
-"""A batch driver of the module definitions.py in the working directory, alone, until it should be replaced.
+"""Run a batch driver of the module definitions.py in the working directory, alone, until it should be replaced.
 
-Prints the setting of its session that is asked for; then changes the module, and prints why it should be replaced.
+Print the setting of its session that is asked for; then change the module, and print why it should be replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tracker_store.engine import create_engine
 
 
 def main(key: str) -> None:
-    """Until it has drained."""
+    """Run the driver until it has drained."""
     settings = Settings()
     engine = create_engine(settings.require_database_url(), application_name="tests", pool_size=1)
     drain = threading.Event()

@@ -1,4 +1,4 @@
-"""A DataFrame as sinks see one, without Spark: a sink's steps are tried many times, and a JVM takes seconds.
+"""Provide a DataFrame as sinks see one, without Spark: a sink's steps run many times, and starting a JVM takes seconds.
 
 Tests that are about tasks have a real Spark (`test_sinks_on_spark.py`).
 """
@@ -36,7 +36,7 @@ class FrameWithoutSpark:
     def mapInArrow(  # noqa: N802
         self, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], _: str
     ) -> FrameWithoutSpark:
-        """As Spark's."""
+        """Return a frame with the function applied, as Spark's method does."""
         made = FrameWithoutSpark(*self._partitions, schema=self.schema)
         made._function = function
         return made
@@ -47,7 +47,7 @@ class FrameWithoutSpark:
         return pa.record_batch(arrays, schema=pa.schema(fields))
 
     def collect(self) -> list[dict[str, Any]]:
-        """Run a task per partition, in order."""
+        """Run one task per partition, in order."""
         assert self._function is not None
         answers: list[dict[str, Any]] = []
         for rows in self._partitions:
@@ -57,12 +57,12 @@ class FrameWithoutSpark:
 
 
 def words(*rows: tuple[Any, ...], parts: int = 2) -> DataFrame:
-    """Rows of (word, n), dealt to so many partitions."""
+    """Return a frame of (word, n) rows, distributed over this number of partitions."""
     return cast("DataFrame", FrameWithoutSpark(*(list(rows[part::parts]) for part in range(parts))))
 
 
 class SessionWithoutSpark:
-    """Reads nothing: what a pipeline's output function is given, and may not look at."""
+    """A session that reads nothing: a pipeline's output function gets its frames, and must not look at them."""
 
     def __getattr__(self, _: str) -> SessionWithoutSpark:
         return self

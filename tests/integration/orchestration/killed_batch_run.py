@@ -1,4 +1,4 @@
-"""A process that runs one attempt at a batch, and kills itself with SIGKILL at a step; started by its test.
+"""Run one attempt at a batch, and kill this process with SIGKILL at a step; its test starts it as a process.
 
 No Spark: what the output function returns is made here, and the sink's tasks run in this process.
 """
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from orchestration.spark.sinks.postgres import Mode
     from orchestration.spark.sinks.sink import Step
 
-#: After the driver log's row, before the batch is COMPLETED.
+#: The step after the driver log's row, before the batch is COMPLETED.
 PUBLISHING = "publishing"
 WRITTEN = [("a", 1), ("b", 2), ("c", 3)]
 REPLAYED = [("z", 26)]
 
 
 class Killed(PostgresSink):
-    """Ends its process at a step."""
+    """A sink that ends its process at a step."""
 
     dies_at = ""
 
@@ -51,7 +51,7 @@ def counts(_: DataFrame) -> DataFrame:
 
 
 def declare(mode: Mode = "append") -> Pipeline:
-    """The pipeline `words`, whose only output goes to the table `counts` at TARGET_URL."""
+    """Declare the pipeline `words`, whose only output goes to the table `counts` at TARGET_URL."""
     pipeline = Pipeline("words", interval="1h", max_attempts=2)
     sink = Killed(EnvVar("TARGET_URL"), "counts", mode=mode, key="word" if mode == "merge" else None)
     lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
@@ -60,7 +60,7 @@ def declare(mode: Mode = "append") -> Pipeline:
 
 
 def run(settings: Settings, time: datetime, number: int, *, mode: Mode = "append", dies_at: str = "") -> None:
-    """One attempt at the batch of `time`."""
+    """Run one attempt at the batch of `time`."""
     pipeline = declare(mode)
     sink = pipeline.outputs["counts"].sink
     assert isinstance(sink, Killed)
@@ -72,7 +72,7 @@ def run(settings: Settings, time: datetime, number: int, *, mode: Mode = "append
 
 
 def replay(settings: Settings, time: datetime, *, dies_at: str = "") -> None:
-    """A replay of the batch, with other rows."""
+    """Replay the batch, with other rows."""
     pipeline = declare()
     sink = pipeline.outputs["counts"].sink
     assert isinstance(sink, Killed)

@@ -1,4 +1,4 @@
-"""A process that runs, replays or compacts, and kills itself with SIGKILL at a step; started by its test.
+"""Run a batch, replay it or compact an hour, and kill this process with SIGKILL at a step; its test starts it.
 
 No Spark: what the output function returns is made here, and the sink's tasks run in this process.
 """
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
     from orchestration.spark.sinks.sink import Check
 
-#: After the driver log's row, before anything that readers see.
+#: The step after the driver log's row, before readers see any change.
 COMMITTED = "committed, not published"
 RUN, REPLAY, COMPACT = "run", "replay", "compact"
 
 
 class Killed(ParquetSink):
-    """Ends its process at a step of publishing or compacting."""
+    """A sink that ends its process at a step of publishing or compacting."""
 
     dies_at = ""
 
@@ -50,7 +50,7 @@ class Killed(ParquetSink):
 
 
 def declare(path: Path, *rows: tuple[str, int], dies_at: str = "") -> Pipeline:
-    """The pipeline `words`, whose only output are these rows, in files below `path`."""
+    """Declare the pipeline `words`, whose only output is these rows, in files below `path`."""
     pipeline = Pipeline("words", interval="10m")
     sink = Killed(path, compact=True)
     sink.dies_at = dies_at
@@ -66,7 +66,7 @@ def declare(path: Path, *rows: tuple[str, int], dies_at: str = "") -> Pipeline:
 def act(
     settings: Settings, what: str, time: datetime, *rows: tuple[str, int], dies_at: str = ""
 ) -> list[CompactedHour]:
-    """Run the first attempt at the batch of `time`, replay it, or compact every hour that is over."""
+    """Run the first attempt at the batch of `time`, replay it, or compact every hour that has ended."""
     assert settings.home is not None
     pipeline = declare(settings.home / "output", *rows, dies_at=dies_at)
     session: Any = SessionWithoutSpark()

@@ -1,4 +1,4 @@
-"""A database of the user's that outputs are written to, and attempts at them, for tests of sinks."""
+"""Provide a user's database that outputs are written to, and attempts at them, for tests of sinks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIME = datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC)
 
 
 class Target:
-    """A database of the user's, without anything of ours, named by an environment variable."""
+    """A user's database with nothing of Forebay's in it, named by an environment variable."""
 
     def __init__(self, url: str) -> None:
         self.url = sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)

@@ -1,4 +1,4 @@
-"""`apply`: what it shows, what it writes, what it refuses."""
+"""Test `apply`: what it shows, what it writes, what it refuses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def declare(*, receivers: int = 1, interval: str = "10s", port: int = 9999, stre
     return pipeline
 
 
-def test_what_is_new_is_written_once(connection: sa.Connection) -> None:
+def test_a_new_declaration_is_written_once(connection: sa.Connection) -> None:
     changes = apply(connection, [declare(receivers=2)])
     assert [(change.kind, change.name, change.action) for change in changes] == [
         ("stream", "lines", "add"),
@@ -66,7 +66,7 @@ def other_output(pipeline: Pipeline, sink: Sink) -> Pipeline:
     return pipeline
 
 
-def of_another_name(sink: Sink) -> Pipeline:
+def pipeline_with_another_name(sink: Sink) -> Pipeline:
     pipeline = Pipeline("letters", interval="10s")
     stream = Stream("lines", SocketText(host="127.0.0.1", port=9999))
     pipeline.output(inputs=[stream], sink=sink, name="others")(lambda frame: frame)
@@ -75,7 +75,7 @@ def of_another_name(sink: Sink) -> Pipeline:
 
 @pytest.mark.parametrize("sink", [ParquetSink("/out"), ParquetSink("/out", compact=True), DeltaSink("/out")])
 def test_two_outputs_may_not_write_to_one_place(connection: sa.Connection, sink: Sink) -> None:
-    """Each would replace the other's files, batch by batch."""
+    """Check because each output would replace the other's files, batch by batch."""
     says = r"output 'others' of pipeline 'words' writes to '/out', as output 'counts' of pipeline 'words' does"
     with pytest.raises(SharedPlaceError, match=says):
         apply(connection, [other_output(declare(), sink)])
@@ -83,10 +83,10 @@ def test_two_outputs_may_not_write_to_one_place(connection: sa.Connection, sink:
     apply(connection, [declare()])
     says = r"output 'others' of pipeline 'letters' writes to '/out'.*forebay pipelines remove words"
     with pytest.raises(SharedPlaceError, match=says):
-        apply(connection, [of_another_name(sink)])
+        apply(connection, [pipeline_with_another_name(sink)])
     apply(connection, [other_output(declare(), ParquetSink("/others"))])
-    apply(connection, [of_another_name(ParquetSink("/letters"))])
-    apply(connection, [declare(), of_another_name(ParquetSink("/others"))])
+    apply(connection, [pipeline_with_another_name(ParquetSink("/letters"))])
+    apply(connection, [declare(), pipeline_with_another_name(ParquetSink("/others"))])
 
 
 POSTGRES = "postgresql://me@db.example/shop"
@@ -99,9 +99,9 @@ CATALOG: dict[str, str | Secret] = {"type": "sql", "uri": Secret("env:CATALOG_UR
         # A retry of either deletes the other's rows of that batch time.
         (IcebergSink("shop.counts", catalog=CATALOG), IcebergSink("shop.counts", catalog=CATALOG)),
         (DeltaSink("/out/counts"), DeltaSink("/out/../out/counts/")),
-        # The newest batch of either empties the table.
+        # The newest batch of either output empties the table.
         (PostgresSink(POSTGRES, "counts", mode="overwrite"), PostgresSink(POSTGRES, "counts", mode="overwrite")),
-        # Refused by the sink itself at the first batch, which would be given up.
+        # The sink itself refuses it at the first batch, which would then be given up.
         (PostgresSink(POSTGRES, "counts"), PostgresSink(POSTGRES, "public.counts", mode="merge", key="word")),
         (PostgresSink(POSTGRES, "counts"), PostgresSink("postgresql://you@db.example:5432/shop", "counts")),
         (PostgresSink("env:SHOP", "counts"), PostgresSink("env:SHOP", "counts")),
@@ -109,9 +109,9 @@ CATALOG: dict[str, str | Secret] = {"type": "sql", "uri": Secret("env:CATALOG_UR
         (ParquetSink("/one"), DeltaSink("/one")),
     ],
 )
-def test_a_place_is_known_however_it_is_written(connection: sa.Connection, one: Sink, other: Sink) -> None:
+def test_a_place_is_recognised_however_it_is_written(connection: sa.Connection, one: Sink, other: Sink) -> None:
     with pytest.raises(SharedPlaceError, match=r"output 'others' of pipeline 'letters' .*of its own"):
-        apply(connection, [other_output(declare(), one), of_another_name(other)])
+        apply(connection, [other_output(declare(), one), pipeline_with_another_name(other)])
     assert list_streams(connection) == [], "nothing is written"
 
 
@@ -129,8 +129,8 @@ def test_a_place_is_known_however_it_is_written(connection: sa.Connection, one: 
         (ConsoleSink(), ConsoleSink()),
     ],
 )
-def test_other_places_are_not_taken_for_one(connection: sa.Connection, one: Sink, other: Sink) -> None:
-    assert apply(connection, [other_output(declare(), one), of_another_name(other)])
+def test_different_places_are_not_taken_for_the_same(connection: sa.Connection, one: Sink, other: Sink) -> None:
+    assert apply(connection, [other_output(declare(), one), pipeline_with_another_name(other)])
 
 
 def test_showing_the_difference_writes_nothing(connection: sa.Connection) -> None:
@@ -138,7 +138,7 @@ def test_showing_the_difference_writes_nothing(connection: sa.Connection) -> Non
     assert list_streams(connection) == []
 
 
-def test_a_changed_stream_takes_its_receivers_to_a_new_assignment(connection: sa.Connection) -> None:
+def test_a_changed_stream_moves_its_receivers_to_a_new_assignment(connection: sa.Connection) -> None:
     apply(connection, [declare()])
     [before] = placements(connection)
     apply(connection, [declare(port=9998)])
@@ -147,13 +147,13 @@ def test_a_changed_stream_takes_its_receivers_to_a_new_assignment(connection: sa
 
 
 def receive(connection: sa.Connection, time: datetime) -> None:
-    """A block of the first receiver, added at `time`."""
+    """Add a block of the first receiver at `time`."""
     pipeline = get_pipeline(connection, "words")
     receivers = [placement.receiver_id for placement in placements(connection)]
     Log(connection, pipeline.stream_ids[0], pipeline.pipeline_id, receivers).add_at(receivers[0], time)
 
 
-def test_a_stream_of_which_blocks_wait_may_not_leave_its_pipeline(connection: sa.Connection) -> None:
+def test_a_stream_with_waiting_blocks_may_not_leave_its_pipeline(connection: sa.Connection) -> None:
     apply(connection, [declare()])
     receive(connection, NOON)
     with pytest.raises(StrandingChangeError, match=r"no longer reads lines, of which 10 records wait"):
@@ -162,8 +162,8 @@ def test_a_stream_of_which_blocks_wait_may_not_leave_its_pipeline(connection: sa
     assert [stream.name for stream in list_streams(connection)] == ["lines"]
 
 
-def test_a_stream_whose_blocks_a_batch_has_that_is_not_finished_may_not_leave(connection: sa.Connection) -> None:
-    """The batch would run by the code that no longer reads it, and be complete without them."""
+def test_a_stream_with_blocks_in_an_unfinished_batch_may_not_leave(connection: sa.Connection) -> None:
+    """Check because the batch would run with code that no longer reads the stream, and complete without its blocks."""
     apply(connection, [declare()])
     receive(connection, NOON)
     row = get_pipeline(connection, "words")
@@ -176,15 +176,15 @@ def test_a_stream_whose_blocks_a_batch_has_that_is_not_finished_may_not_leave(co
     apply(connection, [declare(stream="others")])
 
 
-def test_a_stream_of_which_nothing_waits_may_leave_and_another_come(connection: sa.Connection) -> None:
+def test_a_stream_without_waiting_blocks_may_leave_and_another_may_come(connection: sa.Connection) -> None:
     apply(connection, [declare()])
     apply(connection, [declare(stream="others")])
     others = next(stream for stream in list_streams(connection) if stream.name == "others")
     assert get_pipeline(connection, "words").stream_ids == (others.stream_id,)
 
 
-def test_fewer_receivers_strand_nothing_and_may_be_more_again(connection: sa.Connection) -> None:
-    """N receivers changed to M: those that go stop under a new assignment; their blocks are allocated like any."""
+def test_fewer_receivers_strand_no_blocks_and_may_become_more_again(connection: sa.Connection) -> None:
+    """Change N receivers to M: the removed ones stop under a new assignment; their blocks are allocated as usual."""
     apply(connection, [declare(receivers=2)])
     row = get_pipeline(connection, "words")
     [first, second] = [placement.receiver_id for placement in placements(connection)]
@@ -216,8 +216,8 @@ def test_a_new_pipeline_begins_with_the_earliest_block_or_after_the_latest(
     assert waiting_records(connection, row.pipeline_id, row.stream_ids[0]) == records
 
 
-def test_a_pipeline_that_is_to_begin_at_the_latest_is_never_seen_without_its_place(connection: sa.Connection) -> None:
-    """A process that dies, or is refused, on the way leaves nothing from which it would begin at the earliest."""
+def test_a_pipeline_to_begin_at_the_latest_is_never_seen_without_its_cursors(connection: sa.Connection) -> None:
+    """Check that a process that dies or is refused on the way leaves no pipeline that would begin at the earliest."""
     apply(connection, [declare()])
     receive(connection, NOON)
     lines = declare().streams[0]
@@ -240,7 +240,7 @@ def test_a_pipeline_that_is_to_begin_at_the_latest_is_never_seen_without_its_pla
         assert waiting_records(connection, row.pipeline_id, row.stream_ids[0]) == 0
 
 
-def test_a_pipeline_that_is_there_keeps_its_place_when_it_is_applied_again(connection: sa.Connection) -> None:
+def test_an_existing_pipeline_keeps_its_position_when_it_is_applied_again(connection: sa.Connection) -> None:
     def other(start: Literal["earliest", "latest"], interval: str) -> Pipeline:
         made = Pipeline("other", interval=interval, start=start)
         made.output(inputs=[declare().streams[0]], sink=ParquetSink("/out2"), name="counts")(lambda frame: frame)

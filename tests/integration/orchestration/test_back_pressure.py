@@ -1,4 +1,4 @@
-"""Back pressure on a real driver log: batches of known cost in virtual time, receivers steered by their rates."""
+"""Test back pressure on a real driver log: batches of known cost in virtual time, receivers steered by their rates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Clock:
 
 
 def declare(connection: sa.Connection, name: str, stream_ids: Sequence[int], **settings: object) -> int:
-    """A pipeline with these settings, decided up to NOON."""
+    """Declare a pipeline with these settings, decided up to NOON."""
     limits = {key: settings.pop(key) for key in ("max_records_per_batch",) if key in settings}
     declared = PipelineSettings.model_validate({"backpressure_enabled": True, **settings})
     pipeline_id = apply_pipeline(
@@ -68,7 +68,7 @@ def declare(connection: sa.Connection, name: str, stream_ids: Sequence[int], **s
 
 @pytest.fixture
 def log(engine: sa.Engine) -> Iterator[Log]:
-    """Two receivers, and a pipeline with back pressure on."""
+    """Yield a log with two receivers, and a pipeline with back pressure on."""
     with connect(engine) as connection:
         log = make_log(connection, receivers=2)
         declare(connection, "words", [log.stream_id])
@@ -83,7 +83,7 @@ def term(log: Log) -> int:
 
 
 def complete(log: Log, batch_time: datetime, *, start: datetime, end: datetime, pipeline_id: int | None = None) -> None:
-    """Run the batch, as if from `start` to `end`."""
+    """Complete the batch as if it had run from `start` to `end`."""
     pipeline = log.pipeline_id if pipeline_id is None else pipeline_id
     claim_attempt(log.connection, pipeline_id=pipeline, batch_time=batch_time, attempt=1, run_id="run", process_id=1)
     complete_batch(log.connection, pipeline_id=pipeline, batch_time=batch_time, attempt=1, outputs=[])
@@ -112,7 +112,7 @@ def run(
 
 
 def fill(log: Log, intervals: int, *, records: int = 1000, blocks: int = 1) -> None:
-    """So many records in each of the first intervals, by the first receiver, in so many blocks."""
+    """Add this number of records in each of the first intervals, from the first receiver, in this number of blocks."""
     log.add_at(
         log.receiver_ids[0],
         *(NOON + n * INTERVAL + (b + 1) * SECOND for n in range(intervals) for b in range(blocks)),
@@ -125,13 +125,13 @@ def rates(log: Log) -> list[float | None]:
 
 
 def tick(log: Log, term: int) -> None:
-    """A controller that remembers nothing: all that it goes on from is in the driver log."""
+    """Tick a controller without memory: its whole state is in the driver log."""
     RateController(Clock()).tick(log.connection, term=term)
 
 
 @dataclass
 class Source:
-    """Receivers in virtual time: a block a second each, of what the source has and the rate lets through."""
+    """Receivers in virtual time: each adds one block per second, of what the source has and the rate allows."""
 
     log: Log
     claims: list[Claim]
@@ -140,7 +140,7 @@ class Source:
     per_second: int
 
     def second(self, time: datetime) -> int:
-        """Receive the second that begins at `time`; the records that came in."""
+        """Receive the second that begins at `time`; return the number of records received."""
         steered = {
             steering.receiver_id: steering.rate_limit
             for steering in heartbeat(
@@ -160,7 +160,7 @@ class Source:
 
 
 def test_c03_a_pipeline_that_is_slower_than_its_source_settles(log: Log, term: int) -> None:
-    """1 ms a record, and 2,000 records a second: twice what the batches can take."""
+    """Check with 1 ms per record and 2,000 records per second: twice what the batches can process."""
     claims = [claim_anew(log.connection, receiver_id) for receiver_id in log.receiver_ids]
     for claimed in claims:
         log._backdate(claimed.receiver_id, claimed.sequence, NOON)
@@ -205,7 +205,7 @@ def test_c03_the_first_batch_sets_no_rate_and_the_second_one_for_each_receiver(l
     assert rates(log) == [None, None]
     run(log, 2, seconds=10, waited=2)
     tick(log, term)
-    # 200/s, then 100/s after a wait of 2 s, which is 20: 200 - 100 - 0.2 * 20 = 96, but not below 100.
+    # 200/s, then 100/s after a wait of 2 s, which is 20: 200 - 100 - 0.2 * 20 = 96, but at least 100.
     assert rates(log) == [50.0, 50.0]
     [steering, _] = heartbeat(
         log.connection,
@@ -216,7 +216,7 @@ def test_c03_the_first_batch_sets_no_rate_and_the_second_one_for_each_receiver(l
 
 
 def test_c03_k10_a_receiver_that_is_not_there_yet_starts_with_its_rate(engine: sa.Engine, log: Log, term: int) -> None:
-    """The original lost a rate that was sent before the receiver had registered."""
+    """Check because the original lost a rate that was sent before the receiver had registered."""
     fill(log, 2)
     for number in (1, 2):
         run(log, number, seconds=1)
@@ -237,7 +237,7 @@ def test_c03_a_batch_counts_once_and_a_replay_not_at_all(log: Log, term: int) ->
         tick(log, term)
     [before] = stream_rates(log.connection)
     tick(log, term)
-    # As a replay would leave it, should it ever touch the batch: an older one, with an end of now.
+    # As a replay would leave the batch if it ever changed it: an older batch that ended now.
     log.connection.execute(
         sa.text("UPDATE forebay.batches SET completed_at = :end WHERE batch_time = :time"),
         {"time": NOON + INTERVAL, "end": NOON + 9 * INTERVAL},
@@ -264,7 +264,7 @@ def test_c03_a_quarantined_batch_that_a_replay_completes_says_nothing(log: Log, 
     assert after == replace(before, batch_time=third)
 
 
-def test_c03_many_batches_that_completed_while_nobody_led_count_each_in_order(log: Log, term: int) -> None:
+def test_c03_batches_completed_without_a_leader_count_each_in_order(log: Log, term: int) -> None:
     fill(log, 6)
     run(log, 1, seconds=5)
     tick(log, term)
@@ -272,7 +272,7 @@ def test_c03_many_batches_that_completed_while_nobody_led_count_each_in_order(lo
         run(log, number, seconds=2 + number, waited=number)
     tick(log, term)
     [at_once] = stream_rates(log.connection)
-    # The same, with a tick after each.
+    # The same batches, with a tick after each.
     log.connection.execute(
         sa.text(
             "UPDATE forebay.stream_rates SET batch_time = :noon, latest_at = NULL, latest_rate = NULL, "
@@ -294,7 +294,7 @@ def test_c03_many_batches_that_completed_while_nobody_led_count_each_in_order(lo
     assert stream_rates(log.connection) == [at_once]
 
 
-def test_c03_the_slowest_pipeline_that_has_back_pressure_on_decides(log: Log, term: int) -> None:
+def test_c03_the_slowest_pipeline_with_back_pressure_decides(log: Log, term: int) -> None:
     slow = declare(log.connection, "slow", [log.stream_id])
     free = declare(log.connection, "free", [log.stream_id], backpressure_enabled=False)
     fill(log, 2, records=10_000)
@@ -307,7 +307,7 @@ def test_c03_the_slowest_pipeline_that_has_back_pressure_on_decides(log: Log, te
         log.pipeline_id: None,
         slow: None,
     }
-    # A pipeline's first look is at its newest batch; so once more for all.
+    # The first look at a pipeline is at its newest batch; so one more batch for each.
     fill_from = NOON + 2 * INTERVAL + SECOND
     log.add_at(log.receiver_ids[0], fill_from, records=10_000)
     run(log, 3, seconds=5)
@@ -341,12 +341,12 @@ def test_c03_w18_a_pipeline_that_stands_still_holds_nobody_up_until_it_goes_on(l
     assert look(STILL_AFTER_SECONDS - 5) == [100.0, 100.0]
     assert look(10) == [None, None]
     assert [rate.expired for rate in stream_rates(log.connection)] == [True]
-    # A new leader keeps to that: it has seen nothing move.
+    # A new leader keeps that: it has seen nothing move.
     controller = RateController(clock)
     assert look(3) == [None, None]
     log.tracker.allocate_blocks_to_batch(NOON + 3 * INTERVAL)
     assert look(1) == [100.0, 100.0]
-    # A batch that runs for an hour is no standstill.
+    # A batch that runs for an hour is not a standstill.
     claim_attempt(
         log.connection,
         pipeline_id=log.pipeline_id,
@@ -365,11 +365,11 @@ def test_c03_what_a_limit_left_behind_counts(log: Log, term: int) -> None:
     tick(log, term)
     run(log, 2, seconds=2, max_records=1000)
     tick(log, term)
-    # 500/s; after the second batch 4,000 of the first two intervals wait: 8 s, 400, a fifth of which is 80.
+    # 500/s; after the second batch 4,000 records of the first two intervals wait: 8 s, 400, a fifth of which is 80.
     assert [rate.rate_limit for rate in stream_rates(log.connection)] == [420.0]
 
 
-def test_a_controller_that_leads_no_more_decides_nothing(log: Log, term: int) -> None:
+def test_a_controller_without_leadership_decides_nothing(log: Log, term: int) -> None:
     fill(log, 3)
     for number in (1, 2):
         run(log, number, seconds=5)
@@ -385,7 +385,7 @@ def test_a_controller_that_leads_no_more_decides_nothing(log: Log, term: int) ->
     assert stream_rates(log.connection) != before
 
 
-def test_a_decision_that_is_not_newer_changes_nothing(log: Log, term: int) -> None:
+def test_a_decision_for_an_older_or_the_same_batch_changes_nothing(log: Log, term: int) -> None:
     newer = StreamRate(log.pipeline_id, log.stream_id, NOON + INTERVAL, NOON, 5.0, 1.0, 5.0, expired=False)
     older = replace(newer, batch_time=NOON, rate_limit=9.0)
     assert record_stream_rate(log.connection, term=term, decision=newer) == "recorded"

@@ -1,4 +1,4 @@
-"""What a batch driver does with a run whose claim, end or finish was not answered; Spark and user's code left out."""
+"""Test what a batch driver does with a run whose claim, end or finish got no answer; without Spark and user code."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LOCATION = "forebay"
 
 
 class Rig:
-    """A driver that is ready, and one run that was handed to it."""
+    """A driver that is ready, and one run that was handed over to it."""
 
     def __init__(self, engine: sa.Engine, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = engine
@@ -92,14 +92,14 @@ class Rig:
             self.does(run)
 
     def take(self) -> str | None:
-        """One round of its loop."""
+        """Run one round of its loop; return the run that it took."""
         run_id = self.driver._claim(self.process_id)
         if run_id is not None:
             self.driver._execute(self.instance, run_id, self.process_id, self.cancellation)
         return run_id
 
     def reason_to_end(self) -> str | None:
-        """Why it would take no more runs."""
+        """Return why it would take no more runs."""
         never = Recycling(LoadedCode("no_module"), max_runs=1_000, max_memory_mb=1_000_000)
         return self.driver._reason_to_end(never)
 
@@ -125,7 +125,7 @@ def rig(engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def once(function: Callable[P, R], error: Exception, *, works: bool) -> Callable[P, R]:
-    """It raises the first time, whether it had worked or not."""
+    """Wrap `function` to raise the first time, with or without having worked."""
     errors = [error]
 
     def called(*arguments: P.args, **named: P.kwargs) -> R:
@@ -138,8 +138,8 @@ def once(function: Callable[P, R], error: Exception, *, works: bool) -> Callable
     return called
 
 
-def test_a_run_whose_claim_had_no_answer_is_executed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is this driver's in the driver log, where nobody else would take it, and the driver lives on."""
+def test_a_run_whose_claim_got_no_answer_is_executed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check because the driver log has the run as this driver's: no other driver takes it, and this one goes on."""
     monkeypatch.setattr(batch_driver, "claim_run", once(claim_run, OutcomeUnknownError(), works=True))
     with pytest.raises(OutcomeUnknownError):
         rig.take()
@@ -150,10 +150,10 @@ def test_a_run_whose_claim_had_no_answer_is_executed(rig: Rig, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("works", [False, True])
-def test_a_driver_outlives_a_driver_log_that_is_away_when_its_run_ends(
+def test_a_driver_survives_an_unavailable_driver_log_when_its_run_ends(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, *, works: bool
 ) -> None:
-    """A cold start is seconds, and a row that stays belongs to nobody."""
+    """Check because a cold start takes seconds, and a row that stays behind would belong to no driver."""
     monkeypatch.setattr(batch_driver, "finish_run", once(finish_run, DriverLogUnavailableError(), works=works))
     assert rig.take() == rig.run.run_id
     rig.take()
@@ -162,10 +162,10 @@ def test_a_driver_outlives_a_driver_log_that_is_away_when_its_run_ends(
     assert not rig.is_queued()
 
 
-def test_a_run_whose_end_can_not_be_said_is_ended_later_and_not_executed_again(
+def test_a_run_whose_end_can_not_be_reported_is_ended_later_and_not_executed_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster's storage is away, in the middle of a run and at its end."""
+    """Check while Dagster's storage is unavailable, in the middle of a run and at its end."""
 
     def fails(_run: dg.DagsterRun) -> None:
         raise OSError("Dagster's storage is away")
@@ -183,7 +183,7 @@ def test_a_run_whose_end_can_not_be_said_is_ended_later_and_not_executed_again(
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_a_run_ends_the_driver_too(rig: Rig, sent: signal.Signals) -> None:
-    """Dagster ends the run by it and says no more; what it interrupted may have been a call to Spark."""
+    """Check because Dagster ends the run by the signal alone, which may have interrupted a call to Spark."""
 
     def hit(run: dg.DagsterRun) -> None:
         os.kill(os.getpid(), sent)
@@ -197,7 +197,7 @@ def test_a_signal_in_a_run_ends_the_driver_too(rig: Rig, sent: signal.Signals) -
 
 
 def test_a_driver_whose_jvm_has_ended_takes_no_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed while it was idle: the run waits for the successor, and no attempt is used up."""
+    """Check after the JVM was killed while idle: the run waits for the successor, and no attempt is used up."""
     asked: list[str] = []
     monkeypatch.setattr(rig.driver, "_ask_for_successor", asked.append)
     jvm = subprocess.Popen(["sleep", "60"])
@@ -223,7 +223,7 @@ def test_a_run_without_a_signal_ends_nothing(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("reasons", "is_waited_for"), [((LEFT, "stopped"), True), (("stopped",), False)])
-def test_runs_wait_for_the_successor_of_a_driver_that_its_agent_has_left(
+def test_runs_wait_for_the_successor_of_a_driver_that_its_agent_left(
     engine: sa.Engine, reasons: Sequence[str], is_waited_for: bool
 ) -> None:
     registration = DriverRegistration(engine, host="h", location=LOCATION)

@@ -1,4 +1,4 @@
-"""The pusher on a real driver log: what it launches, and what it leaves to the batch sensor."""
+"""Test the pusher on a real driver log: what it launches, and what it leaves to the batch sensor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SECOND = timedelta(seconds=1)
 
 
 class FakeDagster:
-    """Knows the sensor of `pipeline`, and notes what it is asked to launch; `error`: what it does instead."""
+    """A Dagster that knows the sensor of `pipeline` and records the launches; with `error` it raises that instead."""
 
     def __init__(self, pipeline: Pipeline, *, is_running: bool = True) -> None:
         streams = {stream.name: stream.declaration() for stream in pipeline.streams}
@@ -84,7 +84,7 @@ def declare(interval: timedelta = INTERVAL, **arguments: object) -> Pipeline:
 
 
 def behind(connection: sa.Connection, pipeline: Pipeline, boundaries: int = 1) -> list[datetime]:
-    """Apply the pipeline as if its last batch was `boundaries` intervals ago, each with a block; the boundaries due."""
+    """Apply the pipeline as if its last batch was `boundaries` intervals ago, each with a block; return those due."""
     apply(connection, [pipeline])
     row = get_pipeline(connection, pipeline.name)
 
@@ -128,7 +128,7 @@ def test_a_batch_that_is_due_is_pushed_once_and_the_sensor_waits_for_its_run(
     assert "is asked for by tracker a in term" in steps.reason
 
 
-def test_a_sensor_that_was_faster_is_left_alone(
+def test_a_batch_that_the_sensor_launched_first_is_not_pushed(
     engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
     pipeline = declare()
@@ -139,9 +139,7 @@ def test_a_sensor_that_was_faster_is_left_alone(
     assert dagster.launched == []
 
 
-def test_the_next_batch_is_pushed_as_soon_as_the_one_before_completes(
-    engine: sa.Engine, connection: sa.Connection
-) -> None:
+def test_the_next_batch_is_pushed_when_the_one_before_completes(engine: sa.Engine, connection: sa.Connection) -> None:
     pipeline = declare()
     first, second = behind(connection, pipeline, 2)
     dagster = FakeDagster(pipeline)
@@ -158,8 +156,8 @@ def test_the_next_batch_is_pushed_as_soon_as_the_one_before_completes(
     assert dagster.launched == [f"{first.isoformat()}:1", f"{second.isoformat()}:1"]
 
 
-def test_a_tracker_that_was_deposed_launches_nothing(engine: sa.Engine, connection: sa.Connection) -> None:
-    """It had thought that it leads: two trackers that take the same turn launch one run."""
+def test_a_deposed_tracker_launches_nothing(engine: sa.Engine, connection: sa.Connection) -> None:
+    """Check a tracker that still believes that it leads: two trackers that take the same turn launch one run."""
     pipeline = declare()
     behind(connection, pipeline)
     dagster = FakeDagster(pipeline)
@@ -172,7 +170,7 @@ def test_a_tracker_that_was_deposed_launches_nothing(engine: sa.Engine, connecti
     assert len(dagster.launched) == 1
 
 
-def test_one_that_is_deposed_between_its_launch_and_its_answer_makes_no_second_run(
+def test_a_tracker_deposed_between_its_launch_and_the_answer_makes_no_second_run(
     engine: sa.Engine, connection: sa.Connection
 ) -> None:
     pipeline = declare()
@@ -194,7 +192,7 @@ def test_a_webserver_that_is_away_leaves_the_batch_to_the_sensor_at_once(
     pushing.turn(connection, term)
     [launch] = tick(connection, pipeline, instance).launches
     assert launch.batch_time == time.isoformat()
-    # And it is left in peace for a while.
+    # The pusher sends the webserver no further request for a while.
     dagster.error = None
     pushing.turn(connection, term)
     assert dagster.launched == []
@@ -210,7 +208,7 @@ def test_without_an_answer_the_sensor_looks_before_it_launches_and_not_before_th
     pusher(engine, dagster).turn(connection, lead(connection))
     assert not tick(connection, pipeline, instance).launches
     connection.execute(sa.text("UPDATE forebay.batches SET launched_at = launched_at - interval '16 s'"))
-    # The request did arrive: its run is there, under the key's tags.
+    # The request did arrive: its run exists, with the key's tags.
     run = instance.add_run(
         dg.DagsterRun(
             job_name="words_batch",
@@ -230,7 +228,7 @@ def test_without_an_answer_the_sensor_looks_before_it_launches_and_not_before_th
 
 
 @pytest.mark.parametrize("why", ["stopped", "unknown", "other code"])
-def test_nothing_is_pushed_for_a_sensor_that_does_not_run_the_applied_code(
+def test_nothing_is_pushed_if_the_sensor_does_not_run_the_applied_code(
     engine: sa.Engine, connection: sa.Connection, why: str
 ) -> None:
     pipeline = declare()
@@ -272,7 +270,7 @@ def test_the_next_attempt_at_a_batch_is_pushed_once_when_it_is_due(
     assert "is asked for by tracker a" in tick(connection, pipeline, instance).reason
 
 
-def test_an_attempt_that_the_sensor_has_asked_for_is_not_pushed(
+def test_an_attempt_that_the_sensor_has_launched_is_not_pushed(
     engine: sa.Engine, connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
     pipeline = declare()
@@ -290,7 +288,7 @@ def test_an_attempt_that_the_sensor_has_asked_for_is_not_pushed(
         retry_after=timedelta(0),
     )
     assert [launch.attempt for launch in tick(connection, pipeline, instance).launches] == [2]
-    # Whatever became of it: to look for it in Dagster is the sensor's.
+    # Whatever happened to that run: looking for it in Dagster is the sensor's task.
     connection.execute(sa.text("UPDATE forebay.batches SET launched_at = launched_at - interval '1 hour'"))
     dagster = FakeDagster(pipeline)
     pusher(engine, dagster).turn(connection, lead(connection))
@@ -306,7 +304,7 @@ def test_a_short_interval_is_pushed_at_its_boundary(engine: sa.Engine, connectio
     thread.start()
 
     def is_pushed_in_time() -> bool:
-        # One that this machine was too slow for has a successor.
+        # If this machine was too slow for one boundary, the next one is tried.
         connection.execute(
             sa.text(
                 "UPDATE forebay.batches SET state = 'COMPLETED', completed_at = clock_timestamp() "
@@ -326,7 +324,7 @@ def test_a_short_interval_is_pushed_at_its_boundary(engine: sa.Engine, connectio
     assert dagster.launched
 
 
-def test_a_tracker_that_does_not_lead_pushes_nothing(engine: sa.Engine, connection: sa.Connection) -> None:
+def test_a_tracker_without_leadership_pushes_nothing(engine: sa.Engine, connection: sa.Connection) -> None:
     pipeline = declare()
     behind(connection, pipeline)
     dagster = FakeDagster(pipeline)
@@ -344,7 +342,7 @@ def test_a_tracker_that_does_not_lead_pushes_nothing(engine: sa.Engine, connecti
 
 
 class SlowDagster(FakeDagster):
-    """Each request takes six seconds."""
+    """A Dagster that takes six seconds for each request."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline)
@@ -355,10 +353,10 @@ class SlowDagster(FakeDagster):
         return super().launch(sensor, pipeline, launch)
 
 
-def test_a_launch_that_could_not_be_asked_for_in_time_is_given_back_and_not_asked_for_late(
+def test_a_launch_that_could_not_be_requested_in_time_is_given_back_and_not_requested_late(
     engine: sa.Engine, connection: sa.Connection
 ) -> None:
-    """When its lease is over the batch sensor launches it: then there would be two runs of one attempt."""
+    """Check because the batch sensor launches it when its lease is over: there would be two runs of one attempt."""
     pipeline = declare(concurrent_batches=8)
     times = behind(connection, pipeline, 8)
     dagster = SlowDagster(pipeline)
@@ -366,17 +364,17 @@ def test_a_launch_that_could_not_be_asked_for_in_time_is_given_back_and_not_aske
     row = get_pipeline(connection, pipeline.name)
     waiting = batches.unfinished_batches(connection, row.pipeline_id, limit=8)
     given_back = [batch.batch_time for batch in waiting if batch.launch_attempt is None]
-    # Four are asked for at once.
+    # Four requests are made at once.
     assert 1 <= len(dagster.launched) <= 4
     assert sorted([*dagster.launched, *(f"{time.isoformat()}:1" for time in given_back)]) == [
         f"{time.isoformat()}:1" for time in times
     ]
 
 
-def test_a_dagster_that_refuses_is_asked_ever_less_often(
+def test_requests_to_a_dagster_that_refuses_back_off(
     engine: sa.Engine, connection: sa.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A webserver that is read-only, say: it says which sensors run, and launches nothing."""
+    """Check with a read-only webserver, for example: it reports which sensors run, and launches nothing."""
     pipeline = declare()
     behind(connection, pipeline)
     dagster = FakeDagster(pipeline)

@@ -1,4 +1,4 @@
-"""One attempt at a batch on a real local Spark: exactly the allocated blocks, committed once (W10; notes 11, 26)."""
+"""Test attempts at a batch on real local Spark: they commit exactly the allocated blocks, once (W10, notes 11, 26)."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def test_w10_a_failing_output_fails_its_attempt_and_the_next_does_it_all(system:
     assert system.published() == ["a"]
 
 
-def test_a_driver_log_that_is_away_uses_up_no_attempt_and_hides_no_cause(system: System) -> None:
-    """Before and after the data's own failure."""
+def test_an_unavailable_driver_log_uses_up_no_attempt_and_hides_no_cause(system: System) -> None:
+    """Check before and after a failure of the data itself."""
     ends = [OutcomeUnknownError("cut off"), ValueError("no number: 'x'"), DriverLogUnavailableError("no server"), None]
 
     def output(lines: DataFrame, batch: Batch) -> DataFrame:
@@ -142,8 +142,8 @@ def test_a_driver_log_that_is_away_uses_up_no_attempt_and_hides_no_cause(system:
     ]
 
 
-def test_a_batch_that_was_made_at_another_interval_brings_out_its_outputs(system: System) -> None:
-    """It waited while the interval was changed, to one that its time is no multiple of."""
+def test_a_batch_allocated_under_another_interval_writes_its_outputs(system: System) -> None:
+    """Check a batch that waited while the interval was changed; its time is no multiple of the new one."""
     system.declare(same)
     system.receive(["a"])
     time = system.allocate(1)
@@ -156,7 +156,7 @@ def test_a_batch_that_was_made_at_another_interval_brings_out_its_outputs(system
 
 
 class PublishFailsOnce(ParquetSink):
-    """Stands for a process that dies between the commit and the publishing."""
+    """A sink that stands for a process that dies between the commit and the publishing."""
 
     died = False
 
@@ -188,7 +188,7 @@ def test_a_committed_output_is_published_by_the_next_attempt_and_not_computed_ag
 
 
 def test_a_zombie_attempt_neither_commits_nor_publishes(system: System) -> None:
-    """While attempt 1 computes, it is declared lost, and attempt 2 runs to its end."""
+    """Check that attempt 1 changes nothing when it is declared lost while it computes, and attempt 2 completes."""
 
     def output(lines: DataFrame, batch: Batch) -> DataFrame:
         if batch.attempt == 1:
@@ -230,7 +230,7 @@ def test_a_windowed_output_reads_the_batches_of_its_window(system: System) -> No
     assert published == [["a"], ["a", "b"], ["b", "c"]]
 
 
-def test_a_run_that_comes_late_starts_no_spark(system: System) -> None:
+def test_a_late_run_starts_no_spark(system: System) -> None:
     pipeline = system.declare(same)
     system.receive(["a"])
     time = system.allocate(1)
@@ -259,13 +259,13 @@ def test_a_damaged_block_fails_the_batch_by_name_and_is_never_half_read(system: 
     assert system.published() == []
 
 
-def test_the_format_says_which_option_it_lacks(session: SparkSession) -> None:
+def test_the_format_names_the_missing_options(session: SparkSession) -> None:
     with pytest.raises(Exception, match=r"needs the option\(s\) batch_time, stream"):
         session.read.format("forebay").option("pipeline", "p").load().collect()
 
 
 def test_h01_of_blocks_that_were_never_synced_the_lost_are_counted_and_told(system: System) -> None:
-    """As after a crash of the machine: the file has what had reached the disk."""
+    """Check as after a crash of the machine: the file has only what had reached the disk."""
     seen: list[Batch] = []
 
     def output(lines: DataFrame, batch: Batch) -> DataFrame:
@@ -320,7 +320,7 @@ def test_h01_a_durable_block_that_is_missing_fails_the_batch(system: System) -> 
 
 @pytest.mark.parametrize("durability", ["durable", "ephemeral"])
 def test_an_empty_mount_point_blocks_the_batch_and_loses_nothing(system: System, durability: str) -> None:
-    """It is the mount point of a store that is not mounted: its tasks, too, know which store it should be."""
+    """Check the mount point of a store that is not mounted: the tasks, too, know which store it should be."""
     root = Path(system.settings.block_store_roots)
     identity = make_identity(LocalBlockStore(root))
     attach_block_store(system.connection, host="here", roots={identity: str(root)})
@@ -342,7 +342,7 @@ def test_an_empty_mount_point_blocks_the_batch_and_loses_nothing(system: System,
     assert (system.published(), result.lost_blocks, system.state(time)[0]) == (["a"], 0, BatchState.COMPLETED)
 
 
-def test_a_batch_that_reads_past_a_damaged_replica_says_so_once(
+def test_a_batch_that_reads_past_a_damaged_replica_reports_it_once(
     engine: sa.Engine, database_url: str, tmp_path: Path, session: SparkSession
 ) -> None:
     first, second = tmp_path / "a", tmp_path / "b"

@@ -1,4 +1,4 @@
-"""The batch sensor on a real driver log and a Dagster instance: what it asks for, tick by tick."""
+"""Test the batch sensor on a real driver log and a Dagster instance: what it requests, tick by tick."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 
     from tracker_store.batches import BatchRow
 
-# Long: a boundary that would pass in the middle of a test is waited for, which is rare.
+# Long, because a test waits for a boundary that would pass in the middle of it, which should be rare.
 INTERVAL = timedelta(hours=4)
 SECOND = timedelta(seconds=1)
 
 
 @pytest.fixture(autouse=True)
 def _long_pause_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that none is over between a tick's looks, or between two ticks: a test ends it."""
+    """Lengthen the pauses: none ends between a tick's looks or between two ticks, unless a test ends it."""
     for failure, pauses in retry.PAUSES.items():
         monkeypatch.setitem(retry.PAUSES, failure, [pause and timedelta(minutes=1) for pause in pauses])
 
@@ -80,7 +80,7 @@ def declare(interval: timedelta = INTERVAL, **arguments: object) -> Pipeline:
 
 
 def behind(connection: sa.Connection, pipeline: Pipeline, boundaries: int) -> tuple[Log, list[datetime]]:
-    """Apply the pipeline as if its last batch was `boundaries` intervals ago; the log and the boundaries due."""
+    """Apply the pipeline as if its last batch was `boundaries` intervals ago; return the log and the boundaries due."""
     apply(connection, [pipeline])
     row = get_pipeline(connection, pipeline.name)
 
@@ -98,7 +98,7 @@ def behind(connection: sa.Connection, pipeline: Pipeline, boundaries: int) -> tu
 
 
 def sensor_with_one_due(connection: sa.Connection) -> tuple[dg.SensorDefinition, datetime]:
-    """A pipeline's sensor, and the one boundary that is due, with records before it."""
+    """Return a pipeline's sensor, and the one boundary that is due, with records before it."""
     pipeline = declare()
     log, [time] = behind(connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
@@ -106,7 +106,7 @@ def sensor_with_one_due(connection: sa.Connection) -> tuple[dg.SensorDefinition,
 
 
 def next_step(connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance) -> Launch | Wait:
-    """The one launch of a tick, or what it waits for."""
+    """Return the only launch of a tick, or what it waits for."""
     steps = tick(connection, pipeline, instance)
     if steps.launches:
         [launch] = steps.launches
@@ -124,7 +124,7 @@ def add_run(instance: dg.DagsterInstance, launch: Launch, status: dg.DagsterRunS
 
 
 def newest_attempt(log: Log, time: datetime) -> tuple[AttemptState | None, str]:
-    """How the newest attempt at a batch ended, and what it said."""
+    """Return how the newest attempt at a batch ended, and its error."""
     row = batches.get_batch(log.connection, log.pipeline_id, time)
     assert row is not None
     return row.attempt_state, row.attempt_error
@@ -147,7 +147,9 @@ def finish(log: Log, launch: Launch, time: datetime) -> None:
     )
 
 
-def test_a_pipeline_that_is_not_applied_waits_for_it(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
+def test_a_pipeline_that_is_not_applied_waits_for_apply(
+    connection: sa.Connection, instance: dg.DagsterInstance
+) -> None:
     step = next_step(connection, declare(), instance)
     assert isinstance(step, Wait)
     assert "run `forebay apply`" in step.reason
@@ -178,7 +180,7 @@ def test_nothing_due_says_when_the_next_is(connection: sa.Connection, instance: 
 def test_after_an_outage_each_interval_gets_its_own_batch_in_order(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    """Dagster was down for five intervals; two of them had records."""
+    """Check after Dagster was down for five intervals, two of which had records."""
     pipeline = declare()
     log, times = behind(connection, pipeline, 5)
     [receiver] = log.receiver_ids
@@ -208,7 +210,7 @@ def test_merge_makes_one_batch_at_the_newest_boundary(connection: sa.Connection,
     assert (batch.records, batch.oldest_time) == (20, times[0])
 
 
-def test_a_run_that_lives_is_waited_for(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
+def test_the_sensor_waits_for_a_living_run(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
     pipeline = declare()
     log, [time] = behind(connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
@@ -225,10 +227,10 @@ def test_a_run_that_lives_is_waited_for(connection: sa.Connection, instance: dg.
 
 
 @pytest.mark.parametrize("claimed", [False, True])
-def test_a_run_that_ended_without_a_word_is_retried_under_a_new_key(
+def test_a_run_that_died_silently_is_retried_under_a_new_key(
     connection: sa.Connection, instance: dg.DagsterInstance, *, claimed: bool
 ) -> None:
-    """`kill -9` of a run's process, before or after its claim: Dagster launches a run key only once."""
+    """Check after `kill -9` of a run's process, before or after its claim: Dagster launches a run key only once."""
     pipeline = declare()
     log, [time] = behind(connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
@@ -244,7 +246,7 @@ def test_a_run_that_ended_without_a_word_is_retried_under_a_new_key(
     state, said = newest_attempt(log, time)
     assert state is AttemptState.LOST
     assert "ended as FAILURE" in said
-    # The second one in a row waits.
+    # After the second loss in a row there is a pause.
     run = add_run(instance, again, dg.DagsterRunStatus.STARTED)
     instance.report_run_failed(run)
     waiting = next_step(connection, pipeline, instance)
@@ -257,15 +259,15 @@ def failed_with(data: JobFailureData | EngineEventData, kind: dg.DagsterEventTyp
 
 
 def raised(at: str) -> SerializableErrorInfo:
-    """As Dagster has an error: what it wraps is its cause."""
+    """Return an error as Dagster stores it: the wrapped error is its cause."""
     error = SerializableErrorInfo("ModuleNotFoundError: No module named 'lookup'\n", [], "ModuleNotFoundError")
     return SerializableErrorInfo(f"DagsterUserCodeLoadError: {at}\n", [], "DagsterUserCodeLoadError", cause=error)
 
 
-def test_why_runs_die_at_their_start_is_the_reason_of_the_batch_that_is_given_up(
+def test_the_reason_of_a_batch_given_up_says_why_its_runs_died_at_their_start(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    """The user's module can't be loaded: each run ends before it claims, and Dagster alone was told why."""
+    """Check with a module that can't be loaded: each run ends before it claims, and only Dagster knows the reason."""
     pipeline = declare(max_lost_attempts=3)
     log, [time] = behind(connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
@@ -306,7 +308,7 @@ def test_why_runs_die_at_their_start_is_the_reason_of_the_batch_that_is_given_up
     assert "No module named 'lookup'" in batch.reason
 
 
-def test_a_tick_says_what_an_earlier_attempt_failed_of_where_the_newest_was_lost(
+def test_a_tick_reports_an_earlier_failure_if_the_newest_attempt_was_lost(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
     pipeline = declare()
@@ -333,10 +335,13 @@ def test_a_tick_says_what_an_earlier_attempt_failed_of_where_the_newest_was_lost
     assert waiting.reason.endswith("; an earlier one said more: FAILED: 1")
 
 
-def test_a_pipeline_that_is_made_anew_under_its_name_takes_no_run_of_the_old_one_for_its_own(
+def test_a_pipeline_created_again_under_its_name_does_not_take_the_old_ones_runs_for_its_own(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    """Its batch times are later than the old one's; where a clock that was set back makes them meet, it tries again."""
+    """Check that its batch times are later than the old one's.
+
+    If a clock that was set back makes them coincide, the pipeline tries again.
+    """
     pipeline = declare()
     log, times = behind(connection, pipeline, 2)
     log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
@@ -426,7 +431,7 @@ def test_the_sensor_yields_one_request_per_attempt(
     assert request.run_key == f"{time.isoformat()}:1"
     assert request.tags[PIPELINE_TAG] == "words"
     assert request.run_config["ops"]["words__outputs"]["config"] == {"batch_time": time.isoformat(), "attempt": 1}
-    # Nothing claimed it: the next tick asks for the same key, which Dagster launches once.
+    # No run claimed it: the next tick requests the same key, which Dagster launches once.
     [same] = sensor.evaluate_tick(dg.build_sensor_context(instance=instance)).run_requests or []
     assert same.run_key == request.run_key
 
@@ -441,7 +446,7 @@ def test_a_driver_log_that_is_away_is_a_skip_that_says_so(
     assert "trying again" in (data.skip_message or "")
 
 
-def test_without_a_driver_log_the_skip_says_what_to_do(
+def test_without_a_driver_log_the_skip_names_the_command(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FOREBAY_DATABASE_URL", raising=False)
@@ -450,10 +455,10 @@ def test_without_a_driver_log_the_skip_says_what_to_do(
     assert "run `forebay up`" in (data.skip_message or "")
 
 
-def test_a_run_whose_attempt_the_tracker_has_failed_is_ended_in_dagster_too(
+def test_a_run_whose_attempt_the_tracker_failed_is_ended_in_dagster_too(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    """Code server and run were killed together: nobody was left to tell Dagster."""
+    """Check after code server and run were killed together: no process was left to report to Dagster."""
     pipeline = declare()
     log, [time] = behind(connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
@@ -478,7 +483,7 @@ def test_a_run_whose_attempt_the_tracker_has_failed_is_ended_in_dagster_too(
 
 
 @pytest.mark.parametrize("says_so", ["the run", "nobody"])
-def test_a_cancelled_run_ends_its_attempt_alone_and_the_tick_says_so(
+def test_a_cancelled_run_ends_only_its_attempt_and_the_tick_reports_it(
     connection: sa.Connection, instance: dg.DagsterInstance, says_so: str
 ) -> None:
     pipeline = declare()
@@ -489,7 +494,7 @@ def test_a_cancelled_run_ends_its_attempt_alone_and_the_tick_says_so(
     run = add_run(instance, launch, dg.DagsterRunStatus.STARTED)
     claim(log, launch, time, run.run_id)
     if says_so == "the run":
-        # Its Spark job was cancelled, which its user's code saw as an error.
+        # Its Spark job was cancelled, which the user's code saw as an error.
         batches.fail_attempt(
             connection,
             pipeline_id=log.pipeline_id,
@@ -515,14 +520,14 @@ def test_a_cancelled_run_ends_its_attempt_alone_and_the_tick_says_so(
 
 
 @pytest.mark.parametrize("state", [BatchState.QUARANTINED, BatchState.COMPLETED])
-def test_a_run_that_was_killed_at_its_batchs_last_word_is_ended_in_dagster_after_a_while(
+def test_a_run_killed_when_its_batch_ended_is_ended_in_dagster_after_a_while(
     connection: sa.Connection,
     instance: dg.DagsterInstance,
     database_url: str,
     monkeypatch: pytest.MonkeyPatch,
     state: BatchState,
 ) -> None:
-    """Nobody asks for another attempt, which would have ended it."""
+    """Check because no further attempt is requested, which would have ended the run."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     pipeline = declare()
     sensor = batch_sensor(pipeline, batch_job(pipeline))
@@ -569,7 +574,7 @@ def test_a_run_that_was_killed_at_its_batchs_last_word_is_ended_in_dagster_after
 def test_m01_concurrent_batches_are_made_in_order_and_no_more_of_them(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    """As concurrentJobs: a slow batch holds up none of the others, as many as there may be."""
+    """Check that it works as concurrentJobs does: a slow batch delays none of the others, up to the limit."""
     pipeline = declare(concurrent_batches=2)
     log, times = behind(connection, pipeline, 3)
     log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
@@ -581,7 +586,7 @@ def test_m01_concurrent_batches_are_made_in_order_and_no_more_of_them(
     for launch, time in zip((first, second), times, strict=False):
         claim(log, launch, time, add_run(instance, launch, dg.DagsterRunStatus.STARTED).run_id)
     assert not tick(connection, pipeline, instance).launches
-    # The later one comes out first: the third goes on beside the first.
+    # The later one completes first: the third runs beside the first.
     finish(log, second, times[1])
     assert tick(connection, pipeline, instance).launches == (Launch(times[2].isoformat(), 1),)
 
@@ -589,7 +594,7 @@ def test_m01_concurrent_batches_are_made_in_order_and_no_more_of_them(
 def test_a_batch_that_halts_the_pipeline_holds_those_beside_it_and_none_is_lost(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    """Of three at a time the first is given up, the second ends as it will, and the third has not begun."""
+    """Check three batches at a time: the first is given up, the second completes, and the third has not begun."""
     pipeline = declare(concurrent_batches=3, on_failure="halt", max_lost_attempts=1)
     log, times = behind(connection, pipeline, 4)
     log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))
@@ -598,7 +603,7 @@ def test_a_batch_that_halts_the_pipeline_holds_those_beside_it_and_none_is_lost(
     for launch, time, run in zip((first, second), times, runs, strict=False):
         claim(log, launch, time, run.run_id)
     instance.report_run_failed(runs[0])
-    # This look gives the first up. What it finds due beside it is not launched any more by the next.
+    # This tick gives the first batch up. The next tick does not launch what this one finds due beside it.
     tick(connection, pipeline, instance)
     halted = next_step(connection, pipeline, instance)
     assert isinstance(halted, Wait)
@@ -612,7 +617,7 @@ def test_a_batch_that_halts_the_pipeline_holds_those_beside_it_and_none_is_lost(
         BatchState.ALLOCATED,
     ]
     start_pipelines(connection, names=["words"])
-    # The lease of the look that launched it first is this sensor's own.
+    # The lease of the tick that first launched it is this sensor's own.
     launches = tick(connection, pipeline, instance).launches
     assert third in launches
     assert [launch.batch_time for launch in launches] == [time.isoformat() for time in times[2:]]
@@ -622,7 +627,7 @@ def test_a_batch_that_halts_the_pipeline_holds_those_beside_it_and_none_is_lost(
 def test_merge_leaves_no_block_of_any_input_out_of_a_window_that_is_due_later(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    """Two inputs, of which one is a window that does not slide at the newest boundary; an outage of five intervals."""
+    """Check two inputs after an outage of five intervals; one is a window that is not due at the newest boundary."""
     lines, others = (Stream(name, SocketText(host="127.0.0.1", port=9999)) for name in ("lines", "others"))
     pipeline = Pipeline("words", interval=INTERVAL, catch_up="merge")
     pipeline.output(inputs=[lines], sink=ParquetSink("/out"), name="counts")(lambda frame: frame)
@@ -632,7 +637,7 @@ def test_merge_leaves_no_block_of_any_input_out_of_a_window_that_is_due_later(
     )
     apply(connection, [pipeline])
     row = get_pipeline(connection, "words")
-    # The newest boundary is one after the window's, and five are due.
+    # The newest boundary is one interval after the window's, and five are due.
     newest = connection.execute(
         sa.text("SELECT date_bin(:slide, clock_timestamp() - :slide, timestamptz 'epoch')"), {"slide": slide}
     ).scalar_one()
@@ -643,7 +648,7 @@ def test_merge_leaves_no_block_of_any_input_out_of_a_window_that_is_due_later(
         log = Log(connection, placement.stream_id, row.pipeline_id, [placement.receiver_id])
         log.add_at(placement.receiver_id, newest - 4 * INTERVAL - SECOND, newest - SECOND, newest + SECOND)
     tracker = ReceivedBlockTracker(connection, row.pipeline_id)
-    # As the sensor would at that time.
+    # As the sensor would do at that time.
     tracker.allocate_blocks_to_batch(newest, oldest_time=newest - 4 * INTERVAL, run_empty=True)
     assert not windowed.is_due(newest)
     assert windowed.is_due(newest + 2 * INTERVAL)
@@ -657,7 +662,7 @@ def test_merge_leaves_no_block_of_any_input_out_of_a_window_that_is_due_later(
 def test_of_two_locations_with_one_pipeline_one_asks_for_its_run(
     connection: sa.Connection, database_url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their sensors tick at once, in an instance with threads for them: the second run would fail, for nothing."""
+    """Check two sensors that tick at once, in an instance with sensor threads: a second run would fail for nothing."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     sensor, _ = sensor_with_one_due(connection)
 
@@ -681,7 +686,7 @@ def test_a_batch_that_waits_while_the_interval_is_changed_is_run_with_its_blocks
 ) -> None:
     pipeline = declare()
     log, times = behind(connection, pipeline, 3)
-    # What comes second is more than a new interval old, so that one of its boundaries is behind it, and over.
+    # The second block is more than one new interval old, so that one new boundary after it has already passed.
     log.add_at(log.receiver_ids[0], *(time - SECOND for time in times[:2]))
     launch = next_step(connection, pipeline, instance)
     assert isinstance(launch, Launch)
@@ -705,7 +710,7 @@ def test_a_batch_that_waits_while_the_interval_is_changed_is_run_with_its_blocks
 def test_concurrent_batches_have_their_own_blocks_whatever_the_order_in_which_they_end(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    """A window and clean-up go by what was allocated, which is in order, and by what is unfinished."""
+    """Check because a window and clean-up go by what was allocated, which is in order, and by what is unfinished."""
     pipeline = declare(concurrent_batches=2)
     log, times = behind(connection, pipeline, 2)
     log.add_at(log.receiver_ids[0], times[0] - SECOND, times[1] - SECOND)
@@ -726,7 +731,7 @@ def test_concurrent_batches_have_their_own_blocks_whatever_the_order_in_which_th
     assert oldest_unfinished_batch(connection, log.pipeline_id) is None
 
 
-def test_an_interval_without_records_runs_where_that_is_wanted(
+def test_an_interval_without_records_runs_if_configured(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
     pipeline = declare(run_empty_batches=True)
@@ -740,7 +745,7 @@ def test_a_tick_waits_for_a_boundary_that_is_near_and_for_no_other(
     pipeline = declare(run_empty_batches=True)
     behind(connection, pipeline, 0)
     assert not tick(connection, pipeline, instance, wait_seconds=1).launches
-    # Now an interval that is as long as the time since the epoch will be in three seconds: its only boundary is near.
+    # Now set an interval that equals the time since the epoch in three seconds: its only boundary is near.
     connection.execute(
         sa.text(
             "UPDATE forebay.pipelines SET last_batch_time = timestamptz 'epoch', "
@@ -752,7 +757,7 @@ def test_a_tick_waits_for_a_boundary_that_is_near_and_for_no_other(
     [late] = connection.execute(
         sa.text("SELECT extract(epoch FROM allocated_at - batch_time) FROM forebay.batches")
     ).scalars()
-    # Not when it would wait no longer.
+    # The tick did not merely end because its waiting time was over.
     assert 0 <= float(late) < 30, launch
 
 
@@ -760,7 +765,7 @@ def test_a_tick_waits_for_a_boundary_that_is_near_and_for_no_other(
     ("interval", "url", "waits"),
     [("10s", "http://127.0.0.1:3000", True), ("9s", "http://127.0.0.1:3000", False), ("10s", None, False)],
 )
-def test_only_in_forebays_own_instance_does_a_tick_wait_and_not_where_the_tracker_pushes(
+def test_a_tick_waits_only_in_forebays_own_instance_and_only_if_the_tracker_does_not_push(
     monkeypatch: pytest.MonkeyPatch, interval: str, url: str | None, *, waits: bool
 ) -> None:
     if url is None:
@@ -770,7 +775,7 @@ def test_only_in_forebays_own_instance_does_a_tick_wait_and_not_where_the_tracke
     assert (wait_seconds(Pipeline("words", interval=interval), Settings()) > 0) is waits
 
 
-def test_each_state_that_is_waited_for_has_its_reason(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
+def test_each_state_has_its_reason_to_wait(connection: sa.Connection, instance: dg.DagsterInstance) -> None:
     pipeline = declare(catch_up="merge")
     log, times = behind(connection, pipeline, 2)
     log.add_at(log.receiver_ids[0], times[0] - SECOND)
@@ -787,13 +792,13 @@ def test_each_state_that_is_waited_for_has_its_reason(connection: sa.Connection,
     assert "in one batch, and wait for the batch before to finish" in reason
 
 
-def test_a_row_of_an_older_release_has_the_defaults(connection: sa.Connection) -> None:
+def test_a_row_of_an_older_release_gets_the_defaults(connection: sa.Connection) -> None:
     log = make_log(connection)
     [row] = list_pipelines(connection)
     assert BatchRules.of_row(row) == BatchRules(log.pipeline_id, "words", LOG_INTERVAL, max_attempts=3)
 
 
-def test_code_and_driver_log_have_one_fingerprint_exactly_when_they_agree(connection: sa.Connection) -> None:
+def test_code_and_driver_log_have_the_same_fingerprint_only_if_they_agree(connection: sa.Connection) -> None:
     pipeline = declare(backpressure_pid_min_rate=1e16)
     apply(connection, [pipeline])
     [row] = list_pipelines(connection)
@@ -815,10 +820,10 @@ def driver(connection: sa.Connection) -> int:
     return process_id
 
 
-def test_a_run_whose_driver_died_before_it_began_is_ended_by_the_sensor(
+def test_the_sensor_ends_a_run_whose_driver_died_before_it_began(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    """Dagster's run monitoring, where it is on, asks after the health of runs alone that have begun."""
+    """Check because Dagster's run monitoring, if enabled, checks the health only of runs that have begun."""
     pipeline = declare()
     log, [time] = behind(connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
@@ -841,7 +846,7 @@ def test_a_run_whose_driver_died_before_it_began_is_ended_by_the_sensor(
     assert ended.status is dg.DagsterRunStatus.FAILURE
 
 
-def test_a_run_that_no_driver_comes_for_is_given_up_by_the_sensor_after_a_while(
+def test_the_sensor_gives_up_a_run_without_a_driver_after_a_while(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
     pipeline = declare()
@@ -863,10 +868,10 @@ def test_a_run_that_no_driver_comes_for_is_given_up_by_the_sensor_after_a_while(
 
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING])
-def test_a_run_that_was_created_and_never_submitted_is_given_up_after_a_while(
+def test_a_run_that_was_never_submitted_is_given_up_after_a_while(
     connection: sa.Connection, instance: dg.DagsterInstance, status: dg.DagsterRunStatus
 ) -> None:
-    """The webserver, say, is killed between the two: nothing would ever start the run."""
+    """Check a run whose webserver, for example, was killed before it submitted it: nothing would ever start the run."""
     pipeline = declare()
     log, [time] = behind(connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
@@ -888,10 +893,10 @@ def test_a_run_that_was_created_and_never_submitted_is_given_up_after_a_while(
     assert ended.status is dg.DagsterRunStatus.FAILURE
 
 
-def test_of_two_runs_of_one_attempt_the_one_that_lives_is_waited_for(
+def test_the_sensor_waits_for_the_living_one_of_two_runs_of_an_attempt(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    """A webserver that was slow beyond the lease made a second one, which could not be started."""
+    """Check after a webserver took longer than the lease and made a second run, which could not be started."""
     pipeline = declare()
     log, [time] = behind(connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
@@ -904,10 +909,13 @@ def test_of_two_runs_of_one_attempt_the_one_that_lives_is_waited_for(
     assert f"starting in run {lives.run_id}" in waiting.reason
 
 
-def test_a_launch_is_not_forgotten_where_another_batch_has_just_changed(
+def test_a_launch_is_not_forgotten_if_another_batch_has_just_changed(
     connection: sa.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pusher looks at what nobody has taken: what it took and dropped would wait for the end of its lease."""
+    """Check because a launch that the pusher took and dropped would wait until its lease ends.
+
+    The pusher looks at the launches that no launcher has taken.
+    """
     pipeline = declare(concurrent_batches=2)
     log, times = behind(connection, pipeline, 2)
     log.add_at(log.receiver_ids[0], *(time - SECOND for time in times))

@@ -1,4 +1,4 @@
-"""`forebay blocks verify` and `repair`: each kind of damage is found by name; nothing is deleted."""
+"""Test `forebay blocks verify` and `repair`: each kind of damage is found by name, and nothing is deleted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATH = "receiver/one.segment"
 
 @pytest.fixture
 def store(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalBlockStore:
-    """A store with one sealed segment of three registered blocks."""
+    """Return a store with one sealed segment of three registered blocks."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("FOREBAY_BLOCK_STORE", str(tmp_path))
     made = LocalBlockStore(tmp_path)
@@ -66,7 +66,7 @@ def run(command: str) -> tuple[int, dict[str, Any]]:
     return result.exit_code, json.loads(result.stdout)
 
 
-def test_a_whole_store_is_said_to_be_whole(store: LocalBlockStore) -> None:
+def test_an_intact_store_is_reported_as_intact(store: LocalBlockStore) -> None:
     code, report = run("verify")
     assert (code, report["intact"], report["blocks"]) == (0, True, 3)
 
@@ -89,12 +89,12 @@ def test_a_missing_file_names_the_segment_and_its_blocks(store: LocalBlockStore)
     assert code == 1
     assert report["missing"] == [PATH]
     assert len(report["lost"]) == 3
-    # Blocks need it, so its row stays and the loss stays visible.
+    # Blocks need the segment, so its row stays and the loss stays visible.
     code, repaired = run("repair")
     assert (code, repaired["forgotten"]) == (1, [])
 
 
-def test_a_file_that_no_row_names_is_moved_aside_and_kept(store: LocalBlockStore) -> None:
+def test_a_file_without_a_row_is_moved_aside_and_kept(store: LocalBlockStore) -> None:
     stray = store.root / "receiver" / "stray.segment"
     stray.write_bytes(b"somebody's")
     assert run("verify")[1]["orphans"] == ["receiver/stray.segment"]
@@ -104,9 +104,7 @@ def test_a_file_that_no_row_names_is_moved_aside_and_kept(store: LocalBlockStore
     assert run("verify") == (0, run("verify")[1])
 
 
-def test_a_segment_that_nothing_needs_and_that_has_no_file_is_forgotten(
-    store: LocalBlockStore, engine: sa.Engine
-) -> None:
+def test_an_unneeded_segment_without_a_file_is_forgotten(store: LocalBlockStore, engine: sa.Engine) -> None:
     with connect(engine) as connection:
         segment_id = open_segment(connection, receiver_id=1, epoch=1, path="gone", source_rule="not_sent_again")
         assert run("verify")[0] == 0, "an open segment's row comes before its file"
@@ -118,7 +116,7 @@ def test_a_segment_that_nothing_needs_and_that_has_no_file_is_forgotten(
         assert list(paths) == [PATH]
 
 
-def test_for_people_it_says_what_and_where(store: LocalBlockStore) -> None:
+def test_the_text_output_says_what_and_where(store: LocalBlockStore) -> None:
     (store.root / "stray").write_bytes(b"x")
     result = CliRunner().invoke(app, ["blocks", "verify"])
     assert result.exit_code == 1
@@ -128,13 +126,13 @@ def test_for_people_it_says_what_and_where(store: LocalBlockStore) -> None:
 
 @pytest.fixture
 def other(store: LocalBlockStore, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The root of a second replica with nothing in it."""
+    """Return the root of a second replica with nothing in it."""
     root = tmp_path_factory.mktemp("other")
     monkeypatch.setenv("FOREBAY_BLOCK_STORE", f"{store.root},{root}")
     return root
 
 
-def test_what_a_replica_lacks_is_said_and_copied_to_it(store: LocalBlockStore, other: Path) -> None:
+def test_what_a_replica_lacks_is_reported_and_copied_to_it(store: LocalBlockStore, other: Path) -> None:
     code, report = run("verify")
     assert (code, report["intact"], report["lost"], report["missing"]) == (1, False, [], [])
     assert report["replicas"] == [
@@ -147,7 +145,7 @@ def test_what_a_replica_lacks_is_said_and_copied_to_it(store: LocalBlockStore, o
     assert run("verify")[0] == 0
 
 
-def test_two_replicas_that_are_damaged_in_different_places_mend_each_other(store: LocalBlockStore, other: Path) -> None:
+def test_two_replicas_damaged_in_different_places_repair_each_other(store: LocalBlockStore, other: Path) -> None:
     whole = (store.root / PATH).read_bytes()
     (other / PATH).parent.mkdir()
     frame = len(whole) // 3
@@ -161,12 +159,14 @@ def test_two_replicas_that_are_damaged_in_different_places_mend_each_other(store
     code, repaired = run("repair")
     assert (code, len(repaired["copied"])) == (0, 2)
     assert [(root / PATH).read_bytes() for root in (store.root, other)] == [whole, whole]
-    # Nothing is deleted: what was damaged is aside.
+    # Nothing is deleted: the damaged files are moved aside.
     assert (other / ASIDE / PATH).read_bytes()[-1] != whole[-1]
     assert run("verify")[0] == 0
 
 
-def test_a_block_that_no_replica_has_is_lost_and_says_what_each_said(store: LocalBlockStore, other: Path) -> None:
+def test_a_block_that_no_replica_has_is_reported_lost_with_each_replicas_problem(
+    store: LocalBlockStore, other: Path
+) -> None:
     (store.root / PATH).unlink()
     code, report = run("verify")
     assert (code, len(report["lost"]), report["missing"]) == (1, 3, [PATH])
@@ -175,7 +175,7 @@ def test_a_block_that_no_replica_has_is_lost_and_says_what_each_said(store: Loca
     assert run("repair")[0] == 1
 
 
-def test_a_replica_that_can_not_be_reached_is_named(store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_replica_is_named(store: LocalBlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "FOREBAY_BLOCK_STORE", f"{store.root},s3://a:b@bucket/x?endpoint_override=127.0.0.1:9&scheme=http&region=x"
     )
@@ -187,9 +187,7 @@ def test_a_replica_that_can_not_be_reached_is_named(store: LocalBlockStore, monk
     assert "replica s3://bucket/x can't be reached" in result.stdout
 
 
-def test_a_segment_that_is_being_written_is_not_copied_yet(
-    store: LocalBlockStore, other: Path, engine: sa.Engine
-) -> None:
+def test_a_segment_being_written_is_not_copied_yet(store: LocalBlockStore, other: Path, engine: sa.Engine) -> None:
     with connect(engine) as connection:
         connection.execute(sa.text("UPDATE forebay.log_segments SET state = 'OPEN', length = NULL, sealed_at = NULL"))
     code, repaired = run("repair")
@@ -204,7 +202,7 @@ def blocks_command(*words: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("command", ["verify", "repair"])
-def test_a_store_that_is_not_mounted_is_said_and_not_taken_for_empty(
+def test_a_store_that_is_not_mounted_is_reported_and_not_taken_for_empty(
     engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     mount = Mount(tmp_path / "blocks")
@@ -221,7 +219,7 @@ def test_a_store_that_is_not_mounted_is_said_and_not_taken_for_empty(
     assert mount.below == []
 
 
-def test_adopting_a_root_makes_it_the_store_that_its_host_has(
+def test_adopting_a_root_gives_it_the_identity_that_its_host_knows(
     engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "blocks"
@@ -240,7 +238,7 @@ def test_adopting_a_root_makes_it_the_store_that_its_host_has(
     assert (code, said) == (0, f"{root} is the store directory-1 already.")
 
 
-def test_adopting_a_root_of_nobodys_makes_a_new_store_and_another_store_is_left_alone(
+def test_adopting_an_unknown_root_makes_a_new_store_and_leaves_another_store_alone(
     engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)

@@ -1,4 +1,4 @@
-"""The asset checks of a pipeline: what they say of a log that is intact, and of one that is not."""
+"""Test the asset checks of a pipeline: what they report of an intact log, and of a broken one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pipeline() -> Pipeline:
 
 @pytest.fixture
 def log(connection: sa.Connection, pipeline: Pipeline) -> Log:
-    """One completed batch of the pipeline."""
+    """Return a log with one completed batch of the pipeline."""
     log = make_log(connection)
     apply_pipeline(
         connection,
@@ -79,7 +79,7 @@ def log(connection: sa.Connection, pipeline: Pipeline) -> Log:
 
 
 def keep_up(connection: sa.Connection, *, seconds: float = 3.0, due: int = 0) -> None:
-    """The newest batch was complete so long after its time, and so many boundaries are due."""
+    """Set the newest batch's completion to `seconds` after its time, and leave this number of boundaries due."""
     connection.execute(
         sa.text(
             "UPDATE forebay.batch_attempts SET started_at = batch_time + make_interval(secs => 1), "
@@ -95,7 +95,7 @@ def keep_up(connection: sa.Connection, *, seconds: float = 3.0, due: int = 0) ->
         {"seconds": seconds},
     )
     connection.execute(
-        # Half an interval of margin, so that no boundary falls between this and the look.
+        # Half an interval of margin, so that no boundary falls between this statement and the check.
         sa.text("UPDATE forebay.pipelines SET last_batch_time = clock_timestamp() - (:due + 0.5) * batch_interval"),
         {"due": due},
     )
@@ -106,7 +106,7 @@ def passed(connection: sa.Connection, pipeline: Pipeline) -> dict[str, bool]:
     return {f"{result.asset_key.path[-1]}:{result.check_name}": result.passed for result in results if result.asset_key}
 
 
-def test_a_log_that_is_intact_passes_every_check(connection: sa.Connection, pipeline: Pipeline, log: Log) -> None:
+def test_an_intact_log_passes_every_check(connection: sa.Connection, pipeline: Pipeline, log: Log) -> None:
     assert passed(connection, pipeline) == {
         f"{output}:{name}": True for output in ("counts", "raw") for name in DESCRIPTIONS
     }
@@ -120,12 +120,12 @@ def test_a_log_that_is_intact_passes_every_check(connection: sa.Connection, pipe
         ("DELETE FROM forebay.output_commits WHERE output = 'raw'", {"raw:committed_once"}),
     ],
 )
-def test_what_is_broken_fails_its_own_check(
+def test_each_kind_of_damage_fails_its_own_check(
     connection: sa.Connection, pipeline: Pipeline, log: Log, statement: str, failing: set[str]
 ) -> None:
     connection.execute(sa.text(statement))
     found = passed(connection, pipeline)
-    # A block that is gone takes its range's count with it, or not: the first and last row of a range count it.
+    # A missing block may leave its range's count unchanged: the count comes from the range's first and last row.
     assert {name for name, good in found.items() if not good} == failing
 
 
@@ -168,7 +168,7 @@ def test_a_pipeline_that_falls_behind_fails_a_check_of_its_batches(
     assert {result.check_name: result.severity for result in results if not result.passed} == failing
 
 
-def test_a_batch_that_was_given_up_fails_a_check_until_a_person_has_seen_to_it(
+def test_a_batch_that_was_given_up_fails_a_check_until_it_is_handled(
     connection: sa.Connection, pipeline: Pipeline, log: Log
 ) -> None:
     log.add_at(log.receiver_ids[0], NOON + INTERVAL + timedelta(seconds=1))
@@ -202,7 +202,7 @@ def test_a_batch_that_was_given_up_fails_a_check_until_a_person_has_seen_to_it(
         ("ACTIVE", "stopped", False),
     ],
 )
-def test_a_receiver_that_is_not_as_it_is_wanted_is_a_warning_on_its_stream(
+def test_a_receiver_not_in_its_desired_state_is_a_warning_on_its_stream(
     connection: sa.Connection, pipeline: Pipeline, log: Log, state: str, desired: str, good: bool
 ) -> None:
     connection.execute(
@@ -215,7 +215,7 @@ def test_a_receiver_that_is_not_as_it_is_wanted_is_a_warning_on_its_stream(
     assert "so it is" in str(result.metadata)
 
 
-def test_a_receiver_that_is_hindered_is_a_warning_on_its_stream(
+def test_a_hindered_receiver_is_a_warning_on_its_stream(
     connection: sa.Connection, pipeline: Pipeline, log: Log
 ) -> None:
     connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE', reason = 'hindered: the disk is full'"))

@@ -1,4 +1,4 @@
-"""The archive of Spark's classes: when a JVM starts from it, and who makes it."""
+"""Test the archive of Spark's classes: when a JVM starts from it, and which process makes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.state_directory import state_directory
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A session as batches have it; says whether its JVM has the file mapped, and that Spark works.
+# A session as batches have it; prints whether its JVM has mapped the file, and fails unless Spark works.
 _SESSION = """
 import sys
 from pathlib import Path
@@ -43,7 +43,7 @@ def home() -> Iterator[Path]:
         yield made
 
 
-def test_there_are_no_options_without_an_archive_nor_for_a_name_that_java_would_divide(tmp_path: Path) -> None:
+def test_there_are_no_options_without_an_archive_or_for_a_name_that_java_would_split(tmp_path: Path) -> None:
     archive = tmp_path / "classes.jsa"
     assert options_to_use(archive) == ""
     archive.touch()
@@ -66,7 +66,7 @@ def test_another_java_has_another_archive(tmp_path: Path) -> None:
 
 
 def test_another_spark_has_another_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Java refuses an archive whose jars have changed: under the same name it would be refused for ever."""
+    """Check because Java refuses an archive whose jars have changed; under the same name it would do so forever."""
     jar = tmp_path / "spark" / "jars" / "spark-core.jar"
     jar.parent.mkdir(parents=True)
     jar.touch()
@@ -88,7 +88,7 @@ def test_another_spark_has_another_archive(tmp_path: Path, monkeypatch: pytest.M
     "configuration",
     [{"spark.driver.extraJavaOptions": "-XX:+UseG1GC"}, {"spark.remote": "sc://elsewhere"}],
 )
-def test_one_that_no_session_would_use_is_not_made(
+def test_an_archive_that_no_session_would_use_is_not_made(
     home: Path, monkeypatch: pytest.MonkeyPatch, configuration: dict[str, str]
 ) -> None:
     monkeypatch.setattr(class_archive, "_run_spark", lambda *_: pytest.fail("it started Spark"))
@@ -96,7 +96,9 @@ def test_one_that_no_session_would_use_is_not_made(
     assert not (home / "spark").exists()
 
 
-def test_one_that_is_being_made_or_would_fill_the_disk_is_not_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_in_the_making_or_too_large_for_the_disk_is_not_made(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         pytest.fail("it started Spark")
 
@@ -110,7 +112,7 @@ def test_one_that_is_being_made_or_would_fill_the_disk_is_not_made(home: Path, m
     assert make(settings) is None
 
 
-def test_only_a_whole_archive_is_put_in_place_of_an_earlier_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_complete_archive_replaces_an_earlier_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(home=home)
     spark = home / "spark"
     earlier, left = spark / "classes-0123.jsa", spark / "making-by-one-that-was-killed"
@@ -126,17 +128,17 @@ def test_only_a_whole_archive_is_put_in_place_of_an_earlier_one(home: Path, monk
     assert sorted(spark.iterdir()) == sorted([made, spark / "classes.lock"])
 
 
-# Three JVMs, and a minute of CPU.
+# Starts three JVMs and takes a minute of CPU.
 @pytest.mark.systems
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux what a process has mapped")
-def test_a_session_starts_from_the_archive_and_without_it_where_it_is_damaged(home: Path) -> None:
+def test_a_session_starts_from_the_archive_and_without_it_if_it_is_damaged(home: Path) -> None:
     settings = Settings(home=home)
     file = archive_file(home / "spark", find_java_home(home / "java"))
     environment = {**os.environ, "FOREBAY_HOME": str(home), "FOREBAY_SPARK_MASTER": "local[1]"}
     environment.pop("FOREBAY_DATABASE_URL", None)
     with subprocess.Popen(
-        # Not at the lowest priority: other tests run beside this one.
+        # Not at the lowest priority: other tests run at the same time.
         [sys.executable, "-c", "from orchestration.spark import class_archive as c; c.LOWEST_PRIORITY = 0; c.main()"],
         env=environment,
         stdin=subprocess.PIPE,
@@ -159,7 +161,7 @@ def test_a_session_starts_from_the_archive_and_without_it_where_it_is_damaged(ho
     assert says() == "not mapped"
 
 
-def test_one_whose_agent_is_gone_ends(home: Path) -> None:
+def test_making_an_archive_ends_with_its_agent(home: Path) -> None:
     waiting = "import time, orchestration.spark.class_archive as c; c.make = lambda _: time.sleep(600); c.main()"
     with subprocess.Popen(
         [sys.executable, "-c", waiting], env={**os.environ, "FOREBAY_HOME": str(home)}, stdin=subprocess.PIPE

@@ -1,4 +1,4 @@
-"""Clean-up with real files: rows first, files after, and a crash anywhere heals (T06, W09, W11)."""
+"""Test clean-up with real files: rows first, files after, and the next run recovers from any crash (T06, W09, W11)."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def store(tmp_path: Path) -> LocalBlockStore:
 
 
 class Died(BaseException):
-    """The process is killed here."""
+    """An exception that stands for a kill of the process."""
 
 
 class DyingStore(LocalBlockStore):
-    """Dies before it deletes a file, or after."""
+    """A store that dies before or after it deletes a file."""
 
     def __init__(self, root: Path, *, after: bool) -> None:
         super().__init__(root)
@@ -57,7 +57,7 @@ class DyingStore(LocalBlockStore):
 
 
 def receive(log: Log, store: LocalBlockStore, epochs: int) -> list[str]:
-    """One segment per epoch with three blocks each, sealed; returns the files' paths."""
+    """Register one sealed segment per epoch with three blocks each; return the files' paths."""
     paths = []
     [receiver] = log.receiver_ids
     for epoch in range(epochs):
@@ -127,7 +127,7 @@ def test_files_stay_for_the_restore_window(log: Log, store: LocalBlockStore) -> 
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_crash_around_the_deletion_of_a_file_is_made_good_by_the_next_run(
+def test_the_next_run_recovers_from_a_crash_around_the_deletion_of_a_file(
     log: Log, store: LocalBlockStore, *, after: bool
 ) -> None:
     paths = receive(log, store, 2)
@@ -142,7 +142,7 @@ def test_a_crash_around_the_deletion_of_a_file_is_made_good_by_the_next_run(
 
 
 def test_a_segment_that_was_never_sealed_is_never_deleted(log: Log, store: LocalBlockStore) -> None:
-    """Its tail may hold blocks that were stored and not registered: they are for salvage."""
+    """Check because its tail may hold blocks that were stored and not registered: those are for salvage."""
     paths = receive(log, store, 2)
     log.connection.execute(
         sa.text("UPDATE forebay.log_segments SET state = 'OPEN', length = NULL WHERE path = :p"), {"p": paths[0]}
@@ -168,7 +168,7 @@ def test_a_segment_with_a_dead_letter_stays(log: Log, store: LocalBlockStore) ->
 
 
 class AwayStore(LocalBlockStore):
-    """Some segments can't be deleted, as while a replica is away."""
+    """A store in which some segments can't be deleted, as while a replica is unavailable."""
 
     def __init__(self, root: Path, away: set[str]) -> None:
         super().__init__(root)
@@ -198,8 +198,8 @@ def test_a_segment_that_can_not_be_deleted_holds_up_no_other_and_goes_later(
     assert files(store) == {paths[-1]}
 
 
-def test_files_of_a_store_that_is_not_mounted_go_when_it_is_back(log: Log, tmp_path: Path) -> None:
-    """In an empty mount point every file is gone already: their rows would go, and the files stay for ever."""
+def test_files_of_an_unmounted_store_are_deleted_when_it_is_back(log: Log, tmp_path: Path) -> None:
+    """Check because every file seems deleted in an empty mount point: the rows would go, and the files stay forever."""
     mount = Mount(tmp_path / "blocks")
     identity = make_identity(LocalBlockStore(mount.root))
     attach_block_store(log.connection, host="here", roots={identity: str(mount.root)})
@@ -211,7 +211,7 @@ def test_files_of_a_store_that_is_not_mounted_go_when_it_is_back(log: Log, tmp_p
     assert cleaning.cleanup_old_batches(log.connection, datetime.now(UTC)).segments == 0
     mount.mount()
     assert files(store) == set(paths)
-    # The first call goes on behind what could not be deleted, the next begins anew.
+    # The first call continues after what could not be deleted; the next starts from the beginning.
     for _ in range(2):
         cleaning.cleanup_old_batches(log.connection, datetime.now(UTC))
     assert files(store) == {paths[-1]}

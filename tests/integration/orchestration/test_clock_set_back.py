@@ -1,6 +1,7 @@
-"""The database's clock is set: no block is in two batches, none is left, and no pipeline stands still.
+"""Check with the database's clock set: no block is in two batches or in none, and no pipeline stands still.
 
-A test can't set a server's clock: in its database `clock_timestamp()` is another one, which stands unless it is moved.
+A test can't set a server's clock: in its database `clock_timestamp()` is another function, whose time stands still
+unless the test moves it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def make_clock_settable(connection: sa.Connection) -> None:
-    """Let every function, default and statement of this connection ask the clock that `set_clock` moves."""
+    """Let every function, default and statement of this connection use the clock that `set_clock` moves."""
     run = connection.exec_driver_sql
     run("CREATE TABLE forebay.clock AS SELECT pg_catalog.clock_timestamp() AS time")
     run(
@@ -52,7 +53,7 @@ def make_clock_settable(connection: sa.Connection) -> None:
     for (function,) in run(
         "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'forebay'::regnamespace"
     ).all():
-        # What is not named comes first: so it would be the server's clock.
+        # A schema that is not in the search path is searched first: then the server's clock would be found.
         run(f"ALTER FUNCTION {function} SET search_path = forebay, pg_catalog, pg_temp")
     for table, column in run(
         "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'forebay' "
@@ -63,7 +64,7 @@ def make_clock_settable(connection: sa.Connection) -> None:
 
 
 class System:
-    """An applied pipeline on one receiver, whose sensor ticks when told to and whose runs succeed at once."""
+    """An applied pipeline on one receiver, whose sensor ticks on request and whose runs succeed at once."""
 
     def __init__(self, connection: sa.Connection, catch_up: Literal["each", "merge"]) -> None:
         make_clock_settable(connection)
@@ -87,23 +88,23 @@ class System:
         )
 
     def receive(self) -> None:
-        """A block, which is added now."""
+        """Add a block now."""
         self._sequence += 1
         add(self.connection, block(self._claimed, self._sequence, segment_id=self._segment))
 
     def set_clock(self, by: timedelta) -> None:
-        """Forward, or back."""
+        """Set the clock forward, or back."""
         self.connection.execute(sa.text("UPDATE forebay.clock SET time = time + CAST(:by AS interval)"), {"by": by})
 
     def pass_time(self, by: timedelta = INTERVAL) -> None:
-        """So much later: a clock that is right has moved by as much."""
+        """Let this time pass: a correct clock has moved by as much."""
         self.set_clock(by)
 
     def times(self) -> BatchTimes:
         return batch_times(self.connection, self.pipeline_id)
 
     def tick(self) -> int:
-        """What is due is allocated and run; how many batches had records."""
+        """Allocate and run what is due; return how many batches had records."""
         made = 0
         while (steps := next_steps(self.connection, self.rules, launcher=SENSOR_LAUNCHER, runs=None)).launches:
             for launch in steps.launches:
@@ -135,7 +136,7 @@ def system(connection: sa.Connection, request: pytest.FixtureRequest) -> System:
 
 
 def start(system: System) -> None:
-    """Two batches have run, and the clock stands in the middle of an interval."""
+    """Run two batches, and leave the clock in the middle of an interval."""
     times = system.times()
     system.set_clock(times.newest + INTERVAL + INTERVAL / 2 - times.now)
     for _ in range(2):
@@ -180,7 +181,7 @@ def test_batch_times_ahead_of_the_clock_come_half_as_often_until_it_catches_up(s
 
 
 def test_a_pipeline_without_a_batch_while_the_clock_was_ahead_gets_the_blocks_of_then(system: System) -> None:
-    """Its batch times are behind the blocks' times: those must not wait until the clock is there again."""
+    """Check blocks whose times are later than the batch times: they must not wait until the clock gets there again."""
     start(system)
     system.set_clock(HOUR)
     system.receive()
@@ -226,7 +227,7 @@ def test_a_failed_batch_is_tried_again_though_the_clock_was_set_back(system: Sys
     assert state() == (BatchState.FAILED, True)
 
 
-def test_a_time_to_come_is_refused_but_for_the_next_one_of_a_clock_that_was_set_back(system: System) -> None:
+def test_a_future_time_is_refused_except_the_next_one_of_a_clock_that_was_set_back(system: System) -> None:
     tracker = ReceivedBlockTracker(system.connection, system.pipeline_id)
     start(system)
     next_due = system.times().next_due
@@ -234,7 +235,7 @@ def test_a_time_to_come_is_refused_but_for_the_next_one_of_a_clock_that_was_set_
         (timedelta(0), next_due),
         (timedelta(0), next_due + INTERVAL),
         (-HOUR, next_due + INTERVAL),
-        # As good as it goes for a moment that is nobody's: at once.
+        # The next batch time is accepted at once, although no clock shows it.
         (timedelta(0), None),
         (timedelta(0), next_due + INTERVAL),
         (INTERVAL, next_due + INTERVAL),

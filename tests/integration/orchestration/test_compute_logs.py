@@ -1,4 +1,4 @@
-"""Compute logs of a Forebay instance: Dagster's files, without its processes."""
+"""Test the compute logs of a Forebay instance: Dagster's files, without its processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 KEY = ["run", "compute_logs", "abcdefgh"]
 
 
-def test_what_a_run_and_its_children_write_is_in_its_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_a_run_and_its_children_is_in_its_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with capfd.disabled():
         manager = FileComputeLogManager.from_config_value(None, {"base_dir": str(tmp_path)})
         assert type(manager) is FileComputeLogManager
@@ -28,7 +30,7 @@ def test_what_a_run_and_its_children_write_is_in_its_files(tmp_path: Path, capfd
         with manager.capture_logs(KEY):
             os.write(sys.stdout.fileno(), b"from Python\n")
             subprocess.run(["sh", "-c", "echo from a child; echo and its error >&2"], check=True)
-            # Dagster's own would have four.
+            # Dagster's own manager would have started four processes.
             assert set(psutil.Process().children()) <= set(before)
             assert not manager.is_capture_complete(KEY)
         assert manager.is_capture_complete(KEY)

@@ -1,4 +1,4 @@
-"""The storage of Forebay's own Dagster instance: Dagster's, with connections that are kept."""
+"""Test the storage of Forebay's own Dagster instance: Dagster's, with pooled connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-# Since when: by their pids, connections of Dagster are told from others.
+# The pids of Dagster's connections: a pid tells a kept connection from a new one.
 _CONNECTIONS = sa.text(
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid() "
     "AND application_name = ''"
@@ -32,7 +32,7 @@ def _instance(directory: Path) -> dg.DagsterInstance:
 
 
 def _ask(instance: dg.DagsterInstance) -> None:
-    """Statements on runs, events and schedules, as Dagster's daemon makes them."""
+    """Execute statements on runs, events and schedules, as Dagster's daemon does."""
     instance.get_runs(limit=1)
     instance.get_latest_materialization_event(dg.AssetKey("counts"))
     instance.all_instigator_state()

@@ -1,4 +1,4 @@
-"""What `build_definitions` gives Dagster, and that it merges with another project's own."""
+"""Test what `build_definitions` gives Dagster, and that it merges with another project's definitions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_it_merges_with_a_projects_own_spark_resource_executor_and_jobs(pipeline
 
 
 def test_dagsters_own_command_loads_the_workspace_without_a_warning_of_ours(tmp_path: Path) -> None:
-    """As in the repository's root, uninstalled: the working directory alone makes it importable."""
+    """Check as in the repository's root, without an installation: the working directory alone makes it importable."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
     finished = subprocess.run(
         [sys.executable, "-W", "default", "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
@@ -131,7 +131,7 @@ def test_the_workspace_names_its_working_directory() -> None:
 
 
 def test_a_backfill_of_partitions_is_one_run_and_there_is_none_without_partitions() -> None:
-    """A run per partition would each start a Spark of its own."""
+    """Check because a run per partition would start a Spark of its own each time."""
 
     def assets(partitions: Literal["hour", "day"] | None) -> dg.AssetsDefinition:
         declared = Pipeline("word_count", interval="10s", partitions=partitions)
@@ -147,19 +147,19 @@ def test_a_backfill_of_partitions_is_one_run_and_there_is_none_without_partition
 
 
 def test_a_materialization_has_its_rows_under_dagsters_own_name() -> None:
-    """Dagster plots a table's rows by that name alone."""
+    """Check because Dagster plots a table's rows by that name alone."""
     time = datetime(2026, 1, 1, tzinfo=UTC)
     assert result_metadata(OutputResult("counts", 1, "/out", 7), time)["dagster/row_count"].value == 7
     assert "dagster/row_count" not in result_metadata(OutputResult("counts", 1, "/out", None), time)
 
 
-def test_forebays_own_instance_has_what_waiting_sensors_and_short_intervals_need(tmp_path: Path) -> None:
+def test_forebays_own_instance_has_what_waiting_sensors_and_short_intervals_require(tmp_path: Path) -> None:
     write_dagster_home(tmp_path, code_server_port=1)
     config = yaml.safe_load((tmp_path / "dagster.yaml").read_text(encoding="utf-8"))
-    # A tick that waits for its boundary must hold up no other sensor.
+    # A tick that waits for its boundary must not delay another sensor.
     assert config["sensors"]["use_threads"] is True
     assert config["run_launcher"]["class"] == "BatchRunLauncher"
-    # A driver that died in a run is asked after.
+    # The run of a driver that died in it must be checked.
     assert config["run_monitoring"]["enabled"] is True
     assert config["run_monitoring"]["poll_interval_seconds"] <= 5
     for kind in ("sensor", "schedule"):

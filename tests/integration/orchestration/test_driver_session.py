@@ -1,4 +1,4 @@
-"""A batch driver's session is made with what build_definitions(spark=...) says in its module."""
+"""Check that a batch driver's session is made with what build_definitions(spark=...) says in its module."""
 
 from __future__ import annotations
 

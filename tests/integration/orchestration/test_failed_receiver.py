@@ -1,4 +1,4 @@
-"""From a crash to FAILED to a person, with a real agent, tracker and sensor: no loop is endless (K04, W15, W20)."""
+"""Test crash, FAILED, sensor and person with a real agent, tracker and sensor: no loop is endless (K04, W15, W20)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 class Leader:
-    """A tracker that leads, ticked by the test while it waits."""
+    """A leading tracker, which the test ticks while it waits."""
 
     def __init__(self, engine: sa.Engine, connection: sa.Connection, rig: HostRig) -> None:
         self._tracker = Tracker(engine, heartbeat_limit_seconds=60)
@@ -50,12 +50,12 @@ class Leader:
         self._rig = rig
 
     def until_state(self, receiver_id: int, state: str) -> str:
-        """Lead until the receiver is in this state; the reason."""
+        """Tick until the receiver is in this state; return the reason."""
         self.until(lambda: self._rig.states()[receiver_id][0] == state, f"receiver {receiver_id} {state}")
         return self._rig.states()[receiver_id][1]
 
     def until(self, predicate: Callable[[], object], what: str) -> None:
-        """Lead until it is so."""
+        """Tick until the predicate holds."""
 
         def is_so() -> object:
             self._tracker.tick(self._connection)
@@ -100,7 +100,7 @@ def test_k04_w20_crashes_end_as_failed_then_dagster_tries_then_a_person_must(
 def test_w20_a_restart_of_a_failed_receiver_receives_again_once_the_source_is_there(
     engine: sa.Engine, connection: sa.Connection, database_url: str, tmp_path: Path
 ) -> None:
-    """Its own restarts are used up; what it had registered and what comes after is there once."""
+    """Check after its own restarts are used up: the records from before and after the restart are there once."""
     with host_rig(
         database_url,
         tmp_path,
@@ -115,7 +115,7 @@ def test_w20_a_restart_of_a_failed_receiver_receives_again_once_the_source_is_th
         rig.flow([receiver])
         source.close()
         assert "2 restarts in a row did not help" in leader.until_state(receiver, "FAILED")
-        # Its process says so after the state.
+        # Its process writes the event after the state.
         eventually(lambda: receiver in rig.events("FAILED"), "the event")
         assert len(rig.events("FAILED")[receiver]) == 1
         before = rig.numbers(receiver)
@@ -128,7 +128,7 @@ def test_w20_a_restart_of_a_failed_receiver_receives_again_once_the_source_is_th
             assert restart_receiver(connection, receiver_id=receiver, why="restarted by an operator")
             leader.until_state(receiver, "ACTIVE")
             rig.flow([receiver])
-            # The other source counts from the beginning, too.
+            # The other source counts from the beginning too.
             after = rig.numbers(receiver)[len(before) :]
             assert before == list(range(len(before)))
             assert after == list(range(len(after)))

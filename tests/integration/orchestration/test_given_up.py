@@ -1,4 +1,4 @@
-"""`is_given_up` about a run whose process died: the driver log may not have noticed yet."""
+"""Test `is_given_up` on a run whose process died: the driver log may not have noticed yet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TAGS = {"forebay/pipeline": "words", "forebay/batch_time": NOON.isoformat(), "fo
 
 @pytest.fixture
 def log(engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
-    """With a batch whose first attempt runs."""
+    """Yield a log with a batch whose first attempt runs."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     with connect(engine) as connection:
         made = make_log(connection)
@@ -63,7 +63,7 @@ def bury(log: Log, *, max_attempts: int) -> BatchState | None:
 
 
 @pytest.mark.parametrize(("max_attempts", "given_up"), [(1, True), (2, False)])
-def test_it_waits_until_the_driver_log_has_noticed(log: Log, max_attempts: int, *, given_up: bool) -> None:
+def test_is_given_up_waits_until_the_driver_log_has_noticed(log: Log, max_attempts: int, *, given_up: bool) -> None:
     answers: list[bool] = []
     asking = threading.Thread(target=lambda: answers.append(is_given_up(TAGS)), daemon=True)
     asking.start()
@@ -74,6 +74,6 @@ def test_it_waits_until_the_driver_log_has_noticed(log: Log, max_attempts: int, 
     assert answers == [given_up]
 
 
-def test_it_does_not_wait_for_ever(log: Log) -> None:
+def test_is_given_up_does_not_wait_forever(log: Log) -> None:
     assert not is_given_up(TAGS, wait_seconds=0)
     assert not is_given_up(TAGS | {"forebay/attempt": "2"}), "which has not begun"

@@ -1,4 +1,4 @@
-"""Spark on the JRE that comes from PyPI, as on a machine that has no Java."""
+"""Test Spark on the JRE from PyPI, as on a machine that has no Java."""
 
 from __future__ import annotations
 

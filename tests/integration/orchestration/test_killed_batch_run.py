@@ -1,4 +1,4 @@
-"""A batch run is killed by SIGKILL at every step of its PostgresSink; the next attempt leaves each row once (M02)."""
+"""Kill a batch run with SIGKILL at every step of its PostgresSink; the next attempt leaves each row once (M02)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Log:
         )
 
     def killed(self, what: str, step: str, *, max_lost_attempts: int = 3, by_the_tracker: bool = False) -> None:
-        """Attempt number `what`, or a replay, in a process that dies at a step and is known to be dead."""
+        """Run attempt number `what`, or a replay, in a process that dies at a step; then report its end."""
         died = subprocess.run(
             [
                 *(sys.executable, "-m", killed_batch_run.__name__, str(self.settings.home)),
@@ -86,7 +86,7 @@ class Log:
             self.bury(max_lost_attempts)
 
     def bury(self, max_lost_attempts: int = 3) -> None:
-        """As the tracker does, when the process's heartbeat stands still."""
+        """Fail the attempt as the tracker does when the process's heartbeat stands still."""
         [(number, run)] = self.connection.execute(
             sa.text("SELECT attempt, run_id FROM forebay.batch_attempts WHERE state = 'RUNNING'")
         ).all()
@@ -103,7 +103,7 @@ class Log:
         )
 
     def bury_by_the_tracker(self) -> None:
-        """The same, as the tracker does it: its clock goes faster than the database's."""
+        """Let a real tracker do the same; its clock goes faster than the database's."""
         now = [1000.0]
         leader = Tracker(self.engine, heartbeat_limit_seconds=10.0, clock=lambda: now[0], name="t")
         for _ in range(8):
@@ -155,8 +155,8 @@ def test_each_row_comes_out_once_whichever_step_a_kill_hits(log: Log, target: Ta
     )
 
 
-def test_kills_use_up_no_attempt_and_the_first_one_is_followed_at_once(log: Log, target: Target) -> None:
-    """As many kills as the pipeline has attempts; the batch comes out all the same."""
+def test_kills_use_up_no_attempt_and_the_first_kill_is_followed_by_a_retry_at_once(log: Log, target: Target) -> None:
+    """Check with as many kills as the pipeline has attempts: the batch still completes."""
     for number in (1, 2):
         log.killed(str(number), Step.STAGED, by_the_tracker=True)
         batch = batches.get_batch(log.connection, log.pipeline_id, log.time)
@@ -169,7 +169,7 @@ def test_kills_use_up_no_attempt_and_the_first_one_is_followed_at_once(log: Log,
     assert target.counts() == killed_batch_run.WRITTEN
 
 
-def test_the_row_follows_a_replay_that_died_after_its_targets_commit(
+def test_the_row_follows_a_replay_killed_after_its_targets_commit(
     log: Log, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", log.settings.require_database_url())
@@ -188,7 +188,7 @@ def test_the_row_follows_a_replay_that_died_after_its_targets_commit(
     assert log.commits() == [(3, 1)]
 
 
-def test_a_replay_that_died_before_its_targets_commit_changes_no_row(log: Log, target: Target) -> None:
+def test_a_replay_killed_before_its_targets_commit_changes_no_row(log: Log, target: Target) -> None:
     killed_batch_run.run(log.settings, log.time, 1)
     log.killed("replay", Step.IN_TRANSACTION)
     assert target.counts() == killed_batch_run.WRITTEN
@@ -196,8 +196,8 @@ def test_a_replay_that_died_before_its_targets_commit_changes_no_row(log: Log, t
     assert log.commits() == [(1, 3)]
 
 
-def test_the_row_follows_a_last_attempt_that_died_after_its_targets_commit(log: Log, target: Target) -> None:
-    """The batch stays quarantined: which outputs it should have had is not for the row to say."""
+def test_the_row_follows_a_last_attempt_killed_after_its_targets_commit(log: Log, target: Target) -> None:
+    """Check that the batch stays quarantined: the row does not say which outputs the batch should have had."""
     log.killed("1", Step.COMMITTED, max_lost_attempts=1)
     assert log.state() is BatchState.QUARANTINED
     assert (target.counts(), log.commits()) == (killed_batch_run.WRITTEN, [])
@@ -206,17 +206,17 @@ def test_the_row_follows_a_last_attempt_that_died_after_its_targets_commit(log: 
     assert log.state() is BatchState.QUARANTINED
 
 
-def test_nothing_is_followed_while_an_attempt_runs_or_is_to_come(log: Log) -> None:
+def test_no_row_follows_while_an_attempt_runs_or_will_run(log: Log) -> None:
     log.killed("1", Step.COMMITTED)
     assert log.state() is BatchState.FAILED
     assert log.follow() == 0, "the next attempt finds it"
     assert log.commits() == []
 
 
-def test_a_row_that_could_not_follow_for_hours_follows_once_a_day(
+def test_a_row_that_is_hours_behind_follows_once_a_day(
     log: Log, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The target, or Dagster, was away for longer than an attempt is asked after each time."""
+    """Check after the target or Dagster was unavailable for longer than an attempt is looked up on every tick."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", log.settings.require_database_url())
     killed_batch_run.run(log.settings, log.time, 1)
     log.killed("replay", Step.COMMITTED)
@@ -228,7 +228,7 @@ def test_a_row_that_could_not_follow_for_hours_follows_once_a_day(
     assert isinstance(compaction_tick(log, hour=0, minute=10), dg.SkipReason)
 
 
-def test_a_target_whose_client_fails_as_it_likes_holds_up_no_other_and_no_compaction(
+def test_a_target_whose_client_fails_delays_no_other_and_no_compaction(
     log: Log, target: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", log.settings.require_database_url())

@@ -1,4 +1,4 @@
-"""Maintenance on a Dagster instance: which runs go, with all that is theirs, and what the driver log says after it."""
+"""Test maintenance on a Dagster instance: which runs go, with all their data, and what the driver log says after it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_runs_go_by_age_and_failed_ones_later(instance: dg.DagsterInstance) -> N
     assert ids(instance) == {running, *others}, "a run that has not finished stays, whatever its age"
 
 
-def test_no_more_batch_runs_are_kept_than_are_wanted_and_the_oldest_go(instance: dg.DagsterInstance) -> None:
+def test_only_the_newest_batch_runs_are_kept_up_to_the_limit(instance: dg.DagsterInstance) -> None:
     pipeline = declare(ui_retained_batches=3)
     made = [add_run(instance) for _ in range(5)]
     failed, replay = add_run(instance, FAILURE), add_run(instance, job="words_replay")
@@ -77,7 +77,7 @@ def test_no_more_batch_runs_are_kept_than_are_wanted_and_the_oldest_go(instance:
     assert ids(instance) == {*made[2:], failed, replay}
 
 
-def test_all_that_is_a_runs_goes_with_it(instance: dg.DagsterInstance) -> None:
+def test_all_data_of_a_run_is_deleted_with_it(instance: dg.DagsterInstance) -> None:
     pipeline = declare(ui_retained_batches=1)
 
     @dg.asset
@@ -89,7 +89,7 @@ def test_all_that_is_a_runs_goes_with_it(instance: dg.DagsterInstance) -> None:
         result = dg.materialize([anything], instance=instance, tags={"forebay/pipeline": "words"})
         assert result.success
     old = instance.get_runs()[-1].run_id
-    # As a batch's run, which is what is counted.
+    # With the tag of a batch's run, because only those are counted.
     storage = Path(instance.storage_directory())
     assert list((storage / old).rglob("*")), "it has logs, at least"
     assert prune(instance, [pipeline], now=datetime.now(UTC) + timedelta(hours=25)).runs == 2
@@ -97,8 +97,8 @@ def test_all_that_is_a_runs_goes_with_it(instance: dg.DagsterInstance) -> None:
     assert instance.all_logs(old) == []
 
 
-def test_events_of_no_run_stay_as_many_as_are_wanted(instance: dg.DagsterInstance) -> None:
-    """What is used of Dagster's tables, which are no public interface, is as it is thought to be."""
+def test_events_without_a_run_are_kept_up_to_the_limit(instance: dg.DagsterInstance) -> None:
+    """Check that those of Dagster's tables that are used, and are no public interface, are as expected."""
     pipeline = declare(ui_retained_batches=2)
     key = dg.AssetKey(["words", "batches"])
     for number in range(5):
@@ -128,7 +128,7 @@ def test_events_of_no_run_stay_as_many_as_are_wanted(instance: dg.DagsterInstanc
     assert newest is not None
 
 
-def test_one_call_is_bounded_and_the_next_goes_on(instance: dg.DagsterInstance) -> None:
+def test_one_call_is_bounded_and_the_next_one_continues(instance: dg.DagsterInstance) -> None:
     pipeline = declare(ui_retained_batches=1)
     for _ in range(4):
         add_run(instance)
@@ -139,7 +139,7 @@ def test_one_call_is_bounded_and_the_next_goes_on(instance: dg.DagsterInstance) 
     assert len(ids(instance)) == 1
 
 
-def test_the_job_prunes_and_says_so(instance: dg.DagsterInstance) -> None:
+def test_the_job_prunes_and_reports_it(instance: dg.DagsterInstance) -> None:
     pipeline = declare(ui_retained_batches=1)
     add_run(instance)
     kept = add_run(instance)
@@ -149,7 +149,7 @@ def test_the_job_prunes_and_says_so(instance: dg.DagsterInstance) -> None:
     assert any("words: 1 runs pruned" in entry.user_message for entry in instance.all_logs(result.run_id))
 
 
-def test_the_schedule_asks_for_a_run_only_where_there_is_something_to_prune(
+def test_the_schedule_requests_a_run_only_if_there_is_something_to_prune(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FOREBAY_DAGSTER_URL", raising=False)

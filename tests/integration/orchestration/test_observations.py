@@ -1,4 +1,4 @@
-"""What the observation sensor reports of a driver log: streams, minutes, checks that changed."""
+"""Test what the observation sensor reports of a driver log: streams, minutes, checks that changed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pipeline() -> Pipeline:
 
 @pytest.fixture
 def log(connection: sa.Connection, pipeline: Pipeline) -> Log:
-    """The pipeline, applied; no batch yet, and nothing due."""
+    """Return a log with the pipeline applied, no batch yet, and no batch due."""
     log = make_log(connection)
     apply_pipeline(
         connection, name="words", declaration=pipeline.declaration(), stream_ids=[log.stream_id], interval=INTERVAL
@@ -55,7 +55,7 @@ def log(connection: sa.Connection, pipeline: Pipeline) -> Log:
 
 
 def complete(log: Log, batch_time: datetime, *, records: int, started: float, seconds: float) -> None:
-    """A batch of one block, started and completed so many seconds after its time."""
+    """Complete a batch of one block that started and completed this number of seconds after its time."""
     log.add_at(log.receiver_ids[0], batch_time - INTERVAL / 2, records=records)
     log.tracker.allocate_blocks_to_batch(batch_time)
     this = log.pipeline_id
@@ -80,7 +80,7 @@ def complete(log: Log, batch_time: datetime, *, records: int, started: float, se
 def events_of(
     connection: sa.Connection, pipeline: Pipeline, cursor: Cursor
 ) -> tuple[dict[str, list[dg.AssetObservation | dg.AssetMaterialization]], list[dg.AssetCheckEvaluation], Cursor]:
-    """By asset, and the checks, and the cursor after it as it comes back from Dagster."""
+    """Return the events by asset, the checks, and the next cursor as it comes back from Dagster."""
     events, after = observe(connection, pipeline, pipeline.streams, cursor)
     of_assets: dict[str, list[dg.AssetObservation | dg.AssetMaterialization]] = {}
     for event in events:
@@ -129,7 +129,7 @@ def test_the_statement_beside_a_batch_shows_its_blocks(connection: sa.Connection
     assert (row.stream, row.records) == ("lines", 7)
 
 
-def test_the_minutes_that_are_over_are_reported_once(
+def test_completed_minutes_are_reported_once(
     connection: sa.Connection, pipeline: Pipeline, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observation_sensor, "database_time", lambda _: NOON + timedelta(minutes=10))
@@ -144,7 +144,7 @@ def test_the_minutes_that_are_over_are_reported_once(
     assert first.metadata["batches"].value == 4
     assert first.metadata["records"].value == 100
     assert first.metadata["total_delay_median_ms"].value == 2500.0
-    # Between the third and the fourth of four, at 0.95 of the way from first to last.
+    # Between the third and the fourth of four values, at 0.95 of the way from first to last.
     assert first.metadata["total_delay_p95_ms"].value == pytest.approx(5550.0)
     assert second.metadata["batches"].value == 1
 
@@ -155,10 +155,10 @@ def test_the_minutes_that_are_over_are_reported_once(
     assert [event.metadata["records"].value for event in events[MINUTES.to_user_string()]] == [1]
 
 
-def test_after_a_long_outage_only_the_minutes_that_a_plot_can_hold_are_made_up(
+def test_after_a_long_outage_only_the_minutes_that_a_plot_shows_are_reported(
     connection: sa.Connection, pipeline: Pipeline, log: Log
 ) -> None:
-    """Dagster was down for days: the newest minutes come first, and those before them never are looked up."""
+    """Check after Dagster was down for days: the newest minutes come first; earlier ones are never looked up."""
     complete(log, NOON + INTERVAL, records=10, started=0.5, seconds=2.0)
     complete(log, NOON + 2 * INTERVAL, records=10, started=0.5, seconds=2.0)
     connection.execute(
@@ -179,7 +179,7 @@ def test_after_a_long_outage_only_the_minutes_that_a_plot_can_hold_are_made_up(
     assert only.metadata["minute"].value == recent.isoformat()
 
 
-def test_a_batch_that_waits_for_its_store_waits(connection: sa.Connection, log: Log) -> None:
+def test_a_batch_that_waits_for_its_store_counts_as_waiting(connection: sa.Connection, log: Log) -> None:
     log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
     log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
     before = pipeline_queue(connection, log.pipeline_id)
@@ -187,7 +187,7 @@ def test_a_batch_that_waits_for_its_store_waits(connection: sa.Connection, log: 
     assert pipeline_queue(connection, log.pipeline_id).waiting == before.waiting == 1
 
 
-def test_a_minute_that_is_not_over_is_not_reported(connection: sa.Connection, log: Log) -> None:
+def test_an_unfinished_minute_is_not_reported(connection: sa.Connection, log: Log) -> None:
     complete(log, NOON + INTERVAL, records=1, started=0.5, seconds=1.0)
     connection.execute(sa.text("UPDATE forebay.batches SET completed_at = clock_timestamp()"))
     assert completed_minutes(connection, log.pipeline_id, after=NOON, limit=10) == []
@@ -204,7 +204,7 @@ def test_a_stream_is_observed_with_its_rate_its_lag_and_its_receivers(
     assert seen.metadata["lag_records"].value == 500
     assert (seen.metadata["receivers"].value, seen.metadata["receivers_active"].value) == (1, 1)
     assert "ACTIVE: all is well" in str(seen.metadata["receiver 1"].value)
-    # One look has no rate.
+    # A single look has no rate.
     assert "rate" not in seen.metadata
 
     log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=2), records=300)
@@ -215,7 +215,7 @@ def test_a_stream_is_observed_with_its_rate_its_lag_and_its_receivers(
     assert seen.metadata["rate"].value == pytest.approx(3.0, rel=0.1)
 
 
-def test_a_check_is_reported_when_it_changes_and_now_and_then(
+def test_a_check_is_reported_when_it_changes_and_every_few_minutes(
     connection: sa.Connection, pipeline: Pipeline, log: Log
 ) -> None:
     connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))

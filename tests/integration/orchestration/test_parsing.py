@@ -1,4 +1,4 @@
-"""JSON and CSV records: what fits comes out typed, what doesn't is kept as it came."""
+"""Test JSON and CSV records: valid ones come out typed, invalid ones are kept as they came."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ JSON_GOOD = ['{"id": 1, "name": "a"}', '{"name": "b"}', '{"id": 3, "name": "c", 
 JSON_BAD = ["{", "", "  ", "null", "12", "[1]", '"text"', '{"id": "x", "name": "d"}', '{"id": 1} rest', "no"]
 
 
-def test_json_that_fits_is_typed_and_the_rest_is_kept_as_it_came(session: SparkSession) -> None:
+def test_valid_json_is_typed_and_the_rest_is_kept_as_it_came(session: SparkSession) -> None:
     parsed = from_json_records(lines(session, *JSON_GOOD, *JSON_BAD), SCHEMA)
     assert parsed.columns == ["id", "name", "_corrupt"]
     assert rows(well_formed(parsed)) == [(1, "a"), (None, "b"), (3, "c"), (None, None)]
-    # Asked for alone, so that a planner which prunes what nobody reads must not change what is corrupt.
+    # Requested alone: a planner that prunes unused columns must not change which records are corrupt.
     assert sorted(rows(corrupt(parsed))) == sorted((text,) for text in JSON_BAD)
     assert corrupt(parsed).count() == len(JSON_BAD)
 
@@ -53,7 +53,7 @@ CSV_GOOD = ["1,a", "2,", ',"b, c"']
 CSV_BAD = ["x,d", "1", "1,a,more", "", "   "]
 
 
-def test_csv_that_fits_is_typed_and_the_rest_is_kept_as_it_came(session: SparkSession) -> None:
+def test_valid_csv_is_typed_and_the_rest_is_kept_as_it_came(session: SparkSession) -> None:
     parsed = from_csv_records(lines(session, *CSV_GOOD, *CSV_BAD), SCHEMA)
     assert rows(well_formed(parsed)) == [(1, "a"), (2, None), (None, "b, c")]
     assert sorted(rows(corrupt(parsed))) == sorted((text,) for text in CSV_BAD)

@@ -1,4 +1,4 @@
-"""Placement on a real driver log: who is placed, taken away, bound to a host, and why one waits."""
+"""Test placement on a real driver log: which receivers are placed, taken away or bound to a host, and why one waits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Clock:
 
 
 class Fleet:
-    """A driver log with a leader, and agents and streams as a test wants them."""
+    """A driver log with a leader, and the agents and streams that a test needs."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self.connection = connection
@@ -56,7 +56,7 @@ class Fleet:
         return agent_id
 
     def stop(self, agent_id: int) -> None:
-        """As if killed and declared dead, but its receivers not given away: only its row says so."""
+        """End the agent's row as if it was killed and declared dead; its receivers are not released."""
         deregister_process(self.connection, agent_id)
 
     def stream(self, name: str, receivers: int | None, *, listens: bool = False) -> None:
@@ -76,13 +76,13 @@ class Fleet:
         return [placement for placement in placements(self.connection) if placement.stream_name == stream]
 
     def where(self, stream: str = "lines") -> list[str | None]:
-        """The host of each receiver, in the order of their numbers."""
+        """Return the host of each receiver, in the order of their numbers."""
         return [
             None if placement.agent_id is None else self.names[placement.agent_id] for placement in self.all(stream)
         ]
 
     def start_all(self) -> dict[int, int]:
-        """Each receiver that is placed gets a process that holds it; their ids by receiver."""
+        """Give each placed receiver a process that holds it; return the processes' ids by receiver."""
         started = {}
         for placement in placements(self.connection):
             if placement.state is ReceiverState.SCHEDULED:
@@ -133,14 +133,14 @@ def test_k05_of_an_agent_that_is_gone_only_its_own_receivers_move(fleet: Fleet) 
     fleet.tick()
     assert fleet.where() == ["a", "b", "a", "b"]
     before = fleet.all()
-    # It signed off while they were being placed on it: nobody else would ever look at them again.
+    # The agent signed off while they were being placed on it: no other step would ever look at them again.
     fleet.stop(gone)
     fleet.tick()
     assert fleet.where() == ["b"] * 4
     assert [fleet.all()[1], fleet.all()[3]] == [before[1], before[3]]
 
 
-def test_p01_a_receivers_own_wish_counts_as_long_as_it_can(fleet: Fleet) -> None:
+def test_p01_a_receivers_preferred_host_counts_while_it_has_room(fleet: Fleet) -> None:
     for host in ("a", "b"):
         fleet.agent(host)
     fleet.stream("lines", 2)
@@ -156,7 +156,7 @@ def test_nobody_at_all_is_said(fleet: Fleet) -> None:
     assert fleet.all()[0].assignment == 0
 
 
-def test_a_leader_that_leads_no_more_places_and_takes_nothing(fleet: Fleet) -> None:
+def test_a_deposed_leader_places_and_takes_nothing(fleet: Fleet) -> None:
     agent = fleet.agent("a")
     fleet.stream("lines", 1)
     fleet.tick()
@@ -188,7 +188,7 @@ def test_a_draining_agent_gets_nothing_and_loses_what_it_has(fleet: Fleet) -> No
     assert fleet.where() + fleet.where("words") == ["b"] * 4, "what moved away stays"
 
 
-def test_a_receiver_that_is_taken_away_is_placed_when_its_process_has_drained(fleet: Fleet) -> None:
+def test_a_receiver_taken_away_is_placed_when_its_process_has_drained(fleet: Fleet) -> None:
     fleet.agent("a")
     fleet.stream("lines", 1)
     fleet.tick()
@@ -218,7 +218,7 @@ def test_a_receiver_of_a_changed_stream_is_placed_when_its_process_has_drained(f
     if change == "declared anew":
         apply_stream(fleet.connection, name="lines", declaration={"source": {}, "settings": {"x": 1}}, receivers=2)
     else:
-        # Its own declaration is another each time, so both are taken away.
+        # Its declaration differs each time, so both receivers are taken away.
         fleet.stream("lines", 1)
         fleet.stream("lines", 2)
     for _ in range(3):
@@ -230,7 +230,7 @@ def test_a_receiver_of_a_changed_stream_is_placed_when_its_process_has_drained(f
     assert fleet.where() == [None, "a"]
 
 
-def test_a_process_that_does_not_sign_off_is_waited_for_only_so_long(fleet: Fleet) -> None:
+def test_a_process_that_does_not_sign_off_is_waited_for_with_a_limit(fleet: Fleet) -> None:
     fleet.agent("a")
     fleet.stream("lines", 1)
     fleet.tick()
@@ -245,7 +245,7 @@ def test_a_process_that_does_not_sign_off_is_waited_for_only_so_long(fleet: Flee
 
 
 def test_draining_outlives_the_agent(fleet: Fleet) -> None:
-    """A host is drained to be started anew, more often than not."""
+    """Check because a host is drained mostly to be restarted."""
     fleet.stop(fleet.agent("a"))
     set_draining(fleet.connection, name="a", draining=True)
     fleet.agent("a")
@@ -253,14 +253,14 @@ def test_draining_outlives_the_agent(fleet: Fleet) -> None:
     fleet.stream("lines", 2)
     fleet.tick()
     assert fleet.where() == ["b", "b"]
-    # Not that of others, and not for ever.
+    # Other agents are not affected, and draining ends when it is revoked.
     assert [row.draining for row in list_agents(fleet.connection)] == [True, False]
     set_draining(fleet.connection, name="a", draining=False)
     fleet.agent("a")
     assert [row.draining for row in list_agents(fleet.connection)] == [False, False, False]
 
 
-def test_draining_the_only_agent_stops_its_receivers_and_says_what_they_wait_for(fleet: Fleet) -> None:
+def test_draining_the_only_agent_stops_its_receivers_and_shows_why_they_wait(fleet: Fleet) -> None:
     fleet.agent("a")
     fleet.stream("lines", 1)
     fleet.tick()
@@ -276,7 +276,7 @@ def test_draining_the_only_agent_stops_its_receivers_and_says_what_they_wait_for
 # -- one receiver per host -------------------------------------------------------------------------------------------
 
 
-def test_per_host_there_is_one_on_every_host_and_new_ones_as_hosts_come(fleet: Fleet) -> None:
+def test_per_host_each_host_has_one_and_new_hosts_get_one(fleet: Fleet) -> None:
     fleet.stream("lines", None)
     fleet.tick()
     assert fleet.all() == []
@@ -285,7 +285,7 @@ def test_per_host_there_is_one_on_every_host_and_new_ones_as_hosts_come(fleet: F
     fleet.tick()
     assert fleet.where() == ["a", "b"]
     fleet.agent("c")
-    # An agent that only leads, and one that drains, are no hosts for receivers.
+    # An agent without slots, and one that drains, are not hosts for receivers.
     fleet.agent("d", slots=0)
     fleet.agent("e")
     set_draining(fleet.connection, name="e", draining=True)
@@ -294,7 +294,7 @@ def test_per_host_there_is_one_on_every_host_and_new_ones_as_hosts_come(fleet: F
     assert fleet.where() == ["a", "b", "c"]
 
 
-def test_per_host_a_host_that_is_away_is_waited_for_and_comes_back_to_its_own(fleet: Fleet) -> None:
+def test_per_host_a_missing_host_is_waited_for_and_gets_its_own_receiver_back(fleet: Fleet) -> None:
     fleet.stream("lines", None)
     away = fleet.agent("a")
     fleet.agent("b")
@@ -310,7 +310,7 @@ def test_per_host_a_host_that_is_away_is_waited_for_and_comes_back_to_its_own(fl
     assert [placement.receiver_id for placement in fleet.all()] == before
 
 
-def test_per_host_a_host_that_is_given_up_loses_its_receiver_and_gets_the_same_one_back(fleet: Fleet) -> None:
+def test_per_host_a_forgotten_host_loses_its_receiver_and_gets_the_same_one_back(fleet: Fleet) -> None:
     fleet.stream("lines", None)
     gone = fleet.agent("a")
     fleet.agent("b")
@@ -330,7 +330,7 @@ def test_per_host_a_host_that_is_given_up_loses_its_receiver_and_gets_the_same_o
     assert [placement.receiver_id for placement in fleet.all()] == before
 
 
-def test_per_host_and_a_number_can_be_changed_into_each_other(fleet: Fleet) -> None:
+def test_per_host_and_a_number_can_replace_each_other(fleet: Fleet) -> None:
     fleet.agent("a")
     fleet.agent("b")
     fleet.stream("lines", 3)
@@ -348,7 +348,7 @@ def test_per_host_and_a_number_can_be_changed_into_each_other(fleet: Fleet) -> N
 # -- listeners -------------------------------------------------------------------------------------------------------
 
 
-def test_a_listener_is_never_moved_to_another_address_unasked(fleet: Fleet) -> None:
+def test_a_listener_is_never_moved_to_another_address_without_a_request(fleet: Fleet) -> None:
     there = fleet.agent("a")
     fleet.stream("lines", 1, listens=True)
     fleet.tick()
@@ -363,7 +363,7 @@ def test_a_listener_is_never_moved_to_another_address_unasked(fleet: Fleet) -> N
     assert fleet.where() == ["a"]
 
 
-def test_a_listener_stays_at_its_address_when_its_agent_drains_and_when_it_is_declared_anew(fleet: Fleet) -> None:
+def test_a_listener_keeps_its_address_when_its_agent_drains_or_its_stream_changes(fleet: Fleet) -> None:
     fleet.agent("a")
     fleet.stream("lines", 1, listens=True)
     fleet.tick()
@@ -377,13 +377,13 @@ def test_a_listener_stays_at_its_address_when_its_agent_drains_and_when_it_is_de
     fleet.stream("lines", 1, listens=True)
     fleet.tick()
     assert fleet.where() == [None]
-    # When it no longer listens, it may go anywhere.
+    # When it no longer listens, it may be placed anywhere.
     fleet.stream("lines", 1, listens=False)
     fleet.tick()
     assert fleet.where() == ["b"]
 
 
-def test_a_listener_may_go_when_it_is_asked_to(fleet: Fleet) -> None:
+def test_a_listener_may_move_on_request(fleet: Fleet) -> None:
     there = fleet.agent("a")
     fleet.stream("lines", 1, listens=True)
     fleet.tick()
@@ -396,7 +396,7 @@ def test_a_listener_may_go_when_it_is_asked_to(fleet: Fleet) -> None:
     assert [placement.host for placement in fleet.all()] == ["b"]
 
 
-def test_a_listener_that_wishes_for_a_host_waits_for_that(fleet: Fleet) -> None:
+def test_a_listener_with_a_preferred_host_waits_for_it(fleet: Fleet) -> None:
     fleet.agent("a")
     fleet.stream("lines", 1, listens=True)
     fleet.connection.execute(sa.text("UPDATE forebay.receivers SET preferred_location = 'gateway'"))
@@ -410,7 +410,7 @@ def test_a_listener_that_wishes_for_a_host_waits_for_that(fleet: Fleet) -> None:
 # -- declarations and the command line -------------------------------------------------------------------------------
 
 
-def test_a_stream_says_that_it_listens_and_that_it_is_one_per_host(fleet: Fleet) -> None:
+def test_a_stream_declares_that_it_listens_and_that_it_is_one_per_host(fleet: Fleet) -> None:
     everywhere = Stream("everywhere", SocketText(listen="0.0.0.0:9999"), receivers="per_host")
     plain = Stream("plain", SocketText(host="localhost", port=9999), receivers=2)
 
@@ -428,7 +428,7 @@ def test_a_stream_says_that_it_listens_and_that_it_is_one_per_host(fleet: Fleet)
     fleet.tick()
     fleet.tick()
     assert (fleet.where("everywhere"), fleet.where("plain")) == (["a"], ["a", "a"])
-    # Applied again it changes nothing, and takes nothing from the hosts.
+    # Applying it again changes nothing and takes no receiver from a host.
     assert apply(fleet.connection, [pipeline]) == []
     assert fleet.where("everywhere") == ["a"]
 
@@ -473,7 +473,7 @@ def test_the_command_lists_drains_and_undrains(url: str, fleet: Fleet) -> None:
     assert fleet.where() == ["a", "b"]
 
 
-def test_what_is_not_there_and_what_lives_is_exit_code_1_with_the_way_out(url: str, fleet: Fleet) -> None:
+def test_an_unknown_or_living_agent_is_exit_code_1_with_the_way_out(url: str, fleet: Fleet) -> None:
     make_log(fleet.connection)
     fleet.agent("a")
     for arguments, says in [

@@ -1,4 +1,4 @@
-"""A PostgresSink on a real target: each batch once, whatever is killed, tried again, raced or replayed."""
+"""Test a PostgresSink on a real target: each batch once, whatever is killed, retried, raced or replayed."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def target(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 class Died(BaseException):
-    """Stands for SIGKILL: nothing catches it but a test."""
+    """An exception that stands for SIGKILL: only a test catches it."""
 
 
 class Dying(PostgresSink):
-    """Dies at a step, once. What a dead process would not do, it does not: it sweeps nothing."""
+    """A sink that dies at a step, once. Like a dead process, it then sweeps nothing."""
 
     dies_at: Step | None = None
 
@@ -73,7 +73,7 @@ def test_an_attempt_is_committed_in_the_target_with_its_rows_and_leaves_no_stagi
     assert (found.attempt, found.written) == (1, written)
 
 
-def test_append_keeps_each_batch_and_a_replay_replaces_its_own_alone(target: Target) -> None:
+def test_append_keeps_each_batch_and_a_replay_replaces_only_its_own(target: Target) -> None:
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
     later = TIME + timedelta(seconds=10)
     sink.write(words(("a", 1), ("b", 1)), attempt())
@@ -85,7 +85,7 @@ def test_append_keeps_each_batch_and_a_replay_replaces_its_own_alone(target: Tar
     assert target.commits() == [(TIME, 3, 0), (later, 1, 1)]
 
 
-def test_old_commits_are_forgotten_and_no_attempt_comes_that_they_would_have_refused(target: Target) -> None:
+def test_old_commits_are_forgotten_and_the_attempts_that_they_would_refuse_stay_refused(target: Target) -> None:
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
     now = datetime.now(UTC)
     old, older, newest = (now - timedelta(days=days) for days in (20, 30, 0))
@@ -101,13 +101,13 @@ def test_old_commits_are_forgotten_and_no_attempt_comes_that_they_would_have_ref
     with pytest.raises(AttemptOutdatedError, match="more than 7 days ago"):
         sink.write(words(("zombie", 1)), zombie)
     assert target.counts() == [("a", 1), ("a", 1), ("b", 2)]
-    # A replay that begins now replaces the batch's rows as ever.
+    # A replay that begins now replaces the batch's rows as usual.
     sink.write(words(("c", 3)), replace(attempt(3, time=old), began_at=now))
     assert target.counts() == [("a", 1), ("b", 2), ("c", 3)]
 
 
-def test_a_commit_that_a_replay_makes_anew_is_not_forgotten_with_the_old_one(target: Target) -> None:
-    """Who forgets waits for the replay's transaction, and then finds another row than it had looked for."""
+def test_a_commit_that_a_replay_renews_is_not_forgotten_with_the_old_one(target: Target) -> None:
+    """Check that the statement that forgets waits for the replay's transaction, and then finds a newer row."""
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
     now = datetime.now(UTC)
     old = now - timedelta(days=20)
@@ -157,12 +157,12 @@ def test_merge_keeps_a_row_per_key_of_the_newest_batch_that_had_it(target: Targe
     sink.write(words(("a", 1), ("b", 1)), attempt())
     sink.write(words(("b", 2), ("c", 2)), attempt(time=later))
     assert target.counts() == [("a", 1), ("b", 2), ("c", 2)]
-    # A replay of the older batch, which now has no a: what it wrote goes, what is newer stays.
+    # In a replay of the older batch, which now has no a: what that batch wrote goes, what is newer stays.
     sink.write(words(("b", 9), ("d", 9)), attempt(2))
     assert target.counts() == [("b", 2), ("c", 2), ("d", 9)]
 
 
-def test_merge_says_which_key_has_several_rows(target: Target) -> None:
+def test_merge_names_the_key_that_has_several_rows(target: Target) -> None:
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts", mode="merge", key="word")
     with pytest.raises(SinkError, match=r"output 'counts' .* several rows of one key \(word\).*: group by the key"):
         sink.write(words(("a", 1), ("a", 2)), attempt())
@@ -192,7 +192,7 @@ def test_an_attempt_that_dies_at_any_step_leaves_each_row_once(target: Target, s
         sink.write(words(("a", 1), ("b", 2)), attempt(2))
     assert target.counts() == sorted(whole)
     assert target.commits()[-1] == (TIME, 1 if is_committed else 2, 2)
-    # What the dead attempt left is taken away by the next that writes.
+    # The next attempt that writes removes what the dead attempt left.
     sink.write(words(("a", 1), ("b", 2)), attempt(3))
     assert target.staging() == []
     assert target.counts() == sorted(whole)
@@ -200,7 +200,7 @@ def test_an_attempt_that_dies_at_any_step_leaves_each_row_once(target: Target, s
 
 @pytest.mark.parametrize("other", [1, 2], ids=["another process of this attempt", "a newer attempt"])
 def test_a_late_attempt_changes_nothing_in_the_target(target: Target, other: int) -> None:
-    """While attempt 1 is staged, the other runs to its end."""
+    """Check that attempt 1 changes nothing when the other attempt completes while attempt 1 is staged."""
 
     class Slow(PostgresSink):
         def reached(self, step: Step) -> None:
@@ -217,7 +217,7 @@ def test_a_late_attempt_changes_nothing_in_the_target(target: Target, other: int
     assert target.staging() == []
 
 
-def test_a_staging_table_that_a_crash_of_the_target_has_emptied_is_noticed(target: Target) -> None:
+def test_a_staging_table_emptied_by_a_crash_of_the_target_is_detected(target: Target) -> None:
     class Crashing(PostgresSink):
         def reached(self, step: Step) -> None:
             if step is Step.STAGED:
@@ -228,8 +228,8 @@ def test_a_staging_table_that_a_crash_of_the_target_has_emptied_is_noticed(targe
     assert target.commits() == []
 
 
-def test_a_commit_of_another_driver_log_is_not_taken_over_but_replaced(target: Target) -> None:
-    """As after a restore from a backup: the batch is there again, with other blocks, and its attempts begin anew."""
+def test_a_commit_of_another_driver_log_is_replaced_and_not_taken_over(target: Target) -> None:
+    """Check as after a restore from a backup: the batch exists again with other blocks; its attempts start over."""
     sink = PostgresSink(EnvVar("TARGET_URL"), "counts")
     before = replace(attempt(), run_id="before", runs={1: "before"})
     sink.write(words(("lost", 1)), before)
@@ -246,7 +246,7 @@ def test_a_pipeline_that_is_added_again_is_a_new_one_and_not_late(target: Target
     assert target.counts() == [("a", 1), ("a", 2)]
 
 
-def test_a_table_of_the_users_is_filled_as_it_is_declared(target: Target) -> None:
+def test_a_users_table_is_filled_as_it_is_declared(target: Target) -> None:
     target.rows(
         "CREATE SCHEMA shop; CREATE TABLE shop.counts (id bigserial, n integer, word uuid, made timestamptz DEFAULT "
         "now(), _batch_time timestamptz)"
@@ -291,7 +291,7 @@ def test_two_outputs_on_one_table_are_refused(target: Target) -> None:
 
 
 def test_readers_never_see_half(target: Target) -> None:
-    """A reader in the middle of the transaction sees the batch as it was, and waits for nothing."""
+    """Check that a reader in the middle of the transaction sees the batch as it was, without waiting."""
     seen: list[list[tuple[Any, ...]]] = []
 
     class Looked(PostgresSink):
@@ -306,7 +306,7 @@ def test_readers_never_see_half(target: Target) -> None:
     assert target.counts() == [("c", 2), ("d", 2)]
 
 
-def test_what_is_staged_says_whose_it_is(target: Target) -> None:
+def test_a_staging_table_names_its_attempt(target: Target) -> None:
     comments: list[Any] = []
 
     class Looked(PostgresSink):

@@ -1,6 +1,6 @@
-"""What readers of a ParquetSink see when a process is killed: between commit and publish, and in a compaction.
+"""Test what readers of a ParquetSink see when a process is killed between commit and publish, or in a compaction.
 
-Each kill is a SIGKILL of a real process; what puts it right knows nothing of that process.
+Each kill is a SIGKILL of a real process; the process that repairs it knows nothing of that process.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Log:
             connection.execute(sa.text(statement), values)
 
     def end_the_turn(self) -> None:
-        """As the server ends a transaction that is silent for long; returns when it has let go of its lock."""
+        """End the turn as the server ends an idle transaction; return when its lock is released."""
         self.execute(
             "SELECT pg_terminate_backend(l.pid, 20000) FROM pg_locks l JOIN pg_database d ON d.oid = l.database "
             "WHERE l.locktype = 'advisory' AND l.granted AND d.datname = current_database()"
         )
 
     def batch(self, number: int) -> datetime:
-        """A batch that has not run, the `number`th of the hour."""
+        """Insert a batch that has not run, the `number`th of the hour."""
         time = self.hour + number * timedelta(minutes=10)
         self.execute(
             "INSERT INTO forebay.batches (pipeline_id, batch_time, oldest_time, state, records, bytes, blocks) "
@@ -88,7 +88,7 @@ class Log:
         self.execute("UPDATE forebay.pipelines SET last_batch_time = :t", t=self.hour + timedelta(hours=1))
 
     def killed(self, what: str, time: datetime, word: str, step: str) -> None:
-        """A process that does it, and dies at a step."""
+        """Run the action in a process that dies at a step."""
         died = subprocess.run(
             [
                 *(sys.executable, "-m", killed_publishing.__name__, str(self.settings.home)),
@@ -106,7 +106,7 @@ class Log:
             self.bury(time)
 
     def bury(self, time: datetime) -> None:
-        """As the tracker does, when the heartbeat of a process stands still."""
+        """Fail the attempt as the tracker does when the heartbeat of a process stands still."""
         with connect(self.engine) as connection:
             [(attempt, run)] = connection.execute(
                 sa.text("SELECT attempt, run_id FROM forebay.batch_attempts WHERE state = 'RUNNING'")
@@ -123,7 +123,7 @@ class Log:
             )
 
     def seen(self) -> list[str]:
-        """As a reader sees it: each row with its batch, in minutes."""
+        """Return what a reader sees: each row with its batch, in minutes."""
         table = ds.dataset(self.output, partitioning="hive", format="parquet").to_table()
         return sorted(f"{row['_batch_time'].minute}:{row['word']}" for row in table.to_pylist())
 
@@ -140,7 +140,7 @@ def log(engine: sa.Engine, database_url: str, tmp_path: Path) -> Log:
     return Log(engine, database_url, tmp_path)
 
 
-def test_what_is_published_is_not_left_to_publish(log: Log) -> None:
+def test_a_published_commit_is_not_left_to_publish(log: Log) -> None:
     log.run(0, "old")
     assert log.seen() == ["0:old"]
     assert log.to_publish() == []
@@ -161,7 +161,7 @@ def test_w10_a_replay_killed_between_commit_and_publish_is_published_by_the_next
     assert len(log.directories()) == 2
 
 
-def test_killed_after_it_is_published_it_is_only_noted(log: Log) -> None:
+def test_a_replay_killed_after_it_is_published_is_only_noted(log: Log) -> None:
     time = log.run(0, "old")
     log.killed(REPLAY, time, "new", Step.COMMITTED)
     assert log.seen() == ["0:new"]
@@ -171,7 +171,7 @@ def test_killed_after_it_is_published_it_is_only_noted(log: Log) -> None:
     assert len(log.directories()) == 1
 
 
-def test_the_schedule_asks_for_a_run_that_publishes_and_for_none_when_all_is(
+def test_the_schedule_requests_a_run_only_while_something_is_unpublished(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", log.settings.require_database_url())
@@ -201,7 +201,7 @@ def test_the_schedule_asks_for_a_run_that_publishes_and_for_none_when_all_is(
     assert "the driver log can't be asked" in str(away.skip_message)
 
 
-def test_a_batch_run_killed_between_commit_and_publish_is_published_before_it_is_tried_again(log: Log) -> None:
+def test_a_batch_run_killed_between_commit_and_publish_is_published_before_its_retry(log: Log) -> None:
     time = log.batch(0)
     log.killed(RUN, time, "first", COMMITTED)
     log.bury(time)
@@ -212,7 +212,7 @@ def test_a_batch_run_killed_between_commit_and_publish_is_published_before_it_is
 def test_one_attempt_in_two_processes_shows_what_was_committed_of_it_first(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process is taken for dead and its run launched again, which commits; and then it goes on all the same."""
+    """Check a process that is taken for dead: its run is launched again and commits; then the first process goes on."""
     time = log.batch(0)
     pipeline = declare(log.output)
     zombies = 0
@@ -235,7 +235,7 @@ def test_one_attempt_in_two_processes_shows_what_was_committed_of_it_first(
     assert (commit.attempt, commit.rows) == (1, 1)
 
 
-def test_one_that_can_not_be_published_holds_up_no_other(log: Log) -> None:
+def test_a_commit_that_can_not_be_published_delays_no_other(log: Log) -> None:
     gone, other = log.run(0, "a"), log.run(1, "b")
     for time in (gone, other):
         log.killed(REPLAY, time, "new", COMMITTED)
@@ -246,7 +246,7 @@ def test_one_that_can_not_be_published_holds_up_no_other(log: Log) -> None:
     assert log.to_publish() == [("counts", gone)]
 
 
-def test_two_do_not_publish_at_once_and_who_is_stopped_loses_its_turn(log: Log) -> None:
+def test_two_publishers_exclude_each_other_and_a_stopped_one_loses_its_turn(log: Log) -> None:
     def in_turn(minutes: int) -> None:
         with connect(log.engine) as connection:
             connection.exec_driver_sql("SET lock_timeout = '100ms'")
@@ -273,7 +273,7 @@ def test_two_do_not_publish_at_once_and_who_is_stopped_loses_its_turn(log: Log) 
 
 
 @pytest.mark.parametrize("then", ["asks", "writes", "ends"])
-def test_a_lost_turn_has_its_name_though_the_thread_that_stays_saw_it_first(
+def test_a_lost_turn_is_reported_by_name_even_if_the_keeping_thread_saw_it_first(
     log: Log, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     monkeypatch.setattr(publishing, "_STILL_HERE_SECONDS", 0.01)
@@ -293,7 +293,7 @@ def test_a_lost_turn_has_its_name_though_the_thread_that_stays_saw_it_first(
         go_on()
 
 
-def test_many_batches_of_a_closed_hour_become_one_and_not_of_an_open_one(log: Log) -> None:
+def test_the_batches_of_a_closed_hour_become_one_and_those_of_an_open_hour_do_not(log: Log) -> None:
     for number, word in enumerate("abc"):
         log.run(number, word)
     assert act(log.settings, COMPACT, log.hour) == []
@@ -343,7 +343,7 @@ def test_each_row_once_whichever_step_of_a_compaction_a_kill_hits(log: Log, step
 
 
 def test_readers_see_each_row_once_while_hours_are_compacted_and_batches_replayed(log: Log) -> None:
-    """By a reader that lists and opens again and again: it may find a file gone, and never a row twice or missing."""
+    """Check with a reader that lists and opens in a loop: a file may be gone, but no row is ever doubled or missing."""
     times = [log.run(number, word) for number, word in enumerate("abc")]
     log.close_hour()
     counts: set[int] = set()

@@ -1,4 +1,4 @@
-"""The receiver sensor on a real driver log: which FAILED receiver it starts anew, when, and when a person must."""
+"""Test the receiver sensor on a real driver log: which FAILED receiver it restarts, when, and when a person must."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def named(database_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.usefixtures("named")
-def test_an_episode_is_one_run_that_says_who_and_why(connection: sa.Connection) -> None:
+def test_an_episode_is_one_run_that_names_the_receiver_and_the_reason(connection: sa.Connection) -> None:
     pipeline = declare("words", stream())
     apply(connection, [pipeline])
     context = dg.build_sensor_context()
@@ -101,7 +101,7 @@ def test_an_episode_is_one_run_that_says_who_and_why(connection: sa.Connection) 
     assert request.run_key == same.run_key == f"{receiver.receiver_id}:{receiver.assignment}"
     assert request.tags[RECEIVER_TAG] == "lines/1"
     assert request.tags[REASON_TAG] == "no such host"
-    # Its configuration is what the job takes.
+    # Its configuration is valid for the job.
     job = restart_job(pipeline)
     assert job.execute_in_process(run_config=request.run_config).success
     [restarted] = placements(connection)
@@ -109,7 +109,7 @@ def test_an_episode_is_one_run_that_says_who_and_why(connection: sa.Connection) 
     kind, message, detail = receiver_events(connection, receiver.receiver_id)[-1]
     assert (kind, message) == (ReceiverEventKind.RESTARTED, "restarted after: no such host")
     assert detail.startswith("Dagster run ")
-    # A run that comes late does nothing: the next episode is not its own.
+    # A late run does nothing: the next episode is not its own.
     fail(connection)
     assert job.execute_in_process(run_config=request.run_config).success
     assert placements(connection)[0].state is ReceiverState.FAILED
@@ -135,7 +135,7 @@ def test_k04_w15_no_endless_loop_a_pause_that_doubles_then_a_person(connection: 
         "lines/1 stays FAILED, 2 of 2 restarts of this hour are used: no such host; when that is mended: "
         "forebay receivers restart lines/1"
     )
-    # An hour later it may be tried again.
+    # An hour later it may be restarted again.
     connection.execute(sa.text("UPDATE forebay.receiver_events SET at = at - interval '61 minutes'"))
     [due], _ = due_restarts(connection, [lines])
     assert due.receiver == "lines/1"
@@ -148,14 +148,14 @@ def test_k04_w15_no_endless_loop_a_pause_that_doubles_then_a_person(connection: 
 def test_a_restart_whose_run_was_lost_is_asked_for_again_ever_later(
     connection: sa.Connection, overdue: int, suffix: str
 ) -> None:
-    """Dagster launches a key once: were it the same for ever, nobody would start the receiver again."""
+    """Check because Dagster launches a key once: with the same key forever, nothing would restart the receiver."""
     lines = stream()
     apply(connection, [declare("words", lines)])
     fail(connection, ago=pause_before(1) + overdue * SECOND)
     [due], _ = due_restarts(connection, [lines])
     assert timedelta(0) <= due.due_for - overdue * SECOND < timedelta(minutes=1), "since the pause was over"
     [receiver] = placements(connection)
-    # To the second, whatever time has passed here.
+    # Exactly this many seconds, however much time has passed here.
     asked = replace(due, due_for=overdue * SECOND)
     assert asked.run_key == f"{receiver.receiver_id}:{receiver.assignment}{suffix}"
 

@@ -1,4 +1,4 @@
-"""A finished batch is run again with the blocks that it had: outputs are replaced, and what fails changes nothing."""
+"""Test running a finished batch again with its own blocks: outputs are replaced, and a failure changes nothing."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_replay_replaces_the_output_and_leaves_the_batch_as_it_was(system: Sys
     assert system.published() == ["a second", "b second"]
 
 
-def test_a_replay_that_fails_leaves_state_and_output(system: System) -> None:
+def test_a_failed_replay_leaves_state_and_output(system: System) -> None:
     says = Sayings()
     pipeline = declared(system, says)
     system.receive(["a"])
@@ -156,7 +156,7 @@ def test_blocks_that_are_gone_refuse_the_replay_by_name_before_anything_is_writt
 
 
 def test_an_attempt_that_can_not_read_its_whole_batch_writes_nothing(system: System) -> None:
-    """Whatever has taken a block: what is left of a batch is not the batch."""
+    """Check because the rest of a batch is not the batch, whatever has taken a block."""
     pipeline = declared(system, Sayings())
     system.receive(["a"], ["b"])
     time = system.allocate(1)
@@ -227,11 +227,11 @@ def test_a_quarantined_batch_keeps_the_whole_of_its_window(system: System) -> No
 
 
 class Killed(BaseException):
-    """Stands for a process that is killed: nothing after it runs, and the driver log hears nothing."""
+    """An exception that stands for a kill of the process: nothing runs after it, and the driver log gets no report."""
 
 
 class DiesAt(ParquetSink):
-    """Dies at one step, when it is told to."""
+    """A sink that dies at one step, on request."""
 
     step = ""
 
@@ -269,7 +269,7 @@ def test_a_replay_that_is_killed_at_any_step_leaves_a_whole_output_and_the_next_
     sink.step = ""
     with pytest.raises(BatchHeldError, match="is running in run replay"):
         system.replay(pipeline, time, run_id="too early")
-    # What the tracker does when the process's heartbeat has stopped.
+    # The tracker does this when the process's heartbeat has stopped.
     [lost] = batches.attempts_of_ended_processes(system.connection)
     assert (
         batches.fail_attempt(
@@ -290,7 +290,7 @@ def test_a_replay_that_is_killed_at_any_step_leaves_a_whole_output_and_the_next_
     assert system.published() == ["a third"]
 
 
-def test_a_replay_launched_again_under_its_run_goes_on_where_it_was(system: System) -> None:
+def test_a_replay_launched_again_under_its_run_resumes(system: System) -> None:
     says = Sayings()
     sink = DiesAt(system.output)
     pipeline = declared(system, says, sink)
@@ -306,7 +306,7 @@ def test_a_replay_launched_again_under_its_run_goes_on_where_it_was(system: Syst
 
 
 def test_a_zombie_replay_is_refused_when_a_newer_attempt_holds_the_batch(system: System) -> None:
-    """While the replay computes it is declared lost, and another one runs to its end."""
+    """Check that a replay is refused when it is declared lost while it computes, and another one completes."""
     says = Sayings()
     inner = Sayings("newer")
 
@@ -359,7 +359,7 @@ def test_an_unavailable_store_blocks_the_batch_and_uses_no_attempt(system: Syste
     assert system.published() == ["a first"]
 
 
-def test_a_replay_starts_no_spark_where_it_may_not_run(system: System) -> None:
+def test_a_refused_replay_starts_no_spark(system: System) -> None:
     pipeline = declared(system, Sayings())
     system.receive(["a"])
     time = system.allocate(1)

@@ -1,4 +1,4 @@
-"""The replay job and the output assets in Dagster, in process, on a real driver log and a real local Spark."""
+"""Test the replay job and the output assets in Dagster, in process, on a real driver log and a real local Spark."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def system(
 
 
 class Words:
-    """A pipeline with two outputs and two batches, `first` and `second`, that came out saying "old"."""
+    """A pipeline with two outputs and two completed batches, `first` and `second`, whose output says "old"."""
 
     def __init__(self, system: System, **settings: Any) -> None:  # noqa: ANN401
         self.word = "old"
@@ -116,7 +116,7 @@ def test_all_batches_of_a_range_and_one_output_of_two(system: System) -> None:
     assert system.state(words.times[0]) == (BatchState.COMPLETED, 1)
 
 
-def test_a_batch_that_can_not_be_replayed_fails_the_run_by_name_and_holds_up_no_other(system: System) -> None:
+def test_a_batch_that_can_not_be_replayed_fails_the_run_by_name_and_delays_no_other(system: System) -> None:
     words = Words(system)
     system.receive(["c"])
     system.clean_up()
@@ -127,7 +127,7 @@ def test_a_batch_that_can_not_be_replayed_fails_the_run_by_name_and_holds_up_no_
     assert system.published() == ["a old", "b old"]
 
 
-def test_materialize_without_a_configuration_replays_the_newest_batch_of_what_is_selected(system: System) -> None:
+def test_materialize_without_a_configuration_replays_the_newest_batch_of_the_selection(system: System) -> None:
     words = Words(system)
     result = words.job("words_batch").execute_in_process(
         asset_selection=[words.pipeline.outputs["counts"].asset_key], raise_on_error=True
@@ -137,7 +137,7 @@ def test_materialize_without_a_configuration_replays_the_newest_batch_of_what_is
     assert words.calls == ["counts"]
 
 
-def test_a_run_of_the_sensor_makes_its_batch(system: System) -> None:
+def test_a_run_of_the_sensor_runs_its_batch(system: System) -> None:
     words = Words(system)
     system.receive(["c"])
     time = system.allocate(3)
@@ -169,7 +169,7 @@ def test_a_backfill_of_an_hour_replays_its_batches_in_one_run(system: System) ->
     assert ("counts", time.isoformat(), f"{time:%Y-%m-%d-%H}:00") in materializations(result)
 
 
-def test_what_can_not_be_asked_for_is_said(system: System) -> None:
+def test_an_invalid_request_is_reported(system: System) -> None:
     words = Words(system)
     pipeline_id = get_pipeline(system.connection, "words").pipeline_id
     first, last = words.times

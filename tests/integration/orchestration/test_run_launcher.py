@@ -1,4 +1,4 @@
-"""The run launcher, in a real instance and on a real driver log; the drivers are rows."""
+"""Test the run launcher, in a real instance and on a real driver log; the drivers are rows."""
 
 from __future__ import annotations
 
@@ -135,14 +135,14 @@ def test_without_a_driver_log_a_batch_run_goes_to_the_delegate(
     assert rig.delegate.asked == [("launch", batch.run_id)]
 
 
-def test_a_delegated_run_is_the_delegates_in_everything(rig: Rig) -> None:
+def test_a_delegated_run_stays_with_the_delegate(rig: Rig) -> None:
     run = rig.launch({})
     assert rig.launcher.terminate(run.run_id)
     assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.SUCCESS
     assert rig.delegate.asked == [("launch", run.run_id), ("terminate", run.run_id), ("health", run.run_id)]
 
 
-def test_cancelling_a_run_that_waits_ends_it_at_once(rig: Rig) -> None:
+def test_cancelling_a_waiting_run_ends_it_at_once(rig: Rig) -> None:
     process_id = rig.driver()
     run = rig.launch(BATCH)
     assert rig.launcher.terminate(run.run_id)
@@ -152,7 +152,7 @@ def test_cancelling_a_run_that_waits_ends_it_at_once(rig: Rig) -> None:
     assert rig.claim(process_id) is None, "a driver would run what was cancelled"
 
 
-def test_cancelling_a_run_that_a_driver_has_asks_the_driver(rig: Rig) -> None:
+def test_cancelling_a_run_of_a_driver_asks_the_driver(rig: Rig) -> None:
     process_id = rig.driver()
     run = rig.launch(BATCH, dg.DagsterRunStatus.STARTED)
     assert rig.claim(process_id) == run.run_id
@@ -164,7 +164,7 @@ def test_cancelling_a_run_that_a_driver_has_asks_the_driver(rig: Rig) -> None:
     assert not rig.launcher.terminate(run.run_id), "nobody is there to be told"
 
 
-def test_a_runs_health_is_its_drivers(rig: Rig) -> None:
+def test_a_runs_health_is_that_of_its_driver(rig: Rig) -> None:
     process_id = rig.driver()
     run = rig.launch(BATCH)
     assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.RUNNING
@@ -177,7 +177,7 @@ def test_a_runs_health_is_its_drivers(rig: Rig) -> None:
     assert "killed by SIGKILL" in str(health.msg)
 
 
-def test_a_run_that_no_driver_comes_for_is_given_up_after_a_while(rig: Rig) -> None:
+def test_a_run_without_a_driver_is_given_up_after_a_while(rig: Rig) -> None:
     process_id = rig.driver()
     run = rig.launch(BATCH)
     with connect(rig.engine) as connection:
@@ -188,7 +188,7 @@ def test_a_run_that_no_driver_comes_for_is_given_up_after_a_while(rig: Rig) -> N
     assert not rig.queued(run), "a driver that starts later would run what was given up"
 
 
-def test_nobody_is_accused_while_the_driver_log_is_away(rig: Rig) -> None:
+def test_no_run_is_reported_unhealthy_while_the_driver_log_is_unavailable(rig: Rig) -> None:
     run = rig.launch(BATCH)
     rig.launcher.dispose()
     rig.launcher._pool = None
@@ -197,10 +197,10 @@ def test_nobody_is_accused_while_the_driver_log_is_away(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("url", [None, "postgresql://nobody@127.0.0.1:1/none"])
-def test_a_run_that_is_never_handed_over_needs_no_driver_log(
+def test_a_run_that_is_never_handed_over_requires_no_driver_log(
     rig: Rig, url: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While Postgres is away a person can end every run that has nothing to do with it."""
+    """Check that a person can end every unrelated run while Postgres is unavailable."""
     monkeypatch.delenv("FOREBAY_DATABASE_URL", raising=False)
     rig.launcher._database_url = url
     run = rig.launch({"forebay/pipeline": "p"})
@@ -208,9 +208,7 @@ def test_a_run_that_is_never_handed_over_needs_no_driver_log(
     assert rig.launcher.terminate(run.run_id)
 
 
-def test_without_a_driver_log_a_batch_run_is_the_delegates_in_everything(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_driver_log_a_batch_run_stays_with_the_delegate(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FOREBAY_DATABASE_URL", raising=False)
     rig.launcher._database_url = None
     run = rig.launch(BATCH)
@@ -219,7 +217,7 @@ def test_without_a_driver_log_a_batch_run_is_the_delegates_in_everything(
 
 
 class LosesTheAnswer:
-    """Enqueues, and says that there was no answer; then the drivers are gone, or the driver log is."""
+    """Enqueue the run, then report a lost answer; after that the drivers are gone, or the driver log is unavailable."""
 
     def __init__(self, rig: Rig, process_id: int, then: Exception | None) -> None:
         self.rig = rig
@@ -242,7 +240,7 @@ class LosesTheAnswer:
 def test_a_run_that_may_be_queued_is_never_delegated(
     rig: Rig, then: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two would run one attempt."""
+    """Check because two processes would run one attempt."""
     monkeypatch.setattr(launcher, "enqueue_run", LosesTheAnswer(rig, rig.driver(), then))
     if then is None:
         assert rig.queued(rig.launch(BATCH))
@@ -253,7 +251,7 @@ def test_a_run_that_may_be_queued_is_never_delegated(
 
 
 def test_every_name_of_dagsters_that_is_not_public() -> None:
-    """Dagster is pinned exactly: who moves the pin sees here what the launcher and the driver rest on."""
+    """Check because Dagster is pinned exactly: a new pin shows here what the launcher and the driver depend on."""
     import inspect  # noqa: PLC0415
 
     from dagster._core.events import EngineEventData  # noqa: PLC0415

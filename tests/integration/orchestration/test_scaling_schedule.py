@@ -1,4 +1,4 @@
-"""The scaling schedule on a real driver log: what it decides by, what it writes down, and who takes it up (O04)."""
+"""Test the scaling schedule on a real driver log: what it decides by, what it writes, and what applies it (O04)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def declare(name: str = "words", **settings: Any) -> Pipeline:  # noqa: ANN401  
 
 
 class Batches:
-    """Completed batches of chosen length, one after another, all of them just now."""
+    """Completed batches of chosen length, one after another, all of them recent."""
 
     def __init__(self, connection: sa.Connection, pipeline: Pipeline) -> None:
         self.connection = connection
@@ -53,7 +53,7 @@ class Batches:
         self.time = NOON
 
     def complete(self, *parts: float, kind: str = "run") -> None:
-        """Batches that took these parts of their interval."""
+        """Complete batches that took these parts of their interval."""
         for part in parts:
             self.time += INTERVAL
             now: datetime = self.connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()
@@ -116,7 +116,7 @@ def test_o04_each_batch_counts_in_one_round_and_what_stays_keeps_its_since(conne
     batches.complete(1.0)
     decide_scaling(connection, pipeline, master=CLUSTER)
     assert executors(connection) == 2
-    # The same batch again would ask for one more.
+    # The same batch, counted again, would ask for one more executor.
     assert "no batch was completed" in decide_scaling(connection, pipeline, master=CLUSTER)
     assert executors(connection) == 2
     before = scaling_decision(connection, "words")
@@ -130,7 +130,7 @@ def test_o04_each_batch_counts_in_one_round_and_what_stays_keeps_its_since(conne
     batches.complete(0.1)
     decide_scaling(connection, pipeline, master=CLUSTER)
     assert executors(connection) == 1
-    # Never below the least.
+    # Never below the minimum.
     batches.complete(0.1)
     decide_scaling(connection, pipeline, master=CLUSTER)
     assert executors(connection) == 1
@@ -151,7 +151,7 @@ def test_o04_a_replay_says_nothing_about_the_interval(connection: sa.Connection)
         ({"dynamic_allocation_scaling_up_ratio": 0.5}, [0.6], 2),
     ],
 )
-def test_o04_the_pipelines_settings_count(
+def test_o04_the_settings_of_the_pipeline_apply(
     connection: sa.Connection, settings: dict[str, Any], parts: Sequence[float], wanted: int
 ) -> None:
     pipeline = declare(**settings)
@@ -197,12 +197,12 @@ def test_o04_on_a_local_master_batch_drivers_are_wanted_as_many_as_batches_may_r
     assert "4 batch drivers instead of 1; advice" in decide_scaling(connection, advice, master=LOCAL)
     wanted = {row.pipeline: (row.executors, row.batch_drivers) for row in scaling_decisions(connection)}
     assert wanted == {"wide": (1, 2), "narrow": (1, 1), "advice": (1, 4)}
-    # The one that pipelines share, and what takes effect beyond it.
+    # The driver that pipelines share, plus what is applied beyond it.
     assert wanted_batch_drivers(connection, "here") == 2
 
 
 def test_o04_hosts_share_the_batch_drivers_that_are_wanted(connection: sa.Connection) -> None:
-    """Three hosts must not each start what is wanted once."""
+    """Check because three hosts must not each start what is wanted once."""
     wide = declare("wide", dynamic_allocation_enabled=True, concurrent_batches=4)
     batches = applied(connection, wide)
     record_scaling(
@@ -222,7 +222,7 @@ def test_o04_hosts_share_the_batch_drivers_that_are_wanted(connection: sa.Connec
     assert shares() == [1, 1, 1], "none has one yet, and none must begin with all"
     driver_on(connection, "b")
     assert shares() == [1, 4, 1]
-    # Of another code location: they take other runs.
+    # The driver of another code location does not count: it takes other runs.
     driver_on(connection, "c", location="others")
     assert shares() == [1, 4, 4]
     first = driver_on(connection, "a")
@@ -234,7 +234,7 @@ def test_o04_hosts_share_the_batch_drivers_that_are_wanted(connection: sa.Connec
     assert connection.execute(sa.text("SELECT forebay.wanted_batch_drivers()")).scalar_one() == 1
 
 
-def test_o04_the_job_decides_when_a_person_asks(
+def test_o04_the_job_decides_on_request(
     connection: sa.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
@@ -246,7 +246,7 @@ def test_o04_the_job_decides_when_a_person_asks(
     assert executors(connection) == 2
 
 
-def test_without_a_driver_log_it_decides_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_log_it_decides_nothing_and_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = build_definitions(declare()).get_repository_def().get_schedule_def("words_scaling")
     monkeypatch.delenv("FOREBAY_DATABASE_URL", raising=False)
     skipped = schedule(dg.build_schedule_context())

@@ -1,4 +1,4 @@
-"""A sink's secret is a reference wherever it is kept or shown: driver log, Dagster, logs, errors."""
+"""Check that a sink's secret is a reference wherever it is stored or shown: driver log, Dagster, logs, errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def declared(sink: PostgresSink) -> Pipeline:
 
 
 def everything(connection: sa.Connection) -> str:
-    """All rows of all tables of the driver log."""
+    """Return all rows of all tables of the driver log, as text."""
     tables = connection.execute(
         sa.text(
             "SELECT table_name FROM information_schema.tables WHERE table_schema = 'forebay' AND table_type = "
@@ -55,7 +55,7 @@ def everything(connection: sa.Connection) -> str:
     ],
 )
 @pytest.mark.filterwarnings("ignore::dagster._utils.warnings.PreviewWarning")
-def test_a_batch_that_fails_at_its_target_shows_the_secret_nowhere(
+def test_a_batch_that_fails_at_its_target_never_shows_the_secret(
     engine: sa.Engine,
     database_url: str,
     tmp_path: Path,
@@ -100,7 +100,7 @@ def test_a_batch_that_fails_at_its_target_shows_the_secret_nowhere(
         assert LITERAL not in text
 
 
-def test_a_secret_by_itself_is_refused_where_it_is_declared_and_not_repeated() -> None:
+def test_a_literal_secret_is_refused_where_it_is_declared_and_not_repeated() -> None:
     refused: list[dict[str, Any]] = [
         {"url": f"postgresql://me:{LITERAL}@db/x"},
         {"url": f"postgresql://me@db/x?password={LITERAL}"},
@@ -129,16 +129,16 @@ def test_a_secret_by_itself_is_refused_where_it_is_declared_and_not_repeated() -
         ({"url": "mysql://db/x"}, "mysql:// is none of Postgres"),
     ],
 )
-def test_what_cannot_work_is_refused_at_its_line(arguments: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_are_refused_where_they_are_declared(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(DeclarationError, match=said):
         PostgresSink(**({"url": "env:TARGET_URL", "table": "counts"} | arguments))
 
 
 @pytest.mark.parametrize("result", [None, [("a", 1)], 7])
-def test_an_output_that_returns_no_frame_is_named_with_the_way_out(
+def test_an_output_that_returns_no_frame_is_named_with_the_fix(
     engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: object
 ) -> None:
-    from orchestration.output_run import run_output  # noqa: PLC0415 - the one test of it alone
+    from orchestration.output_run import run_output  # noqa: PLC0415 - this test alone needs it
     from tests.integration.orchestration.target_database import attempt  # noqa: PLC0415 - as above
 
     class Nowhere(PostgresSink):

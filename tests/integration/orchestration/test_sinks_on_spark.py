@@ -1,4 +1,4 @@
-"""Sinks under Spark's own tasks: what is run again, or raced, counts once; every type comes through."""
+"""Test sinks under Spark's own tasks: a retried or raced task counts once, and every type comes through."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A task is tried three times, as on a cluster."""
+    """Yield a session that tries a task three times, as on a cluster."""
     settings = Settings(home=tmp_path_factory.mktemp("spark"), spark_master="local[2,3]")
     made = spark_session(settings, application="tests")
     yield made
@@ -53,7 +53,7 @@ def frame(session: SparkSession, *rows: tuple[str, int]) -> DataFrame:
 
 
 class AfterTheCopy(PostgresSink):
-    """Each task does `after` when its rows are committed in the staging table, before Spark knows."""
+    """A sink whose tasks call `after` when their rows are committed in the staging table, before Spark knows."""
 
     after: Callable[[Staging, str], None]
 
@@ -88,7 +88,7 @@ def test_a_task_that_is_run_again_after_its_copy_does_not_double_its_rows(
 
 
 def test_the_copy_of_a_speculative_task_that_lost_does_not_count(session: SparkSession, target: Target) -> None:
-    """The same partition by two task attempts, both of which had committed their copy: one is passed on."""
+    """Check two task attempts at one partition, both of which have committed their copy: only one is passed on."""
     sink = AfterTheCopy(EnvVar("TARGET_URL"), "counts")
 
     def copied_by_another_too(staging: Staging, table: str) -> None:
@@ -131,7 +131,7 @@ def test_a_result_of_one_column_keeps_its_nulls(session: SparkSession, target: T
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_every_type_and_each_row_once_in_a_table_of_files_though_a_task_is_run_again(
+def test_every_type_and_each_row_once_in_a_table_of_files_despite_a_retried_task(
     session: SparkSession, tmp_path: Path, kind: str
 ) -> None:
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
@@ -139,7 +139,7 @@ def test_every_type_and_each_row_once_in_a_table_of_files_though_a_task_is_run_a
     failed = tmp_path / "failed"
 
     def fails_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """After all rows of the task were written, and before its answer counts."""
+        """Fail after all rows of the task were written, and before its answer counts."""
         yield from batches
         if not failed.exists():
             failed.touch()
@@ -171,7 +171,7 @@ def test_every_type_and_each_row_once_in_a_table_of_files_though_a_task_is_run_a
 
 
 def test_spark_reads_a_compacted_hour_as_it_read_its_batches(session: SparkSession, tmp_path: Path) -> None:
-    """A task is run again after its rows: its first file is beside the other, and named by nothing."""
+    """Check with a task that is retried after its rows: its first file is next to the other, and nothing names it."""
     sink = ParquetSink(tmp_path / "files", compact=True)
     failed = tmp_path / "failed"
 

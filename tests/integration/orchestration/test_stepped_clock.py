@@ -1,4 +1,4 @@
-"""A clock that is set, the database's or a host's, expires nobody and deposes no leader, and saves no dead one."""
+"""Check that setting the database's or a host's clock expires no process, deposes no leader, and saves no dead one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = (timedelta(days=400), timedelta(days=-400))
 
 
 class Clock:
-    """The monotonic one."""
+    """A monotonic clock that the test moves."""
 
     now = 1000.0
 
@@ -40,7 +40,7 @@ def log(engine: sa.Engine) -> Iterator[Log]:
 
 
 def step(log: Log, monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
-    """Set every clock forward (or back): what was written until now is that much older than what they say."""
+    """Set every clock forward (or back): make what was written so far that much older than the clocks say."""
     for name in ("processes", "leadership", "receivers"):
         for column in metadata.tables[f"forebay.{name}"].columns:
             if isinstance(column.type, sa.DateTime):
@@ -85,7 +85,7 @@ def test_a_silent_process_expires_after_the_same_time_whatever_the_clocks_say(
     for tracker in (leader, candidate):
         tracker.tick(log.connection)
     step(log, monkeypatch, by)
-    # The leader is gone, too.
+    # The leader is gone too.
     for _ in range(int(LEADERSHIP_LIMIT_SECONDS)):
         assert candidate.term is None
         clock.now += 1.0

@@ -1,4 +1,4 @@
-"""A stream whose receiver changed its columns: one batch reads blocks of all versions by name, with nulls."""
+"""Test a stream whose receiver changed its columns: one batch reads blocks of all versions by name, with nulls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FIRST = pa.schema([("symbol", pa.string()), ("price", pa.int32()), ("venue", pa.string())])
-# `venue` is gone, `price` stays, the rest is new: a type of each sort.
+# `venue` is dropped, `price` stays, the rest is new: one column of each type.
 SECOND = pa.schema(
     [
         ("price", pa.int32()),
@@ -78,7 +78,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def receive(engine: sa.Engine, root: str, schema: pa.Schema, *rows: dict[str, Any]) -> None:
-    """What a receiver of this schema does at its start, and then with one block."""
+    """Register the schema as a receiver does at its start; then store and register one block."""
     with connect(engine) as connection:
         [placement] = placements(connection)
         columns = columns_of(schema)
@@ -101,7 +101,7 @@ def receive(engine: sa.Engine, root: str, schema: pa.Schema, *rows: dict[str, An
 
 
 def declare(connection: sa.Connection, output: Path, receiver: str = "not_here:Ticks") -> Pipeline:
-    """A pipeline in whose environment the receiver's package is not."""
+    """Declare a pipeline whose environment does not have the receiver's package."""
     ticks = Stream("ticks", CustomSource(receiver=receiver))
     pipeline = Pipeline("prices", interval="1h")
 
@@ -143,7 +143,7 @@ def test_a_batch_has_the_columns_of_all_versions(
     assert second == {**SECOND_ROW, "venue": None}
 
 
-def test_columns_before_a_receiver_began_are_its_classs_or_named_as_unknown(
+def test_columns_before_a_receiver_began_are_those_of_its_class_or_reported_as_unknown(
     engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connect(engine) as connection:
@@ -156,6 +156,6 @@ def test_columns_before_a_receiver_began_are_its_classs_or_named_as_unknown(
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert columns_of_stream(database_url, "ticks") == (("symbol", "string"),)
-    # Once one has begun, what it registered is what counts.
+    # Once a receiver has begun, the columns that it registered count.
     receive(engine, str(tmp_path / "blocks"), FIRST, {"symbol": "a", "price": 6, "venue": "X"})
     assert columns_of_stream(database_url, "ticks") == columns_of(FIRST)

@@ -1,4 +1,4 @@
-"""The jobs that stop and start streams, on a real driver log."""
+"""Test the jobs that stop and start streams, on a real driver log."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def wanted(connection: sa.Connection) -> dict[str, DesiredState]:
     return {f"{one.stream_name}/{one.ordinal}": one.desired_state for one in placements(connection)}
 
 
-def test_as_they_stand_they_stop_and_start_all_streams_of_the_pipeline(
+def test_by_default_they_stop_and_start_all_streams_of_the_pipeline(
     connection: sa.Connection, pipeline: Pipeline
 ) -> None:
     assert run(pipeline, "stop").success
@@ -67,7 +67,7 @@ def test_a_single_receiver_by_its_name(connection: sa.Connection, pipeline: Pipe
 
 
 @pytest.mark.parametrize(("name", "why"), [("clicks", "'clicks' is none of this job's"), ("lines/3", "'lines/3'")])
-def test_a_receiver_that_is_not_there_fails_the_run_and_nothing_is_changed(
+def test_an_unknown_receiver_fails_the_run_and_changes_nothing(
     connection: sa.Connection, pipeline: Pipeline, name: str, why: str
 ) -> None:
     result = run(pipeline, "stop", receivers=["lines/1", name])

@@ -1,4 +1,4 @@
-"""What the streaming reader answers Spark, asked directly, without a JVM."""
+"""Test the streaming reader's answers to Spark directly, without a JVM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def log(engine: sa.Engine) -> Iterator[Log]:
-    """A stream with two receivers, of which the first has three blocks of ten records; no pipeline."""
+    """Yield a stream with two receivers, of which the first has three blocks of ten records; no pipeline."""
     with connect(engine) as connection:
         made = make_log(connection, receivers=2)
         connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp()"))
@@ -39,7 +39,7 @@ def log(engine: sa.Engine) -> Iterator[Log]:
 
 @pytest.fixture
 def readers(database_url: str) -> Iterator[list[ForebayStreamReader]]:
-    """What is made with `reader` is stopped at the end."""
+    """Yield the list of readers; those made with `reader` are stopped at the end."""
     made: list[ForebayStreamReader] = []
     yield made
     for each in made:
@@ -66,7 +66,7 @@ def test_offsets_are_the_next_sequence_by_receiver(
     assert isinstance(partition, BlockPartition)
     assert len(partition.blocks) == 3
     assert ours.partitions(end, end) == []
-    # Spark compares text: with nothing new it is the very offset that came in, whatever its order.
+    # Spark compares text: if there is nothing new, the result is the offset that came in, whatever its order.
     turned = {"receivers": {str(second): 1, str(first): 5}, "stream": log.stream_id}
     assert ours.latestOffset(turned, ALL) is turned
     ours.commit(end)
@@ -91,7 +91,7 @@ def test_limits_are_the_options_and_read_all_means_all(
             reader(database_url, readers, **{MAX_BLOCKS: wrong})
 
 
-def test_available_now_never_goes_past_what_was_there(
+def test_available_now_never_goes_past_the_blocks_at_its_start(
     log: Log, database_url: str, readers: list[ForebayStreamReader]
 ) -> None:
     ours = reader(database_url, readers)
@@ -114,7 +114,7 @@ def test_tasks_get_neither_the_password_nor_a_connection(
     assert pickle.loads(travelled)._engine is None
 
 
-def test_a_driver_log_that_is_away_for_a_moment_is_waited_for(
+def test_a_briefly_unavailable_driver_log_is_waited_for(
     log: Log, database_url: str, readers: list[ForebayStreamReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = reader(database_url, readers)
@@ -134,7 +134,7 @@ def test_a_driver_log_that_is_away_for_a_moment_is_waited_for(
     assert len(asked) == 1
 
 
-def test_a_reader_that_is_removed_ends_its_query_and_goes_on_at_the_checkpoint(
+def test_removing_a_reader_ends_its_query_which_resumes_at_the_checkpoint(
     log: Log, database_url: str, readers: list[ForebayStreamReader]
 ) -> None:
     ours = reader(database_url, readers)
@@ -166,7 +166,7 @@ def test_a_checkpoint_whose_blocks_are_gone_is_refused_at_the_restart(
             ask()
 
 
-def test_a_checkpoint_of_a_stream_that_was_applied_anew_is_refused(
+def test_a_checkpoint_of_an_earlier_stream_of_the_same_name_is_refused(
     log: Log, database_url: str, readers: list[ForebayStreamReader]
 ) -> None:
     start = reader(database_url, readers).initialOffset()

@@ -1,4 +1,4 @@
-"""`spark.readStream.format("forebay")` on a real local Spark: each record once, by the checkpoint (note 32)."""
+"""Test `spark.readStream.format("forebay")` on a real local Spark: each record once, by the checkpoint (note 32)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-# A query that starts on a machine that is busy takes long; on a quiet one all of these take half a minute.
+# A query takes long to start on a busy machine; on a quiet one all of these take half a minute.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 _SECONDS = 150
 
@@ -44,7 +44,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @dataclass
 class System:
-    """A stream `lines` with one receiver, and queries that read it into files, a batch each."""
+    """A stream `lines` with one receiver, and queries that read it into files, one per batch."""
 
     connection: sa.Connection
     settings: Settings
@@ -68,7 +68,7 @@ class System:
             rows = [list(row) for row in batch.collect()]
             written = output / f"{checkpoint}-{number:06}"
             written.write_text(json.dumps(rows), encoding="utf-8")
-            # The same file again, where a batch is tried again.
+            # The same file again if a batch is retried.
             written.rename(written.with_suffix(".json"))
 
         writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(self.directory / checkpoint))
@@ -118,11 +118,11 @@ def test_each_record_comes_out_once_over_stops_and_starts(system: System) -> Non
     receive(1)
     eventually(lambda: len(system.values()) >= 100, "what came after that", seconds=_SECONDS)
     assert system.values() == wanted
-    # The cursor follows, one batch behind: what it may still ask for stays.
+    # The cursor follows one batch behind: blocks that the query may still request stay.
     [lag] = list_readers(system.connection)
     assert (lag.reader, lag.stream) == ("counting", "lines")
     assert lag.waiting_records < 100
-    # Nothing waits, so that no batch is made.
+    # Nothing waits, so no batch is made.
     number = len(system.batches())
 
     def triggered() -> str:
@@ -135,7 +135,7 @@ def test_each_record_comes_out_once_over_stops_and_starts(system: System) -> Non
 
 
 @pytest.mark.cluster
-def test_a_trigger_takes_no_more_than_it_may(system: System) -> None:
+def test_a_trigger_takes_no_more_than_its_limit(system: System) -> None:
     for n in range(4):
         system.lines.receive([f"{n}a", f"{n}b"])
     query = system.start(system.read(maxBlocksPerTrigger=1), checkpoint="blocks")
@@ -144,7 +144,7 @@ def test_a_trigger_takes_no_more_than_it_may(system: System) -> None:
     assert [len(rows) for rows in system.batches()] == [2, 2, 2, 2]
 
 
-def test_available_now_ends_with_what_was_there(system: System) -> None:
+def test_available_now_ends_with_the_blocks_at_its_start(system: System) -> None:
     for n in range(5):
         system.lines.receive([str(n)])
     query = system.start(system.read(maxRecordsPerTrigger=2), available_now=True)
@@ -154,7 +154,7 @@ def test_available_now_ends_with_what_was_there(system: System) -> None:
 
 
 @pytest.mark.cluster
-def test_latest_begins_with_what_comes(system: System) -> None:
+def test_latest_begins_with_new_records(system: System) -> None:
     system.lines.receive(["before"])
     system.start(system.read(start="latest"))
     eventually(lambda: list_readers(system.connection), "the reader", seconds=_SECONDS)
@@ -195,6 +195,6 @@ def test_an_old_checkpoint_whose_blocks_are_gone_is_a_clear_error(system: System
     ],
 )
 def test_a_wrong_option_is_named(system: System, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(Exception, match=message):  # noqa: PT012  Spark reports it where it likes
+    with pytest.raises(Exception, match=message):  # noqa: PT012  Spark may report it at either call
         query = system.start(system.read(**options), checkpoint="wrong", available_now=True)
         query.awaitTermination(_SECONDS)

@@ -1,4 +1,4 @@
-"""Sinks of tables with commits of their own: each batch once, whatever dies, is late or is replayed."""
+"""Test sinks of tables with their own commits: each batch once, whatever dies, is late or is replayed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TableSink = DeltaSink | IcebergSink
 
 
 class Died(BaseException):
-    """Stands for SIGKILL: nothing catches it but a test."""
+    """An exception that stands for SIGKILL: only a test catches it."""
 
 
 class Target(ABC):
@@ -47,23 +47,23 @@ class Target(ABC):
 
     @abstractmethod
     def sink(self) -> TableSink:
-        """A sink that writes to the table."""
+        """Return a sink that writes to the table."""
 
     @abstractmethod
     def read(self) -> list[dict[str, Any]]:
-        """The table's rows; none before the first commit."""
+        """Return the table's rows; none before the first commit."""
 
     @abstractmethod
     def commits(self) -> int:
-        """How many commits the table's log has."""
+        """Return the number of commits in the table's log."""
 
     @abstractmethod
     def mark(self) -> object:
-        """What readers are shown now."""
+        """Return a mark of what readers see now."""
 
     @abstractmethod
     def changes_since(self, mark: Any) -> int:  # noqa: ANN401
-        """How often readers have been shown something else since."""
+        """Return how often the readers' view has changed since the mark."""
 
     @abstractmethod
     def call_when_read(self, sink: TableSink, patch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
@@ -246,7 +246,7 @@ def test_a_late_attempt_changes_nothing(target: Target, other: int, monkeypatch:
 def test_an_attempt_overtaken_during_its_commit_changes_nothing(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has read the table, and has decided, before the newer attempt commits."""
+    """Check an attempt that has read the table and decided before the newer attempt commits."""
     target.sink().write(words(("old", 0)), attempt(time=LATER))
     sink = target.sink()
     real = sink._commit_to
@@ -266,7 +266,7 @@ def test_an_attempt_overtaken_during_its_commit_changes_nothing(
 
 
 def test_two_attempts_that_commit_at_once_leave_the_newer(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have read the table before either commits."""
+    """Check two attempts that have both read the table before either commits."""
     target.sink().write(words(("old", 0)), attempt(time=LATER))
     both = threading.Barrier(2)
     met: list[int] = []
@@ -305,7 +305,7 @@ def test_two_attempts_that_commit_at_once_leave_the_newer(target: Target, monkey
     assert target.rows() == [("a", 2), ("old", 0)]
 
 
-def test_a_commit_of_another_driver_log_is_not_taken_over_but_replaced(target: Target) -> None:
+def test_a_commit_of_another_driver_log_is_replaced_and_not_taken_over(target: Target) -> None:
     sink = target.sink()
     sink.write(words(("lost", 1)), replace(attempt(), run_id="before", runs={1: "before"}))
     assert sink.committed(attempt(2)) is None
@@ -326,7 +326,7 @@ def test_columns_that_do_not_fit_are_named(target: Target) -> None:
     assert target.rows() == [("a", 1)]
 
 
-def test_without_the_package_one_sentence_says_what_to_install(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_says_what_to_install(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cast("dict[str, Any]", sys.modules), target.package, None)
     with pytest.raises(SinkError, match=rf"pip install 'forebay\[{target.extra}\]'"):
         target.sink().write(words(("a", 1)), attempt())
@@ -355,7 +355,7 @@ def test_a_replay_finds_its_rows_in_files_that_were_compacted(delta: DeltaTarget
     assert delta.table.transaction_version(attempt().application_id) == 2
 
 
-def test_a_secret_of_the_catalog_by_itself_is_refused_and_not_shown(iceberg: IcebergTarget) -> None:
+def test_a_literal_secret_of_the_catalog_is_refused_and_not_shown(iceberg: IcebergTarget) -> None:
     for properties in (
         {"uri": "postgresql://me:hunter2@db/catalog"},
         {"s3.secret-access-key": "hunter2"},

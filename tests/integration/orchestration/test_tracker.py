@@ -1,4 +1,4 @@
-"""The tracker on a real driver log, with a clock that the test moves."""
+"""Test the tracker on a real driver log, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_a_second_tracker_leads_only_when_the_first_stands_still(engine: sa.Engi
         clock.now += LEADERSHIP_LIMIT_SECONDS / 2
         second.tick(log.connection)
     assert second.term == 2
-    # The first was only paused: its next tick tells it.
+    # The first tracker was only paused: its next tick finds that it is deposed.
     first.tick(log.connection)
     assert first.term is None
 
 
-def test_a_leader_whose_process_was_seen_to_end_is_followed_at_once(engine: sa.Engine, log: Log, clock: Clock) -> None:
+def test_a_leader_whose_process_was_seen_to_end_is_replaced_at_once(engine: sa.Engine, log: Log, clock: Clock) -> None:
     first, second = tracker(engine, clock, "here:1"), tracker(engine, clock, "here:2")
     first.tick(log.connection)
     second.tick(log.connection)
@@ -125,7 +125,7 @@ def test_a_stopped_receiver_is_not_placed(engine: sa.Engine, log: Log, clock: Cl
     assert {placement.state for placement in placements(log.connection)} == {ReceiverState.INACTIVE}
 
 
-def test_an_attempt_whose_process_fell_silent_is_failed_for_a_retry(engine: sa.Engine, log: Log, clock: Clock) -> None:
+def test_an_attempt_of_a_silent_process_is_failed_for_a_retry(engine: sa.Engine, log: Log, clock: Clock) -> None:
     log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
     time = NOON + INTERVAL
     log.tracker.allocate_blocks_to_batch(time)

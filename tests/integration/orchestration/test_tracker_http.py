@@ -1,4 +1,4 @@
-"""The tracker's HTTP server on a real driver log, by a real client: every endpoint, and every way to be refused."""
+"""Test the tracker's HTTP server on a real driver log with a real client: every endpoint, and every kind of refusal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Answer:
 
     @property
     def samples(self) -> dict[tuple[str, ...], float]:
-        """Of the text format: (name, labels' values in the order of their names) and the value."""
+        """Return the samples of the text format: (name, labels' values in the order of their names) and the value."""
         return {
             (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(self.text)
@@ -72,7 +72,7 @@ def ask(url: str, path: str, **headers: str) -> Answer:
 
 
 class Ticking:
-    """A clock that every look moves by two seconds, so that no look is answered with the one before."""
+    """A clock that moves by two seconds at every look, so that no look gets the previous one's answer."""
 
     now = 1000.0
 
@@ -91,7 +91,7 @@ def serving(
         eventually(lambda: server.url, "the server's address")
         assert server.url is not None
         yield server.url
-    # It gives up waiting for its thread where a machine stands still.
+    # On a machine that stands still the server may stop waiting for its thread.
     eventually(lambda: not server.serves, "the server's end")
 
 
@@ -134,7 +134,7 @@ def claim(log: Log, batch: int, attempt: int = 1) -> None:
         run_id=f"run-{batch}-{attempt}",
         process_id=process,
     )
-    # It starts 2 s after its batch time.
+    # The attempt starts 2 s after its batch time.
     log.connection.execute(
         sa.text("UPDATE forebay.batch_attempts SET started_at = :at WHERE batch_time = :time AND attempt = :attempt"),
         {"at": time + 2 * SECOND, "time": time, "attempt": attempt},
@@ -195,7 +195,7 @@ def allocate(log: Log, first: int, last: int) -> None:
 
 
 def due(log: Log, batches_due: int) -> None:
-    """Let so many batch times have come that are not decided, for as long as the test takes."""
+    """Leave this number of batch times due and undecided, for as long as the test takes."""
     log.connection.execute(
         sa.text(
             "UPDATE forebay.pipelines SET last_batch_time = clock_timestamp() - :due * interval '1 hour', "
@@ -206,9 +206,9 @@ def due(log: Log, batches_due: int) -> None:
 
 
 def busy(log: Log) -> None:
-    """Six batches: complete, quarantined, without records, between attempts, running, waiting; one block waits.
+    """Make six batches: complete, quarantined, without records, between attempts, running, waiting; one block waits.
 
-    No further one is due.
+    No further batch is due.
     """
     one, two = log.receiver_ids
     log.add_at(one, *(NOON + batch * INTERVAL + SECOND for batch in (0, 1, 3, 4, 5, 6)), records=10)
@@ -225,21 +225,21 @@ def busy(log: Log) -> None:
 # -- about the process -------------------------------------------------------------------------------------------------
 
 
-def test_a_candidate_is_healthy_and_ready_and_says_that_it_does_not_lead(engine: sa.Engine, home: Path) -> None:
+def test_a_candidate_is_healthy_and_ready_and_reports_that_it_does_not_lead(engine: sa.Engine, home: Path) -> None:
     with serving(engine, home) as url:
         health, ready = ask(url, "/health"), ask(url, "/ready")
     assert (health.status, health.json) == (200, {"status": "ok", "leading": False, "term": None, "name": "host:1"})
     assert (ready.status, ready.json) == (200, {"status": "ready", "leading": False, "leader": None})
 
 
-def test_a_leader_says_so(engine: sa.Engine, home: Path) -> None:
+def test_a_leader_reports_that_it_leads(engine: sa.Engine, home: Path) -> None:
     with serving(engine, home, term=4) as url:
         assert ask(url, "/health").json["leading"] is True
         assert ask(url, "/ready").json["leading"] is True
         assert ask(url, "/metrics").samples["forebay_leadership_term",] == 4
 
 
-def test_without_a_driver_log_it_lives_and_is_not_ready_and_says_why(home: Path) -> None:
+def test_without_a_driver_log_the_tracker_is_healthy_but_not_ready_and_says_why(home: Path) -> None:
     away = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
     with serving(away, home) as url:
         assert ask(url, "/health").status == 200
@@ -255,16 +255,16 @@ def test_without_a_driver_log_it_lives_and_is_not_ready_and_says_why(home: Path)
             assert "Connection refused" in refused.json["error"]
 
 
-def test_it_is_ready_again_when_the_driver_log_is(engine: sa.Engine, home: Path, log: Log) -> None:
+def test_the_tracker_is_ready_again_when_the_driver_log_is(engine: sa.Engine, home: Path, log: Log) -> None:
     with serving(engine, home) as url:
-        # A statement that waits for a lock is given up; here it is refused at once.
+        # A statement that waits for a lock times out; this one fails at once.
         log.connection.exec_driver_sql("ALTER TABLE forebay.leadership RENAME TO elsewhere")
         assert ask(url, "/ready").status == 503
         log.connection.exec_driver_sql("ALTER TABLE forebay.elsewhere RENAME TO leadership")
         assert ask(url, "/ready").status == 200
 
 
-def test_a_driver_log_that_hangs_holds_nobody_up_for_long(database_url: str, home: Path, log: Log) -> None:
+def test_a_hanging_driver_log_delays_no_request_for_long(database_url: str, home: Path, log: Log) -> None:
     assert STATEMENT_TIMEOUT == "5s"
     engine = create_engine(database_url, application_name="tests", statement_timeout="200ms")
     with serving(engine, home) as url, log.connection.engine.connect() as holder:
@@ -272,14 +272,14 @@ def test_a_driver_log_that_hangs_holds_nobody_up_for_long(database_url: str, hom
         cursor.execute("BEGIN; LOCK forebay.pipelines IN ACCESS EXCLUSIVE MODE")
         assert ask(url, "/metrics").samples["forebay_driver_log_up",] == 0
         assert ask(url, f"{STREAMING}/batches").status == 503
-        # A statement that waits for nobody may take 200 ms too, on a machine that is busy.
+        # On a busy machine a statement that waits for no lock may take 200 ms too.
         eventually(lambda: ask(url, "/ready").status == 200, "the statement that needs no lock")
         cursor.execute("ROLLBACK")
         eventually(lambda: ask(url, "/metrics").samples["forebay_driver_log_up",] == 1, "the driver log")
     engine.dispose()
 
 
-def test_the_address_stands_in_a_file_for_as_long_as_it_serves(engine: sa.Engine, home: Path) -> None:
+def test_the_address_is_in_a_file_while_the_server_runs(engine: sa.Engine, home: Path) -> None:
     with serving(engine, home) as url:
         assert (home / "run" / "tracker.url").read_text() == f"{url}\n"
     assert not (home / "run" / "tracker.url").exists()
@@ -287,7 +287,7 @@ def test_the_address_stands_in_a_file_for_as_long_as_it_serves(engine: sa.Engine
         ask(url, "/health")
 
 
-def test_a_port_that_is_taken_is_waited_for(engine: sa.Engine, home: Path) -> None:
+def test_the_server_waits_for_a_port_in_use(engine: sa.Engine, home: Path) -> None:
     with held_port() as port, socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", port))
@@ -304,7 +304,7 @@ def test_a_port_that_is_taken_is_waited_for(engine: sa.Engine, home: Path) -> No
             assert ask(f"http://127.0.0.1:{port}", "/health").status == 200
 
 
-def test_it_stops_though_a_port_is_never_free(engine: sa.Engine, home: Path) -> None:
+def test_the_server_stops_even_if_its_port_is_never_free(engine: sa.Engine, home: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -320,7 +320,7 @@ def test_it_stops_though_a_port_is_never_free(engine: sa.Engine, home: Path) -> 
 # -- who may ask -------------------------------------------------------------------------------------------------------
 
 
-def test_without_the_token_only_the_state_of_the_process_is_told(engine: sa.Engine, home: Path, log: Log) -> None:
+def test_without_the_token_only_the_state_of_the_process_is_shown(engine: sa.Engine, home: Path, log: Log) -> None:
     with serving(engine, home, address=ListenAddress("127.0.0.1", 0, "secret")) as url:
         for path in ("/metrics", "/api/v1/applications", f"{STREAMING}/batches", "/nothing"):
             for headers in (
@@ -339,7 +339,7 @@ def test_without_the_token_only_the_state_of_the_process_is_told(engine: sa.Engi
             assert ask(url, path, Authorization="Bearer secret").status == 200
 
 
-def test_without_a_token_a_page_under_another_name_reads_nothing(url: str, log: Log) -> None:
+def test_without_a_token_a_page_under_another_host_name_reads_nothing(url: str, log: Log) -> None:
     refused = ask(url, "/metrics", Host="rebound.example:80")
     assert refused.status == 403
     assert "FOREBAY_TRACKER_TOKEN" in refused.text
@@ -386,10 +386,10 @@ def test_o01_the_gauges_count_as_the_original_does(url: str, log: Log) -> None:
     busy(log)
     samples = ask(url, "/metrics").samples
     streaming = {name[0].removeprefix("streaming_"): value for name, value in samples.items() if name[1:] == ("words",)}
-    # Complete, failed for good, and without records; the rest comes after the first that is not done.
+    # Complete, quarantined, and without records; the others come after the first unfinished batch.
     assert streaming["totalCompletedBatches"] == 3
     assert streaming["totalProcessedRecords"] == 40 + 10
-    # Those that have been tried are received.
+    # Batches with an attempt count as received.
     assert streaming["totalReceivedRecords"] == 50 + 10 + 10
     assert (streaming["unprocessedBatches"], streaming["waitingBatches"], streaming["runningBatches"]) == (3, 2, 1)
     assert streaming["lastCompletedBatch_processingStartTime"] == -1, "the third had no records: nothing ran"
@@ -425,7 +425,7 @@ def test_o01_delays_of_the_last_completed_batch_are_in_milliseconds(url: str, lo
     assert samples["streaming_lastReceivedBatch_processingEndTime", "words"] == NOON_MS + 15_000
 
 
-def test_totals_go_on_from_look_to_look_and_count_each_batch_once(url: str, log: Log) -> None:
+def test_totals_continue_from_look_to_look_and_count_each_batch_once(url: str, log: Log) -> None:
     times = [NOON + batch * INTERVAL + SECOND for batch in range(5)]
     log.add_at(log.receiver_ids[0], *times)
 
@@ -438,7 +438,7 @@ def test_totals_go_on_from_look_to_look_and_count_each_batch_once(url: str, log:
     complete(log, 1)
     assert totals() == (1, 10)
     assert totals() == (1, 10)
-    # One that is done before an older one waits for it, and is not forgotten.
+    # A batch completed before an older one waits for it, and is not forgotten.
     complete(log, 3)
     assert totals() == (1, 10)
     complete(log, 2)
@@ -469,7 +469,7 @@ def test_receivers_have_rates_restarts_and_dead_letters_from_look_to_look(url: s
     )
     for _ in range(2):
         second = ask(url, "/metrics").samples
-        # The second of these comes 2 s after the first: what is recent is counted once.
+        # The second look comes 2 s after the first: recent events are counted once.
         assert second["forebay_receiver_records_total", "1", "lines"] == 20
         assert second["forebay_receiver_bytes_total", "1", "lines"] == 200
         assert second["forebay_receiver_wal_bytes", "1", "lines"] == 200
@@ -481,7 +481,7 @@ def test_receivers_have_rates_restarts_and_dead_letters_from_look_to_look(url: s
     assert second["forebay_receiver_records_per_second", "1", "lines"] == 0
 
 
-def test_the_rate_is_what_came_since_the_look_before(url: str, log: Log) -> None:
+def test_the_rate_counts_records_since_the_previous_look(url: str, log: Log) -> None:
     ask(url, "/metrics")
     log.add_at(log.receiver_ids[0], NOON + SECOND, NOON + 2 * SECOND, records=10)
     samples = ask(url, "/metrics").samples
@@ -489,7 +489,7 @@ def test_the_rate_is_what_came_since_the_look_before(url: str, log: Log) -> None
     assert samples["forebay_receiver_bytes_per_second", "1", "lines"] == 100
 
 
-def test_what_was_counted_stays_counted_when_it_is_no_longer_recent(url: str, log: Log) -> None:
+def test_counted_events_stay_counted_when_they_are_no_longer_recent(url: str, log: Log) -> None:
     ask(url, "/metrics")
     restarts = ("forebay_receiver_restarts_total", "1", "lines")
 
@@ -538,7 +538,7 @@ def test_lag_state_and_rate_limit(url: str, log: Log) -> None:
     assert ("forebay_receiver_rate_limit", "2", "lines") not in samples
 
 
-def test_a_receiver_that_gets_nothing_done(url: str, log: Log) -> None:
+def test_a_hindered_receiver_is_reported(url: str, log: Log) -> None:
     log.connection.execute(
         sa.text("UPDATE forebay.receivers SET state = 'ACTIVE', reason = 'hindered: the disk is full' WHERE id = :id"),
         {"id": log.receiver_ids[0]},
@@ -552,18 +552,18 @@ def test_how_full_a_receivers_queue_is(url: str, log: Log) -> None:
     one, two = log.receiver_ids
     process_id = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
     log.connection.execute(sa.text("UPDATE forebay.receivers SET process_id = :p"), {"p": process_id})
-    # Before its claim a receiver has no queue.
+    # A receiver has no queue before its claim.
     heartbeat(log.connection, process_id=process_id, receiver_ids=[one, two], queued={one: 7})
     samples = ask(url, "/metrics").samples
     assert samples["forebay_receiver_queue_blocks", "1", "lines"] == 7
     assert ("forebay_receiver_queue_blocks", "2", "lines") not in samples
     assert [row.queued_blocks for row in receiver_status(log.connection)] == [7, None]
-    # A process that has ended holds nothing.
+    # A process that has ended holds no blocks.
     deregister_process(log.connection, process_id)
     assert [row.queued_blocks for row in receiver_status(log.connection)] == [None, None]
 
 
-def test_a_pipelines_state_and_how_long_it_holds_blocks_back(url: str, log: Log) -> None:
+def test_a_pipelines_state_and_for_how_long_it_holds_blocks_back(url: str, log: Log) -> None:
     samples = ask(url, "/metrics").samples
     assert samples["forebay_pipeline_state", "words", "RUNNING"] == 1
     assert samples["forebay_pipeline_state", "words", "STOPPED"] == 0
@@ -578,7 +578,7 @@ def test_a_pipelines_state_and_how_long_it_holds_blocks_back(url: str, log: Log)
     assert ask(url, "/metrics").samples["forebay_pipeline_holds_back_seconds", "words"] == pytest.approx(7200, abs=60)
 
 
-def test_the_lease_age_is_what_the_leader_sees_and_nobody_elses(engine: sa.Engine, home: Path, log: Log) -> None:
+def test_only_the_leader_reports_the_lease_age(engine: sa.Engine, home: Path, log: Log) -> None:
     log.connection.execute(sa.text("UPDATE forebay.receivers SET process_id = 7 WHERE ordinal = 1"))
     age = ("forebay_receiver_lease_age_seconds", "1", "lines")
     with serving(engine, home, term=1) as url:
@@ -589,7 +589,7 @@ def test_the_lease_age_is_what_the_leader_sees_and_nobody_elses(engine: sa.Engin
         assert age not in ask(url, "/metrics").samples
 
 
-def test_a_leading_tracker_knows_since_when_a_heartbeat_stands_still(engine: sa.Engine, log: Log) -> None:
+def test_a_leading_tracker_reports_since_when_a_heartbeat_stands_still(engine: sa.Engine, log: Log) -> None:
     class Clock:
         now = 0.0
 
@@ -712,7 +712,7 @@ def test_o03_batches_newest_first_with_the_originals_statuses(url: str, log: Log
     running = listed[1]
     assert (running["numActiveOutputOps"], running["numCompletedOutputOps"], running["schedulingDelay"]) == (1, 1, 2000)
     assert not {"processingTime", "totalDelay"} & running.keys()
-    # The sixth is a minute's: the window's output is due, too.
+    # The sixth is on a minute: the window's output is due too.
     assert listed[0]["numTotalOutputOps"] == 3
     for batch in listed:
         assert ask(url, f"{STREAMING}/batches/{batch['batchId']}").json == batch
@@ -793,7 +793,7 @@ def test_o03_a_removed_pipeline_is_unknown(url: str, log: Log) -> None:
 # -- what it costs -----------------------------------------------------------------------------------------------------
 
 
-def test_a_look_costs_what_is_new_and_never_the_history(engine: sa.Engine, home: Path, log: Log) -> None:
+def test_the_cost_of_a_look_depends_on_new_rows_and_not_on_the_history(engine: sa.Engine, home: Path, log: Log) -> None:
     log.connection.execute(
         sa.text(
             "INSERT INTO forebay.batches "
@@ -814,7 +814,7 @@ def test_a_look_costs_what_is_new_and_never_the_history(engine: sa.Engine, home:
         log.connection.execute(sa.text(f"ANALYZE forebay.{table}"))
 
     def rows_read() -> int:
-        """Rows that scans have fetched, as this database counts them, once every session has said so."""
+        """Return the rows that scans have fetched, as this database counts them, once every session has reported."""
         log.connection.execute(sa.text("SELECT pg_stat_force_next_flush()"))
         read: int = log.connection.execute(
             sa.text(

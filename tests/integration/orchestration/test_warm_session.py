@@ -1,4 +1,4 @@
-"""A session that runs one batch after another, and what cancels one of them."""
+"""Test a session that runs one batch after another, and cancelling one of them."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def warm(settings: Settings) -> Iterator[WarmSession]:
     made.stop()
 
 
-def test_a_batch_gets_the_session_that_is_there(warm: WarmSession, settings: Settings) -> None:
+def test_a_batch_gets_the_existing_session(warm: WarmSession, settings: Settings) -> None:
     assert spark_session(settings, application="another") is warm.session
 
 
-def test_a_batch_gets_its_own_sql_settings_for_itself_and_what_it_can_not_have_is_said(
+def test_a_batch_gets_its_own_sql_settings_and_unavailable_ones_are_logged(
     warm: WarmSession, settings: Settings
 ) -> None:
     before = warm.session.conf.get("spark.sql.shuffle.partitions")
@@ -70,7 +70,7 @@ def test_a_batch_gets_its_own_sql_settings_for_itself_and_what_it_can_not_have_i
     assert session.conf.get("spark.sql.shuffle.partitions") == before
 
 
-def test_a_pipeline_that_names_no_setting_does_not_get_another_ones(warm: WarmSession, settings: Settings) -> None:
+def test_a_pipeline_without_settings_does_not_get_anothers(warm: WarmSession, settings: Settings) -> None:
     conf = warm.session.conf
     usual = {"spark.sql.ansi.enabled": "true", "spark.sql.session.timeZone": "UTC"}
     assert {key: conf.get(key) for key in usual} == usual
@@ -82,7 +82,7 @@ def test_a_pipeline_that_names_no_setting_does_not_get_another_ones(warm: WarmSe
     assert conf.get("spark.executor.memory") == "600m", "what can't be set later is shared"
 
 
-def test_the_next_run_sees_nothing_of_what_one_has_set(warm: WarmSession) -> None:
+def test_the_next_run_sees_no_settings_of_the_previous_one(warm: WarmSession) -> None:
     session = warm.session
     before = session.conf.get("spark.sql.shuffle.partitions")
     session.conf.set("spark.sql.shuffle.partitions", "7")
@@ -97,7 +97,7 @@ def test_the_next_run_sees_nothing_of_what_one_has_set(warm: WarmSession) -> Non
     assert spark_session(Settings(), application="another") is session, "it is still the warm one"
 
 
-def test_a_runs_job_is_cancelled_from_another_thread_and_no_other_runs(warm: WarmSession, tmp_path: Path) -> None:
+def test_only_the_job_of_the_cancelled_run_is_cancelled_from_another_thread(warm: WarmSession, tmp_path: Path) -> None:
     started, hold = str(tmp_path / "started"), str(tmp_path / "hold")
     (tmp_path / "hold").touch()
 
@@ -116,7 +116,7 @@ def test_a_runs_job_is_cancelled_from_another_thread_and_no_other_runs(warm: War
     def cancel() -> None:
         eventually((tmp_path / "started").exists, "the job has begun", seconds=90)
         said.append(warm.cancel("another run"))
-        # Spark tells of a job some time after its tasks began; who cancels asks again and again.
+        # Spark reports a job some time after its tasks began, so the caller repeats the cancellation.
         eventually(lambda: warm.cancel("this run"), "a job that is known", seconds=90)
         said.append(True)
 
@@ -134,8 +134,8 @@ def test_a_runs_job_is_cancelled_from_another_thread_and_no_other_runs(warm: War
     assert SparkSession.getActiveSession() is not None
 
 
-def test_a_session_that_a_run_has_stopped_is_known_for_it(warm: WarmSession) -> None:
-    """The last of this module: every later run would fail in it."""
+def test_a_session_that_a_run_stopped_is_recognised(warm: WarmSession) -> None:
+    """Check this last in the module, because every later run would fail."""
     assert warm.ended() is None
     warm.session.stop()
     assert warm.ended() == "its Spark session was stopped"
