@@ -1,4 +1,4 @@
-"""`add_block` and `claim` on a real server: every outcome, their order, and real races (W02, W21).
+"""Test `add_block` and `claim` on a real server: every outcome, their order, and real races (W02, W21).
 
 docs/explanation/driver-log.md explains the order.
 """
@@ -121,7 +121,7 @@ def test_a_missing_predecessor_is_a_gap(log: Log, claimed: Claim) -> None:
         raise_for_outcome(result)
 
 
-def test_one_receivers_refusal_delays_no_other(log: Log, claimed: Claim) -> None:
+def test_one_receivers_refusal_does_not_delay_another(log: Log, claimed: Claim) -> None:
     other = claim_anew(log.connection, log.receiver_ids[1])
     claim_anew(log.connection, claimed.receiver_id)
     results = add_blocks(log.connection, [block(claimed, 2), block(other, 2), block(other, 3)])
@@ -137,7 +137,7 @@ def test_every_answer_steers(log: Log, claimed: Claim) -> None:
     assert (steering.rate_limit, steering.desired_state, steering.assignment) == (500.0, "paused", 7)
 
 
-def test_blocks_that_are_no_run_of_sequences_are_refused_at_once(log: Log, claimed: Claim) -> None:
+def test_blocks_without_a_run_of_sequences_are_refused_at_once(log: Log, claimed: Claim) -> None:
     with pytest.raises(sa.exc.DataError, match="not one run"):
         add_blocks(log.connection, [block(claimed, 2), block(claimed, 4)])
     assert len(rows(log, claimed.receiver_id)) == 1
@@ -171,7 +171,7 @@ def test_added_at_never_goes_back(log: Log, claimed: Claim) -> None:
 def test_an_add_that_waited_for_its_predecessor_is_added_or_sent_again(
     engine: sa.Engine, log: Log, claimed: Claim
 ) -> None:
-    """The INSERT's snapshot is older than the predecessor's commit: neither a gap nor fenced."""
+    """Check because the INSERT's snapshot is older than the predecessor's commit: this is neither a gap nor fenced."""
     raw = engine.raw_connection()
     raw.driver_connection.autocommit = False  # type: ignore[union-attr]
     cursor = raw.cursor()
@@ -193,16 +193,16 @@ def test_an_add_that_waited_for_its_predecessor_is_added_or_sent_again(
     raw.commit()
     waiting.join(30)
     raw.close()
-    # It waited for the other transaction's key, and named its outcome by a later snapshot.
+    # The call waited for the other transaction's key, and determined the outcome with a later snapshot.
     assert outcomes == [AddOutcome.ALREADY_ADDED]
 
 
 def test_two_processes_that_both_believe_they_own_a_receiver(engine: sa.Engine, log: Log) -> None:
-    """Every acknowledged block is in, once, gapless, in the acknowledging process's epoch."""
+    """Check that every acknowledged block is in once, without gaps, in the acknowledging process's epoch."""
     receiver_id = log.receiver_ids[0]
     acknowledged: list[tuple[int, int]] = []
     guard = threading.Lock()
-    # Each takes the receiver over once the other has added some blocks, and adds on until it is fenced.
+    # Each process takes the receiver over after the other has added some blocks, and adds blocks until it is fenced.
     turns = [threading.Event() for _ in range(6)]
     turns[0].set()
 
@@ -256,10 +256,10 @@ def test_already_added_waits_for_a_synchronous_standby_as_added_does(
     blocks = [block(claimed, 2)]
     add(log.connection, *blocks)
     deadline = time.monotonic() + 30
-    # The standby that is named never comes: what waits for it waits until it is not asked for any more.
+    # The named standby never connects: a call that waits for it waits until the setting is reset.
     set_standby = "ALTER SYSTEM SET synchronous_standby_names = 'nobody'"
     with connect(engine) as sender, ThreadPoolExecutor(1) as pool:
-        # The tests' server does without by default.
+        # The tests' server has synchronous_commit off by default.
         sender.execute(sa.text("SET synchronous_commit = on"))
         sender_pid = sender.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
         try:
@@ -267,7 +267,7 @@ def test_already_added_waits_for_a_synchronous_standby_as_added_does(
             log.connection.execute(sa.text("SELECT pg_reload_conf()"))
             eventually(lambda: _setting(log, "synchronous_standby_names") == "nobody", "the setting to be read")
             again = pool.submit(add, sender, *blocks)
-            # Whether there is a standby to wait for is the checkpointer's to note, which reads settings in its time.
+            # The checkpointer notes whether there is a standby to wait for; it reloads the settings at its own pace.
             while not _comes_to_wait(log, sender_pid, again):
                 again = pool.submit(add, sender, *blocks)
                 assert time.monotonic() < deadline, "no addition waits for the standby"
@@ -279,7 +279,7 @@ def test_already_added_waits_for_a_synchronous_standby_as_added_does(
 
 
 def _comes_to_wait(log: Log, pid: int, addition: Future[AddResult]) -> bool:
-    """Does the addition wait for the standby? False where it has ended."""
+    """Return whether the addition waits for the standby; False if it has ended."""
     eventually(lambda: addition.done() or _waits_for(log, pid) == "SyncRep", "an end, or a wait for the standby")
     return not addition.done()
 
@@ -314,7 +314,7 @@ def test_a_plan_made_on_a_near_empty_table_does_not_scan_the_grown_one(
 
 
 def _scans(log: Log, sender: sa.Connection) -> int:
-    """Sequential scans of blocks so far."""
+    """Return the number of sequential scans of blocks so far."""
     for connection in (sender, log.connection):
         connection.execute(sa.text("SELECT pg_stat_force_next_flush()"))
         connection.execute(sa.text("SELECT 1"))

@@ -1,4 +1,4 @@
-"""Allocation: once per batch time, cut at *t* however late it is made (T04, T05, J05; notes 7, 8)."""
+"""Test allocation: once per batch time, cut at *t* however late it is made (T04, T05, J05; notes 7, 8)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ranges(log: Log, time: datetime) -> list[tuple[int, int, int, int]]:
 
 
 def test_a_late_allocation_gives_each_interval_its_own_blocks(log: Log) -> None:
-    """Dagster was down: the batches that were due come out as if it had not been (issue: the cut is by t)."""
+    """Check after Dagster was down: the due batches come out as if it had been up, because the cut is by t."""
     receiver = log.receiver_ids[0]
     log.add_at(receiver, NOON + SECOND, NOON + 9 * SECOND, T1 + SECOND, T2 - SECOND, T2 + SECOND)
     for time in (T1, T2, T3):
@@ -59,7 +59,7 @@ def test_a_late_allocation_gives_each_interval_its_own_blocks(log: Log) -> None:
     assert ranges(log, T3) == [(receiver, 6, 6, 10)]
 
 
-def test_a_block_of_the_very_boundary_belongs_to_the_next_batch(log: Log) -> None:
+def test_a_block_exactly_at_the_boundary_belongs_to_the_next_batch(log: Log) -> None:
     log.add_at(log.receiver_ids[0], T1)
     log.tracker.allocate_blocks_to_batch(T1)
     log.tracker.allocate_blocks_to_batch(T2)
@@ -83,7 +83,7 @@ def test_t04_a_time_that_has_passed_undecided_is_refused(log: Log) -> None:
         log.tracker.allocate_blocks_to_batch(T1)
 
 
-def test_a_time_that_has_not_come_is_refused(log: Log) -> None:
+def test_a_future_time_is_refused(log: Log) -> None:
     with pytest.raises(AllocationError, match="has not come"):
         log.tracker.allocate_blocks_to_batch(datetime.now(UTC) + timedelta(hours=1))
 
@@ -150,7 +150,7 @@ def test_two_pipelines_read_one_stream_each_by_its_own_cursors(log: Log) -> None
     assert (whole.first, whole.last, whole.records) == (1, 3, 20)
 
 
-def test_the_exclusion_constraint_refuses_a_double_allocation_even_for_a_bug(log: Log) -> None:
+def test_the_exclusion_constraint_refuses_a_double_allocation_by_a_bug(log: Log) -> None:
     insert = sa.text(
         "INSERT INTO forebay.batch_allocations (pipeline_id, batch_time, receiver_id, sequences, records, bytes) "
         "VALUES (1, :t, 1, int8range(:a, :b, '[]'), 0, 0)"
@@ -183,14 +183,15 @@ def test_two_sensors_at_once_allocate_once(engine: sa.Engine, log: Log) -> None:
     assert ranges(log, T1) == [(log.receiver_ids[0], 1, 51, 500)]
 
 
-def test_j05_a_block_that_comes_while_its_cut_is_being_made_is_none_from_the_time_to_come(
-    engine: sa.Engine, log: Log
-) -> None:
-    """It is seen, and newer than the clock as the call has read it: as if that had been set back."""
+def test_j05_a_block_added_while_its_cut_is_being_made_is_not_from_the_future(engine: sa.Engine, log: Log) -> None:
+    """Check a block that the call sees although it is newer than the clock as the call read it.
+
+    It looks as if the clock had been set back.
+    """
     receiver = log.receiver_ids[0]
     time: datetime = log.connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()
     with connect(engine) as deciding, ThreadPoolExecutor(1) as pool, connect(engine) as other:
-        # Holds the call up behind its look at the clock, and before the statement that looks for blocks.
+        # Hold the call after its look at the clock and before the statement that looks for blocks.
         other.execute(sa.text("BEGIN"))
         other.execute(sa.text("LOCK TABLE forebay.batch_allocations IN ACCESS EXCLUSIVE MODE"))
         decided = pool.submit(ReceivedBlockTracker(deciding, log.pipeline_id).allocate_blocks_to_batch, time)
@@ -222,7 +223,7 @@ def test_boundaries_are_multiples_of_the_interval(log: Log) -> None:
 def test_every_block_is_in_exactly_one_batch_whichever_boundaries_are_merged(
     engine: sa.Engine, offsets: list[int], skipped: set[int]
 ) -> None:
-    """A plain model: a block goes to the first boundary that was taken after it was added."""
+    """Check against a plain model: a block goes to the first boundary that was taken after it was added."""
     with connect(engine) as connection:
         connection.execute(
             sa.text(

@@ -1,4 +1,4 @@
-"""Limits of a batch, and the blocks of a window (J05; notes 29): a limit cuts a range, and never stops it."""
+"""Test limits of a batch and the blocks of a window (J05; notes 29): a limit cuts a range, and never stops it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def log(engine: sa.Engine) -> Iterator[Log]:
 
 
 def seconds(first: int, last: int) -> list[datetime]:
-    """A time in each second of the first interval from `first` to `last`."""
+    """Return a time in each second of the first interval from `first` to `last`."""
     return [NOON + n * SECOND for n in range(first, last + 1)]
 
 
 def allocate(
     log: Log, time: datetime, *, records: int | None = None, nbytes: int | None = None
 ) -> list[tuple[int, int, int]]:
-    """The batch's ranges as (first, last, records), in the order of receivers."""
+    """Return the batch's ranges as (first, last, records), in the order of receivers."""
     log.tracker.allocate_blocks_to_batch(time, max_records=records, max_bytes=nbytes)
     return [(r.first, r.last, r.records) for r in log.tracker.get_ranges_of_batch(time)]
 
@@ -85,7 +85,7 @@ def test_a_limit_of_zero_takes_one_block(log: Log) -> None:
 
 
 def test_a_marker_does_not_count_as_a_block(log: Log) -> None:
-    """Take-overs before the first block: the range goes on to it, whatever the limit."""
+    """Check claims before the first block: the range includes that block, whatever the limit."""
     receiver_id = log.receiver_ids[0]
     claim_anew(log.connection, receiver_id)
     claim_anew(log.connection, receiver_id)
@@ -107,7 +107,7 @@ def test_at_least_one_block_does_not_take_a_block_of_the_next_interval(log: Log)
     assert allocate(log, T2, records=1) == [(2, 3, 10)]
 
 
-def test_a_trailing_marker_goes_with_the_range_within_the_limit(log: Log) -> None:
+def test_a_trailing_marker_is_in_the_range_within_the_limit(log: Log) -> None:
     receiver_id = log.receiver_ids[0]
     log.add_at(receiver_id, *seconds(1, 2))
     claim_anew(log.connection, receiver_id)
@@ -119,16 +119,16 @@ def test_a_trailing_marker_goes_with_the_range_within_the_limit(log: Log) -> Non
     assert allocate(log, T2, records=20) == [(6, 7, 20)]
 
 
-def test_each_receiver_that_has_something_gets_an_equal_share(log: Log) -> None:
+def test_each_receiver_with_blocks_gets_an_equal_share(log: Log) -> None:
     log.add_at(log.receiver_ids[0], *seconds(1, 9))
     log.add_at(log.receiver_ids[1], *seconds(1, 3))
     assert allocate(log, T1, records=40) == [(1, 3, 20), (1, 3, 20)]
     assert allocate(log, T2, records=40) == [(4, 5, 20), (4, 4, 10)]
-    # Alone it has the whole.
+    # A receiver on its own has the whole limit.
     assert allocate(log, T3, records=40) == [(6, 9, 40)]
 
 
-def test_a_receiver_whose_blocks_are_all_after_the_cut_takes_no_share(log: Log) -> None:
+def test_a_receiver_whose_blocks_are_all_after_the_cut_gets_no_share(log: Log) -> None:
     log.add_at(log.receiver_ids[0], *seconds(1, 4))
     log.add_at(log.receiver_ids[1], T1 + SECOND)
     assert allocate(log, T1, records=40) == [(1, 5, 40)]

@@ -1,4 +1,4 @@
-"""A batch's attempts: one holds it, a zombie changes nothing, failures are retried and then quarantined (W10)."""
+"""Test a batch's attempts: one holds it, a zombie changes nothing, failures are retried, then quarantined (W10)."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_batch_runs_commits_and_completes_once(log: Log) -> None:
     assert oldest_unfinished_batch(log.connection, log.pipeline_id) is None
 
 
-def test_a_second_run_is_told_who_holds_the_batch(log: Log) -> None:
+def test_a_second_run_gets_the_name_of_the_batchs_holder(log: Log) -> None:
     claim(log, 1, "run1")
     with pytest.raises(BatchHeldError, match="run1"):
         claim(log, 1, "run2")
@@ -114,8 +114,8 @@ def test_a_second_run_is_told_who_holds_the_batch(log: Log) -> None:
         claim(log, 2, "run2")
 
 
-def test_two_attempts_at_a_batch_never_run_at_once_whoever_writes_them(log: Log) -> None:
-    """The table says so, where a statement should be wrong one day."""
+def test_two_attempts_at_a_batch_never_run_at_once_whatever_writes_them(log: Log) -> None:
+    """Check that the table's constraint holds even if a statement is wrong."""
     claim(log, 1, "run1")
     with pytest.raises(sa.exc.IntegrityError, match="batch_attempts_running"):
         log.connection.execute(
@@ -134,8 +134,8 @@ def test_the_same_run_started_again_keeps_its_attempt(log: Log) -> None:
     assert state(log) is BatchState.RUNNING
 
 
-def test_a_run_that_two_processes_execute_has_its_attempt_once(log: Log) -> None:
-    """Both would write to the attempt's own place, and both might commit."""
+def test_a_run_executed_by_two_processes_has_its_attempt_once(log: Log) -> None:
+    """Check because both processes would write to the attempt's own location, and both might commit."""
     claim(log, 1, "run1")
     with pytest.raises(BatchHeldError, match="run1"):
         claim(log, 1, "run1")
@@ -162,7 +162,7 @@ def test_w10_a_batch_without_its_outputs_never_completes(log: Log) -> None:
     assert state(log) is BatchState.RUNNING
 
 
-def test_w10_a_failed_batch_waits_for_its_retry_and_is_quarantined_at_last(log: Log) -> None:
+def test_w10_a_failed_batch_waits_for_its_retry_and_is_finally_quarantined(log: Log) -> None:
     claim(log, 1, "run1")
     assert fail(log, 1, max_attempts=2, retry_after=60) is BatchState.FAILED
     batch = oldest_unfinished_batch(log.connection, log.pipeline_id)
@@ -175,7 +175,7 @@ def test_w10_a_failed_batch_waits_for_its_retry_and_is_quarantined_at_last(log: 
         claim(log, 3, "run3")
 
 
-def test_a_run_that_died_before_it_claimed_uses_its_attempt_up(log: Log) -> None:
+def test_a_run_that_died_before_its_claim_uses_its_attempt_up(log: Log) -> None:
     assert fail(log, 1) is BatchState.FAILED
     with pytest.raises(BatchHeldError):
         claim(log, 1, "run1")
@@ -188,13 +188,13 @@ def test_a_failure_reported_twice_counts_once(log: Log) -> None:
     assert fail(log, 1) is None
 
 
-def test_an_unknown_batch_is_no_ones(log: Log) -> None:
+def test_an_unknown_batch_can_not_be_committed(log: Log) -> None:
     with pytest.raises(AttemptSupersededError):
         commit(log, 1, T1 + INTERVAL)
 
 
 def tried(log: Log, attempt: int, failure: AttemptFailure, error: str, **limits: int) -> BatchRow:
-    """An attempt that claims and fails; the batch after it."""
+    """Claim and fail an attempt; return the batch after it."""
     claim(log, attempt, f"run{attempt}")
     fail(log, attempt, failure, error=error, **limits)
     return batch_of(log)
@@ -211,7 +211,7 @@ def errors(log: Log) -> list[tuple[AttemptState, str]]:
 
 
 def test_the_reason_stays_the_cause_when_a_later_attempt_is_lost(log: Log) -> None:
-    """Attempts 1 and 2 named a corrupt block; the third one's process was killed."""
+    """Check with attempts 1 and 2 that named a corrupt block, and a third one whose process was killed."""
     tried(log, 1, FAILED, "BlockCorruptError: block 7")
     assert tried(log, 2, FAILED, "BlockCorruptError: block 8").reason == "BlockCorruptError: block 8"
     lost = tried(log, 3, LOST, "the process of run run3 ended")
@@ -224,7 +224,7 @@ def test_the_reason_stays_the_cause_when_a_later_attempt_is_lost(log: Log) -> No
     assert shown == "BlockCorruptError: block 9"
 
 
-def test_lost_attempts_use_up_none_of_max_attempts_and_have_a_bound_of_their_own(log: Log) -> None:
+def test_lost_attempts_use_up_none_of_max_attempts_and_have_their_own_bound(log: Log) -> None:
     for attempt in range(1, MAX_LOST):
         assert tried(log, attempt, LOST, f"killed {attempt}", max_attempts=1).state is BatchState.FAILED
     given_up = tried(log, MAX_LOST, LOST, "killed at last", max_attempts=1)
@@ -232,7 +232,7 @@ def test_lost_attempts_use_up_none_of_max_attempts_and_have_a_bound_of_their_own
     assert given_up.reason == "4 attempts were lost (max_lost_attempts=4), the last one: killed at last"
 
 
-def test_a_batch_that_failed_and_was_lost_too_often_says_both(log: Log) -> None:
+def test_a_batch_that_failed_and_was_lost_too_often_reports_both(log: Log) -> None:
     tried(log, 1, FAILED, "BlockCorruptError: block 7")
     for attempt in range(2, MAX_LOST + 2):
         given_up = tried(log, attempt, LOST, "killed")
@@ -241,22 +241,22 @@ def test_a_batch_that_failed_and_was_lost_too_often_says_both(log: Log) -> None:
     assert errors(log)[-1] == (AttemptState.LOST, "killed")
 
 
-def test_losses_before_a_failure_leave_it_all_its_attempts(log: Log) -> None:
+def test_losses_before_a_failure_use_up_none_of_its_attempts(log: Log) -> None:
     for attempt in (1, 2, 3):
         tried(log, attempt, LOST, "killed", max_attempts=2)
     assert tried(log, 4, FAILED, "a", max_attempts=2).state is BatchState.FAILED
     assert tried(log, 5, FAILED, "b", max_attempts=2).state is BatchState.QUARANTINED
 
 
-def test_a_blocked_batch_says_what_it_waits_for_and_what_failed_after_it_is_over(log: Log) -> None:
+def test_a_blocked_batch_shows_what_it_waits_for_and_later_its_failure_again(log: Log) -> None:
     tried(log, 1, FAILED, "BlockCorruptError: block 7")
     blocked = tried(log, 2, BLOCKED, "the store is not mounted")
     assert (blocked.state, blocked.reason) == (BatchState.BLOCKED, "the store is not mounted")
     assert tried(log, 3, LOST, "killed").reason == "BlockCorruptError: block 7"
 
 
-def test_an_attempt_that_was_lost_before_it_claimed_counts_as_lost(log: Log) -> None:
-    """A blocked one can't be: it has looked for no store."""
+def test_an_attempt_lost_before_its_claim_counts_as_lost(log: Log) -> None:
+    """Check that such an attempt can't be blocked, because it has looked for no store."""
     assert fail(log, 1, LOST, max_attempts=1) is BatchState.FAILED
     assert fail(log, 2, BLOCKED, max_attempts=1) is BatchState.FAILED
     assert errors(log) == [(AttemptState.LOST, "boom")] * 2
@@ -271,12 +271,12 @@ def test_the_first_loss_is_retried_at_once_and_later_ones_after_growing_pauses(l
         ended_at = batches.attempts_of_batch(log.connection, log.pipeline_id, T1)[-1].ended_at
         assert batch.retry_at is not None
         assert ended_at is not None
-        # Both are the function's own times, on a machine that may stand still for a moment between them.
+        # The function sets both times, on a machine that may stand still for a moment between them.
         pauses.append((batch.retry_at - ended_at) // FIRST * 2)
     assert pauses == [2, 0, 2, 4, 4], "each kind has its own"
 
 
-def test_a_run_that_ends_by_itself_has_a_moment_before_the_next_attempt(log: Log) -> None:
+def test_an_interrupted_run_has_a_pause_before_the_next_attempt(log: Log) -> None:
     claim(log, 1, "run1")
     batches.fail_attempt(
         log.connection,
@@ -293,10 +293,10 @@ def test_a_run_that_ends_by_itself_has_a_moment_before_the_next_attempt(log: Log
 
 
 @pytest.mark.parametrize(("blocked", "expected"), [(False, AttemptState.FAILED), (True, AttemptState.BLOCKED)])
-def test_processes_of_the_release_before_end_attempts_as_they_did(
+def test_processes_of_the_previous_release_end_attempts_as_before(
     log: Log, *, blocked: bool, expected: AttemptState
 ) -> None:
-    """By the function that they know, also without its last argument."""
+    """Check with the function that they know, also without its last argument."""
     claim(log, 1, "run1")
     call = "SELECT forebay.fail_attempt(:p, :t, 1, 'run1', 'boom', 3, interval '1 minute'" + (
         ", true)" if blocked else ")"
@@ -307,8 +307,8 @@ def test_processes_of_the_release_before_end_attempts_as_they_did(
     assert (batch.attempt_state, batch.reason, batch.retry_due) == (expected, "boom", False)
 
 
-def test_each_way_for_an_attempt_to_fail_is_a_state_that_ends_it(log: Log) -> None:
-    """The table of transitions against what the driver log does."""
+def test_each_kind_of_failure_of_an_attempt_is_a_state_that_ends_it(log: Log) -> None:
+    """Check the table of transitions against the behaviour of the driver log."""
     ends = ATTEMPT_TRANSITIONS[AttemptState.RUNNING]
     assert {AttemptState(failure) for failure in AttemptFailure} | {AttemptState.SUCCEEDED} == ends
     assert all(not ATTEMPT_TRANSITIONS[state] for state in ends)

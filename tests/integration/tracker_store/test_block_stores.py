@@ -1,4 +1,4 @@
-"""Hosts must share a block store: who sees another one than those that are there is refused."""
+"""Check that hosts must share a block store: a host that sees another store than the running ones is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def start(connection: sa.Connection, host: str, *roots: str, slots: int = 4) -> int:
-    """What `forebay agent` does at its start; its process."""
+    """Do what `forebay agent` does at its start; return its process."""
     attach_block_store(connection, host=host, roots={root: f"/{root}" for root in roots})
     return register_process(connection, kind=ProcessKind.AGENT, name=host, host=host, pid=1, slots=slots)
 
@@ -64,7 +64,7 @@ def test_a_host_that_sees_another_store_is_refused_and_told_how_to_fix_it(
     assert seen(connection) == {"a": ["one"], "b": ["one"]}
 
 
-def test_one_root_in_common_is_enough_and_so_a_store_can_be_moved(connection: sa.Connection) -> None:
+def test_one_root_in_common_is_enough_so_that_a_store_can_be_moved(connection: sa.Connection) -> None:
     start(connection, "a", "old")
     start(connection, "b", "old", "new")
     start(connection, "a", "new", "old")
@@ -74,7 +74,7 @@ def test_one_root_in_common_is_enough_and_so_a_store_can_be_moved(connection: sa
         start(connection, "c", "old")
 
 
-def test_a_host_that_is_down_counts_while_the_log_names_files_of_its_store(connection: sa.Connection) -> None:
+def test_a_host_that_is_down_counts_while_the_log_names_its_stores_files(connection: sa.Connection) -> None:
     leave_a_segment(connection, "one")
     deregister_process(connection, start(connection, "a", "one"))
     with pytest.raises(UnsharedBlockStoreError, match="host 'a' is not running, and has left blocks in /one"):
@@ -86,7 +86,7 @@ def test_a_host_that_is_down_counts_while_the_log_names_files_of_its_store(conne
         forget_host(connection, "a")
 
 
-def test_a_host_that_is_down_and_left_nothing_is_in_nobodys_way(connection: sa.Connection) -> None:
+def test_a_host_that_is_down_and_left_no_files_blocks_no_other(connection: sa.Connection) -> None:
     leave_a_segment(connection, "another")
     deregister_process(connection, start(connection, "a", "one"))
     start(connection, "b", "two")
@@ -94,19 +94,21 @@ def test_a_host_that_is_down_and_left_nothing_is_in_nobodys_way(connection: sa.C
         start(connection, "a", "one")
 
 
-def test_an_agent_without_slots_needs_no_store_of_the_others(connection: sa.Connection) -> None:
+def test_an_agent_without_slots_requires_no_shared_store(connection: sa.Connection) -> None:
     start(connection, "a", "one", slots=0)
     start(connection, "b", "two")
 
 
-def test_one_host_alone_may_come_with_another_store(connection: sa.Connection) -> None:
+def test_a_single_host_may_start_with_another_store(connection: sa.Connection) -> None:
     leave_a_segment(connection, "one")
     start(connection, "a", "one")
     start(connection, "a", "two")
     assert seen(connection) == {"a": ["two"]}
 
 
-def test_of_two_that_come_at_once_with_two_stores_one_is_refused(engine: sa.Engine, connection: sa.Connection) -> None:
+def test_one_of_two_hosts_that_start_at_once_with_two_stores_is_refused(
+    engine: sa.Engine, connection: sa.Connection
+) -> None:
     for host in "ab":
         register_process(connection, kind=ProcessKind.AGENT, name=host, host=host, pid=1, slots=4)
 

@@ -1,4 +1,4 @@
-"""`forebay db check`: each promise is broken by hand, and the check that holds it names what it found."""
+"""Test `forebay db check`: each promise is broken by hand, and its check names what it found."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @pytest.fixture
 def log(connection: sa.Connection) -> Log:
-    """Two receivers with two epochs, three batches (completed, running, quarantined), clean-up, a source partition."""
+    """Return a log with two receivers of two epochs, three batches, clean-up and a source partition.
+
+    The batches are completed, running and quarantined.
+    """
     log = make_log(connection, receivers=2)
     apply_pipeline(connection, name="words", declaration=OUTPUTS, stream_ids=[log.stream_id], interval=INTERVAL)
     for receiver in log.receiver_ids:
@@ -80,7 +83,7 @@ def broken(connection: sa.Connection) -> dict[str, checks.CheckResult]:
     return {result.check: result for result in results if not result.passed}
 
 
-def test_a_log_that_was_only_used_as_it_should_be_is_intact(connection: sa.Connection, log: Log) -> None:
+def test_a_log_in_normal_use_is_intact(connection: sa.Connection, log: Log) -> None:
     assert broken(connection) == {}
     assert connection.execute(sa.text("SELECT low_mark FROM forebay.receivers WHERE id = 1")).scalar_one() > 0
 
@@ -89,7 +92,7 @@ def test_an_empty_log_is_intact(connection: sa.Connection) -> None:
     assert broken(connection) == {}
 
 
-# What is done to the log by hand, the check that must see it, and what it must name.
+# For each case: the change to the log, the check that must see it, and what it must name.
 BREAKS = {
     "a block is gone": (
         "DELETE FROM forebay.blocks WHERE receiver_id = 2 AND sequence = 5",
@@ -270,7 +273,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("case", BREAKS)
-def test_what_is_broken_is_named(connection: sa.Connection, log: Log, case: str) -> None:
+def test_each_broken_promise_is_named(connection: sa.Connection, log: Log, case: str) -> None:
     statement, check, named = BREAKS[case]
     changed = connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
     assert changed.rowcount != 0
@@ -299,7 +302,7 @@ def test_a_check_of_one_pipeline_looks_at_its_streams_alone(connection: sa.Conne
     assert checks.chains_are_gapless(connection, other.pipeline_id).violations == 1
 
 
-def test_an_outputs_own_check_is_its_own(connection: sa.Connection, log: Log) -> None:
+def test_a_check_of_an_output_looks_at_that_output_alone(connection: sa.Connection, log: Log) -> None:
     connection.exec_driver_sql("DELETE FROM forebay.output_commits")
     assert checks.outputs_are_committed_once(connection, log.pipeline_id, "counts").violations == 1
     assert checks.outputs_are_committed_once(connection, log.pipeline_id, "hourly").passed
@@ -313,8 +316,8 @@ def test_the_first_few_are_named_and_all_are_counted(connection: sa.Connection, 
     assert result.violations > checks.OFFENDERS_NAMED == len(result.offenders)
 
 
-def test_clean_up_of_what_nobody_read_is_a_counted_loss_and_no_gap(connection: sa.Connection, log: Log) -> None:
-    """A pipeline left the stream, the stream's retention took blocks, the pipeline came back."""
+def test_clean_up_of_unread_blocks_is_a_counted_loss_and_not_a_gap(connection: sa.Connection, log: Log) -> None:
+    """Check after a pipeline left the stream, the stream's retention deleted blocks, and the pipeline came back."""
     two = log.receiver_ids[1]
     connection.execute(sa.text("UPDATE forebay.pipelines SET stream_ids = '{}'"))
     connection.execute(sa.text("UPDATE forebay.streams SET retention = interval '0'"))

@@ -1,4 +1,4 @@
-"""Clean-up: what nobody can ask for any more goes, in bounded steps; nothing else does (W09, W10; notes 1, 9, 23)."""
+"""Test clean-up: unneeded rows are deleted in bounded steps, and nothing else is (W09, W10; notes 1, 9, 23)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def clean(log: Log, receiver_id: int, *, threshold: datetime | None = None, max_
 
 
 def left(log: Log, receiver_id: int) -> list[int]:
-    """Sequences that are still there; markers in front of the low mark count."""
+    """Return the sequences that are still there, including markers below the low mark."""
     return list(
         log.connection.execute(
             sa.text("SELECT sequence FROM forebay.blocks WHERE receiver_id = :r ORDER BY 1"), {"r": receiver_id}
@@ -106,7 +106,7 @@ def fail(log: Log, time: datetime, *, attempt: int = 1, max_attempts: int = 3) -
 
 
 def complete(log: Log, time: datetime, *, attempt: int = 1, pipeline_id: int | None = None) -> None:
-    """Run the batch to its end; one without records is COMPLETED already."""
+    """Run the batch to its end; a batch without records is already COMPLETED."""
     pipeline_id = pipeline_id or log.pipeline_id
     batch = batches.get_batch(log.connection, pipeline_id, time)
     assert batch is not None
@@ -181,7 +181,7 @@ def test_the_slowest_of_several_pipelines_decides(log: Log, receiver_id: int) ->
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET last_batch_time = :noon"), {"noon": NOON})
     log.add_at(receiver_id, NOON + SECOND, T1 + SECOND, T2 + SECOND)
     finish(log, T1, T2)
-    # It has no cursor row yet, which counts as a cursor at 1.
+    # The other pipeline has no cursor row yet, which counts as a cursor at 1.
     assert clean(log, receiver_id).blocks == 0
     ReceivedBlockTracker(log.connection, other).allocate_blocks_to_batch(T2)
     assert clean(log, receiver_id).blocks == 0
@@ -190,7 +190,7 @@ def test_the_slowest_of_several_pipelines_decides(log: Log, receiver_id: int) ->
     assert left(log, receiver_id) == [1, 4]
 
 
-def test_a_pipeline_that_was_removed_keeps_nothing(log: Log, receiver_id: int) -> None:
+def test_a_removed_pipeline_keeps_nothing(log: Log, receiver_id: int) -> None:
     apply_pipeline(log.connection, name="other", declaration={}, stream_ids=[log.stream_id], interval=INTERVAL)
     log.connection.execute(
         sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp() WHERE name = 'other'"),
@@ -221,7 +221,7 @@ def test_a_pipelines_retention_keeps_completed_batches(log: Log, receiver_id: in
 
 
 def test_the_window_of_a_batch_that_is_late_keeps_its_blocks(log: Log, receiver_id: int) -> None:
-    """A window reaches back from its batch's time, not from now: the batch may have failed for a day."""
+    """Check because a window reaches back from its batch's time, not from now: the batch may have failed for a day."""
     log.add_at(receiver_id, NOON + SECOND, T1 + SECOND, T2 + SECOND, T3 + SECOND)
     retain(log, 2 * INTERVAL)
     finish(log, T1, T2)
@@ -243,9 +243,7 @@ def test_the_window_of_the_next_batch_is_kept_however_long_the_pipeline_is_down(
     assert [b.sequence for b in window] == [3, 4]
 
 
-def test_a_stream_that_a_pipeline_gave_up_keeps_the_blocks_of_its_unfinished_batches(
-    log: Log, receiver_id: int
-) -> None:
+def test_a_stream_that_left_its_pipeline_keeps_the_blocks_of_unfinished_batches(log: Log, receiver_id: int) -> None:
     log.add_at(receiver_id, NOON + SECOND, T1 + SECOND)
     log.tracker.allocate_blocks_to_batch(T1)
     other = apply_stream(log.connection, name="other", declaration={"source": {}, "settings": {}}, receivers=1)
@@ -256,7 +254,7 @@ def test_a_stream_that_a_pipeline_gave_up_keeps_the_blocks_of_its_unfinished_bat
     clean(log, receiver_id)
     assert [b.sequence for b in log.tracker.get_blocks_of_batch(T1)] == [2]
     complete(log, T1)
-    # Nothing reads the stream now: what nobody had read is counted.
+    # No pipeline reads the stream now: unread blocks are counted.
     assert clean(log, receiver_id).blocks == 2
     assert left(log, receiver_id) == [1, 3]
 
@@ -273,11 +271,11 @@ def test_a_quarantined_batch_does_not_block_clean_up_and_keeps_its_blocks(log: L
     assert log.tracker.get_blocks_of_batch(T1) == whole
     assert log.tracker.get_blocks_of_batch_and_stream(T1, log.stream_id) == whole
     assert log.tracker.get_blocks_of_batch(T2) == []
-    # Who is to read it gets all of it or none: a part would be taken for the whole.
+    # A reader gets all of the batch or none: a part would be taken for the whole.
     assert log.tracker.whole_blocks_of_batch_and_stream(T1, log.stream_id) == whole
     with pytest.raises(BlocksNotRetainedError, match="of its 10 records"):
         log.tracker.whole_blocks_of_batch_and_stream(T2, log.stream_id)
-    # Nor does its file go, though every block of it has left the receiver's chain.
+    # Its file is not deleted either, although every block of it has left the receiver's chain.
     seal_segment(log.connection, segment_id=whole[0].handle.segment_id, length=1)
     next_epoch = log.add_at(receiver_id, T2 + 2 * SECOND, T3 + SECOND)
     finish(log, T3, T4)
@@ -317,16 +315,16 @@ def test_a_backend_that_stalled_for_long_is_fenced_by_the_marker(log: Log, recei
     finish(log, T1)
     clean(log, receiver_id)
     assert left(log, receiver_id) == [1, 3, 5]
-    # Its predecessor is cleaned away and its number is taken by the successor's marker, which stays.
+    # Its predecessor is cleaned up, and its number belongs to the successor's marker, which stays.
     assert add(log.connection, block(zombie, 3)).outcome is AddOutcome.FENCED
     assert left(log, receiver_id) == [1, 3, 5]
 
 
 @pytest.mark.parametrize("taken_over", [False, True], ids=["own epoch", "after a take-over"])
-def test_w02_a_retry_whose_blocks_are_cleaned_away_already_is_still_recognised(
+def test_w02_a_retry_is_recognised_after_its_blocks_were_cleaned_up(
     log: Log, receiver_id: int, *, taken_over: bool
 ) -> None:
-    """The answer was lost, and the blocks were run and cleaned up before the retry."""
+    """Check after a lost answer when the blocks were run and cleaned up before the retry."""
     claimed = claim_anew(log.connection, receiver_id)
     opened = open_partition(log.connection, receiver_id=receiver_id, source="orders", partition="0", start_offset=0)
     group = [
@@ -345,14 +343,17 @@ def test_w02_a_retry_whose_blocks_are_cleaned_away_already_is_still_recognised(
     clean(log, receiver_id)
     assert left(log, receiver_id) == ([1, 4, 5] if taken_over else [1, 3])
     assert add(log.connection, *group).outcome is AddOutcome.ALREADY_ADDED
-    # What an older owner never added is none of these.
+    # Blocks that an older owner never added are not recognised.
     never = [block(claimed, 4), block(claimed, 5)] if taken_over else [block(claimed, 3, offset=7)]
     assert add(log.connection, *never).outcome is (AddOutcome.FENCED if taken_over else AddOutcome.CONFLICT)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_w02_a_retry_fills_no_number_that_clean_up_has_freed(log: Log, receiver_id: int, count: int) -> None:
-    """The epoch's marker is there, its block is cleaned away: "predecessor there, number free" proves nothing."""
+    """Check because the epoch's marker is there and its block is cleaned up:
+
+    "predecessor there, number free" proves nothing.
+    """
     claimed = claim_anew(log.connection, receiver_id)
     group = [block(claimed, 2 + n) for n in range(count)]
     assert add(log.connection, *group).outcome is AddOutcome.ADDED
@@ -368,7 +369,7 @@ def test_w02_a_retry_fills_no_number_that_clean_up_has_freed(log: Log, receiver_
 # -- bounds and counts -------------------------------------------------------------------------------------------------
 
 
-def test_each_step_is_bounded_and_says_whether_there_is_more(log: Log, receiver_id: int) -> None:
+def test_each_step_is_bounded_and_reports_whether_there_is_more(log: Log, receiver_id: int) -> None:
     log.add_at(receiver_id, *(NOON + n * timedelta(milliseconds=10) for n in range(25)))
     finish(log, T1)
     steps = [clean(log, receiver_id, max_rows=10) for _ in range(4)]
@@ -380,7 +381,7 @@ def test_each_step_is_bounded_and_says_whether_there_is_more(log: Log, receiver_
     assert [tuple(event) for event in events] == [(1, 11, 10, 90), (11, 21, 10, 100), (21, 26, 5, 50)]
 
 
-def test_a_stream_that_nothing_reads_keeps_its_blocks_for_its_retention(log: Log, receiver_id: int) -> None:
+def test_a_stream_without_readers_keeps_its_blocks_for_its_retention(log: Log, receiver_id: int) -> None:
     remove_pipeline(log)
     now = datetime.now(UTC)
     log.add_at(receiver_id, now - timedelta(days=8), now - timedelta(days=7, hours=1), now - timedelta(days=6), now)
@@ -396,7 +397,7 @@ def test_a_streams_own_retention_yields_to_an_older_threshold(log: Log, receiver
     assert left(log, receiver_id) == [1, 4, 5]
 
 
-def test_only_what_no_pipeline_had_read_is_counted_as_unread(log: Log, receiver_id: int) -> None:
+def test_only_blocks_that_no_pipeline_had_read_count_as_unread(log: Log, receiver_id: int) -> None:
     log.add_at(receiver_id, NOON + SECOND, NOON + 2 * SECOND, T1 + SECOND, T1 + 2 * SECOND, T1 + 3 * SECOND)
     log.tracker.allocate_blocks_to_batch(T1)
     remove_pipeline(log)
@@ -413,7 +414,7 @@ def test_only_what_no_pipeline_had_read_is_counted_as_unread(log: Log, receiver_
 
 
 def test_allocation_continues_after_clean_up_deleted_the_cursors_predecessor(log: Log, receiver_id: int) -> None:
-    """The rows before a range's first may be gone: counts are based on the first itself."""
+    """Check because the rows before a range's first may be gone: the counts are based on the first row itself."""
     claimed = log.add_at(receiver_id, NOON + SECOND, NOON + 2 * SECOND, T1 + SECOND)
     finish(log, T1)
     clean(log, receiver_id)
@@ -422,7 +423,7 @@ def test_allocation_continues_after_clean_up_deleted_the_cursors_predecessor(log
     assert (second.first, second.last, second.records, second.bytes) == (4, 4, 10, 100)
     complete(log, T2)
     clean(log, receiver_id)
-    # The cursor is past the newest row that is left, which is no block of the next batch.
+    # The cursor is past the newest row that is left, which is not a block of the next batch.
     add(log.connection, block(claimed, 5), block(claimed, 6, records=1))
     log.connection.execute(sa.text("UPDATE forebay.blocks SET added_at = :at WHERE sequence > 4"), {"at": T2 + SECOND})
     log.tracker.allocate_blocks_to_batch(T3)
@@ -445,7 +446,7 @@ def test_a_pipeline_applied_after_a_clean_up_begins_with_the_retained_blocks(log
 
 
 def test_clean_up_waits_for_a_pipeline_that_is_being_attached(engine: sa.Engine, log: Log, receiver_id: int) -> None:
-    """Who attaches holds the low mark FOR SHARE; clean-up locks it first and looks in its next statement."""
+    """Check because attaching locks the low mark FOR SHARE; clean-up locks it first and looks in its next statement."""
     log.add_at(receiver_id, NOON + SECOND, T1 + SECOND)
     finish(log, T1)
     raw = engine.raw_connection()
@@ -470,7 +471,10 @@ def test_clean_up_waits_for_a_pipeline_that_is_being_attached(engine: sa.Engine,
 
 
 def test_a_pipeline_that_a_clean_up_did_not_see_begins_after_it(engine: sa.Engine, log: Log, receiver_id: int) -> None:
-    """The other way round: deleted and not committed yet. Else a first batch could be given what is about to go."""
+    """Check the reverse order, with rows deleted and not committed yet.
+
+    Otherwise a first batch could get blocks that are about to be deleted.
+    """
     log.add_at(receiver_id, NOON + SECOND, T1 + SECOND)
     finish(log, T1)
     raw = engine.raw_connection()
@@ -497,7 +501,7 @@ def test_a_pipeline_that_a_clean_up_did_not_see_begins_after_it(engine: sa.Engin
 
 
 def test_w09_additions_allocation_and_two_clean_ups_at_once_lose_nothing(engine: sa.Engine, log: Log) -> None:
-    """Everything that was added comes out of exactly one batch, read before it is completed."""
+    """Check that every added block comes out of exactly one batch, and is read before that batch is completed."""
     [receiver_id] = log.receiver_ids
     log.connection.execute(
         sa.text("UPDATE forebay.pipelines SET batch_interval = interval '1 ms', last_batch_time = clock_timestamp()")
@@ -517,7 +521,7 @@ def test_w09_additions_allocation_and_two_clean_ups_at_once_lose_nothing(engine:
                 group = [block(claimed, n, segment_id=segment_id, records=1) for n in range(first, first + 4)]
                 assert add(connection, *group).outcome is AddOutcome.ADDED
                 if first > count / 2:
-                    # Else everything may be added and run before a cleaner comes to it once.
+                    # Otherwise everything may be added and run before a cleaner gets its turn.
                     assert cleaned.wait(60)
         added.set()
 
@@ -568,7 +572,7 @@ def test_w09_additions_allocation_and_two_clean_ups_at_once_lose_nothing(engine:
 
 
 def link_chain(log: Log, claimed: Claim, partition: str, blocks: int) -> None:
-    """So many blocks with a link each, from the partition's position on."""
+    """Add this number of blocks with one link each, from the partition's position on."""
     at = open_partition(
         log.connection, receiver_id=claimed.receiver_id, source="orders", partition=partition, start_offset=0
     )
@@ -601,7 +605,7 @@ def test_links_are_deleted_with_their_blocks_except_a_partitions_newest(log: Log
     claimed = claim_anew(log.connection, receiver_id)
     link_chain(log, claimed, "0", 5)
     link_chain(log, claimed, "1", 3)
-    # The origins have no block: only being the newest would keep them.
+    # The origins have no block: they would be kept only as the newest link.
     assert clean_up_offsets(log.connection, stream_id=log.stream_id, max_rows=100) == 2
     finish(log, T1)
     assert clean(log, receiver_id, max_rows=4).blocks == 4
@@ -627,7 +631,7 @@ def test_links_go_in_bounded_steps(log: Log, receiver_id: int) -> None:
     assert [links_left(log, partition) for partition in ("0", "1", "2")] == [[5], [5], [5]]
 
 
-def test_a_generation_that_was_left_goes_with_its_blocks(log: Log, receiver_id: int) -> None:
+def test_an_earlier_generation_is_deleted_with_its_blocks(log: Log, receiver_id: int) -> None:
     claimed = claim_anew(log.connection, receiver_id)
     link_chain(log, claimed, "0", 2)
     reset = (
@@ -646,8 +650,8 @@ def test_a_generation_that_was_left_goes_with_its_blocks(log: Log, receiver_id: 
     ) == Position(1, 7)
 
 
-def test_a_receiver_that_lags_keeps_its_links_and_no_others(engine: sa.Engine) -> None:
-    """After a rebalance the links of one partition are of several receivers."""
+def test_a_lagging_receiver_keeps_its_own_links_and_no_others(engine: sa.Engine) -> None:
+    """Check after a rebalance, when the links of one partition belong to several receivers."""
     with connect(engine) as connection:
         log = make_log(connection, receivers=2)
         slow, fast = (claim_anew(connection, receiver_id) for receiver_id in log.receiver_ids)
@@ -683,7 +687,7 @@ def test_keys_are_forgotten_after_their_window_in_bounded_steps(log: Log, receiv
     assert add(log.connection, replace(known, keys=("key 5",))).outcome is AddOutcome.ADDED
 
 
-def test_a_stream_has_a_window_of_its_own(log: Log, receiver_id: int) -> None:
+def test_a_stream_has_its_own_window(log: Log, receiver_id: int) -> None:
     claimed = claim_anew(log.connection, receiver_id)
     for sequence, age in ((2, "3 hours"), (3, "1 hour"), (4, "1 second")):
         add(log.connection, replace(block(claimed, sequence), keys=(f"key {sequence}",)))
@@ -716,7 +720,7 @@ def deletable(log: Log, receiver_id: int, *, restore_window: timedelta = ZERO, l
 
 
 def segments_of(log: Log, claimed: Claim, count: int, *, sealed: bool = True) -> list[int]:
-    """So many segments with two blocks each, registered and allocated to T1."""
+    """Make this number of segments with two blocks each, registered, and added before T1."""
     newest = max(left(log, claimed.receiver_id))
     ids = []
     for number in range(count):
@@ -736,20 +740,20 @@ def segments_of(log: Log, claimed: Claim, count: int, *, sealed: bool = True) ->
     return ids
 
 
-def test_a_file_goes_when_no_block_of_it_is_left(log: Log, receiver_id: int) -> None:
+def test_a_file_is_deleted_when_none_of_its_blocks_is_left(log: Log, receiver_id: int) -> None:
     claimed = claim_anew(log.connection, receiver_id)
     segments_of(log, claimed, 3)
     assert deletable(log, receiver_id) == []
     finish(log, T1)
     clean(log, receiver_id, max_rows=4)
-    # Blocks 2 and 3 are gone, 4 is, and 5 is not: the second segment is still needed.
+    # Blocks 2, 3 and 4 are gone, block 5 is not: the second segment is still needed.
     assert deletable(log, receiver_id) == [f"{claimed.epoch}-0"]
     clean(log, receiver_id)
     assert deletable(log, receiver_id, restore_window=timedelta(hours=1)) == [f"{claimed.epoch}-0"]
     assert deletable(log, receiver_id) == [f"{claimed.epoch}-0", f"{claimed.epoch}-1"]
 
 
-def test_what_was_marked_before_a_crash_comes_out_again_until_it_is_forgotten(log: Log, receiver_id: int) -> None:
+def test_segments_marked_before_a_crash_are_returned_again_until_they_are_forgotten(log: Log, receiver_id: int) -> None:
     claimed = claim_anew(log.connection, receiver_id)
     first, _, last = segments_of(log, claimed, 3)
     finish(log, T1)
@@ -760,7 +764,7 @@ def test_what_was_marked_before_a_crash_comes_out_again_until_it_is_forgotten(lo
     forget_segment(log.connection, segment_id=first)
     forget_segment(log.connection, segment_id=first)
     assert deletable(log, receiver_id) == marked[1:]
-    # One that is not marked is not forgotten, whoever asks.
+    # A segment that is not marked is not forgotten.
     forget_segment(log.connection, segment_id=last)
     assert (
         log.connection.execute(
@@ -771,7 +775,7 @@ def test_what_was_marked_before_a_crash_comes_out_again_until_it_is_forgotten(lo
 
 
 def test_an_unsealed_segment_is_never_deleted(log: Log, receiver_id: int) -> None:
-    """It may hold blocks that were stored and are not registered: the next epoch salvages them."""
+    """Check because it may hold blocks that were stored and not registered: the next epoch salvages them."""
     segments_of(log, claim_anew(log.connection, receiver_id), 2, sealed=False)
     finish(log, T1)
     claim_anew(log.connection, receiver_id)
@@ -781,7 +785,7 @@ def test_an_unsealed_segment_is_never_deleted(log: Log, receiver_id: int) -> Non
 
 
 def test_w09_a_receiver_that_was_restarted_and_is_idle_holds_no_files_back(log: Log, receiver_id: int) -> None:
-    """Its newest row is a marker: no block of any segment is left."""
+    """Check a receiver whose newest row is a marker: no block of any segment is left."""
     claimed = claim_anew(log.connection, receiver_id)
     segments_of(log, claimed, 2)
     finish(log, T1)

@@ -1,10 +1,10 @@
-"""The driver log against a plain-Python model of it, over random histories (hypothesis).
+"""Test the driver log against a plain-Python model of it, over random histories (hypothesis).
 
 Receivers, take-overs, zombies, single and grouped additions, retries, late and limited allocations by several
-pipelines, attempts that fail, quarantine, replays and clean-up, placements, stops and starts, in any order. After each
-step rows, ranges and states are what the model says, and no state has moved as its table of transitions does not allow;
-from wherever a history has led, a calm brings everything into exactly one completed batch per
-pipeline.
+pipelines, attempts that fail, quarantine, replays and clean-up, placements, stops and starts happen in any order. After
+each step, rows, ranges and states equal the model's, and every state transition is in its table of transitions. A calm
+at the end of each history brings everything into exactly one completed batch per pipeline, wherever the history has
+led.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Row:
 
 @dataclass
 class Receiver:
-    """All rows that were ever added; those up to `low_mark` are cleaned, but for markers."""
+    """All rows that were ever added; those up to `low_mark` are cleaned up, except markers."""
 
     rows: list[Row] = field(default_factory=list)
     low_mark: int = 0
@@ -98,11 +98,11 @@ class Receiver:
 
     @property
     def newest(self) -> int:
-        """Sequences count from 1 without gaps."""
+        """Return the newest sequence; sequences count from 1 without gaps."""
         return len(self.rows)
 
     def left(self) -> list[Row]:
-        """What the table is to hold."""
+        """Return the rows that the table should hold."""
         return [row for row in self.rows if row.is_marker or row.sequence > self.low_mark]
 
 
@@ -130,11 +130,11 @@ class Batch:
     failures: list[tuple[AttemptFailure, str]] = field(default_factory=list)
 
     def count(self, failure: AttemptFailure) -> int:
-        """How many of its attempts ended so."""
+        """Return how many of its attempts ended with this failure."""
         return sum(kind is failure for kind, _ in self.failures)
 
     def is_told_by(self, reason: str) -> bool:
-        """Whether its reason is the most telling failure, and that of what it waits for where it is BLOCKED."""
+        """Return whether `reason` is the most informative failure, or, if BLOCKED, the cause of the wait."""
         failed = [error for kind, error in self.failures if kind is AttemptFailure.FAILED]
         if self.state is BatchState.BLOCKED or not failed:
             return self.failures[-1][1] in reason
@@ -143,7 +143,7 @@ class Batch:
 
 @dataclass
 class Pipeline:
-    """A pipeline of the model; `retains` everything that it ever allocated, or nothing."""
+    """A pipeline of the model; it `retains` everything that it ever allocated, or nothing."""
 
     pipeline_id: int
     name: str
@@ -155,12 +155,12 @@ class Pipeline:
     state: PipelineState = PipelineState.RUNNING
 
     def unfinished(self) -> list[Batch]:
-        """Oldest first."""
+        """Return the unfinished batches, oldest first."""
         return [batch for batch in self.batches if batch.state in UNFINISHED]
 
 
 class DriverLogMachine(RuleBasedStateMachine):
-    """See the module."""
+    """The state machine of the model, as the module describes it."""
 
     def __init__(self, engine: sa.Engine, moves: set[tuple[str, str, str]]) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class DriverLogMachine(RuleBasedStateMachine):
         self.times: list[tuple[datetime, int]] = []
 
     def teardown(self) -> None:
-        """Every history ends in a calm."""
+        """End every history with a calm."""
         with self.lease:
             self.calm()
 
@@ -238,7 +238,7 @@ class DriverLogMachine(RuleBasedStateMachine):
         ]
 
     def added(self, process: Process, group: list[NewBlock]) -> None:
-        """The model of an addition."""
+        """Add the group to the model."""
         tick = self.next_tick()
         self.receivers[process.claim.receiver_id].rows += [
             Row(item.sequence, item.epoch, item.records, tick, is_marker=False) for item in group
@@ -290,7 +290,7 @@ class DriverLogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.processes)
     @rule(sizes=group_sizes)
     def add_blocks_of_all_receivers_in_one_call(self, sizes: list[int]) -> None:
-        """The newest process of each receiver, and a zombie where there is one and no other."""
+        """Add blocks for the newest process of each receiver, and for one zombie if there is one."""
         chosen = {process.claim.receiver_id: process for process in self.processes}
         chosen |= {p.claim.receiver_id: p for p in self.processes[-2:]}
         groups = {receiver_id: self.group(process, sizes) for receiver_id, process in chosen.items()}
@@ -305,7 +305,7 @@ class DriverLogMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(process.last_group for process in self.processes))
     @rule(pick=any_one)
     def retry_what_was_added(self, pick: int) -> None:
-        """Whatever has happened since: take-overs, allocation, clean-up."""
+        """Retry a group after anything may have happened: take-overs, allocation, clean-up."""
         processes = [process for process in self.processes if process.last_group]
         process = processes[pick % len(processes)]
         assert add(self.connection, *process.last_group).outcome is AddOutcome.ALREADY_ADDED
@@ -364,7 +364,7 @@ class DriverLogMachine(RuleBasedStateMachine):
 
     @rule()
     def a_boundary_passes(self) -> None:
-        """Nobody allocates for it yet."""
+        """Let a boundary pass without an allocation."""
         self.times.append(self.now())
 
     @precondition(lambda self: self.allocating())
@@ -385,7 +385,7 @@ class DriverLogMachine(RuleBasedStateMachine):
     def allocated(
         self, pipeline: Pipeline, time: datetime, tick: int, max_records: int | None, max_bytes: int | None
     ) -> None:
-        """The model of an allocation."""
+        """Add the allocation to the model."""
         waiting = {}
         for receiver_id, receiver in self.receivers.items():
             first = max(pipeline.cursors.get(receiver_id, 1), receiver.low_mark + 1)
@@ -471,7 +471,7 @@ class DriverLogMachine(RuleBasedStateMachine):
 
     @rule(fates=st.lists(fates_of_batches, min_size=1))
     def every_pipeline_catches_up(self, fates: list[str]) -> None:
-        """Else the slowest would mostly keep everything from clean-up."""
+        """Let every pipeline catch up: otherwise the slowest would keep most rows from clean-up."""
         for pipeline in self.allocating():
             self.allocate_all(pipeline)
             for number, batch in enumerate(pipeline.unfinished()):
@@ -496,7 +496,7 @@ class DriverLogMachine(RuleBasedStateMachine):
         if batch.state is not BatchState.RUNNING:
             batch.attempt += 1
             batch.last_attempt = batch.attempt
-            # It can't say that it found no store.
+            # The attempt has not run, so it can't report that it found no store.
             failure = AttemptFailure.LOST if failure is AttemptFailure.BLOCKED else failure
         error = f"attempt {batch.attempt} was {failure}"
         ended = batches.fail_attempt(
@@ -544,7 +544,7 @@ class DriverLogMachine(RuleBasedStateMachine):
         return [(p, b) for p in self.live() for b in p.batches if b.state not in UNFINISHED]
 
     def is_retained(self, batch: Batch) -> bool:
-        """Whether all records of a batch can still be read."""
+        """Return whether all records of a batch can still be read."""
         return batch.state is BatchState.QUARANTINED or not any(
             row.records and row.sequence <= self.receivers[receiver_id].low_mark
             for receiver_id, (first, last) in batch.ranges.items()
@@ -575,7 +575,7 @@ class DriverLogMachine(RuleBasedStateMachine):
                 claim_replay()
         else:
             batch.replay = claim_replay()
-            # Launched again under its own id, it gets what it has.
+            # A replay that is launched again under its own id gets the same attempt.
             assert claim_replay() == batch.replay == batch.last_attempt + 1
             batch.last_attempt = batch.replay
 
@@ -598,7 +598,7 @@ class DriverLogMachine(RuleBasedStateMachine):
             )
             assert ended is batch.state
         else:
-            # Blocks without records may be gone: nothing of the batch is missed.
+            # Blocks without records may be gone: the batch lacks nothing.
             assert self.sequences(pipeline, batch, least=1) == self.expected(batch, least=1)
             self.complete_replay(pipeline, batch, batch.replay)
             if batch.state is BatchState.QUARANTINED:
@@ -618,7 +618,7 @@ class DriverLogMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(b.last_attempt for p in self.pipelines for b in p.batches))
     @rule(pick=any_one)
     def a_zombie_replay_completes_nothing(self, pick: int) -> None:
-        """An attempt that ended as failed, or was no replay."""
+        """Complete an attempt that ended as failed, or was no replay, and expect a refusal."""
         found = [(p, b) for p in self.pipelines for b in p.batches if b.last_attempt]
         pipeline, batch = found[pick % len(found)]
         [failed] = self.connection.execute(
@@ -657,7 +657,7 @@ class DriverLogMachine(RuleBasedStateMachine):
         receiver.low_mark = max(receiver.low_mark, goes_to)
 
     def keep_from(self, receiver_id: int) -> int:
-        """The first sequence that somebody may still ask for."""
+        """Return the first sequence that may still be needed."""
         needed = []
         for pipeline in self.live():
             unfinished = pipeline.unfinished()
@@ -668,7 +668,7 @@ class DriverLogMachine(RuleBasedStateMachine):
                 for batch in pipeline.batches
                 if receiver_id in batch.ranges and (batch in unfinished or pipeline.retains or batch.tick > done_with)
             ]
-        # What a replay reads that runs, also of a pipeline that is gone.
+        # The blocks that a running replay reads, also for a removed pipeline.
         needed += [
             batch.ranges[receiver_id][0]
             for pipeline in self.pipelines
@@ -680,7 +680,7 @@ class DriverLogMachine(RuleBasedStateMachine):
     # -- what always holds ---------------------------------------------------------------------------------------------
 
     def expected(self, batch: Batch, *, least: int = 0) -> list[tuple[int, int]]:
-        """The blocks of a batch that have so many records."""
+        """Return the blocks of a batch that have at least this number of records."""
         return [
             (receiver_id, row.sequence)
             for receiver_id, (first, last) in sorted(batch.ranges.items())
@@ -689,7 +689,7 @@ class DriverLogMachine(RuleBasedStateMachine):
         ]
 
     def sequences(self, pipeline: Pipeline, batch: Batch, *, least: int = 0) -> list[tuple[int, int]]:
-        """The same, of the driver log."""
+        """Return the same blocks, as the driver log has them."""
         blocks = self.tracker(pipeline).get_blocks_of_batch(batch.time)
         return [(b.receiver_id, b.sequence) for b in blocks if b.records >= least]
 
@@ -762,7 +762,7 @@ class DriverLogMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_may_be_asked_for_is_there(self) -> None:
-        """Unfinished batches, retained ones, and a quarantined one even after its blocks' rows are gone."""
+        """Check unfinished batches, retained ones, and quarantined ones even after their blocks' rows are gone."""
         for pipeline in self.live():
             for batch in pipeline.batches:
                 kept = (
@@ -772,14 +772,14 @@ class DriverLogMachine(RuleBasedStateMachine):
                     or batch.replay is not None
                 )
                 if kept and batch.ranges:
-                    # What a replay found gone when it was claimed had no records.
+                    # Blocks that a replay found gone at its claim had no records.
                     least = 0 if batch.replay is None else 1
                     assert self.sequences(pipeline, batch, least=least) == self.expected(batch, least=least)
 
     # -- liveness ------------------------------------------------------------------------------------------------------
 
     def calm(self) -> None:
-        """Each receiver adds a last block; then every pipeline takes and completes all there is, and all may go."""
+        """Add a last block of each receiver; let every pipeline allocate and complete everything, and clean up."""
         for receiver_id in self.receivers:
             owner = self.take(receiver_id)
             group = self.group(owner, [1])
@@ -791,7 +791,7 @@ class DriverLogMachine(RuleBasedStateMachine):
             assert not self.tracker(pipeline).has_unallocated_blocks()
             for receiver_id, receiver in self.receivers.items():
                 ranges = [batch.ranges[receiver_id] for batch in pipeline.batches if receiver_id in batch.ranges]
-                # It began with what was retained then; from there on each block is in one batch, in order.
+                # It began with the blocks retained then; from there on each block is in one batch, in order.
                 assert [first for first, _ in ranges[1:]] == [last + 1 for _, last in ranges[:-1]]
                 assert ranges[-1][1] == receiver.newest
         self.ranges_are_the_models()
@@ -812,7 +812,7 @@ class DriverLogMachine(RuleBasedStateMachine):
 
 
 class MovingDriverLogMachine(DriverLogMachine):
-    """The same, and receivers, pipelines, segments and batch drivers move between their states meanwhile."""
+    """The same machine, in which receivers, pipelines, segments and batch drivers also change their states."""
 
     def __init__(self, engine: sa.Engine, moves: set[tuple[str, str, str]]) -> None:
         super().__init__(engine, moves)
@@ -855,7 +855,10 @@ class MovingDriverLogMachine(DriverLogMachine):
 
     @rule(pick=any_one, how=st.sampled_from(["restart", "give up", "release", "release by the agent", "expire"]))
     def take_receivers_away(self, pick: int, how: str) -> None:
-        """The table of transitions says whether that was legal; which receivers it moves, other tests do."""
+        """Take receivers away; the table of transitions shows whether that was legal.
+
+        Other tests check which receivers each function moves.
+        """
         receiver_id = list(self.receivers)[pick % len(self.receivers)]
         if how == "restart":
             restart_receiver(self.connection, receiver_id=receiver_id, why=how)
@@ -889,7 +892,10 @@ class MovingDriverLogMachine(DriverLogMachine):
 
     @rule(pick=any_one)
     def stop_a_pipeline_in_order(self, pick: int) -> None:
-        """Its receivers have ended, what waited is complete: it is STOPPED at the leader's second look."""
+        """Stop a pipeline whose receivers have ended and whose waiting blocks are complete.
+
+        It is STOPPED at the leader's second look.
+        """
         pipeline = self.live()[pick % len(self.live())]
         self.stop_pipeline(pipeline)
         for receiver_id, receiver in self.receivers.items():
@@ -917,7 +923,7 @@ class MovingDriverLogMachine(DriverLogMachine):
         started = start_pipelines(self.connection, names=[pipeline.name])
         assert started == ([] if pipeline.state is PipelineState.RUNNING else [pipeline.name])
         pipeline.state = PipelineState.RUNNING
-        # Where nothing waited, the boundaries that passed while it was STOPPED never were.
+        # If nothing waited, the boundaries that passed while it was STOPPED do not exist for it.
         last = self.connection.execute(
             sa.text("SELECT last_batch_time FROM forebay.pipelines WHERE id = :id"), {"id": pipeline.pipeline_id}
         ).scalar_one()
@@ -986,7 +992,7 @@ def run_machine(machine: type[DriverLogMachine], *, max_examples: int, stateful_
 
 @pytest.fixture
 def moves(engine: sa.Engine) -> set[tuple[str, str, str]]:
-    """The moves of all histories, as (machine, old, new), which are recorded from here on."""
+    """Record the moves of all histories from here on, and return their set as (machine, old, new)."""
     with connect(engine) as connection:
         connection.execute(sa.text(RECORDER))
     return set()

@@ -1,4 +1,4 @@
-"""The embedded server: made once, survives kills, and is never mixed up with another."""
+"""Test the embedded server: created once, survives kills, and is never mistaken for another one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _query(url: str, statement: str) -> object:
 
 @pytest.fixture
 def running(home: Path) -> Iterator[PostgresProcess]:
-    """A server with fsync, in a folder whose name has blanks and more."""
+    """Yield a running server with fsync, in a folder whose name contains blanks and more."""
     with PostgresProcess(EmbeddedPostgres(home / "a b'ü" / "postgres")) as process:
         yield process
 
@@ -70,7 +70,7 @@ def test_another_user_of_the_machine_is_refused(running: PostgresProcess) -> Non
     assert (running.server.data_directory / "forebay.json").stat().st_mode & 0o077 == 0
 
 
-def test_stops_and_starts_again_at_the_same_url_with_its_data(running: PostgresProcess) -> None:
+def test_a_server_stops_and_starts_again_at_the_same_url_with_its_data(running: PostgresProcess) -> None:
     url = running.server.url("postgres")
     _query(url, "CREATE TABLE kept AS SELECT 7 AS n")
     running.stop()
@@ -99,7 +99,7 @@ def test_a_killed_postmaster_loses_nothing_committed(running: PostgresProcess) -
 
 @contextlib.contextmanager
 def _started(server: EmbeddedPostgres) -> Iterator[subprocess.Popen[bytes]]:
-    """The server's own command, without any guard."""
+    """Run the server's own command, without a guard."""
     user = server.user()
     as_user = {} if user is None else {"user": user.uid, "group": user.gid, "extra_groups": []}
     with (server.data_directory.parent / "log").open("ab") as log:
@@ -121,9 +121,9 @@ def test_a_left_over_server_is_found_and_ended(home: Path) -> None:
 
         successor = EmbeddedPostgres(home / "postgres")
         assert successor.running_pid() == left_over.pid
-        # A single look has 2 s at most.
+        # A single look takes at most 2 s.
         eventually(successor.is_ready, "an answer to who did not start the server")
-        # A client that stays is no reason to wait.
+        # The server does not wait for a client that stays connected.
         client = psycopg2.connect(successor.url("postgres").replace("+psycopg2", ""))
         with contextlib.closing(client):
             successor.initialise()
@@ -150,7 +150,7 @@ def test_a_pid_file_that_names_another_process_is_no_server(home: Path) -> None:
     assert psutil.Process().is_running()
 
 
-def test_a_taken_port_makes_it_move(home: Path) -> None:
+def test_a_server_whose_port_is_taken_moves(home: Path) -> None:
     server = EmbeddedPostgres(home / "postgres")
     server.initialise()
     with socket.socket() as thief:
@@ -161,8 +161,8 @@ def test_a_taken_port_makes_it_move(home: Path) -> None:
         assert server.port != before
 
 
-def test_a_half_made_data_directory_is_made_again(home: Path) -> None:
-    # Killed inside initdb, by an older way of doing it and by the present one.
+def test_an_incomplete_data_directory_is_created_again(home: Path) -> None:
+    # Killed inside initdb, once for the former way of creating it and once for the present one.
     for name in ("postgres", "postgres.new"):
         (home / name / "base").mkdir(parents=True)
         (home / name / "PG_VERSION").write_text("18\n")
@@ -178,7 +178,7 @@ def test_an_empty_directory_is_used(home: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["thesis.txt", "PG_VERSION"])
-def test_what_is_not_ours_is_left_as_it_is(home: Path, file: str) -> None:
+def test_a_foreign_directory_is_left_as_it_is(home: Path, file: str) -> None:
     theirs = home / "postgres"
     (theirs / "global").mkdir(parents=True)
     (theirs / "global" / "pg_control").write_text("x")
@@ -188,7 +188,7 @@ def test_what_is_not_ours_is_left_as_it_is(home: Path, file: str) -> None:
     assert (theirs / file).read_text() == "18\n"
 
 
-def test_an_unknown_version_names_those_there_are(home: Path) -> None:
+def test_an_unknown_version_is_refused_with_the_known_ones(home: Path) -> None:
     with pytest.raises(BinariesMissingError, match="18"):
         EmbeddedPostgres(home / "postgres", version=9).command()
 
@@ -198,7 +198,7 @@ def test_a_data_directory_keeps_its_version(home: Path) -> None:
     assert EmbeddedPostgres(home / "postgres").version == 16
 
 
-def test_no_server_is_said_in_time(home: Path) -> None:
+def test_a_missing_server_is_reported_in_time(home: Path) -> None:
     server = EmbeddedPostgres(home / "postgres")
     server.initialise()
     assert not server.is_ready()
@@ -206,7 +206,7 @@ def test_no_server_is_said_in_time(home: Path) -> None:
         server.wait_until_ready(0.2)
 
 
-def test_it_ends_with_whoever_runs_it(running: PostgresProcess) -> None:
+def test_a_server_ends_with_the_process_that_runs_it(running: PostgresProcess) -> None:
     pid = running.server.running_pid()
     assert pid is not None
     running.stop()

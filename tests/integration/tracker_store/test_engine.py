@@ -1,4 +1,4 @@
-"""Connections when the server changes under them: what is named how, and what is not held on to."""
+"""Test connections when the server changes under them: which failure has which name, and what is not kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def one_connection(database_url: str) -> Iterator[sa.Engine]:
-    """An engine that has one connection, and asks for it in vain for a moment only."""
+    """Yield an engine with one connection, whose pool waits only a moment for it."""
     made = create_engine(database_url, application_name="tests", pool_size=1)
     pool = made.pool
     assert isinstance(pool, sa.QueuePool)
@@ -31,14 +31,14 @@ def write(engine: sa.Engine) -> None:
         connection.execute(sa.text("UPDATE forebay.leadership SET counter = counter + 1"))
 
 
-def test_plans_that_may_not_scan_are_not_compiled(engine: sa.Engine) -> None:
-    """A server with LLVM did so for each of them: the checks of the log took five times as long."""
+def test_plans_that_may_not_scan_are_not_jit_compiled(engine: sa.Engine) -> None:
+    """Check because a server with LLVM compiled each of them: the checks of the log took five times as long."""
     with connect(engine) as connection:
         assert connection.execute(sa.text("SHOW jit")).scalar_one() == "off"
 
 
-def test_a_connection_to_a_server_that_only_reads_is_not_kept(engine: sa.Engine, one_connection: sa.Engine) -> None:
-    """Its session stays so for ever: whoever kept it in a pool would never see the server recover."""
+def test_a_connection_to_a_read_only_server_is_not_kept(engine: sa.Engine, one_connection: sa.Engine) -> None:
+    """Check because its session stays read-only: a pool that kept it would never see the server recover."""
     with connect(engine) as connection:
         name = connection.execute(sa.text("SELECT current_database()")).scalar_one()
         connection.execute(sa.text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
@@ -49,7 +49,7 @@ def test_a_connection_to_a_server_that_only_reads_is_not_kept(engine: sa.Engine,
     write(one_connection)
 
 
-def test_a_pool_that_is_used_up_is_a_driver_log_that_can_not_work_now(one_connection: sa.Engine) -> None:
+def test_an_exhausted_pool_is_reported_as_an_unavailable_driver_log(one_connection: sa.Engine) -> None:
     with (
         connect(one_connection),
         pytest.raises(DriverLogUnavailableError, match="every connection of this process is busy"),
@@ -59,7 +59,7 @@ def test_a_pool_that_is_used_up_is_a_driver_log_that_can_not_work_now(one_connec
 
 
 @pytest.mark.parametrize("code", ["40P01", "53100", "53300", "55P03", "57014", "58030", "25006"])
-def test_what_waiting_heals_has_a_name(engine: sa.Engine, code: str) -> None:
+def test_temporary_failures_have_a_name(engine: sa.Engine, code: str) -> None:
     with (
         connect(engine) as connection,
         pytest.raises(DriverLogUnavailableError, match="so it is"),
@@ -69,7 +69,7 @@ def test_what_waiting_heals_has_a_name(engine: sa.Engine, code: str) -> None:
 
 
 def test_a_url_may_name_several_servers(database_url: str) -> None:
-    """As the runbook says: the first one that takes writes is used."""
+    """Check as the runbook says: the first server that accepts writes is used."""
     url = sa.make_url(database_url)
     several = (
         f"postgresql://{url.username}:{url.password}@/{url.database}"

@@ -1,4 +1,4 @@
-"""What the driver log forgets, and what it never does."""
+"""Test what the driver log forgets, and what it never forgets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def connection(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def made(connection: sa.Connection, count: int) -> tuple[Log, list[datetime]]:
-    """A log with `count` batches since NOON, each with a block, allocated and not run."""
+    """Return a log with `count` batches since NOON, each with a block, allocated and not run."""
     log = make_log(connection)
     times = [NOON + n * INTERVAL for n in range(1, count + 1)]
     log.add_at(log.receiver_ids[0], *(time - timedelta(seconds=1) for time in times))
@@ -84,8 +84,8 @@ def test_finished_batches_are_forgotten_with_all_that_is_theirs_but_the_newest(c
     assert forget(log).rows == 0
 
 
-def test_what_is_forgotten_can_not_come_again(connection: sa.Connection) -> None:
-    """Dagster may have forgotten the run's key as well: the driver log still refuses it."""
+def test_a_forgotten_batch_can_not_come_again(connection: sa.Connection) -> None:
+    """Check because Dagster may have forgotten the run's key as well: the driver log still refuses it."""
     log, times = made(connection, 2)
     for time in times:
         run(log, time)
@@ -106,7 +106,7 @@ def test_nothing_goes_that_is_unfinished_or_that_a_window_before_it_may_ask_for(
     assert left(log) == times[2:]
 
 
-def test_a_quarantined_batch_stays_holds_nothing_up_and_no_check_takes_it_for_a_gap(connection: sa.Connection) -> None:
+def test_a_quarantined_batch_stays_blocks_nothing_and_is_no_gap_for_a_check(connection: sa.Connection) -> None:
     log, times = made(connection, 5)
     for number, time in enumerate(times):
         run(log, time, fails=number == 1)
@@ -114,7 +114,7 @@ def test_a_quarantined_batch_stays_holds_nothing_up_and_no_check_takes_it_for_a_
     assert left(log) == [times[1], times[4]]
     assert ranges_are_contiguous(connection).violations == 0
     assert batches_count_their_ranges(connection).violations == 0
-    # Behind what is forgotten a gap is one, as ever.
+    # After what is forgotten, a gap is reported as usual.
     for time in (NOON + 6 * INTERVAL, NOON + 7 * INTERVAL):
         log.add_at(log.receiver_ids[0], time - timedelta(seconds=1))
         log.tracker.allocate_blocks_to_batch(time)
@@ -124,7 +124,7 @@ def test_a_quarantined_batch_stays_holds_nothing_up_and_no_check_takes_it_for_a_
     assert ranges_are_contiguous(connection).violations == 1
 
 
-def test_a_batch_that_is_being_replayed_stays_till_that_has_ended(connection: sa.Connection) -> None:
+def test_a_batch_is_kept_until_its_replay_has_ended(connection: sa.Connection) -> None:
     log, times = made(connection, 3)
     for time in times:
         run(log, time)
@@ -152,8 +152,8 @@ def replay(log: Log, time: datetime, *, reach: timedelta) -> int:
     )
 
 
-def test_what_the_window_of_a_running_replay_has_stays_till_that_has_ended(connection: sa.Connection) -> None:
-    """Else the replay would read a shorter window, and replace a whole result by a part."""
+def test_the_window_of_a_running_replay_is_kept_until_the_replay_has_ended(connection: sa.Connection) -> None:
+    """Check because otherwise the replay would read a shorter window, and replace a whole result with a part."""
     log, times = made(connection, 5)
     for time in times:
         run(log, time)
@@ -165,8 +165,8 @@ def test_what_the_window_of_a_running_replay_has_stays_till_that_has_ended(conne
     assert left(log) == times[4:]
 
 
-def test_what_the_window_of_a_quarantined_batch_has_stays_with_it(connection: sa.Connection) -> None:
-    """Its blocks are kept; which of them are the window's, the ranges of the batches before it say."""
+def test_the_window_of_a_quarantined_batch_is_kept_with_it(connection: sa.Connection) -> None:
+    """Check because its blocks are kept, and only the ranges of the batches before it show which are in the window."""
     log, times = made(connection, 6)
     connection.execute(sa.text("UPDATE forebay.pipelines SET retention = :r"), {"r": 2 * INTERVAL})
     for number, time in enumerate(times):
@@ -185,8 +185,11 @@ def test_what_the_window_of_a_quarantined_batch_has_stays_with_it(connection: sa
     assert (found.rows, found.more, left(log)) == (1, True, [times[2]])
 
 
-def test_a_batch_whose_window_may_be_forgotten_is_not_replayed(connection: sa.Connection) -> None:
-    """Its own blocks are there, or it never had any: only the window would be short, and nobody would see it."""
+def test_a_batch_with_a_possibly_forgotten_window_is_not_replayed(connection: sa.Connection) -> None:
+    """Check a batch whose own blocks are there, or that never had any.
+
+    Only the window would be too short, and no reader would notice.
+    """
     log, times = made(connection, 3)
     for number in (4, 5):
         log.tracker.allocate_blocks_to_batch(NOON + number * INTERVAL, run_empty=True)
@@ -200,7 +203,7 @@ def test_a_batch_whose_window_may_be_forgotten_is_not_replayed(connection: sa.Co
     assert replay(log, NOON + 4 * INTERVAL, reach=timedelta(0)) == 2
 
 
-def test_one_that_is_discarded_later_goes_after_all(connection: sa.Connection) -> None:
+def test_a_batch_discarded_later_is_forgotten_after_all(connection: sa.Connection) -> None:
     log, times = made(connection, 3)
     for number, time in enumerate(times):
         run(log, time, fails=number == 0)
@@ -210,7 +213,7 @@ def test_one_that_is_discarded_later_goes_after_all(connection: sa.Connection) -
     assert left(log) == times[2:]
 
 
-def test_a_call_is_bounded_and_says_that_there_is_more(connection: sa.Connection) -> None:
+def test_a_call_is_bounded_and_reports_that_there_is_more(connection: sa.Connection) -> None:
     log, times = made(connection, 4)
     for time in times:
         run(log, time)
@@ -220,7 +223,7 @@ def test_a_call_is_bounded_and_says_that_there_is_more(connection: sa.Connection
     assert (found.rows, found.more) == (1, False)
 
 
-def test_a_removed_pipeline_is_forgotten_whole(connection: sa.Connection) -> None:
+def test_a_removed_pipeline_is_forgotten_completely(connection: sa.Connection) -> None:
     log, times = made(connection, 2)
     run(log, times[0])
     run(log, times[1])
@@ -231,7 +234,7 @@ def test_a_removed_pipeline_is_forgotten_whole(connection: sa.Connection) -> Non
     assert forget(log).rows == 2
 
 
-def test_events_are_forgotten_but_a_receivers_newest_of_each_kind(connection: sa.Connection) -> None:
+def test_events_are_forgotten_except_a_receivers_newest_of_each_kind(connection: sa.Connection) -> None:
     log = make_log(connection)
     receiver = log.receiver_ids[0]
     for kind in (ReceiverEventKind.STARTED, ReceiverEventKind.ERROR, ReceiverEventKind.ERROR):
@@ -257,7 +260,7 @@ def test_events_are_forgotten_but_a_receivers_newest_of_each_kind(connection: sa
         ("processes", "ended_at"),
     ):
         connection.execute(sa.text(f"UPDATE forebay.{table} SET {column} = {column} - interval '2 d'"))
-    # The older error, the clean-up of what was read, the dead letter, the run's process.
+    # The older error, the clean-up of read blocks, the dead letter, the run's process.
     assert clean_up_events(connection, keep=DAY, max_rows=100).rows == 4
     kinds = connection.execute(sa.text("SELECT kind FROM forebay.receiver_events ORDER BY id")).scalars()
     assert list(kinds) == ["STARTED", "ERROR"]
@@ -266,7 +269,7 @@ def test_events_are_forgotten_but_a_receivers_newest_of_each_kind(connection: sa
     assert list(processes) == [alive]
 
 
-def test_processes_that_ended_long_ago_are_forgotten_but_those_that_somebody_goes_on_from(
+def test_processes_that_ended_long_ago_are_forgotten_unless_they_are_still_needed(
     connection: sa.Connection,
 ) -> None:
     log = make_log(connection)

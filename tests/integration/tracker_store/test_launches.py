@@ -1,4 +1,4 @@
-"""Who launches a batch's run: one at a time, and nobody for ever."""
+"""Test which launcher launches a batch's run: one at a time, and none forever."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIME = NOON + timedelta(seconds=10)
 
 @pytest.fixture
 def log(engine: sa.Engine) -> Iterator[Log]:
-    """A log with one batch, at TIME, allocated."""
+    """Return a log with one batch, at TIME, allocated."""
     with connect(engine) as connection:
         made = make_log(connection)
         made.add_at(made.receiver_ids[0], NOON)
@@ -41,13 +41,13 @@ def age(log: Log, by: str) -> None:
     log.connection.execute(sa.text(f"UPDATE forebay.batches SET launched_at = launched_at - interval '{by}'"))
 
 
-def test_the_first_has_it_and_the_other_is_told_who(log: Log) -> None:
+def test_the_first_launcher_has_it_and_the_other_gets_its_name(log: Log) -> None:
     assert take(log, "a").outcome is LaunchOutcome.FIRST
     assert take(log, "b") == LaunchAnswer(LaunchOutcome.HELD, "a")
     assert take(log, "a").outcome is LaunchOutcome.AGAIN
 
 
-def test_of_many_at_once_one_has_it(log: Log, engine: sa.Engine) -> None:
+def test_one_of_many_concurrent_launchers_has_it(log: Log, engine: sa.Engine) -> None:
     begin = threading.Barrier(6)
     outcomes: list[LaunchOutcome] = []
 
@@ -65,15 +65,15 @@ def test_of_many_at_once_one_has_it(log: Log, engine: sa.Engine) -> None:
     assert sorted(outcomes) == [LaunchOutcome.FIRST, *[LaunchOutcome.HELD] * 5]
 
 
-# The lease is 15 s. What lies ahead comes nearer while the test runs, so that one is put far off.
+# The lease is 15 s. A time in the future comes nearer while the test runs, so that one is far ahead.
 @pytest.mark.parametrize("step", ["16 s", "-1 h"])
-def test_nobody_has_it_for_ever_whatever_the_clock_does(log: Log, step: str) -> None:
+def test_no_launcher_has_it_forever_whatever_the_clock_does(log: Log, step: str) -> None:
     take(log, "a")
     age(log, step)
     assert take(log, "b").outcome is LaunchOutcome.AGAIN
 
 
-def test_what_made_no_run_is_given_back_by_who_has_it_alone(log: Log) -> None:
+def test_only_the_launcher_that_has_it_gives_back_a_launch_without_a_run(log: Log) -> None:
     take(log, "a")
 
     def give_back(launcher: str, attempt: int = 1) -> bool:
@@ -97,7 +97,7 @@ def test_an_attempt_that_is_not_the_next_is_not_launched(log: Log) -> None:
     assert take(log, "a", attempt=2).outcome is LaunchOutcome.NOT_DUE
 
 
-def test_the_next_attempt_is_a_launch_of_its_own(log: Log) -> None:
+def test_the_next_attempt_is_a_separate_launch(log: Log) -> None:
     take(log, "a")
     batches.fail_attempt(
         log.connection,
@@ -112,7 +112,7 @@ def test_the_next_attempt_is_a_launch_of_its_own(log: Log) -> None:
     assert take(log, "b", attempt=2).outcome is LaunchOutcome.FIRST
 
 
-def test_a_term_that_is_over_takes_nothing(log: Log) -> None:
+def test_a_past_term_takes_nothing(log: Log) -> None:
     old = take_leadership(log.connection, seen=read_leadership(log.connection), holder="a")
     new = take_leadership(log.connection, seen=read_leadership(log.connection), holder="b")
     with pytest.raises(DeposedError):

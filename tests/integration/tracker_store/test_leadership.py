@@ -1,4 +1,4 @@
-"""Leadership, placement and expiry: what a deposed leader still sends changes nothing."""
+"""Check leadership, placement and expiry: what a deposed leader still sends changes nothing."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def agent(log: Log) -> int:
     return register_process(log.connection, kind=ProcessKind.AGENT, name="a", host="h", pid=1, slots=4)
 
 
-def test_of_two_candidates_that_saw_the_same_one_leads(log: Log) -> None:
+def test_one_of_two_candidates_with_the_same_view_leads(log: Log) -> None:
     seen = read_leadership(log.connection)
     assert take_leadership(log.connection, seen=seen, holder="a") == 1
     assert take_leadership(log.connection, seen=seen, holder="b") is None
 
 
-def test_a_leader_that_lives_is_not_replaced_by_a_stale_view(log: Log) -> None:
+def test_a_living_leader_is_not_replaced_by_a_stale_view(log: Log) -> None:
     term = lead(log)
     seen = read_leadership(log.connection)
     assert raise_counter(log.connection, term=term)
@@ -78,7 +78,7 @@ def test_every_placement_is_a_new_assignment_and_an_event(log: Log) -> None:
     schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent_id, why="placed on h")
     [placement] = placements(log.connection)
     assert (placement.state, placement.agent_id) == (ReceiverState.SCHEDULED, agent_id)
-    # In milliseconds, as epochs are: one that a failover has lost is not given out again.
+    # In milliseconds, as epochs are: an assignment that a failover lost is not given out again.
     assert placement.assignment > datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000
     again = schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent_id, why="")
     assert again == "not inactive"

@@ -1,4 +1,4 @@
-"""Answers that never arrive, and clients that stand still: what is resent is in once (W02, W21; notes 4, 12)."""
+"""Test lost answers and stopped clients: what is resent is in once (W02, W21; notes 4, 12)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def log(engine: sa.Engine) -> Iterator[Log]:
 
 
 class Scissors:
-    """Cuts `share` of the calls of add_block, until `limit` are cut."""
+    """Cut `share` of the calls of add_block, until `limit` are cut."""
 
     def __init__(self, limit: int, *, share: float = 0.7) -> None:
         self._random = random.Random(4)
@@ -70,7 +70,7 @@ class Scissors:
 
     @property
     def left(self) -> int:
-        """Cuts still to be made."""
+        """Return the number of cuts still to be made."""
         with self._guard:
             return self._left
 
@@ -88,7 +88,7 @@ def stored(log: Log, receiver_id: int) -> list[sa.Row[tuple[int, ...]]]:
 
 
 def assert_exactly(log: Log, claimed: Claim, acknowledged: Sequence[NewBlock]) -> None:
-    """The receiver's chain is the claim's marker and the acknowledged blocks, each once, in order, and nothing else."""
+    """Check that the receiver's chain is exactly the claim's marker and the acknowledged blocks, once and in order."""
     marker, *rows = stored(log, claimed.receiver_id)
     assert (marker.sequence, marker.epoch, marker.segment_id) == (claimed.sequence, claimed.epoch, None)
     assert [row.sequence for row in rows] == list(range(marker.sequence + 1, marker.sequence + 1 + len(rows)))
@@ -108,7 +108,7 @@ def test_w02_a_thousand_lost_answers_double_nothing_and_lose_nothing(log: Log, d
     guard = threading.Lock()
 
     def receive(engine: sa.Engine, claimed: Claim) -> list[NewBlock]:
-        """Adds groups of 1 to 3 blocks with a link each; an unknown outcome is resolved by the identical group."""
+        """Add groups of 1 to 3 blocks with one link each; resolve an unknown outcome by sending the identical group."""
         acknowledged: list[NewBlock] = []
         sequence, position = claimed.sequence + 1, 0
         while scissors.left:
@@ -145,7 +145,7 @@ def test_w02_a_thousand_lost_answers_double_nothing_and_lose_nothing(log: Log, d
         acknowledged = list(pool.map(receive, [engine] * RECEIVERS, claims))
         engine.dispose()
     assert proxy.cuts.total() == CUTS
-    # About two of three cuts come after the server has the request, and each needs one more call at least.
+    # About two of three cuts come after the server has the request, and each needs at least one more call.
     assert outcomes[AddOutcome.ALREADY_ADDED] > CUTS / 10, outcomes
     for claimed, blocks in zip(claims, acknowledged, strict=True):
         assert_exactly(log, claimed, blocks)
@@ -200,7 +200,7 @@ def test_w02_the_registrar_resolves_lost_answers_by_itself(log: Log, database_ur
 
 
 def test_a_claim_whose_answer_was_lost_is_not_owned(log: Log, database_url: str) -> None:
-    """The marker is in, nobody has its epoch, and the next claim sees it."""
+    """Check that the marker is in, no process has its epoch, and the next claim sees it."""
     receiver_id = log.receiver_ids[0]
     lose = [Cut.BEFORE_ANSWER]
 
@@ -223,7 +223,7 @@ def test_a_claim_whose_answer_was_lost_is_not_owned(log: Log, database_url: str)
 
 
 class AddingProcess:
-    """``tests.adding_process`` with eyes on what it prints."""
+    """Run ``tests.adding_process`` and read its output."""
 
     def __init__(self, url: str, receiver_id: int, root: Path, *, pause_after: int = 0) -> None:
         self._process = subprocess.Popen(
@@ -241,24 +241,24 @@ class AddingProcess:
         return self._process.stdout.readline().strip()
 
     def read_added(self, count: int) -> None:
-        """Read so many acknowledgements."""
+        """Read this number of acknowledgements."""
         for _ in range(count):
             word, sequence = self._line().split()
             assert word == "added"
             self.added.append(int(sequence))
 
     def go_on(self) -> None:
-        """Let it out of its pause."""
+        """Let the process out of its pause."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 
     def send(self, what: signal.Signals) -> None:
-        """A signal."""
+        """Send a signal to the process."""
         self._process.send_signal(what)
 
     def end(self) -> str:
-        """Read on to its refusal, which is returned; it has exited."""
+        """Read its output up to the refusal, which is returned; the process has exited."""
         while (line := self._line()).startswith("added"):
             self.added.append(int(line.split()[1]))
         self._process.communicate(timeout=20)
@@ -266,7 +266,7 @@ class AddingProcess:
         return line
 
     def kill(self) -> None:
-        """Whatever state it is in."""
+        """Kill the process, whatever state it is in."""
         self._process.kill()
         self._process.communicate()
 
@@ -285,7 +285,7 @@ def assert_chain_of_two(log: Log, zombie: AddingProcess, successor: Claim, added
 def test_a_client_stopped_in_mid_statement_blocks_no_take_over(
     engine: sa.Engine, log: Log, database_url: str, pytestconfig: pytest.Config
 ) -> None:
-    """Its statement waits for a lock when it is stopped; the server ends it without the client."""
+    """Check with a client stopped while its statement waits for a lock: the server ends it without the client."""
     receiver_id = log.receiver_ids[0]
     zombie = AddingProcess(database_url, receiver_id, pytestconfig.rootpath, pause_after=3)
     raw = engine.raw_connection()
@@ -321,14 +321,14 @@ def test_a_client_stopped_in_mid_statement_blocks_no_take_over(
 def test_w21_a_client_that_is_stopped_anywhere_is_refused_when_it_goes_on(
     log: Log, database_url: str, pytestconfig: pytest.Config
 ) -> None:
-    """Eight times, each at another moment of its work."""
+    """Check eight times, each at another moment of its work."""
     receiver_id = log.receiver_ids[0]
     moments = random.Random(12)
     for _ in range(8):
         zombie = AddingProcess(database_url, receiver_id, pytestconfig.rootpath)
         try:
             zombie.read_added(5)
-            time.sleep(moments.random() * 0.02)  # not a wait for a state: a moment of its work, by chance
+            time.sleep(moments.random() * 0.02)  # not a wait for a state: a random moment of its work
             zombie.send(signal.SIGSTOP)
             successor = claim_anew(log.connection, receiver_id)
             added = [successor.sequence + n for n in (1, 2)]
@@ -344,7 +344,7 @@ def test_w21_a_client_that_is_stopped_anywhere_is_refused_when_it_goes_on(
 def test_blocks_whose_segment_was_lost_are_not_added_on_a_new_connection(
     log: Log, engine: sa.Engine, database_url: str
 ) -> None:
-    """The server that answers now never had the segment's row, or gave its id to another: nobody could read them."""
+    """Check a server that never had the segment's row, or gave its id to another: nothing could read the blocks."""
     process_id = register_process(log.connection, kind=ProcessKind.RECEIVER, name="r", host="h", pid=1)
     lost, other = (claim_anew(log.connection, receiver_id) for receiver_id in log.receiver_ids[:2])
     segment = open_segment(

@@ -1,4 +1,4 @@
-"""The schema is what the migrations make, up and down, and nothing else."""
+"""Check that the schema is what the migrations make, up and down, and nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_models_and_migrations_do_not_drift(database_url: str) -> None:
     def ours(name: str | None, kind: str, parents: MutableMapping[str, str | None]) -> bool:
         return name == SCHEMA if kind == "schema" else parents.get("schema_name") == SCHEMA
 
-    # A user of the schema's own name has it as the default schema, which Alembic then reflects without a name.
+    # A user with the schema's own name has it as the default schema, which Alembic then reflects without a name.
     plain = sa.create_engine(database_url, connect_args={"options": "-csearch_path=public"})
     with connect(plain) as connection:
         context = MigrationContext.configure(
@@ -112,7 +112,7 @@ def test_two_processes_may_upgrade_at_once(engine: sa.Engine, database_url: str)
         assert migrate.current_revision(connection) == migrate.newest_revision()
 
 
-def test_every_function_view_and_table_is_there_and_says_what_it_is_for(engine: sa.Engine) -> None:
+def test_every_function_view_and_table_exists_with_a_comment(engine: sa.Engine) -> None:
     with connect(engine) as connection:
         functions = connection.execute(
             sa.text("SELECT proname FROM pg_proc WHERE pronamespace = 'forebay'::regnamespace ORDER BY 1")

@@ -1,4 +1,4 @@
-"""Named readers: cursors of streaming queries, which clean-up respects."""
+"""Test named readers: cursors of streaming queries, which clean-up respects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TIMES = [NOON + timedelta(seconds=n) for n in range(5)]
 
 @pytest.fixture
 def log(engine: sa.Engine) -> Iterator[Log]:
-    """A stream with one receiver and no pipeline."""
+    """Yield a stream with one receiver and no pipeline."""
     with connect(engine) as connection:
         made = make_log(connection)
         connection.execute(sa.text("UPDATE forebay.pipelines SET removed_at = clock_timestamp()"))
@@ -59,7 +59,7 @@ def test_a_reader_begins_with_the_earliest_or_after_the_latest(log: Log, receive
     assert earliest.positions == {receiver_id: 1}
     latest = attach_reader(log.connection, name="b", stream="lines", start="latest")
     assert latest.positions == {receiver_id: 7}
-    # Asked for again it is where it was, whatever start is asked for.
+    # Attached again, it keeps its position, whatever start is given.
     assert attach_reader(log.connection, name="a", stream="lines", start="latest") == earliest
 
 
@@ -69,7 +69,7 @@ def test_what_a_reader_has_not_read_is_not_cleaned_up_and_what_it_has_is(log: Lo
     assert clean_up(log, receiver_id) == 0
     move_reader(log.connection, reader.reader_id, {receiver_id: 4})
     assert clean_up(log, receiver_id) == 3
-    # A cursor never goes back, and so claims nothing that is gone.
+    # A cursor never goes back, so it claims no deleted blocks.
     move_reader(log.connection, reader.reader_id, {receiver_id: 2})
     [lag] = list_readers(log.connection)
     assert (lag.waiting_blocks, lag.waiting_records) == (3, 30)
@@ -87,7 +87,7 @@ def test_a_reader_holds_a_pipelines_blocks_back_too(log: Log, receiver_id: int) 
     assert clean_up(log, receiver_id) == 5
 
 
-def test_a_receiver_that_came_after_the_reader_is_kept_from_its_first_block(log: Log) -> None:
+def test_a_receiver_added_after_the_reader_is_kept_from_its_first_block(log: Log) -> None:
     reader = attach_reader(log.connection, name="a", stream="lines", start="latest")
     apply_stream(log.connection, name="lines", declaration={"source": {}, "settings": {}}, receivers=2)
     [second] = log.connection.execute(sa.text("SELECT id FROM forebay.receivers WHERE ordinal = 2")).scalars()
@@ -108,7 +108,7 @@ def test_markers_alone_are_nothing_to_read(log: Log, receiver_id: int) -> None:
     assert newest_positions(log.connection, reader.reader_id) == {receiver_id: 8}
 
 
-def test_a_position_never_includes_what_is_not_committed(log: Log, engine: sa.Engine, receiver_id: int) -> None:
+def test_a_position_never_includes_uncommitted_blocks(log: Log, engine: sa.Engine, receiver_id: int) -> None:
     reader = attach_reader(log.connection, name="a", stream="lines")
     claimed = claim_anew(log.connection, receiver_id)
     segment_id = open_segment(
@@ -142,7 +142,7 @@ def test_limits(log: Log, receiver_id: int, limits: dict[str, int], expected: in
     assert reached == {receiver_id: expected}
 
 
-def test_a_limit_is_shared_by_the_receivers_that_have_something(engine: sa.Engine) -> None:
+def test_a_limit_is_shared_by_the_receivers_with_blocks(engine: sa.Engine) -> None:
     with connect(engine) as connection:
         log = make_log(connection, receivers=3)
         first, second, _ = log.receiver_ids
@@ -164,12 +164,15 @@ def test_a_position_that_is_cleaned_up_is_a_clear_error(log: Log, receiver_id: i
     ):
         with pytest.raises(ReaderPositionError, match=r"blocks 2 to 4 are cleaned up.*new checkpoint"):
             ask()
-    # A checkpoint that is ahead of the cursor is where every query stands between two commits.
+    # A checkpoint ahead of the cursor is normal: every query has one between two commits.
     assert len(blocks_between(log.connection, reader.reader_id, {receiver_id: 6}, {receiver_id: 7})) == 1
 
 
-def test_a_receiver_that_a_checkpoint_does_not_know_is_not_read_in_part(log: Log, receiver_id: int) -> None:
-    """It came after the checkpoint, and was read and let go since: an older checkpoint can't go on."""
+def test_a_receiver_missing_from_a_checkpoint_is_not_read_in_part(log: Log, receiver_id: int) -> None:
+    """Check a receiver that was added after the checkpoint, and whose blocks were read and cleaned up since.
+
+    A query on that older checkpoint can't continue.
+    """
     reader = attach_reader(log.connection, name="a", stream="lines")
     checkpoint = dict(reader.positions)
     apply_stream(log.connection, name="lines", declaration={"source": {}, "settings": {}}, receivers=2)
@@ -189,10 +192,10 @@ def test_a_receiver_that_a_checkpoint_does_not_know_is_not_read_in_part(log: Log
     assert attach_reader(log.connection, name="a", stream="lines").positions == {receiver_id: 1, second: 4}
 
 
-def test_blocks_that_go_while_they_are_looked_up_are_no_shorter_answer(
+def test_blocks_deleted_during_the_look_up_are_an_error_and_not_a_shorter_answer(
     log: Log, engine: sa.Engine, receiver_id: int
 ) -> None:
-    """A query on an older checkpoint than its reader's cursors, which hold nothing back for it."""
+    """Check a query on a checkpoint older than its reader's cursors, which hold nothing back for it."""
     log.add_at(receiver_id, *TIMES)
     reader = attach_reader(log.connection, name="a", stream="lines", start="latest")
     with connect(engine) as asking:
@@ -213,7 +216,7 @@ def test_a_checkpoint_ahead_of_the_log_is_a_clear_error(log: Log, receiver_id: i
         next_positions(log.connection, reader.reader_id, {receiver_id: 8})
 
 
-def test_a_reader_that_was_removed_goes_on_at_its_checkpoint_unless_that_is_lost(log: Log, receiver_id: int) -> None:
+def test_a_removed_reader_resumes_at_its_checkpoint_unless_its_blocks_are_lost(log: Log, receiver_id: int) -> None:
     log.add_at(receiver_id, *TIMES)
     reader = attach_reader(log.connection, name="a", stream="lines")
     remove_reader(log.connection, "a")
@@ -263,14 +266,14 @@ def test_clean_up_waits_for_a_reader_that_is_being_attached(log: Log, engine: sa
     assert gone == [0]
 
 
-def test_what_a_removed_reader_had_read_is_no_loss(log: Log, receiver_id: int) -> None:
+def test_blocks_that_a_removed_reader_had_read_are_not_a_loss(log: Log, receiver_id: int) -> None:
     log.add_at(receiver_id, *TIMES)
     reader = attach_reader(log.connection, name="a", stream="lines")
     move_reader(log.connection, reader.reader_id, {receiver_id: 5})
     remove_reader(log.connection, "a")
     log.connection.execute(sa.text("UPDATE forebay.streams SET retention = interval '0'"))
     cleaned = clean_up_receiver(log.connection, receiver_id=receiver_id, threshold=datetime.now(UTC), max_rows=1000)
-    # Up to the newest row, which stays: of blocks 2 to 5 the reader had read three.
+    # Up to the newest row, which stays: the reader had read three of blocks 2 to 5.
     assert (cleaned.blocks, cleaned.records, cleaned.unread_records) == (5, 40, 10)
 
 

@@ -1,4 +1,4 @@
-"""Replays, blocked and discarded batches, and halted pipelines in the driver log (docs/how-to/replay.md)."""
+"""Test replays, blocked and discarded batches, and halted pipelines in the driver log (docs/how-to/replay.md)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ T1, T2, T3 = (NOON + n * INTERVAL for n in (1, 2, 3))
 
 @pytest.fixture
 def log(engine: sa.Engine) -> Iterator[Log]:
-    """Three batches of one block each."""
+    """Yield a log with three batches of one block each."""
     with connect(engine) as connection:
         made = make_log(connection)
         for time in (T1, T2, T3):
@@ -167,7 +167,7 @@ def test_w10_only_what_is_finished_can_be_replayed(log: Log) -> None:
         claim(log, 3)
 
 
-def test_a_replay_changes_its_outputs_and_nothing_of_its_batch(log: Log) -> None:
+def test_a_replay_changes_its_outputs_and_nothing_else_of_its_batch(log: Log) -> None:
     finish(log, T1)
     before = log.connection.execute(STATS).all()
     number = claim_replay(log)
@@ -203,7 +203,7 @@ def test_a_zombie_replay_commits_and_completes_nothing(log: Log) -> None:
 
 
 def test_a_replay_is_in_nobodys_way(log: Log) -> None:
-    """It is no unfinished batch, uses no attempt up, and back pressure reckons with the run alone."""
+    """Check that it is no unfinished batch and uses up no attempt, and that back pressure counts only the run."""
     finish(log, T1, T2, T3)
     first = completed_batches(
         log.connection, pipeline_id=log.pipeline_id, stream_id=log.stream_id, after=NOON, limit=10
@@ -246,7 +246,7 @@ def test_a_quarantined_batch_is_completed_when_all_its_outputs_are_committed(log
     assert log.connection.execute(sa.text("SELECT count(*) FROM forebay.kept_blocks")).scalar_one() == 0
 
 
-def test_a_row_follows_the_targets_commit_of_an_attempt_that_has_ended_and_never_goes_back(log: Log) -> None:
+def test_a_row_follows_the_targets_commit_of_an_ended_attempt_and_never_goes_back(log: Log) -> None:
     def follow(attempt: int, time: datetime = T1) -> bool:
         return outputs.follow_commit(
             log.connection,
@@ -332,7 +332,7 @@ def test_w09_a_replay_that_runs_holds_clean_up_back_with_its_window(log: Log) ->
 
 
 def test_a_replay_and_clean_up_decide_in_the_order_of_the_receivers_lock(log: Log, engine: sa.Engine) -> None:
-    """Clean-up waits for a claim that has the lock, and then sees it: nothing that it needs is taken."""
+    """Check that clean-up waits for a claim that has the lock, then sees it and deletes nothing that it needs."""
     finish(log, T1, T2, T3)
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET retention = interval '0'"))
     cleaned: list[int] = []
@@ -409,7 +409,7 @@ def test_a_pipeline_halts_at_a_quarantined_batch_only_where_it_is_declared(log: 
     assert halted(log) == T2
 
 
-def test_a_replay_or_a_discard_of_what_halted_it_lets_a_pipeline_go_on(log: Log) -> None:
+def test_a_replay_or_a_discard_of_the_halting_batch_lets_a_pipeline_continue(log: Log) -> None:
     declare_halting(log)
     quarantine(log, T1, T2)
     number = claim_replay(log)
@@ -439,7 +439,7 @@ def test_a_start_lifts_the_halt_and_a_restart_of_the_system_does_not(log: Log) -
     assert start_pipelines(log.connection) == []
 
 
-def test_the_tracker_ends_a_replay_whose_process_fell_silent(log: Log, engine: sa.Engine) -> None:
+def test_the_tracker_ends_a_replay_of_a_silent_process(log: Log, engine: sa.Engine) -> None:
     finish(log, T1)
     number = claim_replay(log)
     now = [1000.0]
@@ -452,8 +452,8 @@ def test_the_tracker_ends_a_replay_whose_process_fell_silent(log: Log, engine: s
     assert claim_replay(log, run_id="next") == number + 1
 
 
-def test_an_older_batch_that_is_quarantined_after_a_newer_one_halts_the_pipeline_too(log: Log) -> None:
-    """With several batches at a time: what comes out again lifts its own halt, and not the other's."""
+def test_an_older_batch_quarantined_after_a_newer_one_halts_the_pipeline_too(log: Log) -> None:
+    """Check with several concurrent batches: a replayed batch lifts its own halt, and not the other's."""
     declare_halting(log)
     quarantine(log, T2, T1)
     assert halted(log) == T1
@@ -465,8 +465,8 @@ def test_an_older_batch_that_is_quarantined_after_a_newer_one_halts_the_pipeline
 
 
 @pytest.mark.parametrize("is_replay", [False, True])
-def test_no_run_begins_for_a_pipeline_that_is_being_removed(log: Log, engine: sa.Engine, is_replay: bool) -> None:
-    """Clean-up keeps nothing for it from then on, and the run would bring out what is left of its blocks."""
+def test_no_run_begins_for_a_pipeline_being_removed(log: Log, engine: sa.Engine, is_replay: bool) -> None:
+    """Check because clean-up keeps nothing for it from then on, and a run would output only its remaining blocks."""
     if is_replay:
         finish(log, T1)
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))

@@ -1,4 +1,4 @@
-"""The three roles: each does its whole job by the statements that the product makes, and nothing more."""
+"""Test the three roles: each does its whole job with the statements of the product, and nothing more."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def owner(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextmanager
 def acting_as(engine: sa.Engine, role: str) -> Iterator[sa.Connection]:
-    """A connection that has the rights of `role` alone."""
+    """Yield a connection that has the rights of `role` alone."""
     with connect(engine) as connection:
         connection.exec_driver_sql(f"SET ROLE {role}")
         try:
@@ -142,7 +142,7 @@ def test_a_receiver_process_and_its_agent_do_their_job(engine: sa.Engine, owner:
             connection, receiver_id=receiver, epoch=claimed.epoch, kind=ReceiverEventKind.ERROR, message="a test"
         )
         assert [steering.receiver_id for steering in heartbeat(connection, process_id=process, receiver_ids=[receiver])]
-        # Its successor salvages a second segment of the first.
+        # Its successor salvages a second segment of the first process.
         left = open_segment(
             connection, receiver_id=receiver, epoch=claimed.epoch, path="a/c", source_rule="not_sent_again"
         )
@@ -351,7 +351,7 @@ EVERYONE = [
 
 
 @pytest.mark.parametrize("role", FORBIDDEN)
-def test_what_a_role_must_not_do_is_refused(engine: sa.Engine, owner: sa.Connection, role: str) -> None:
+def test_forbidden_statements_of_a_role_are_refused(engine: sa.Engine, owner: sa.Connection, role: str) -> None:
     make_log(owner)
     allowed = []
     with acting_as(engine, role) as connection:
@@ -364,7 +364,7 @@ def test_what_a_role_must_not_do_is_refused(engine: sa.Engine, owner: sa.Connect
                 code = None
             if code != INSUFFICIENT_PRIVILEGE:
                 allowed.append((statement, code))
-    # A GRANT of what one may not pass on is a warning, not an error.
+    # A GRANT of a right that the role may not pass on is a warning, not an error.
     assert allowed in ([], [("GRANT SELECT ON forebay.blocks TO PUBLIC", None)])
     assert (
         owner.execute(
@@ -377,7 +377,7 @@ def test_what_a_role_must_not_do_is_refused(engine: sa.Engine, owner: sa.Connect
     )
 
 
-def test_every_function_is_the_owners_with_a_pinned_path_and_nobody_elses(owner: sa.Connection) -> None:
+def test_every_function_belongs_to_the_owner_alone_with_a_pinned_path(owner: sa.Connection) -> None:
     rows = owner.execute(
         sa.text(
             "SELECT proname, prosecdef, proconfig, coalesce(proacl::text, 'everybody') AS rights FROM pg_proc "
@@ -388,7 +388,7 @@ def test_every_function_is_the_owners_with_a_pinned_path_and_nobody_elses(owner:
     for row in rows:
         assert row.prosecdef, row.proname
         assert "search_path=forebay, pg_temp" in row.proconfig, row.proname
-        # An entry without a name is PUBLIC's.
+        # An entry without a name belongs to PUBLIC.
         assert row.rights != "everybody", row.proname
         assert "{=" not in row.rights, row.proname
         assert ",=" not in row.rights, row.proname
@@ -407,10 +407,10 @@ def test_a_login_without_a_role_sees_nothing(postgres_server: TestServer, owner:
         owner.exec_driver_sql(f"DROP ROLE {name}")
 
 
-def test_who_may_make_no_roles_migrates_without_them_and_is_told(
+def test_a_user_without_createrole_migrates_without_roles_and_gets_a_warning(
     postgres_server: TestServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With names of their own: a cluster's roles are everybody's, also other tests'."""
+    """Check with unique role names, because a cluster's roles are shared with other tests."""
     name = f"forebay_migrator_{os.getpid()}"
     absent = f"forebay_absent_{os.getpid()}"
     with postgres_server.database(migrated=False) as url:
@@ -434,7 +434,7 @@ def test_who_may_make_no_roles_migrates_without_them_and_is_told(
         engine.dispose()
 
 
-def test_a_downgrade_leaves_the_roles_to_other_databases_and_no_right_behind(
+def test_a_downgrade_keeps_the_roles_for_other_databases_and_leaves_no_right(
     engine: sa.Engine, owner: sa.Connection, database_url: str
 ) -> None:
     owner.commit()
@@ -456,7 +456,7 @@ def test_a_downgrade_leaves_the_roles_to_other_databases_and_no_right_behind(
         assert read_leadership(connection) == Leadership(0, 0, None)
 
 
-def test_installing_again_takes_away_what_was_granted_beside(engine: sa.Engine, owner: sa.Connection) -> None:
+def test_installing_again_revokes_additional_rights(engine: sa.Engine, owner: sa.Connection) -> None:
     owner.exec_driver_sql(f"GRANT DELETE ON forebay.blocks TO {OPERATOR}")
     assert roles.install(owner, FUNCTIONS) == []
     with acting_as(engine, OPERATOR) as connection, pytest.raises(ProgrammingError, match="permission denied"):

@@ -1,4 +1,4 @@
-"""The queue of runs for batch drivers: who may be given runs, who has one, and what is known of it."""
+"""Test the queue of runs for batch drivers: which drivers get runs, which one has a run, and what is known of it."""
 
 from __future__ import annotations
 
@@ -96,21 +96,21 @@ def test_a_run_that_is_handed_over_again_stays_where_it_is(connection: sa.Connec
         (BatchDriverState.DRAINING, False),
     ],
 )
-def test_who_counts_as_a_driver(connection: sa.Connection, state: BatchDriverState, takes: bool) -> None:
+def test_which_states_count_as_a_driver(connection: sa.Connection, state: BatchDriverState, takes: bool) -> None:
     driver(connection, state)
     assert enqueue_run(connection, run_id="r1", location=LOCATION) is takes
     assert (state_of(connection, "r1") is not None) is takes
     assert has_ready_driver(connection, location=LOCATION) is (state is BatchDriverState.READY)
 
 
-def test_nobody_is_waited_for_who_starts_for_ever(connection: sa.Connection) -> None:
+def test_a_driver_that_never_gets_ready_is_not_waited_for(connection: sa.Connection) -> None:
     driver(connection, BatchDriverState.STARTING)
     connection.execute(sa.text("UPDATE forebay.batch_drivers SET since = since - interval '2 minutes'"))
     assert not enqueue_run(connection, run_id="r1", location=LOCATION)
 
 
 @pytest.mark.parametrize("reason", [CRASHED, LEFT])
-def test_one_that_died_at_work_counts_for_a_moment_for_another_is_being_started(
+def test_a_driver_that_died_at_work_counts_for_a_moment_because_a_successor_starts(
     connection: sa.Connection, reason: str
 ) -> None:
     process_id = driver(connection)
@@ -120,7 +120,7 @@ def test_one_that_died_at_work_counts_for_a_moment_for_another_is_being_started(
     assert not enqueue_run(connection, run_id="r2", location=LOCATION)
 
 
-def test_nobody_is_waited_for_who_dies_of_starting(connection: sa.Connection) -> None:
+def test_a_driver_that_crashes_at_its_start_is_not_waited_for(connection: sa.Connection) -> None:
     first = driver(connection, BatchDriverState.STARTING)
     deregister_process(connection, first, CRASHED)
     driver(connection, BatchDriverState.STARTING)
@@ -131,7 +131,7 @@ def test_nobody_is_waited_for_who_dies_of_starting(connection: sa.Connection) ->
     assert enqueue_run(connection, run_id="r1", location=LOCATION)
 
 
-def test_a_driver_of_another_location_and_a_dead_one_are_no_drivers(connection: sa.Connection) -> None:
+def test_a_driver_of_another_location_and_a_dead_one_do_not_count(connection: sa.Connection) -> None:
     driver(connection, location="elsewhere")
     dead = driver(connection)
     deregister_process(connection, dead)
@@ -139,7 +139,7 @@ def test_a_driver_of_another_location_and_a_dead_one_are_no_drivers(connection: 
     assert not has_ready_driver(connection, location=LOCATION)
 
 
-def test_the_one_that_waits_longest_comes_first(connection: sa.Connection) -> None:
+def test_the_longest_waiting_run_comes_first(connection: sa.Connection) -> None:
     process_id = driver(connection)
     for run_id in ("b", "a", "c"):
         enqueue_run(connection, run_id=run_id, location=LOCATION)
@@ -161,7 +161,7 @@ def test_two_drivers_that_race_never_get_the_same_run(engine: sa.Engine) -> None
             first = claim_run(mine, process_id=process_id, location=LOCATION)
             assert first is not None
             claimed[process_id].append(first)
-            # Else one of them might get nothing while its thread is not let run.
+            # Otherwise one of them might get nothing because its thread is not scheduled.
             barrier.wait()
             while (run_id := claim_run(mine, process_id=process_id, location=LOCATION)) is not None:
                 claimed[process_id].append(run_id)
@@ -175,7 +175,7 @@ def test_two_drivers_that_race_never_get_the_same_run(engine: sa.Engine) -> None
     assert all(claimed.values()), "one of them got nothing: there was no race"
 
 
-def test_a_driver_that_was_declared_dead_claims_nothing(connection: sa.Connection) -> None:
+def test_a_driver_declared_dead_claims_nothing(connection: sa.Connection) -> None:
     process_id = driver(connection)
     enqueue_run(connection, run_id="r1", location=LOCATION)
     deregister_process(connection, process_id)
@@ -194,7 +194,7 @@ def test_a_run_is_lost_with_its_driver(connection: sa.Connection) -> None:
     assert "pid 4711 on here" in worker.driver
 
 
-def test_a_run_that_waits_is_abandoned_when_no_driver_is_left(connection: sa.Connection) -> None:
+def test_a_waiting_run_is_abandoned_when_no_driver_is_left(connection: sa.Connection) -> None:
     process_id = driver(connection)
     enqueue_run(connection, run_id="r1", location=LOCATION)
     deregister_process(connection, process_id)
@@ -204,7 +204,7 @@ def test_a_run_that_waits_is_abandoned_when_no_driver_is_left(connection: sa.Con
     assert claim_run(connection, process_id=successor, location=LOCATION) == "r1"
 
 
-def test_a_run_is_taken_back_only_while_it_waits(connection: sa.Connection) -> None:
+def test_a_run_is_withdrawn_only_while_it_waits(connection: sa.Connection) -> None:
     process_id = driver(connection)
     enqueue_run(connection, run_id="waits", location=LOCATION)
     assert withdraw_run(connection, "waits")
@@ -214,7 +214,7 @@ def test_a_run_is_taken_back_only_while_it_waits(connection: sa.Connection) -> N
     assert not withdraw_run(connection, "claimed")
 
 
-def test_only_a_driver_that_lives_is_asked_to_cancel(connection: sa.Connection) -> None:
+def test_only_a_living_driver_is_asked_to_cancel(connection: sa.Connection) -> None:
     process_id = driver(connection)
     enqueue_run(connection, run_id="r1", location=LOCATION)
     assert not request_cancel(connection, "r1"), "nobody has it yet"
@@ -227,7 +227,7 @@ def test_only_a_driver_that_lives_is_asked_to_cancel(connection: sa.Connection) 
     assert not is_cancel_requested(connection, "never seen")
 
 
-def test_who_listens_hears_of_new_runs_and_of_cancellations(engine: sa.Engine, connection: sa.Connection) -> None:
+def test_a_listener_gets_new_runs_and_cancellations(engine: sa.Engine, connection: sa.Connection) -> None:
     process_id = driver(connection)
     listening = Notifications(engine, [QUEUED_CHANNEL, CANCEL_CHANNEL])
     assert listening.wait(0) == []
@@ -239,7 +239,7 @@ def test_who_listens_hears_of_new_runs_and_of_cancellations(engine: sa.Engine, c
     listening.close()
 
 
-def test_who_listens_does_so_anew_after_its_session_was_cut(engine: sa.Engine, connection: sa.Connection) -> None:
+def test_a_listener_listens_again_after_its_session_was_cut(engine: sa.Engine, connection: sa.Connection) -> None:
     driver(connection)
     listening = Notifications(engine, [QUEUED_CHANNEL])
     listening.wait(0)
@@ -261,7 +261,7 @@ def test_who_listens_does_so_anew_after_its_session_was_cut(engine: sa.Engine, c
     listening.close()
 
 
-def test_what_dead_drivers_left_goes_after_an_hour(connection: sa.Connection) -> None:
+def test_runs_of_dead_drivers_are_deleted_after_an_hour(connection: sa.Connection) -> None:
     dead = driver(connection)
     enqueue_run(connection, run_id="r1", location=LOCATION)
     claim_run(connection, process_id=dead, location=LOCATION)
@@ -275,7 +275,7 @@ def test_what_dead_drivers_left_goes_after_an_hour(connection: sa.Connection) ->
     assert state_of(connection, "r1") is None
 
 
-def test_a_run_that_a_driver_could_not_finish_goes_after_an_hour_though_the_driver_signed_off(
+def test_an_unfinished_run_is_deleted_after_an_hour_even_if_its_driver_signed_off(
     connection: sa.Connection,
 ) -> None:
     dead = driver(connection)
@@ -293,8 +293,8 @@ def test_a_run_that_a_driver_could_not_finish_goes_after_an_hour_though_the_driv
     assert state_of(connection, "r1") is None
 
 
-def test_a_run_of_a_driver_that_is_forgotten_is_lost_and_goes_with_the_next_driver(connection: sa.Connection) -> None:
-    """Clean-up forgets ended processes; a run must not seem to run for ever by that."""
+def test_a_run_of_a_forgotten_driver_is_lost_and_deleted_with_the_next_driver(connection: sa.Connection) -> None:
+    """Check because clean-up forgets ended processes: a run must not seem to run forever because of that."""
     forgotten = driver(connection)
     enqueue_run(connection, run_id="r1", location=LOCATION)
     claim_run(connection, process_id=forgotten, location=LOCATION)
@@ -311,12 +311,12 @@ def test_a_driver_that_ends_leaves_no_row(connection: sa.Connection) -> None:
     assert not has_ready_driver(connection, location=LOCATION)
 
 
-def test_who_enqueues_is_before_or_after_a_driver_that_stops_taking_runs(engine: sa.Engine) -> None:
-    """The driver's last look comes after its word: a run that counted on it is there by then."""
+def test_an_enqueue_is_before_or_after_a_driver_stops_taking_runs(engine: sa.Engine) -> None:
+    """Check because the driver looks a last time after it reports DRAINING: a run that counted on it is there then."""
     with connect(engine) as connection:
         process_id = driver(connection)
     with engine.connect().execution_options(isolation_level="READ COMMITTED") as held:
-        # As `enqueue_run` in the middle of its statement.
+        # Stands for `enqueue_run` in the middle of its statement.
         held.execute(sa.text("SELECT FROM forebay.batch_drivers WHERE process_id = :id FOR SHARE"), {"id": process_id})
         said = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Source positions and idempotency keys: they go in with their block, or the block does not (W01; notes 4, 5)."""
+"""Test source positions and idempotency keys: they go in with their block, or not at all (W01; notes 4, 5)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def opened(log: Log, receiver_id: int, start: int = START, partition: str = "0")
 
 
 def chain(log: Log, partition: str = "0") -> list[tuple[int, int, int, str, int, int]]:
-    """The partition's links as (generation, from, to, kind, receiver, sequence)."""
+    """Return the partition's links as (generation, from, to, kind, receiver, sequence)."""
     return [
         tuple(row)
         for row in log.connection.execute(
@@ -105,7 +105,7 @@ def sequences(log: Log, receiver_id: int) -> list[int]:
 
 @contextmanager
 def uncommitted(engine: sa.Engine, added: NewBlock) -> Iterator[psycopg2.extensions.connection]:
-    """`added` as another process's call that is not committed yet; the caller commits."""
+    """Add `added` in another process's call that is not committed yet; the caller commits."""
     [moved] = added.links or (link(0, 1),)
     raw = engine.raw_connection()
     try:
@@ -169,7 +169,7 @@ def test_w01_a_retry_after_a_lost_answer_moves_the_position_once(log: Log, first
 
 
 def test_the_chain_of_links_is_per_partition_and_not_per_receiver(log: Log, first: Claim, second: Claim) -> None:
-    """A rebalance goes there and back; who still believes in an older position is refused and told the log's."""
+    """Check a rebalance there and back: a receiver with an older position is refused and gets the log's."""
     opened(log, first.receiver_id)
     add(log.connection, linked(first, 2, link(500, 510)))
     assert opened(log, second.receiver_id) == Position(0, 510)
@@ -182,14 +182,14 @@ def test_the_chain_of_links_is_per_partition_and_not_per_receiver(log: Log, firs
     assert [row[1:3] for row in chain(log)] == [(ORIGIN, 500), (500, 510), (510, 520), (520, 530)]
 
 
-def test_a_link_needs_an_origin_before_it(log: Log, first: Claim) -> None:
+def test_a_link_requires_an_origin_before_it(log: Log, first: Claim) -> None:
     result = add(log.connection, linked(first, 2, link(500, 510)))
     assert result.outcome is AddOutcome.OFFSET_CONFLICT
     assert "the log is at no position" in (result.detail or "")
 
 
 def test_two_receivers_that_start_at_latest_together_get_one_position(engine: sa.Engine, log: Log) -> None:
-    """Both looked up "latest" for themselves, at 500 and 507; one origin counts for both."""
+    """Check with receivers that looked up "latest" separately, e.g. at 500 and 507: one origin counts for all."""
     together = threading.Barrier(3)
 
     def start(number: int) -> Position:
@@ -238,7 +238,7 @@ def test_a_reset_backwards_opens_the_next_generation(log: Log, first: Claim, sec
     reset = linked(first, 3, origin(0, generation=1), link(0, 5, generation=1))
     assert add(log.connection, reset).outcome is AddOutcome.ADDED
     assert opened(log, second.receiver_id) == Position(1, 5)
-    # Neither the old generation, nor one that is opened a second time, nor one that leaves a number out.
+    # Refused are the old generation, a generation opened twice, and one that skips a number.
     for refused in (link(510, 520), origin(0, generation=1), origin(0, generation=3), link(5, 9, generation=2)):
         assert add(log.connection, linked(second, 2, refused)).outcome is AddOutcome.OFFSET_CONFLICT, refused
     assert add(log.connection, linked(second, 2, link(5, 9, generation=1))).outcome is AddOutcome.ADDED
@@ -258,7 +258,7 @@ def test_a_lost_range_is_a_link_of_its_own(log: Log, first: Claim) -> None:
     ]
 
 
-def test_several_blocks_of_one_call_go_on_in_one_partition(log: Log, first: Claim) -> None:
+def test_several_blocks_of_one_call_continue_in_one_partition(log: Log, first: Claim) -> None:
     opened(log, first.receiver_id)
     opened(log, first.receiver_id, start=0, partition="eu-west")
     group = [
@@ -282,7 +282,7 @@ def test_a_break_within_a_call_adds_none_of_the_receivers_blocks(log: Log, first
     assert (sequences(log, first.receiver_id), len(chain(log))) == ([1], 1)
 
 
-def test_two_receivers_of_one_call_for_one_partition_the_first_has_it(log: Log, first: Claim, second: Claim) -> None:
+def test_the_first_of_two_receivers_in_one_call_gets_the_partition(log: Log, first: Claim, second: Claim) -> None:
     opened(log, first.receiver_id)
     results = add_blocks(log.connection, [linked(second, 2, link(500, 505)), linked(first, 2, link(500, 510))])
     assert [(r.receiver_id, r.outcome) for r in results] == [
@@ -291,7 +291,7 @@ def test_two_receivers_of_one_call_for_one_partition_the_first_has_it(log: Log, 
     ]
 
 
-def test_streams_and_sources_have_positions_of_their_own(log: Log, first: Claim) -> None:
+def test_streams_and_sources_have_their_own_positions(log: Log, first: Claim) -> None:
     opened(log, first.receiver_id)
     add(log.connection, linked(first, 2, link(500, 510)))
     other = make_log(log.connection, pipeline="other", stream="other")
@@ -304,10 +304,13 @@ def test_streams_and_sources_have_positions_of_their_own(log: Log, first: Claim)
     assert opened(log, first.receiver_id) == Position(0, 510)
 
 
-def test_of_two_receivers_that_race_for_a_partition_the_later_adds_no_block(
+def test_the_later_of_two_receivers_that_race_for_a_partition_adds_no_block(
     engine: sa.Engine, log: Log, first: Claim, second: Claim
 ) -> None:
-    """Both compared before either committed: the key refuses the call as a whole, and alone the outcome has a name."""
+    """Check the case that both compare before either commits.
+
+    The key refuses the call as a whole; for each block alone the outcome has a name.
+    """
     opened(log, first.receiver_id)
     bystander = claim_anew(log.connection, log.receiver_ids[2])
     group = [linked(second, 2, link(500, 505)), block(bystander, 2)]
@@ -342,8 +345,8 @@ def test_a_rival_that_rolls_back_leaves_the_partition_to_the_other(
     assert sequences(log, first.receiver_id) == [1]
 
 
-def test_receivers_that_exchange_partitions_put_every_position_in_one_block(engine: sa.Engine, log: Log) -> None:
-    """Each believes that it owns all partitions, as in a rebalance that never settles."""
+def test_receivers_that_exchange_partitions_put_each_position_in_one_block(engine: sa.Engine, log: Log) -> None:
+    """Check with receivers that each believe that they own all partitions, as in a rebalance that never settles."""
     partitions = [str(number) for number in range(4)]
 
     def read(receiver_id: int) -> list[tuple[str, int, int]]:
@@ -398,7 +401,7 @@ def test_fenced_comes_before_conflict(log: Log, first: Claim) -> None:
     opened(log, first.receiver_id)
     add(log.connection, block(first, 2))
     claim_anew(log.connection, first.receiver_id)
-    # Number 2 is another block, 3 is the successor's marker; link and key are wrong besides.
+    # Number 2 is another block, 3 is the successor's marker; link and key are wrong as well.
     for sequence in (2, 3):
         wrong = replace(linked(first, sequence, link(1, 2), offset=7), keys=("k",))
         assert add(log.connection, wrong).outcome is AddOutcome.FENCED
@@ -428,7 +431,7 @@ def test_duplicate_keys_and_offset_conflict_come_before_a_gap(log: Log, first: C
 def test_a_predecessor_committed_after_the_inserts_snapshot_is_again_and_not_a_gap(
     engine: sa.Engine, log: Log, first: Claim
 ) -> None:
-    """A trigger holds the INSERT between its snapshot and its reading, and the predecessor commits meanwhile."""
+    """Check with a trigger that holds the INSERT between its snapshot and its read while the predecessor commits."""
     log.connection.execute(
         sa.text(
             "CREATE FUNCTION wait_for_test() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -467,7 +470,7 @@ def test_a_known_key_refuses_the_block_and_names_itself(log: Log, first: Claim, 
     assert add(log.connection, keyed(second, 2, "c")).outcome is AddOutcome.ADDED
 
 
-def test_a_keys_stream_is_its_own(log: Log, first: Claim) -> None:
+def test_keys_are_per_stream(log: Log, first: Claim) -> None:
     add(log.connection, keyed(first, 2, "a"))
     other = make_log(log.connection, pipeline="other", stream="other")
     [receiver_id] = set(other.receiver_ids) - set(log.receiver_ids)
@@ -480,10 +483,10 @@ def test_w02_a_retry_of_a_block_with_keys_is_already_added_and_no_duplicate(log:
     assert add(log.connection, *group).outcome is AddOutcome.ALREADY_ADDED
 
 
-def test_two_receivers_race_with_one_key_and_the_later_one_is_named_alone(
+def test_the_later_of_two_receivers_that_race_with_one_key_is_refused(
     engine: sa.Engine, log: Log, first: Claim, second: Claim
 ) -> None:
-    """A sender that got no answer tried the other receiver at once."""
+    """Check with a sender that got no answer and tried the other receiver at once."""
     with (
         uncommitted(engine, keyed(first, 2, "a")) as other,
         ThreadPoolExecutor(1) as pool,
@@ -498,17 +501,15 @@ def test_two_receivers_race_with_one_key_and_the_later_one_is_named_alone(
     assert add(log.connection, keyed(second, 2, "a", "b")).outcome is AddOutcome.DUPLICATE_KEYS
 
 
-def test_a_key_that_stands_twice_in_a_call_adds_nothing(log: Log, first: Claim) -> None:
-    """Who makes blocks leaves the second out: no answer could say which of the two to write."""
+def test_a_key_twice_in_a_call_adds_nothing(log: Log, first: Claim) -> None:
+    """Check because no answer could say which of the two to write; the code that makes blocks omits the second."""
     with pytest.raises(sa.exc.IntegrityError, match="record_keys"):
         add(log.connection, keyed(first, 2, "a"), keyed(first, 3, "a"))
     assert sequences(log, first.receiver_id) == [1]
 
 
-def test_many_keys_are_compared_by_the_index_though_the_plan_is_as_old_as_the_empty_table(
-    log: Log, first: Claim
-) -> None:
-    """Compared each with all, they take longer than a statement may."""
+def test_many_keys_are_compared_by_the_index_even_with_a_plan_for_the_empty_table(log: Log, first: Claim) -> None:
+    """Check because comparing each key with all would take longer than the statement timeout."""
     for sequence in range(2, 10):
         assert add(log.connection, keyed(first, sequence, f"{sequence}")).outcome is AddOutcome.ADDED
         assert known_keys(log.connection, receiver_id=first.receiver_id, keys=["2", "x"]) == {"2"}

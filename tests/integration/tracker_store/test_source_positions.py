@@ -1,4 +1,4 @@
-"""Sources of very many partitions: all positions at once, who shares them, and what is over is forgotten."""
+"""Test sources with very many partitions: all positions in one call, the sharing receivers, and forgetting old ones."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def new(partition: str, end: int, source: str = "files") -> tuple[OffsetLink, Of
     )
 
 
-def test_all_positions_of_a_source_come_at_once(log: Log) -> None:
+def test_all_positions_of_a_source_are_returned_at_once(log: Log) -> None:
     claimed = claim_anew(log.connection, log.receiver_ids[0])
-    # An origin may come with the block, so that nobody need be asked of a file that is new.
+    # An origin may come with the block, so that a new file requires no call of its own.
     add(log, claimed, 2, *new("a", 10), *new("b", 20), *new("other", 5, source="topic"))
     add(log, claimed, 3, OffsetLink("files", "a", 0, 10, 30), OffsetLink("files", "b", 1, ORIGIN, 0, LinkKind.ORIGIN))
     open_partition(log.connection, receiver_id=log.receiver_ids[1], source="files", partition="c", start_offset=7)
@@ -55,14 +55,14 @@ def test_all_positions_of_a_source_come_at_once(log: Log) -> None:
     assert source_positions(log.connection, receiver_id=log.receiver_ids[0], source="none") == {}
 
 
-def test_two_receivers_that_begin_a_partition_by_their_blocks_conflict(log: Log) -> None:
+def test_two_receivers_that_begin_a_partition_with_their_blocks_conflict(log: Log) -> None:
     first, second = (claim_anew(log.connection, receiver_id) for receiver_id in log.receiver_ids)
     add(log, first, 2, *new("a", 10))
     with pytest.raises(OffsetConflictError):
         add(log, second, 2, *new("a", 20))
 
 
-def test_what_is_forgotten_is_gone_whole_and_nobody_goes_on_from_there(log: Log) -> None:
+def test_a_forgotten_partition_is_gone_completely_and_no_receiver_continues_from_it(log: Log) -> None:
     claimed = claim_anew(log.connection, log.receiver_ids[0])
     add(log, claimed, 2, *new("a", 10), *new("b", 10))
     add(log, claimed, 3, OffsetLink("files", "b", 0, 10, 20))
@@ -80,7 +80,7 @@ def test_what_is_forgotten_is_gone_whole_and_nobody_goes_on_from_there(log: Log)
         add(log, claimed, 4, OffsetLink("files", "a", 0, 10, 20))
 
 
-def test_peers_are_the_active_receivers_whose_processes_live(log: Log) -> None:
+def test_peers_are_the_active_receivers_of_living_processes(log: Log) -> None:
     own, other = log.receiver_ids
     assert peers_of(log.connection, receiver_id=own) == []
     processes = {

@@ -1,6 +1,6 @@
-"""Each statement of a leader's, sent in a term that is over, changes nothing (docs/explanation/driver-log.md).
+"""Check that each statement that a leader sends in a past term changes nothing (docs/explanation/driver-log.md).
 
-Two ways to be late: the next leader is there already, or takes over while the statement waits for its lock.
+A statement is late in two ways: the next leader is already there, or takes over while the statement waits for its lock.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def agent(log: Log) -> int:
 
 
 def completed_blocks(log: Log) -> int:
-    """Some that may go; the receiver's id."""
+    """Complete some blocks that clean-up may delete; return the receiver's id."""
     receiver_id = log.receiver_ids[0]
     log.add_at(receiver_id, *(NOON + timedelta(seconds=n) for n in (1, 2, 3)))
     log.tracker.allocate_blocks_to_batch(T1)
@@ -202,7 +202,7 @@ DECISIONS: list[Callable[[Log], Decide]] = [
 
 
 def everything(connection: sa.Connection, *, leadership: bool = True) -> dict[str, list[str]]:
-    """Every row of the driver log, by table."""
+    """Return every row of the driver log, by table."""
     tables = connection.execute(
         sa.text(
             "SELECT table_name FROM information_schema.tables WHERE table_schema = 'forebay' "
@@ -222,8 +222,8 @@ def decide_late(connection: sa.Connection, decide: Decide) -> None:
 
 
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_in_its_term_a_leader_decides(log: Log, decision: Callable[[Log], Decide]) -> None:
-    """Without this the other two tests could not fail."""
+def test_a_leader_decides_in_its_term(log: Log, decision: Callable[[Log], Decide]) -> None:
+    """Check this because otherwise the other two tests could not fail."""
     decide = decision(log)
     before = everything(log.connection)
     decide(log.connection, 1)
@@ -231,7 +231,7 @@ def test_in_its_term_a_leader_decides(log: Log, decision: Callable[[Log], Decide
 
 
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_what_comes_after_the_term_changes_nothing(log: Log, decision: Callable[[Log], Decide]) -> None:
+def test_a_statement_after_the_term_changes_nothing(log: Log, decision: Callable[[Log], Decide]) -> None:
     decide = decision(log)
     assert take_leadership(log.connection, seen=read_leadership(log.connection), holder="other") == 2
     before = everything(log.connection)

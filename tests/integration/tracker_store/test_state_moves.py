@@ -1,4 +1,4 @@
-"""Each state moves in every way that its table of transitions allows, and in no other."""
+"""Check that each state moves in every way that its table of transitions allows, and in no other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def log(engine: sa.Engine) -> Iterator[Log]:
-    """A log whose moves are recorded."""
+    """Yield a log whose moves are recorded."""
     with connect(engine) as connection:
         made = make_log(connection)
         connection.execute(sa.text(RECORDER))
@@ -53,7 +53,7 @@ def log(engine: sa.Engine) -> Iterator[Log]:
 
 
 def seen(log: Log, machine: str) -> set[tuple[str, str]]:
-    """The moves of one machine; none of any was illegal."""
+    """Return the moves of one machine, and check that no machine made an illegal one."""
     found = [(row.machine, row.old, row.new) for row in log.connection.execute(sa.text(SEEN))]
     assert illegal_moves(found) == []
     return {(old, new) for moved, old, new in found if moved == machine}
@@ -69,14 +69,14 @@ def test_every_table_with_a_state_has_its_transitions_here() -> None:
     assert len(tables) == len([name for name in vars(states) if name.endswith("_TRANSITIONS")])
 
 
-def test_a_move_that_no_table_allows_is_found(log: Log) -> None:
+def test_an_illegal_move_is_found(log: Log) -> None:
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
     moves = [(row.machine, row.old, row.new) for row in log.connection.execute(sa.text(SEEN))]
     assert illegal_moves(moves) == ["pipelines: RUNNING -> STOPPED"]
 
 
 class Batches:
-    """A batch after the other, and attempts at it."""
+    """A series of batches, and attempts at them."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -122,7 +122,7 @@ def test_batches_and_attempts_move_in_every_way_of_their_tables(log: Log) -> Non
     made = Batches(log)
     key = {"pipeline_id": log.pipeline_id}
 
-    # It claims, and fails in each way; then it is brought out.
+    # It claims and fails in each way; then it is completed.
     time = made.allocated()
     made.claim(time, 1)
     assert made.fail(time, 1) is BatchState.FAILED
@@ -160,7 +160,7 @@ def test_batches_and_attempts_move_in_every_way_of_their_tables(log: Log) -> Non
 
 
 class Receiver:
-    """The one receiver of a log, moved by each function that does."""
+    """The only receiver of a log, moved by each function that moves receivers."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -178,7 +178,7 @@ class Receiver:
         return found
 
     def move(self, state: ReceiverState) -> None:
-        """Within the assignment; ACTIVE and PAUSED name the process."""
+        """Move within the assignment; ACTIVE and PAUSED name the process."""
         holder = self.process_id if state in (ReceiverState.ACTIVE, ReceiverState.PAUSED) else None
         assert set_receiver_state(
             self.connection,
@@ -189,7 +189,7 @@ class Receiver:
         )
 
     def place(self, *then: ReceiverState) -> None:
-        """On the agent, and on to further states."""
+        """Place the receiver on the agent, and move it on to further states."""
         placed = schedule_receiver(
             self.connection, term=self.term, receiver_id=self.receiver_id, agent_id=self.agent_id, why="a test"
         )
@@ -263,7 +263,7 @@ def test_receivers_move_in_every_way_of_their_table(log: Log) -> None:
         receiver.move(inactive)
         receiver.place(*states_before, failed)
     receiver.move(inactive)
-    # One that is bound to a host, which is given up.
+    # A receiver that is bound to a host, which is forgotten.
     for states_before in [*placed, (failed,)]:
         receiver.place(*states_before)
         deregister_process(log.connection, receiver.agent_id)

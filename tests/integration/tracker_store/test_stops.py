@@ -1,4 +1,4 @@
-"""Stopping and starting pipelines in the driver log: what is waited for, and what goes on (K12, S04, W19)."""
+"""Test stopping and starting pipelines in the driver log: what a stop waits for, and what continues (K12, S04, W19)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def term(log: Log) -> int:
 
 
 def run_receiver(log: Log, term: int) -> tuple[int, int]:
-    """Place the log's receiver and let a process claim it; returns its assignment and process."""
+    """Place the log's receiver and let a process claim it; return its assignment and process."""
     agent = register_process(log.connection, kind=ProcessKind.AGENT, name="a", host="h", pid=1, slots=4)
     [receiver] = log.receiver_ids
     schedule_receiver(log.connection, term=term, receiver_id=receiver, agent_id=agent, why="")
@@ -73,7 +73,7 @@ def run_receiver(log: Log, term: int) -> tuple[int, int]:
 
 
 def end_receiver(log: Log, assignment: int) -> None:
-    """As its process does when everything is registered."""
+    """End the receiver as its process does when everything is registered."""
     [receiver] = log.receiver_ids
     assert set_receiver_state(
         log.connection, receiver_id=receiver, assignment=assignment, state=ReceiverState.INACTIVE, reason="stopped"
@@ -98,7 +98,7 @@ def test_k12_s04_a_pipeline_is_stopped_only_when_receiver_blocks_and_batches_are
     [steering] = heartbeat(log.connection, process_id=process, receiver_ids=[receiver])
     assert steering.desired_state is DesiredState.STOPPED, "its process is told"
 
-    # It drains: one more block, registered after the stop was asked for.
+    # It drains: it registers one more block after the stop was requested.
     add(log.connection, block(claimed, claimed.sequence + 2, segment_id=1))
     assert advance_stops(log.connection, term=term) == []
     [progress] = stop_progress(log.connection, ["words"])
@@ -106,7 +106,7 @@ def test_k12_s04_a_pipeline_is_stopped_only_when_receiver_blocks_and_batches_are
 
     end_receiver(log, assignment)
     assert advance_stops(log.connection, term=term) == [], "records wait"
-    # The next boundary after its last block, which the sensor comes to.
+    # The next boundary after its last block, which the sensor reaches.
     log.connection.execute(sa.text("UPDATE forebay.blocks SET added_at = :noon"), {"noon": NOON})
     time = NOON + INTERVAL
     log.tracker.allocate_blocks_to_batch(time)
@@ -142,7 +142,7 @@ def test_a_stop_asked_for_again_changes_nothing_and_a_start_takes_it_back(log: L
     assert start_pipelines(log.connection) == []
 
 
-def test_what_an_operator_had_wanted_of_a_receiver_holds_again_after_the_start(log: Log, term: int) -> None:
+def test_an_operators_desired_state_of_a_receiver_applies_again_after_the_start(log: Log, term: int) -> None:
     [receiver] = log.receiver_ids
     set_desired_state(log.connection, receiver_id=receiver, desired=DesiredState.PAUSED)
     stop_pipelines(log.connection)
@@ -156,7 +156,7 @@ def test_what_an_operator_had_wanted_of_a_receiver_holds_again_after_the_start(l
 
 
 def test_a_stream_that_another_pipeline_reads_goes_on(log: Log, term: int) -> None:
-    """What had come before the stop gets its batch; what comes later waits behind the stopped pipeline's cursor."""
+    """Check that blocks from before the stop get their batch; later ones wait behind the stopped pipeline's cursor."""
     [receiver] = log.receiver_ids
     claimed = log.add_at(receiver, NOON)
     run_receiver(log, term)
@@ -176,7 +176,7 @@ def test_a_stream_that_another_pipeline_reads_goes_on(log: Log, term: int) -> No
     add(log.connection, block(claimed, claimed.sequence + 2, segment_id=1))
     assert advance_stops(log.connection, term=term) == [("pipeline stopped", log.pipeline_id)]
     assert not all_ended(log.connection), "one of two, and not asked to end the system"
-    # It starts where it stopped: the interval of what waits is not skipped.
+    # It starts where it stopped: the interval of the waiting blocks is not skipped.
     start_pipelines(log.connection, names=["words"])
     assert batch_times(log.connection, log.pipeline_id).last == time
     assert log.tracker.has_unallocated_blocks()
@@ -191,10 +191,10 @@ def complete(log: Log, time: object) -> None:
     )
 
 
-def test_after_a_stop_the_intervals_in_between_are_no_batches(log: Log, term: int) -> None:
+def test_after_a_stop_the_intervals_in_between_make_no_batches(log: Log, term: int) -> None:
     stop_pipelines(log.connection)
     advance_stops(log.connection, term=term)
-    # Not the newest boundary after the start: another may have passed by then.
+    # Not the newest boundary after the start, because another may have passed by then.
     before = batch_times(log.connection, log.pipeline_id)
     assert before.last == NOON, "long ago"
     start_pipelines(log.connection)
@@ -215,7 +215,7 @@ def test_a_receiver_that_was_placed_and_never_claimed_is_not_waited_for(log: Log
     ]
 
 
-def test_a_receiver_that_still_drains_after_it_was_taken_from_its_agent_is_waited_for(log: Log, term: int) -> None:
+def test_a_receiver_taken_from_its_agent_is_waited_for_while_it_drains(log: Log, term: int) -> None:
     [receiver] = log.receiver_ids
     _, process = run_receiver(log, term)
     assert restart_receiver(log.connection, receiver_id=receiver, why="asked for")
@@ -279,7 +279,7 @@ def test_k04_a_failed_receiver_is_restarted_once_an_episode_and_the_restarts_are
     assert (ReceiverEventKind.RESTARTED, "it broke", "Dagster run 1") in receiver_events(log.connection, receiver)
     log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'FAILED'"))
     assert failed_receivers(log.connection, ["lines"])[0].restarts == 1
-    # By a person: allowed whatever the count is, and not counted.
+    # A restart by a person is allowed whatever the count is, and is not counted.
     assert restart_receiver(log.connection, receiver_id=receiver, why="restarted by an operator")
     log.connection.execute(sa.text("UPDATE forebay.receivers SET state = 'FAILED'"))
     assert failed_receivers(log.connection, ["lines"])[0].restarts == 1
@@ -288,7 +288,7 @@ def test_k04_a_failed_receiver_is_restarted_once_an_episode_and_the_restarts_are
     assert not restart_receiver(log.connection, receiver_id=receiver, why="asked for"), "it is to be stopped"
 
 
-def test_receivers_by_their_names(log: Log) -> None:
+def test_receivers_are_found_by_their_names(log: Log) -> None:
     assert [row.ordinal for row in receivers_named(log.connection, "lines")] == [1]
     assert receivers_named(log.connection, "lines/1") == receivers_named(log.connection, "lines")
     assert claim_anew(log.connection, log.receiver_ids[0]).epoch

@@ -1,4 +1,4 @@
-"""Versions of a stream's columns: what is registered, what is refused, and who decides when two come at once."""
+"""Test versions of a stream's columns: what is registered, what is refused, and how two concurrent ones are decided."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_new_set_of_columns_is_a_version_and_a_known_one_changes_nothing(en
         first, second = log.receiver_ids
         assert register(connection, first, TICKS) == 1
         assert register(connection, second, TICKS) == 1
-        # A column that is new, then one that is left out.
+        # A new column first, then one that is left out.
         assert register(connection, first, [*TICKS, ("size", "int32")]) == 2
         assert register(connection, first, [("symbol", "string")]) == 3
         assert register(connection, second, [*TICKS, ("size", "int32")]) == 2
@@ -43,7 +43,7 @@ def test_each_new_set_of_columns_is_a_version_and_a_known_one_changes_nothing(en
         ]
 
 
-def test_a_changed_type_is_refused_by_a_message_that_names_column_and_types(engine: sa.Engine) -> None:
+def test_a_changed_type_is_refused_with_a_message_that_names_column_and_types(engine: sa.Engine) -> None:
     with connect(engine) as connection:
         log = make_log(connection)
         [receiver] = log.receiver_ids
@@ -60,7 +60,7 @@ def test_a_changed_type_is_refused_by_a_message_that_names_column_and_types(engi
         assert len(schemas_of_stream(connection, log.stream_id)) == 2
 
 
-def test_another_stream_may_have_the_same_column_of_another_type(engine: sa.Engine) -> None:
+def test_another_stream_may_have_the_same_column_with_another_type(engine: sa.Engine) -> None:
     with connect(engine) as connection:
         log = make_log(connection)
         register(connection, log.receiver_ids[0], TICKS)
@@ -69,7 +69,7 @@ def test_another_stream_may_have_the_same_column_of_another_type(engine: sa.Engi
         assert register(connection, other, [("price", "double")]) == 1
 
 
-def test_of_two_that_come_at_once_the_second_is_compared_with_the_first(engine: sa.Engine) -> None:
+def test_the_second_of_two_concurrent_schemas_is_compared_with_the_first(engine: sa.Engine) -> None:
     with connect(engine) as connection:
         log = make_log(connection, receivers=2)
     first, second = log.receiver_ids
@@ -108,14 +108,14 @@ def test_r01_the_host_that_a_receiver_asks_for_is_in_its_row(engine: sa.Engine) 
         set_preferred_location(connection, receiver_id=receiver, host="near-the-feed")
         host, written = connection.execute(asked, {"id": receiver}).one()
         assert host == "near-the-feed"
-        # Said again at each start, written once.
+        # Reported at each start, written once.
         set_preferred_location(connection, receiver_id=receiver, host="near-the-feed")
         assert connection.execute(asked, {"id": receiver}).one() == (host, written)
         set_preferred_location(connection, receiver_id=receiver, host=None)
         assert connection.execute(asked, {"id": receiver}).one()[0] is None
 
 
-def test_a_receivers_role_registers_by_the_function_and_writes_nothing_by_itself(engine: sa.Engine) -> None:
+def test_the_receiver_role_registers_by_the_function_and_may_not_write_the_table(engine: sa.Engine) -> None:
     with connect(engine) as connection:
         [receiver] = make_log(connection).receiver_ids
         connection.exec_driver_sql("SET ROLE forebay_receiver")

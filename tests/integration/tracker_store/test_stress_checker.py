@@ -1,4 +1,4 @@
-"""The stress command's checker finds what is wrong with a log: each rule is broken once, behind the back of the log."""
+"""Check that the stress command's checker finds each broken rule: each is broken once, without the log's functions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CheckedLog:
         self.run()
 
     def add(self, sequence: int) -> None:
-        """A block with a link, acknowledged."""
+        """Add a block with a link, and note it as acknowledged."""
         at = open_partition(
             self.connection, receiver_id=self.receiver_id, source="orders", partition="0", start_offset=7
         )
@@ -63,7 +63,7 @@ class CheckedLog:
         )
 
     def run(self) -> datetime:
-        """Allocate what waits and run it to its end."""
+        """Allocate the waiting blocks and run the batch to its end."""
         time: datetime = self.connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()
         self.log.tracker.allocate_blocks_to_batch(time)
         batch = batches.get_batch(self.connection, self.log.pipeline_id, time)
@@ -77,12 +77,12 @@ class CheckedLog:
         return time
 
     def clean(self) -> None:
-        """All that may go."""
+        """Clean up everything that may be deleted."""
         time: datetime = self.connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()
         clean_up_receiver(self.connection, receiver_id=self.receiver_id, threshold=time, max_rows=1000)
 
     def violations(self, *, cleaned: bool = False) -> set[str]:
-        """The rules that the checker says are broken."""
+        """Return the rules that the checker reports as broken."""
         url = sa.make_url(str(self.connection.engine.url.render_as_string(hide_password=False)))
         driver = psycopg2.connect(url.set(drivername="postgresql").render_as_string(hide_password=False))
         try:
@@ -98,7 +98,7 @@ def checked(engine: sa.Engine) -> Iterator[CheckedLog]:
         yield CheckedLog(make_log(connection))
 
 
-def test_a_whole_log_passes_before_and_after_clean_up(checked: CheckedLog) -> None:
+def test_an_intact_log_passes_before_and_after_clean_up(checked: CheckedLog) -> None:
     assert checked.violations() == set()
     assert checked.violations(cleaned=True) == {"a block stays that nobody can ask for"}
     checked.clean()
@@ -142,7 +142,7 @@ def test_a_batch_that_never_ran_is_found(checked: CheckedLog) -> None:
     ("broken", "found"),
     [
         (
-            # A block that was cleaned away is registered again: what a retry once did.
+            # A cleaned-up block is registered again, as a retry once did.
             "INSERT INTO forebay.blocks SELECT * FROM witness.blocks WHERE sequence = 2",
             {
                 "a sequence is missing or twice",
@@ -200,14 +200,14 @@ def test_each_broken_rule_is_found(checked: CheckedLog, broken: str, found: set[
     assert checked.violations() >= found
 
 
-def test_a_move_that_no_table_allows_is_found(checked: CheckedLog) -> None:
+def test_an_illegal_move_is_found(checked: CheckedLog) -> None:
     for state in ("STOPPED", "RUNNING"):
         checked.connection.execute(sa.text("UPDATE forebay.pipelines SET state = :state"), {"state": state})
     assert checked.violations() == {ILLEGAL_MOVE}
 
 
-def test_every_rule_of_safety_is_broken_above(request: pytest.FixtureRequest) -> None:
-    """A rule whose query can't find anything is no rule."""
+def test_every_safety_rule_is_broken_above(request: pytest.FixtureRequest) -> None:
+    """Check because a rule whose query can't find anything is no rule."""
     [mark] = [mark for mark in test_each_broken_rule_is_found.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     broken = set().union(*(found for _, found in mark.args[1]))
     broken |= {

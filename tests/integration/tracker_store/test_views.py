@@ -1,4 +1,4 @@
-"""The views for people: what they show, and that reading them costs what their comments say."""
+"""Test the views for people: what they show, and that reading them costs what their comments say."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows(connection: sa.Connection, query: str, **values: object) -> list[sa.Row
 
 
 def plan(connection: sa.Connection, query: str, **values: object) -> list[dict[str, Any]]:
-    """The nodes of the plan as it was executed."""
+    """Return the nodes of the plan as it was executed."""
     [[tree]] = connection.execute(sa.text(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {query}"), values).scalars()
     found: list[dict[str, Any]] = []
     waiting = [tree["Plan"]]
@@ -108,7 +108,7 @@ def test_a_span_of_the_driver_log_is_the_views_own_rows(connection: sa.Connectio
 
 
 def fill(connection: sa.Connection, receiver: int, blocks: int) -> None:
-    """Blocks one second apart from NOON, after a marker; straight into the table, for speed."""
+    """Insert blocks one second apart from NOON, after a marker; directly into the table, for speed."""
     claimed = claim_anew(connection, receiver)
     connection.execute(
         sa.text(
@@ -127,7 +127,7 @@ def fill(connection: sa.Connection, receiver: int, blocks: int) -> None:
     connection.execute(sa.text("ANALYZE forebay.blocks"))
 
 
-def test_a_span_costs_what_it_returns_however_long_the_log_is(connection: sa.Connection) -> None:
+def test_the_cost_of_a_span_depends_on_its_rows_and_not_on_the_length_of_the_log(connection: sa.Connection) -> None:
     log = make_log(connection)
     [receiver] = log.receiver_ids
     fill(connection, receiver, 20_000)
@@ -261,7 +261,7 @@ def fields(value: object) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}  # type: ignore[attr-defined]
 
 
-def test_what_each_receiver_keeps(connection: sa.Connection) -> None:
+def test_the_storage_of_each_receiver(connection: sa.Connection) -> None:
     log = make_log(connection, receivers=2)
     one, two = log.receiver_ids
     claimed = log.add_at(one, NOON + SECOND, NOON + 2 * SECOND)
@@ -277,8 +277,8 @@ def test_what_each_receiver_keeps(connection: sa.Connection) -> None:
     assert (unused["receiver_id"], unused["blocks"], unused["segment_bytes"]) == (two, 0, 0)
 
 
-def test_segments_that_nobody_will_look_at_are_told(connection: sa.Connection) -> None:
-    """Left by a process that died, of a receiver that runs nowhere; those of a running one are no concern."""
+def test_segments_that_no_process_will_salvage_are_reported(connection: sa.Connection) -> None:
+    """Check segments left by a dead process of a receiver that runs nowhere; those of a running one do not matter."""
     log = make_log(connection, receivers=2)
     one, two = log.receiver_ids
     for receiver in (one, two):
@@ -290,7 +290,7 @@ def test_segments_that_nobody_will_look_at_are_told(connection: sa.Connection) -
         return [row["left_segments"] for row in used]
 
     assert (left(), left_segments(connection)) == ([0, 0], [])
-    # The first one is killed and taken over by a process that could not read what was left.
+    # The first receiver is killed and taken over by a process that could not read what was left.
     claim_anew(connection, one)
     connection.execute(sa.text("UPDATE forebay.receivers SET state = 'ACTIVE'"))
     assert (left(), left_segments(connection)) == ([1, 0], [])
