@@ -1,4 +1,7 @@
-"""`forebay agent` on a host that does not see the others' block store ends with a sentence; `forebay doctor` knows."""
+"""Check that `forebay agent` ends with a message on a host that does not see the others' block store.
+
+`forebay doctor` reports it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def command(host: str, *more: str) -> list[str]:
 
 
 def refuse(host: str, settings: dict[str, str]) -> str:
-    """What an agent says that ends by itself, with 1."""
+    """Run an agent that ends by itself with exit code 1; return its error output."""
     done = subprocess.run(
         command(host), env=settings, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
     )
@@ -37,7 +40,7 @@ def refuse(host: str, settings: dict[str, str]) -> str:
 
 
 def adopt(settings: dict[str, str], root: Path) -> int:
-    """`forebay blocks adopt`, its exit code."""
+    """Run `forebay blocks adopt`; return its exit code."""
     words = [sys.executable, "-m", "forebay.cli", "blocks", "adopt", str(root), "--host", "b", "--yes"]
     return subprocess.run(words, env=settings, timeout=120, check=False).returncode
 
@@ -81,7 +84,7 @@ def findings(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> list[
 def test_hosts_on_unshared_directories_are_refused_at_their_start(
     database_url: str, engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has blocks in its own home: that is the default, and the same path on two machines is not one directory."""
+    """Check hosts with blocks in their own homes, which is the default: a path on two machines is not one directory."""
     of_a, of_b = (environment(database_url, tmp_path / host) for host in "ab")
     with running_agent("a", of_a):
         eventually(lambda: agents(engine) == ["a"], "the first agent")
@@ -89,7 +92,7 @@ def test_hosts_on_unshared_directories_are_refused_at_their_start(
         assert said.startswith(f"the block store {tmp_path / 'b' / 'blocks'} can't be reached (not mounted? ")
         assert f"a has {tmp_path / 'a' / 'blocks'}" in said
         assert not (tmp_path / "b" / "blocks").exists(), "it may be a mount point"
-        # A person says that it is none.
+        # A person confirms that it is not a mount point.
         assert adopt(of_b, tmp_path / "b" / "blocks") == 0
         assert refuse("b", of_b).startswith(
             f"host 'b' sees the block store {tmp_path / 'b' / 'blocks'}, "
@@ -104,7 +107,7 @@ def test_hosts_on_unshared_directories_are_refused_at_their_start(
         )
         assert "FOREBAY_BLOCK_STORE" in found.way_out
 
-        # The same directory by another name, as two hosts mount it.
+        # The same directory under another name, as when two hosts mount it.
         (tmp_path / "mounted").symlink_to(tmp_path / "a" / "blocks")
         shared = environment(database_url, tmp_path / "b", tmp_path / "mounted")
         with running_agent("b", shared):
@@ -113,7 +116,7 @@ def test_hosts_on_unshared_directories_are_refused_at_their_start(
             assert (found.health, found.found) == (Health.OK, "the block store is shared with a, b")
 
 
-def test_an_agent_that_only_tracks_may_see_another(database_url: str, engine: sa.Engine, tmp_path: Path) -> None:
+def test_an_agent_without_receivers_may_see_another_store(database_url: str, engine: sa.Engine, tmp_path: Path) -> None:
     of_a = environment(database_url, tmp_path / "a")
     with running_agent("a", of_a):
         eventually(lambda: agents(engine) == ["a"], "the first agent")
@@ -128,7 +131,7 @@ def test_an_agent_that_only_tracks_may_see_another(database_url: str, engine: sa
             tracker.communicate(timeout=30)
 
 
-def test_a_store_that_can_not_be_written_is_said_at_the_start(database_url: str, tmp_path: Path) -> None:
+def test_an_unwritable_store_is_reported_at_the_start(database_url: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     said = refuse("a", environment(database_url, tmp_path, tmp_path / "file" / "blocks"))
     assert f"the block store {tmp_path / 'file' / 'blocks'} can't be reached" in said.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""`forebay batches replay` where Dagster runs: it launches the replay job, and follows what the driver log says."""
+"""Test `forebay batches replay` with a running Dagster: it launches the replay job, and follows the driver log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SENSOR = {
 
 
 class Dagster(ThreadingHTTPServer):
-    """Answers as a webserver; a launched run replays the first batch, fails the second and is refused the third."""
+    """A webserver whose launched run replays the first batch, fails the second and is refused the third."""
 
     def __init__(self, engine: sa.Engine, log: Log) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -89,12 +89,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def dagster(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dagster]:
-    """Three completed batches."""
+    """Yield a Dagster with three completed batches."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     monkeypatch.setenv("FOREBAY_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
@@ -119,7 +119,7 @@ def dagster(engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: p
             server.server_close()
 
 
-def test_it_is_a_run_of_the_replay_job_and_every_batch_is_told_of(dagster: Dagster) -> None:
+def test_it_launches_the_replay_job_and_reports_every_batch(dagster: Dagster) -> None:
     arguments = ["batches", "replay", "words", "--from", T1.isoformat(), "--to", T3.isoformat(), "--output", "counts"]
     answer = CliRunner().invoke(app, [*arguments, "--json"])
     assert answer.exit_code == 1
@@ -140,7 +140,7 @@ def test_it_is_a_run_of_the_replay_job_and_every_batch_is_told_of(dagster: Dagst
     }
 
 
-def test_a_dagster_that_does_not_know_the_pipeline_or_does_not_answer_is_said_with_the_way_out(
+def test_an_unknown_pipeline_or_an_unreachable_dagster_is_reported_with_the_way_out(
     dagster: Dagster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dagster.sensors = []
@@ -151,13 +151,13 @@ def test_a_dagster_that_does_not_know_the_pipeline_or_does_not_answer_is_said_wi
     assert (answer.exit_code, "--local replays in this process" in answer.stdout) == (1, True)
 
 
-def test_the_system_that_runs_in_this_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_running_system_of_this_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FOREBAY_DAGSTER_URL", raising=False)
     settings = Settings(home=tmp_path)
     assert batch_replay.dagster_url(settings) is None
     (tmp_path / "dagster").mkdir()
     (tmp_path / "dagster" / URL_FILE).write_text("http://127.0.0.1:3000", encoding="utf-8")
-    # What an earlier run left behind says nothing.
+    # The file of an earlier run does not count.
     assert batch_replay.dagster_url(settings) is None
     monkeypatch.setattr(batch_replay, "lock_holder", lambda _: 1)
     assert batch_replay.dagster_url(settings) == "http://127.0.0.1:3000"

@@ -1,4 +1,4 @@
-"""`forebay batches` and `forebay blocks records`: list, show, replay in this process, bisect, discard."""
+"""Test `forebay batches` and `forebay blocks records`: list, show, replay in this process, bisect, discard."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.spark
 
 DOCS = Path(__file__).parents[3] / "docs"
 
-# Fails for the word "poison", as long as it is not mended.
+# Fails for the word "poison" until the file `mended` exists.
 MODULE = """
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def system(
 
 @pytest.fixture
 def quarantined(system: System, tmp_path: Path) -> tuple[Pipeline, datetime]:
-    """One batch of five blocks, the fourth of which is poison: marker 1, blocks 2 to 6."""
+    """Return the pipeline and its batch of five blocks, the fourth of which is poison: marker 1, blocks 2 to 6."""
     [pipeline] = load_pipelines(str(tmp_path / "words_module.py"))
     apply(system.connection, [pipeline])
     system.receive(["a"], ["b"], ["c"], ["d", "poison"], ["e"])
@@ -92,7 +92,7 @@ def quarantined(system: System, tmp_path: Path) -> tuple[Pipeline, datetime]:
 
 
 def commands(page: str, first: datetime, second: datetime) -> list[list[str]]:
-    """Every line of a page that begins with `$ forebay`, about these two batches."""
+    """Return the words of every line of a page that begins with `$ forebay`, with the times of these two batches."""
     text = (DOCS / page).read_text(encoding="utf-8")
     times = {"2026-01-31T12:00:00Z": first.isoformat(), "2026-01-31T13:00:00Z": second.isoformat()}
     return [
@@ -167,9 +167,7 @@ def test_a_quarantined_batch_is_seen_bisected_and_replayed(
     assert json.loads(forebay("batches", "--json").stdout)["halted"] == {}
 
 
-def test_a_batch_is_discarded_when_it_is_asked_for_twice(
-    system: System, quarantined: tuple[Pipeline, datetime]
-) -> None:
+def test_a_batch_is_discarded_only_with_a_confirmation(system: System, quarantined: tuple[Pipeline, datetime]) -> None:
     _, time = quarantined
     name = time.isoformat()
     refused = CliRunner().invoke(app, ["batches", "discard", "words", name], input="n\n")
@@ -186,7 +184,7 @@ def test_a_batch_is_discarded_when_it_is_asked_for_twice(
     assert (gone.exit_code, "is COMPLETED or QUARANTINED" in gone.stdout) == (1, True)
 
 
-def test_what_can_not_be_asked_for_is_said(system: System, quarantined: tuple[Pipeline, datetime]) -> None:
+def test_invalid_requests_are_reported(system: System, quarantined: tuple[Pipeline, datetime]) -> None:
     assert system.state(quarantined[1])[0] is BatchState.QUARANTINED
     for arguments, said in (
         (("show", "words", "noon"), "'noon' is no time"),
@@ -199,9 +197,7 @@ def test_what_can_not_be_asked_for_is_said(system: System, quarantined: tuple[Pi
         assert (answer.exit_code, said in answer.output) == (1, True), answer.output
 
 
-def test_what_the_pages_tell_people_to_run(
-    system: System, tmp_path: Path, quarantined: tuple[Pipeline, datetime]
-) -> None:
+def test_the_commands_of_the_pages_run(system: System, tmp_path: Path, quarantined: tuple[Pipeline, datetime]) -> None:
     pipeline, first = quarantined
     system.receive(["poison"])
     second = system.allocate(2)

@@ -1,4 +1,4 @@
-"""`forebay db`: what an operator is told, and by which exit code."""
+"""Test `forebay db`: its output for an operator, and its exit codes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def forebay_db(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
-def test_the_reference_is_the_databases_own(url: str) -> None:
+def test_the_reference_is_generated_from_the_database(url: str) -> None:
     described = forebay_db("describe")
     assert described.exit_code == 0
     assert described.stdout == REFERENCE.read_text(encoding="utf-8"), (
@@ -41,14 +41,14 @@ def test_the_reference_is_the_databases_own(url: str) -> None:
     )
 
 
-def test_the_reference_leaves_nothing_without_a_word() -> None:
+def test_the_reference_describes_everything() -> None:
     lines = REFERENCE.read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.startswith("| `") and line.endswith("|  |")] == []
     headings = [number for number, line in enumerate(lines) if line.startswith("### ")]
     assert [lines[number] for number in headings if not lines[number + 2].strip()] == []
 
 
-def test_a_log_that_is_intact_is_exit_code_0(url: str) -> None:
+def test_an_intact_log_is_exit_code_0(url: str) -> None:
     checked = forebay_db("check")
     assert checked.exit_code == 0
     assert "without a gap" in checked.stdout
@@ -73,13 +73,13 @@ def test_a_broken_promise_is_exit_code_1_and_named(url: str, engine: sa.Engine) 
     assert broken["offenders"] == ["receiver 1: 2..2 is missing"]
 
 
-def test_a_pipeline_that_is_not_applied_is_said(url: str) -> None:
+def test_a_pipeline_that_is_not_applied_is_reported(url: str) -> None:
     checked = forebay_db("check", "--pipeline", "nobody")
     assert checked.exit_code == 1
     assert "'nobody'" in checked.stdout
 
 
-def test_an_older_schema_is_not_taken_for_data(url: str) -> None:
+def test_an_older_schema_is_not_taken_for_broken_data(url: str) -> None:
     migrate.downgrade(url, "base")
     checked = forebay_db("check")
     assert checked.exit_code == 1
@@ -93,7 +93,7 @@ def test_an_older_schema_is_not_taken_for_data(url: str) -> None:
     assert forebay_db("current").exit_code == 0
 
 
-def test_a_newer_schema_is_left_as_it_is_and_says_what_to_install(url: str, engine: sa.Engine) -> None:
+def test_a_newer_schema_is_left_unchanged_with_advice_to_install(url: str, engine: sa.Engine) -> None:
     with connect(engine) as connection:
         connection.exec_driver_sql("UPDATE forebay.alembic_version SET version_num = '9999'")
     for command in ("upgrade", "current", "check"):
@@ -103,11 +103,11 @@ def test_a_newer_schema_is_left_as_it_is_and_says_what_to_install(url: str, engi
         assert "install" in done.stdout
         assert "forebay db upgrade" not in done.stdout, "it would not help"
     with connect(engine) as connection:
-        # What runs meanwhile goes on: its functions were not taken away.
+        # Running processes continue: their functions were not removed.
         assert functions_are_the_files(connection).passed
 
 
-def test_roles_may_be_made_again_and_given_to_psql(url: str, engine: sa.Engine) -> None:
+def test_roles_may_be_created_again_and_passed_to_psql(url: str, engine: sa.Engine) -> None:
     made = forebay_db("roles")
     assert made.exit_code == 0
     assert "forebay_operator: a person who looks" in made.stdout

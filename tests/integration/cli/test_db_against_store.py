@@ -1,4 +1,4 @@
-"""`forebay db check --against-store`: every stored block that no row knows, and what happens to it."""
+"""Test `forebay db check --against-store`: every stored block without a row, and what happens to it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def check(*arguments: str) -> Result:
 
 
 def compare() -> tuple[int, dict[str, Any], list[tuple[int, str, bool]]]:
-    """The exit code, the report, and (sequence, fate, acknowledged) of each block that no row knows."""
+    """Return the exit code, the report, and (sequence, fate, acknowledged) of each block without a row."""
     result = check("--json")
     report = json.loads(result.stdout)
     frames = [(frame["sequence"], frame["fate"], frame["acknowledged"]) for frame in report["unknown_frames"]]
     return result.exit_code, report, frames
 
 
-def test_what_is_registered_salvaged_or_cleaned_away_is_known(receiver: SalvagedReceiver) -> None:
+def test_registered_salvaged_and_cleaned_up_blocks_are_known(receiver: SalvagedReceiver) -> None:
     killed = receiver.live(max_segment_bytes=1)
     for text in ("a", "b"):
         killed.keep(text)
@@ -60,7 +60,7 @@ def test_what_is_registered_salvaged_or_cleaned_away_is_known(receiver: Salvaged
     assert compare()[2] == []
 
 
-def test_what_waits_and_what_comes_again_is_listed_and_no_loss(receiver: SalvagedReceiver) -> None:
+def test_waiting_and_resent_blocks_are_listed_and_no_loss(receiver: SalvagedReceiver) -> None:
     life = receiver.live(receiver.claim(), rule=SourceRule.SENT_AGAIN)
     life.keep("a")
     life.register()
@@ -74,7 +74,7 @@ def test_what_waits_and_what_comes_again_is_listed_and_no_loss(receiver: Salvage
     assert "1 (1 records) comes again, 0 (0 records) unknown" in said
 
 
-def test_what_the_driver_log_lost_is_exit_code_1_and_named(receiver: SalvagedReceiver) -> None:
+def test_blocks_lost_by_the_driver_log_are_exit_code_1_and_named(receiver: SalvagedReceiver) -> None:
     life = receiver.live()
     for text in ("a", "b"):
         life.keep(text)
@@ -82,14 +82,14 @@ def test_what_the_driver_log_lost_is_exit_code_1_and_named(receiver: SalvagedRec
     life.close()
     [path] = receiver.paths()
     receiver.execute("DELETE FROM forebay.blocks WHERE receiver_id = :r AND sequence > 2")
-    # Its seal is there, as no failover leaves it: nothing will look at it again.
+    # Its seal is still there, which no failover leaves like that: no process will look at the segment again.
     code, report, frames = compare()
     assert (code, report["intact"], frames) == (1, False, [(3, "unknown", False)])
     [found] = report["unknown_frames"]
     frame = receiver.frames(path)[1]
     assert (found["path"], found["offset"], found["length"]) == (path, frame.offset, frame.length)
     assert report["store"]["unknown"] == {"blocks": 1, "records": 1}
-    # And with the row of its segment.
+    # Now lose the row of its segment too.
     receiver.execute("DELETE FROM forebay.blocks WHERE receiver_id = :r AND segment_id IS NOT NULL")
     receiver.execute("DELETE FROM forebay.log_segments WHERE path = :p", p=path)
     code, _, frames = compare()
@@ -97,7 +97,7 @@ def test_what_the_driver_log_lost_is_exit_code_1_and_named(receiver: SalvagedRec
     assert "its segment has no row: start the receiver" in check().stdout
 
 
-def test_a_file_that_can_not_be_read_is_named(receiver: SalvagedReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_named(receiver: SalvagedReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     receiver.live().keep("a")
 
     def scan(self: LocalBlockStore, path: str) -> None:

@@ -1,4 +1,4 @@
-"""`forebay doctor` on a machine that lacks one thing after another: each is found, and has a way out."""
+"""Test `forebay doctor` on a machine that lacks one thing after another: each is found with a way out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def machine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with nothing set but a home."""
+    """Set up a machine with nothing but a home."""
     for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("FOREBAY_HOME", str(home / "state"))
@@ -48,7 +48,7 @@ def _run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
 
 
-def test_a_fresh_machine_is_well_and_nothing_is_made(home: Path) -> None:
+def test_a_fresh_machine_is_healthy_and_nothing_is_created(home: Path) -> None:
     answer = _run()
     assert answer.exit_code == 0, answer.output
     assert "embedded postgres (PostgreSQL) 18" in answer.output
@@ -69,8 +69,8 @@ def test_json_is_one_object(home: Path) -> None:
     }
 
 
-def test_what_failed_has_a_way_out_and_exit_code_1(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A file where folders should be stops root too.
+def test_a_failure_has_a_way_out_and_exit_code_1(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A file in the place of a folder stops even root.
     (home / "file").write_text("")
     monkeypatch.setenv("FOREBAY_DATABASE_URL", "postgresql://127.0.0.1:1/none")
     monkeypatch.setenv("JAVA_HOME", str(home))
@@ -87,20 +87,22 @@ def test_what_failed_has_a_way_out_and_exit_code_1(home: Path, monkeypatch: pyte
     assert all(finding["way_out"] for finding in failed)
 
 
-def test_a_java_home_that_is_of_no_use_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_java_home_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(home))
     found = [finding for finding in examine() if finding.check == "java"]
     assert [finding.health for finding in found] == [Health.OK, Health.WARNING]
 
 
-def test_a_server_of_ones_own_is_asked(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_external_server_is_examined(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     assert "is Postgres 18" in _finding("postgres").found
     assert _finding("driver log").health is Health.OK
     assert "***" in _finding("postgres").found, "the password is not shown"
 
 
-def test_a_database_without_a_driver_log_is_said(postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_without_a_driver_log_is_reported(
+    postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with postgres_server.database(migrated=False) as url:
         monkeypatch.setenv("FOREBAY_DATABASE_URL", url)
         assert _finding("driver log").health is Health.WARNING
@@ -113,13 +115,13 @@ def test_a_server_that_is_too_old_is_refused(database_url: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("url", ["mysql://x/y", "not a url"])
-def test_a_url_that_is_none_is_said(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_url_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", url)
     assert _finding("postgres").health is Health.FAILED
     assert "FOREBAY_DATABASE_URL" in _finding("postgres").way_out
 
 
-def test_the_running_embedded_server_is_asked(home: Path) -> None:
+def test_the_running_embedded_server_is_examined(home: Path) -> None:
     with PostgresProcess(EmbeddedPostgres(home / "state" / "postgres")) as process:
         process.server.ensure_database()
         found = [finding for finding in examine() if finding.check in {"postgres", "driver log"}]
@@ -128,7 +130,7 @@ def test_the_running_embedded_server_is_asked(home: Path) -> None:
 
 
 @pytest.mark.parametrize(("removed", "way_out"), [(False, "start it"), (True, "declare it again")])
-def test_segments_that_nobody_goes_through_are_said(
+def test_segments_that_no_process_will_salvage_are_reported(
     postgres_server: TestServer, monkeypatch: pytest.MonkeyPatch, *, removed: bool, way_out: str
 ) -> None:
     with postgres_server.database() as url:
@@ -149,7 +151,7 @@ def test_segments_that_nobody_goes_through_are_said(
     assert way_out in found.way_out
 
 
-def test_no_embedded_server_for_this_machine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_embedded_server_for_this_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_self: EmbeddedPostgres) -> Path:
         raise BinariesMissingError
 
@@ -157,7 +159,7 @@ def test_no_embedded_server_for_this_machine_is_said(monkeypatch: pytest.MonkeyP
     assert _finding("postgres").health is Health.FAILED
 
 
-def test_a_block_store_that_cant_be_synced_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_store_that_cant_be_synced_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 
@@ -165,18 +167,18 @@ def test_a_block_store_that_cant_be_synced_is_said(monkeypatch: pytest.MonkeyPat
     assert "Input/output error" in _finding("block store").found
 
 
-def test_a_disk_that_is_nearly_full_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nearly_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module, "_LITTLE_FREE_BYTES", 1 << 62)
     assert _finding("block store").health is Health.WARNING
 
 
-def test_who_runs_here_is_named(home: Path) -> None:
+def test_a_running_supervisor_is_named(home: Path) -> None:
     with Supervisor(home / "state"):
         assert f"as process {os.getpid()}" in _finding("home").found
     assert "process" not in _finding("home").found
 
 
-def test_a_port_that_is_taken_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -184,12 +186,12 @@ def test_a_port_that_is_taken_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> N
         assert _finding("ports").health is Health.WARNING
 
 
-def test_a_setting_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_HEARTBEAT_LIMIT_SECONDS", "soon")
     assert "FOREBAY_HEARTBEAT_LIMIT_SECONDS" in _finding("settings").found
 
 
-def test_a_check_that_breaks_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_folder: Path) -> None:
         raise ZeroDivisionError
 

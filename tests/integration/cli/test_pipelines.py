@@ -1,4 +1,4 @@
-"""`forebay pipelines` on a real driver log: what it shows, and that a pipeline that is given up holds nothing back."""
+"""Test `forebay pipelines` on a real driver log: what it shows, and that a pipeline given up holds nothing back."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def shown() -> dict[str, Any]:
 
 
 def age(log: Log, by: timedelta) -> None:
-    """As if everything that stands in its rows had been so much earlier."""
+    """Move the times in the pipelines' and batches' rows into the past by this much."""
     for table, columns in (("pipelines", ("applied_at", "state_since")), ("batches", ("allocated_at", "completed_at"))):
         for column in columns:
             log.connection.execute(
@@ -68,7 +68,7 @@ def now(log: Log) -> datetime:
     return time
 
 
-def test_what_there_is_of_each_pipeline(log: Log) -> None:
+def test_the_row_of_each_pipeline(log: Log) -> None:
     row = shown()
     assert (row["pipeline"], row["state"], row["batch_interval"]) == ("words", "RUNNING", 10.0)
     assert (row["waiting_records"], row["last_completed_time"], row["holds_back_for"]) == (0, None, None)
@@ -96,9 +96,9 @@ def test_what_there_is_of_each_pipeline(log: Log) -> None:
     )
 
 
-def test_one_that_completes_nothing_while_blocks_wait_is_told(log: Log) -> None:
+def test_a_pipeline_that_completes_nothing_while_blocks_wait_is_reported(log: Log) -> None:
     log.add_at(log.receiver_ids[0], now(log) - timedelta(days=3))
-    # It was applied just now: nobody can have completed anything.
+    # It was applied just now: no batch can be complete yet.
     assert not shown()["is_stale"]
     age(log, timedelta(minutes=4))
     assert not shown()["is_stale"]
@@ -109,7 +109,7 @@ def test_one_that_completes_nothing_while_blocks_wait_is_told(log: Log) -> None:
     for command in (("pipelines",), ("status", "--within", "60")):
         assert re.search(r"words \(RUNNING\) has completed nothing for 3[6-8]\d", said(forebay(*command)))
         assert "forebay pipelines remove words" in said(forebay(*command))
-    # A slow interval is given ten of them.
+    # A long interval gets ten intervals of time.
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET batch_interval = interval '1 minute'"))
     assert not shown()["is_stale"]
 
@@ -126,11 +126,11 @@ def test_w10_one_that_is_halted_is_told_with_its_ways_out(log: Log) -> None:
         for way_out in ("batches replay words", "batches discard words", "start --pipeline words"):
             assert f"`forebay {way_out}" in told
         assert "does Dagster run it" not in told, "it is known why nothing is completed"
-        # A narrow terminal cuts the columns of `forebay status`.
+        # A narrow terminal truncates the columns of `forebay status`.
         assert command != ("pipelines",) or "HALTED" in told
 
 
-def test_one_that_is_stopped_and_forgotten_is_told_with_its_ways_out(log: Log) -> None:
+def test_a_pipeline_left_stopped_is_reported_with_its_ways_out(log: Log) -> None:
     log.add_at(log.receiver_ids[0], now(log) - timedelta(days=3))
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))
     age(log, timedelta(days=1))
@@ -139,7 +139,7 @@ def test_one_that_is_stopped_and_forgotten_is_told_with_its_ways_out(log: Log) -
     )
 
 
-def test_a_pipeline_that_runs_is_not_removed(log: Log) -> None:
+def test_a_running_pipeline_is_not_removed(log: Log) -> None:
     result = forebay("pipelines", "remove", "words", "--yes")
     assert result.exit_code == 1
     assert "stop it first, `forebay stop --pipeline NAME`" in said(result)
@@ -155,7 +155,7 @@ def test_a_pipeline_that_runs_is_not_removed(log: Log) -> None:
     assert "verbs" in said(unknown)
 
 
-def test_it_asks_first(log: Log) -> None:
+def test_remove_asks_for_a_confirmation(log: Log) -> None:
     log.add_at(log.receiver_ids[0], NOON + SECOND)
     stop_pipelines(log.connection)
     refused = forebay("pipelines", "remove", "words", input="n\n")
@@ -167,7 +167,7 @@ def test_it_asks_first(log: Log) -> None:
 
 
 def test_k12_a_stop_that_waits_for_nobody_names_the_way_out_and_clean_up_goes_on_after_it(log: Log) -> None:
-    """Records wait for a pipeline that no running module has: nobody will make a batch of them."""
+    """Check with records that wait for a pipeline that no running module has: no process will make a batch of them."""
     [receiver_id] = log.receiver_ids
     log.add_at(receiver_id, NOON + SECOND, NOON + 2 * SECOND)
     other = apply_pipeline(
@@ -177,7 +177,7 @@ def test_k12_a_stop_that_waits_for_nobody_names_the_way_out_and_clean_up_goes_on
         stream_ids=[log.stream_id],
         interval=INTERVAL,
     )
-    # The other one has read all of it.
+    # The other pipeline has read all of it.
     log.connection.execute(
         sa.text("INSERT INTO forebay.cursors (pipeline_id, receiver_id, next_sequence) VALUES (:p, :r, 4)"),
         {"p": other, "r": receiver_id},
@@ -202,7 +202,7 @@ def test_k12_a_stop_that_waits_for_nobody_names_the_way_out_and_clean_up_goes_on
     assert same.detail == event.detail
 
 
-def test_receivers_that_stopped_with_it_start_when_another_pipeline_reads_them(log: Log) -> None:
+def test_receivers_stopped_with_a_pipeline_start_when_another_pipeline_reads_them(log: Log) -> None:
     term = take_leadership(log.connection, seen=read_leadership(log.connection), holder="me")
     assert term is not None
     stop_pipelines(log.connection, name="words")
@@ -211,7 +211,7 @@ def test_receivers_that_stopped_with_it_start_when_another_pipeline_reads_them(l
     assert receiver.desired_state is DesiredState.STOPPED
     assert forebay("pipelines", "remove", "words", "--yes").exit_code == 0
     advance_stops(log.connection, term=term)
-    # Nobody reads it: nothing is received that would only be kept.
+    # No pipeline reads the stream: it receives nothing that would only be stored.
     [receiver] = placements(log.connection)
     assert receiver.desired_state is DesiredState.STOPPED
     apply_pipeline(

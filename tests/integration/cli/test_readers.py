@@ -1,4 +1,4 @@
-"""`forebay readers`: a stale reader is seen, and removed."""
+"""Test `forebay readers`: a stale reader is shown, and removed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def forebay(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-def test_a_stale_reader_shows_what_it_holds_back_and_goes(engine: sa.Engine) -> None:
+def test_a_stale_reader_is_shown_with_what_it_holds_back_and_is_removed(engine: sa.Engine) -> None:
     assert "none" in forebay("readers").stdout
     with connect(engine) as connection:
         log = make_log(connection)

@@ -1,4 +1,4 @@
-"""`forebay status` when something can't be reached: it answers in time, with what it has, why, and the way out."""
+"""Test `forebay status` when something is unreachable: it answers in time with what it has, the cause and a way out."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from orchestration.system_status import SystemStatus
 
-# The deadline of a look here, and what a loaded machine may need for it.
+# Seconds: the deadline of a look in these tests, and how long a loaded machine may take for it.
 SECONDS = 1.0
 BOUND = 20.0
-# For what is to answer: a loaded machine has time.
+# Seconds: the deadline of a look that is expected to answer, long enough for a loaded machine.
 PATIENT = 60.0
 PATIENTLY = ("--within", "60")
 
@@ -43,9 +43,9 @@ PATIENTLY = ("--within", "60")
 def status(
     home: Path, *arguments: str, database_url: str | None = None, block_store: Path | None = None
 ) -> tuple[int, str, str]:
-    """Exit code, standard output, and all that it says on one line."""
+    """Run `forebay status`; return its exit code, its standard output, and its whole output on one line."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
-    # No line so long that a word is cut.
+    # So wide that no line is wrapped within a word.
     environment |= {"FOREBAY_HOME": str(home), "COLUMNS": "1000"}
     if database_url is not None:
         environment["FOREBAY_DATABASE_URL"] = database_url
@@ -63,7 +63,7 @@ def status(
 
 
 def look(url: str, root: Path | None = None, *, seconds: float = PATIENT, watch: float = 1.0) -> SystemStatus:
-    """Ask as the command does; the deadline is the caller's."""
+    """Look as the command does, with the caller's deadline."""
     roots = [] if root is None else [str(root)]
     return system_status(lambda: url, seconds=seconds, batches=10, host="here", roots=roots, watch=watch)
 
@@ -89,7 +89,10 @@ def test_a_server_that_refuses(tmp_path: Path) -> None:
 
 
 def test_a_server_that_takes_connections_and_answers_nothing() -> None:
-    """So does one whose process was stopped: the kernel takes the connection for it."""
+    """Check a server that accepts connections without answering.
+
+    A stopped server process looks the same: the kernel accepts the connection.
+    """
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         began = monotonic()
         found = look(f"postgresql://nobody@127.0.0.1:{listener.getsockname()[1]}/none", seconds=SECONDS)
@@ -97,7 +100,7 @@ def test_a_server_that_takes_connections_and_answers_nothing() -> None:
     assert reasons(found) == {"driver log": "no answer within 1.0 s"}
 
 
-def test_the_command_ends_though_its_threads_hang(tmp_path: Path) -> None:
+def test_the_command_ends_even_if_its_threads_hang(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"postgresql://nobody@127.0.0.1:{listener.getsockname()[1]}/none"
         code, _, said = status(tmp_path, "--within", "1", database_url=url)
@@ -105,7 +108,7 @@ def test_the_command_ends_though_its_threads_hang(tmp_path: Path) -> None:
     assert "driver log can't be reached: no answer within 1.0 s" in said
 
 
-def test_a_server_that_falls_silent_in_one_statement(database_url: str) -> None:
+def test_a_server_that_stops_answering_during_a_statement(database_url: str) -> None:
     silent = threading.Event()
 
     def decide(request: bytes) -> None:
@@ -118,20 +121,20 @@ def test_a_server_that_falls_silent_in_one_statement(database_url: str) -> None:
         assert monotonic() - began < BOUND
         silent.set()
     assert found.receivers is None
-    # A machine that needs so long to connect at all says that.
+    # On a machine that takes that long to connect at all, the driver log is reported instead.
     assert {"receivers", "driver log"} & set(reasons(found))
 
 
 @contextmanager
 def locked(database_url: str, table: str) -> Iterator[None]:
-    """Another session holds the table, as a migration does."""
+    """Hold the table in another session, as a migration does."""
     url = sa.make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
     with closing(psycopg2.connect(url)) as person, person.cursor() as cursor:
         cursor.execute(sa.text(f"LOCK TABLE forebay.{table} IN ACCESS EXCLUSIVE MODE").text)
         yield
 
 
-def test_a_locked_table_is_named_and_the_rest_is_shown(engine: sa.Engine, database_url: str) -> None:
+def test_a_locked_table_is_named_and_the_other_parts_are_shown(engine: sa.Engine, database_url: str) -> None:
     with connect(engine) as connection:
         make_log(connection)
     with locked(database_url, "scaling_decisions"):
@@ -142,7 +145,7 @@ def test_a_locked_table_is_named_and_the_rest_is_shown(engine: sa.Engine, databa
     assert [row.pipeline for row in found.pipelines] == ["words"]
 
 
-def test_without_any_of_its_tables_it_answers_too(engine: sa.Engine, database_url: str) -> None:
+def test_with_all_tables_locked_it_answers_too(engine: sa.Engine, database_url: str) -> None:
     with connect(engine) as connection:
         make_log(connection)
     with ExitStack() as stack:
@@ -156,14 +159,14 @@ def test_without_any_of_its_tables_it_answers_too(engine: sa.Engine, database_ur
     assert "driver log" not in reasons(found), "it is there, and only that is said that is so"
 
 
-def test_a_driver_log_without_a_schema_says_so(postgres_server: Any) -> None:  # noqa: ANN401  tests.postgres loads a driver
+def test_a_driver_log_without_a_schema_is_reported(postgres_server: Any) -> None:  # noqa: ANN401  tests.postgres loads a driver
     with postgres_server.database(migrated=False) as url:
         found = look(url)
     assert found.receivers is None
     assert 'relation "forebay.receiver_status" does not exist' in reasons(found)["receivers"]
 
 
-def test_an_embedded_server_that_does_not_run(tmp_path: Path) -> None:
+def test_an_embedded_server_that_is_not_running(tmp_path: Path) -> None:
     (tmp_path / "postgres").mkdir()
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "postgres.log"
@@ -174,7 +177,7 @@ def test_an_embedded_server_that_does_not_run(tmp_path: Path) -> None:
     assert "No space left on device" in said
 
 
-def test_a_home_that_never_had_one(tmp_path: Path) -> None:
+def test_a_home_without_a_server(tmp_path: Path) -> None:
     code, _, said = status(tmp_path, *PATIENTLY)
     assert code == 1
     assert "No driver log: run `forebay up`" in said
@@ -195,7 +198,7 @@ def test_a_block_store_whose_mount_hangs(engine: sa.Engine, database_url: str, h
     assert "no answer within" in reason
 
 
-def test_a_block_store_that_is_not_the_one_that_this_host_attached(
+def test_a_block_store_other_than_the_one_this_host_attached(
     engine: sa.Engine, database_url: str, tmp_path: Path
 ) -> None:
     root = tmp_path / "blocks"
@@ -210,7 +213,7 @@ def test_a_block_store_that_is_not_the_one_that_this_host_attached(
     assert reasons(look(database_url, root)) == {}
 
 
-def test_a_control_plane_that_is_dead_shows(engine: sa.Engine, database_url: str, tmp_path: Path) -> None:
+def test_a_dead_control_plane_is_shown(engine: sa.Engine, database_url: str, tmp_path: Path) -> None:
     with connect(engine) as connection:
         nobody = look(database_url).leader
         assert nobody is not None

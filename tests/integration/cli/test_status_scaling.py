@@ -1,4 +1,4 @@
-"""What `forebay status` says of Spark's size (O04)."""
+"""Test what `forebay status` reports about Spark's size (O04)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run_batches(engine: sa.Engine, parts: Sequence[float]) -> None:
-    """Batches of the last minute that took these parts of their interval, and one that failed and took long."""
+    """Add batches of the last minute that took these parts of their interval, and one that failed and took long."""
     with connect(engine) as connection:
         log = make_log(connection)
         now = connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()

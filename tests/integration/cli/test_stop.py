@@ -1,4 +1,4 @@
-"""`forebay stop`, `forebay start` and `forebay receivers` on a real driver log: what they write, say and refuse."""
+"""Test `forebay stop`, `forebay start` and `forebay receivers` on a real driver log: writes, output and refusals."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def test_k12_a_time_out_says_what_is_open_and_leaves_it_stopping(log: Log) -> No
     assert "words is still stopping; open: receivers: lines/2 ACTIVE; waiting: 10 records in 2 blocks" in said(result)
     assert "Not stopped within 0.6 s. It goes on stopping" in said(result)
     assert state(log) is PipelineState.STOPPING
-    # It is asked for the whole system, which `forebay up` looks at.
+    # It is requested for the whole system, which `forebay up` checks.
     assert log.connection.execute(sa.text("SELECT ends_system FROM forebay.pipelines")).scalar_one()
 
 
-def test_without_a_tracker_it_says_that_nobody_carries_it_out(log: Log) -> None:
+def test_without_a_tracker_it_reports_that_no_tracker_completes_the_stop(log: Log) -> None:
     result = forebay("stop", "--pipeline", "words", "--timeout", "0s")
     assert result.exit_code == 0, "it was only to be asked for"
     assert "No tracker leads" in said(result)
     assert state(log) is PipelineState.STOPPING
 
 
-def test_what_is_stopped_is_said_and_started_again(log: Log) -> None:
+def test_a_stopped_pipeline_is_reported_and_started_again(log: Log) -> None:
     term = lead(log)
     forebay("stop", "--timeout", "0s")
     advance_stops(log.connection, term=term)
@@ -85,7 +85,7 @@ def test_what_is_stopped_is_said_and_started_again(log: Log) -> None:
     assert "Nothing to start" in said(forebay("start"))
 
 
-def test_what_there_is_not_and_what_can_not_be_is_named(log: Log) -> None:
+def test_an_unknown_or_impossible_request_is_named(log: Log) -> None:
     assert state(log) is PipelineState.RUNNING
     for arguments, words in (
         (("stop", "--pipeline", "word"), "pipeline 'word' is not in the driver log"),
@@ -129,7 +129,7 @@ def test_k04_a_failed_receiver_is_restarted_by_its_name(log: Log) -> None:
     assert "receiver lines/2. It is stopped, and would not start" in said(refused)
 
 
-def test_a_streams_receivers_are_wanted_otherwise_and_again(log: Log) -> None:
+def test_the_desired_state_of_a_streams_receivers_can_be_changed_and_changed_back(log: Log) -> None:
     for verb, wanted in (
         ("pause", DesiredState.PAUSED),
         ("stop", DesiredState.STOPPED),

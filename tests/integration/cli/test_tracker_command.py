@@ -1,4 +1,4 @@
-"""`forebay tracker` as its agent runs it: it serves beside the tracker, and refuses what would be open to others."""
+"""Test `forebay tracker` as its agent runs it: it serves HTTP, and refuses to start open to others without a token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def environment(home: Path, database_url: str, **settings: str) -> dict[str, str
 
 @contextmanager
 def tracker(home: Path, database_url: str, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A tracker that ends, as its agent's child does, with its standard input."""
+    """Yield a tracker that ends with its standard input, as its agent's child does."""
     with subprocess.Popen(
         [sys.executable, "-m", "forebay.cli", "tracker"],
         env=environment(home, database_url, **settings),
@@ -79,7 +79,7 @@ def test_off_serves_nothing(database_url: str, engine: sa.Engine, home: Path) ->
 
 
 @pytest.mark.parametrize("command", [["tracker"], ["agent", "--roles", "tracker"], ["up"], ["demo"]])
-def test_open_to_others_without_a_token_it_does_not_start(database_url: str, home: Path, command: list[str]) -> None:
+def test_it_does_not_start_open_to_others_without_a_token(database_url: str, home: Path, command: list[str]) -> None:
     refused = subprocess.run(
         [sys.executable, "-m", "forebay.cli", *command],
         env=environment(home, database_url, FOREBAY_TRACKER_HTTP="0.0.0.0:3070"),

@@ -1,4 +1,4 @@
-"""A batch that is allocated, to be run by a program of its own on whatever Spark there is."""
+"""Provide an allocated batch, to be run by a program in its own process on any Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LINES = 40
 
 
 class AllocatedBatch:
-    """A batch of `pipeline`, which has one receiver: 40 blocks of a line each, "all word0" to "all word39"."""
+    """A batch of `pipeline`, which has one receiver: 40 blocks of one line each, "all word0" to "all word39"."""
 
     def __init__(self, connection: sa.Connection, url: str, directory: Path, pipeline: Pipeline) -> None:
         self._settings = Settings(home=directory / "home", database_url=url)
@@ -57,7 +57,7 @@ class AllocatedBatch:
         configuration: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> list[int]:
-        """Run `program`, beside this file, in a process of its own; what it prints: the rows of each output."""
+        """Run `program`, a file in this folder, in its own process; return what it prints: the rows of each output."""
         done = subprocess.run(
             [
                 sys.executable,

@@ -1,4 +1,4 @@
-"""Runs one batch of a pipeline, in a process of its own: FOREBAY_SPARK_MASTER says where. Prints what came out."""
+"""Run one batch of a pipeline in this process, on FOREBAY_SPARK_MASTER, and print the number of rows of each output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def declare(output: Path | str) -> Pipeline:
-    """Lines, and by which worker each was read."""
+    """Declare a pipeline that counts the words of lines."""
     lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
     pipeline = Pipeline("words", interval="1h")
 
@@ -33,7 +33,7 @@ def declare(output: Path | str) -> Pipeline:
 
 if __name__ == "__main__":
     settings = Settings()
-    # As the batch driver has it, which runs one batch after another.
+    # The session of a batch driver, which runs one batch after another.
     warm = WarmSession(settings, application="words")
     warm.begin("run")
     results = run_batch(

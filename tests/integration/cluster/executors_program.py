@@ -1,4 +1,4 @@
-"""A Spark session whose number of executors is decided: at its start, or while it is warm. Prints how many it has."""
+"""Print how many executors a Spark session has whose number is decided at its start, or while it is warm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def executors(session: SparkSession, wanted: int) -> int:
-    """How many there are, as soon as these are `wanted`, and a little later."""
+    """Return how many executors there are, 2 s after their number is `wanted` (or after a minute)."""
     context = session.sparkContext._jsc.sc()
     deadline = time.monotonic() + 60
     while context.getExecutorIds().size() != wanted and time.monotonic() < deadline:

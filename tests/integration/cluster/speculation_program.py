@@ -1,8 +1,8 @@
-"""Runs one batch with an output of each kind, where tasks are raced by others and die, each after it has written.
+"""Run one batch with an output of each kind, where tasks are raced by others or die after they have written.
 
-Of each output's last stage the first task waits, at its first attempt, until a second attempt at it has written the
-same rows too; then both end. The second task fails once, when its rows are written. What an attempt has written is
-marked by a file, `MARKS/OUTPUT/PARTITION-ATTEMPT`. Prints the rows of each output.
+In each output's last stage, the first attempt at the first task waits until a second attempt has written the same rows;
+then both end. The second task fails once, after its rows are written. A file `MARKS/OUTPUT/PARTITION-ATTEMPT` marks
+what an attempt has written. Prints the number of rows of each output.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OUTPUTS = ("parquet", "compacted", "postgres", "delta", "iceberg")
 
 
 def declare(directory: Path) -> Pipeline:
-    """The words of each line, by an output of each kind below `directory`, and in the Postgres at TARGET_URL."""
+    """Declare the words of each line as an output of each kind below `directory`, and in the Postgres at TARGET_URL."""
     lines = Stream("lines", SocketText(host="127.0.0.1", port=9999))
     pipeline = Pipeline("words", interval="1h")
     catalog: dict[str, Any] = {
@@ -55,7 +55,7 @@ def declare(directory: Path) -> Pipeline:
             marks = directory / "marks" / name
             marks.mkdir(parents=True)
             if name == "parquet":
-                # Spark itself writes: what comes after the last row is before its files are committed.
+                # Spark itself writes here: the code after the last row runs before its files are committed.
                 return frame.mapInArrow(unsteady(passed_on, str(marks)), frame.schema)
             return Unsteady(frame, str(marks))
 
@@ -65,12 +65,12 @@ def declare(directory: Path) -> Pipeline:
 
 
 def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """As they are."""
+    """Pass the batches on unchanged."""
     yield from batches
 
 
 def unsteady(task: Task, marks: str) -> Task:
-    """`task`, which is raced or dies when it has written."""
+    """Wrap `task` to be raced or die after it has written."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415  in the worker
@@ -92,7 +92,7 @@ def unsteady(task: Task, marks: str) -> Task:
 
 
 class Unsteady:
-    """A frame whose sink's tasks are raced, or die, when they have written."""
+    """A frame whose sink's tasks are raced, or die, after they have written."""
 
     def __init__(self, frame: DataFrame, marks: str) -> None:
         self._frame = frame
@@ -102,7 +102,7 @@ class Unsteady:
         return getattr(self._frame, name)
 
     def mapInArrow(self, task: Task, schema: str) -> DataFrame:  # noqa: N802  Spark's name
-        """Run the sink's task, and then this class's part."""
+        """Run the sink's task, then this class's part."""
         return self._frame.mapInArrow(unsteady(task, self._marks), schema)
 
 

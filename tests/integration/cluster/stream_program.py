@@ -1,4 +1,4 @@
-"""Reads what is there of the stream `lines` by a streaming query: FOREBAY_SPARK_MASTER says where. Ends then."""
+"""Read the existing blocks of the stream `lines` by a streaming query on FOREBAY_SPARK_MASTER, then end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orchestration.spark.session import spark_session
 
 
 def main(output: str) -> None:
-    """Write each line to files below `output`, from the checkpoint beside it."""
+    """Write each line to files below `output`; the checkpoint is beside it."""
     settings = Settings()
     session = spark_session(settings, application="lines")
     lines = (

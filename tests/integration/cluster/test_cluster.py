@@ -1,4 +1,4 @@
-"""The same pipeline on a Spark standalone cluster and on Spark Connect, with Forebay's code shipped there."""
+"""Test the same pipeline on a Spark standalone cluster and on Spark Connect, with Forebay's code shipped there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_batch_on_a_standalone_cluster_of_two_workers(batch: AllocatedBatch, t
         started = sorted((tmp_path / "work").glob("app-*/*/stderr"))
     assert rows == [41]
     assert counts(tmp_path / "output") == EXPECTED
-    # Both workers had an executor; neither had Forebay on its path but for what was shipped.
+    # Both workers had an executor; on both, Forebay was importable only because it was shipped.
     assert len(started) == 2
 
 
@@ -61,7 +61,7 @@ def test_a_batch_on_spark_connect(batch: AllocatedBatch, tmp_path: Path) -> None
 
 
 def test_a_streaming_query_on_spark_connect_reads_each_record_once(batch: AllocatedBatch, tmp_path: Path) -> None:
-    """The server plans a streaming source in a process that is not given what a session ships."""
+    """Check because the server plans a streaming source in a process that does not get what a session ships."""
     with connect_server(tmp_path, has_forebay=True) as address:
         batch.run("stream_program.py", tmp_path / "lines", master=address)
         batch.run("stream_program.py", tmp_path / "lines", master=address)

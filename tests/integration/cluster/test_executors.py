@@ -1,4 +1,4 @@
-"""A session on a standalone cluster has the executors that are wanted: from its start, and while it is warm (O04)."""
+"""Check that a session on a standalone cluster has the wanted executors: from its start, and while it is warm (O04)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("when", "found"), [("start", "1"), ("warm", "2,1,2")])
-def test_o04_a_session_has_as_many_executors_as_are_wanted(master: str, tmp_path: Path, when: str, found: str) -> None:
+def test_o04_a_session_has_the_wanted_number_of_executors(master: str, tmp_path: Path, when: str, found: str) -> None:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), when],
         env={

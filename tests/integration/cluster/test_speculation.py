@@ -1,4 +1,4 @@
-"""Tasks that a cluster runs twice for real, since they are slow or die: each record comes out once."""
+"""Test tasks that a real cluster runs twice because they are slow or die: each record comes out once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_speculative_tasks_and_tasks_that_die_double_nothing(
     }
     with connect(engine) as connection:
         batch = AllocatedBatch(connection, database_url, tmp_path, declare(output))
-    # A speculative attempt goes to another host than the one that it races.
+    # A speculative attempt runs on another host than the attempt that it races.
     with (
         standalone_cluster(tmp_path, hosts=("127.0.0.1", "127.0.0.2")) as master,
         postgres_server.database(migrated=False) as url,
@@ -90,6 +90,6 @@ def words(column: Iterable[str]) -> Counter[str]:
 
 
 def entries(events: Path) -> list[dict[str, Any]]:
-    """What Spark's event log has, whichever way it lays it out."""
+    """Return the entries of Spark's event log, in either of its layouts."""
     logs = [file for file in events.rglob("*") if file.is_file() and not file.name.startswith((".", "appstatus"))]
     return [json.loads(line) for file in logs for line in file.read_text(encoding="utf-8").splitlines()]

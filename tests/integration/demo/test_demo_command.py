@@ -1,4 +1,4 @@
-"""`forebay demo` on its real services: Ctrl-C, at any moment, ends it with 130 and leaves no process."""
+"""Check that Ctrl-C ends `forebay demo` on its real services with 130 at any moment, and leaves no process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STOP_SECONDS = 90.0
 
 
 def processes_of(home: Path) -> list[str]:
-    """The command lines of all processes that run for this home, by their environment or arguments."""
+    """Return the command lines of all processes that run for this home, by their environment or arguments."""
     found: list[str] = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -55,7 +55,7 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path, moment: str) -> None:
             assert time.monotonic() < end, log.read_text()
             time.sleep(0.1)
         assert processes_of(home), "this check would find nothing even if all were left"
-        # As a terminal does: to the whole group of the foreground command.
+        # As a terminal does: to the whole foreground process group.
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=STOP_SECONDS) == 130, log.read_text()
     finally:

@@ -1,4 +1,4 @@
-"""The demo's output function in a real Spark session: exact totals, and nothing thrown away."""
+"""Test the demo's output function in a real Spark session: exact totals, and no record dropped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from forebay.demo import comparison, flights
 
-# In a process of its own: a Spark session is one per process, and other tests have theirs.
+# In its own process: there is one Spark session per process, and other tests have their own.
 PROGRAM = """
 import json, sys
 from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""The replay server as the demo's child: found, followed and ended."""
+"""Test the replay server as the demo's child: found, followed and ended."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_stop_ends_the_process_and_can_be_called_twice() -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_an_end_of_the_process_is_an_error_that_is_named() -> None:
+def test_an_end_of_the_process_is_reported_as_an_error() -> None:
     with ReplayProcess(rate=100) as replay:
         replay.wait_listening()
         psutil.Process(replay.pid).kill()
         end = time.monotonic() + DEADLINE
 
         def look_until_the_deadline() -> None:
-            # It has ended when its last thread has: a little after its state says so.
+            # The process has ended only when its last thread has, a little after its state shows it.
             while time.monotonic() < end:
                 replay.progress()
                 time.sleep(0.02)
@@ -58,7 +58,7 @@ def test_an_end_of_the_process_is_an_error_that_is_named() -> None:
             look_until_the_deadline()
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_a_port_in_use_is_named() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         ReplayProcess(rate=1, port=taken.getsockname()[1]) as replay,
@@ -67,7 +67,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         replay.wait_listening()
 
 
-def test_it_ends_when_its_parent_is_killed() -> None:
+def test_the_process_ends_when_its_parent_is_killed() -> None:
     program = (
         "import time; from forebay.demo.replay_process import ReplayProcess\n"
         "replay = ReplayProcess(rate=1); replay.wait_listening()\n"

@@ -1,4 +1,4 @@
-"""The replay server over real sockets: the lines come once, at the rate, over however many connections."""
+"""Test the replay server over real sockets: the lines come once, at the rate, over any number of connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEADLINE = 20.0
 
 
 def numbered(lines: int, per_block: int = 100) -> Iterator[LineBlock]:
-    """Lines `0`, `1`, … in blocks."""
+    """Return lines `0`, `1`, … in blocks."""
     for first in range(0, lines, per_block):
         texts = [f"{number}\n".encode() for number in range(first, min(first + per_block, lines))]
         offsets = [0]
@@ -57,13 +57,13 @@ def test_all_lines_come_in_order_and_the_stream_ends() -> None:
         assert server.progress().lines == 10_000
 
 
-def test_x01_a_reader_that_comes_back_after_the_end_gets_no_data() -> None:
+def test_x01_a_reader_that_reconnects_after_the_end_gets_no_data() -> None:
     with ReplayServer(numbered(500)) as server:
         with connect(server) as reader:
             assert len(read_to_end(reader).split()) == 500
         with connect(server) as again:
             again.settimeout(0.7)
-            with pytest.raises(TimeoutError):  # neither data nor an end: the connection is held open
+            with pytest.raises(TimeoutError):  # neither data nor an end: the connection stays open
                 again.recv(1)
         with connect(server) as third:
             third.settimeout(0.7)
@@ -81,7 +81,7 @@ def test_x01_the_cursor_is_kept_across_connections() -> None:
                 part = b""
                 while part.count(b"\n") < 200:
                     part += reader.recv(1 << 16)
-                # No more is taken: the rest of what was sent is lost with the connection, as on any socket.
+                # The test reads no more: the other sent lines are lost with the connection, as on any socket.
                 received.append(part)
             wait_for(server, ReplayState.WAITING)
         with connect(server) as reader:
@@ -95,7 +95,7 @@ def test_x01_the_cursor_is_kept_across_connections() -> None:
     assert numbers[-1] == 7_999
 
 
-def test_nothing_is_served_while_nobody_reads() -> None:
+def test_nothing_is_served_without_a_reader() -> None:
     with ReplayServer(numbered(1_000), rate=100_000) as server:
         time_before = time.monotonic()
         while time.monotonic() < time_before + 0.5:
@@ -111,10 +111,10 @@ def test_the_rate_holds() -> None:
         start = time.monotonic()
         with connect(server) as reader:
             assert len(read_to_end(reader).split()) == lines
-            # From the connection to the newest line: within what is measured here.
+            # The server measures from the connection to the newest line, which is within the time measured here.
             seconds = server.progress().seconds
             measured = time.monotonic() - start
-    # It may never be faster than the rate; a busy machine may make it slower.
+    # It may never be faster than the rate; on a busy machine it may be slower.
     assert lines / rate * 0.95 <= seconds <= measured <= lines / rate * 4
 
 
@@ -132,7 +132,7 @@ def test_a_second_reader_waits_for_the_first_to_leave() -> None:
         assert server.progress().connections == 2
 
 
-def test_a_reader_that_takes_nothing_does_not_keep_the_server_from_stopping() -> None:
+def test_a_reader_that_reads_nothing_does_not_prevent_a_stop() -> None:
     server = ReplayServer(numbered(2_000_000, per_block=100_000))
     with server, connect(server):
         wait_for(server, ReplayState.SERVING)
@@ -177,7 +177,7 @@ def test_the_process_serves_all_flights_and_ends_with_its_standard_input() -> No
             process.kill()
 
 
-def test_the_process_names_a_port_that_is_taken() -> None:
+def test_the_process_names_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = subprocess.run(

@@ -1,4 +1,4 @@
-"""The page on AMQP: its declaration is one, its table of fields is whole, and its statement runs."""
+"""Test the page on AMQP: its declaration is valid, its table of fields is complete, and its statement runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def block(language: str) -> str:
     return str(found)
 
 
-def test_its_declaration_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_declaration_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMQP_PASSWORD", "hunter2")
     names: dict[str, object] = {}
     exec(block("python"), names)

@@ -1,4 +1,4 @@
-"""docs/how-to/block-stores.md: its commands run, its settings and defaults are those of the program."""
+"""Test docs/how-to/block-stores.md: its commands run, its settings and defaults are those of the program."""
 
 from __future__ import annotations
 

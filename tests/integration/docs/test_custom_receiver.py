@@ -1,4 +1,4 @@
-"""docs/how-to/custom-receiver.md: its class in a real receiver process, named by its path and by an entry point."""
+"""Test docs/how-to/custom-receiver.md: its class in a real receiver process, named by its path and an entry point."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The page's files in a working directory of their own."""
+    """Yield a working directory with the page's files in it."""
     receiver, pipeline = blocks("python")
     (tmp_path / "my_spool.py").write_text(receiver, encoding="utf-8")
     (tmp_path / "my_pipeline.py").write_text(pipeline, encoding="utf-8")
@@ -54,7 +54,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def install(directory: Path) -> None:
-    """What an installer makes of the page's pyproject.toml: the module and its metadata in site-packages."""
+    """Put into site-packages what an installer makes of the page's pyproject.toml: the module and its metadata."""
     [text] = blocks("toml")
     project = tomllib.loads(text)["project"]
     information = directory / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
@@ -73,7 +73,7 @@ def install(directory: Path) -> None:
 
 
 def stored(rig: ReceiverRig) -> list[pa.RecordBatch]:
-    """Of every registered block, in order."""
+    """Return the record batches of every registered block, in order."""
     store = LocalBlockStore(rig.root / "blocks")
     return [
         batch
@@ -86,17 +86,17 @@ def stored(rig: ReceiverRig) -> list[pa.RecordBatch]:
 
 
 def put(path: Path, text: str) -> None:
-    """A file that is there only as a whole."""
+    """Write a file so that it appears only when it is complete."""
     path.with_suffix(".new").write_text(text, encoding="utf-8")
     path.with_suffix(".new").rename(path)
 
 
 def assert_it_empties_the_directory(rig: ReceiverRig, incoming: Path) -> None:
-    """The page's promise: each file becomes one registered block and goes; a stop drains."""
+    """Check the page's promise: each file becomes one registered block and is deleted; a stop drains."""
     put(incoming / "one.txt", "to be\nor not\n")
     process = rig.start()
     eventually(lambda: not any(incoming.iterdir()), f"an empty directory ({rig.state()})")
-    # It was deleted after its block was registered: nothing to wait for.
+    # The file is deleted after its block is registered, so there is no need to wait.
     assert rig.records() == 2
     put(incoming / "two.txt", "to be")
     eventually(lambda: not any(incoming.iterdir()), "an empty directory again")
@@ -122,7 +122,7 @@ def test_r05_a_receiver_that_the_pipeline_names_stores_and_then_acknowledges(
     database_url: str, tmp_path: Path, package: Path
 ) -> None:
     [pipeline] = load_pipelines("my_pipeline")
-    # The declaration is read without the class: nothing imported it so far.
+    # The declaration is read without the class: nothing has imported it so far.
     assert "my_spool" not in sys.modules
     declaration = pipeline.streams[0].declaration()
     rig = ReceiverRig.make(database_url, tmp_path / "receiver", declaration["source"])
@@ -148,7 +148,7 @@ def test_a_receiver_of_an_installed_package_by_its_entry_point(
         rig.close()
 
 
-def test_forebay_sources_lists_what_installed_packages_bring(tmp_path: Path) -> None:
+def test_forebay_sources_lists_the_receivers_of_installed_packages(tmp_path: Path) -> None:
     install(tmp_path)
     done = run("forebay sources --json", tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -171,14 +171,14 @@ def test_forebay_sources_lists_what_installed_packages_bring(tmp_path: Path) -> 
     assert text["declaration"] == "SocketText"
     assert text["guarantee"] == "at most once"
     assert "encoding" in text["fields"]
-    # For people too.
+    # The text output lists it too.
     assert "SpoolReceiver" not in (plain := run("forebay sources", tmp_path, PYTHONPATH=str(tmp_path))).stderr
     assert 'spool: CustomSource(receiver="spool"), my-spool 1.0\n' in plain.stdout
     assert "directory, every=0.5" in plain.stdout, "nothing is cut where the terminal is narrow"
     assert "at least once, deduplicated" in plain.stdout
 
 
-def test_a_receiver_that_is_not_installed_fails_by_a_sentence_that_names_the_package(
+def test_a_receiver_that_is_not_installed_fails_with_the_name_of_its_package(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -196,7 +196,7 @@ def test_a_receiver_that_is_not_installed_fails_by_a_sentence_that_names_the_pac
                 "install it where the agent runs, into the environment of `forebay agent`"
             ),
         )
-        # Nothing was taken over.
+        # No process has claimed the receiver.
         assert rig.epochs() == []
     finally:
         rig.close()
@@ -210,7 +210,7 @@ def test_the_pages_statement(engine: sa.Engine) -> None:
 
 
 def test_the_pages_commands(package: Path) -> None:
-    """All but the one that runs until Ctrl-C, whose argument is checked."""
+    """Run all commands except the one that runs until Ctrl-C, whose argument is checked."""
     commands = "".join(blocks("sh"))
     assert "forebay up my_pipeline\n" in commands
     done = run(commands.replace("forebay up my_pipeline\n", ""), package)

@@ -1,4 +1,4 @@
-"""docs/how-to/dagster.md: each of its files is loaded as it stands there, and does what the page says."""
+"""Test docs/how-to/dagster.md: each of its files is loaded as it stands there, and does what the page says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-# Of Dagster's own: what it calls beta or preview itself, and in components what pydantic has deprecated.
+# Warnings from Dagster: features that it calls beta or preview, and pydantic features that its components use.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::dagster.BetaWarning",
     "ignore::dagster.PreviewWarning",
@@ -43,7 +43,7 @@ MODULES = [name.removesuffix(".py") for name in FILES if name.endswith(".py")]
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory with all files of the page, importable while the test runs."""
+    """Yield a directory with all files of the page, importable while the test runs."""
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -59,7 +59,7 @@ def definitions(module: str) -> dg.Definitions:
     return defs
 
 
-def test_every_example_is_loaded_by_a_test_of_its_own() -> None:
+def test_every_example_is_loaded_by_its_own_test() -> None:
     assert sorted(MODULES) == ["downstream", "existing", "failures", "owners", "pipelines", "second"]
 
 
@@ -83,7 +83,7 @@ def test_both_locations_of_the_workspace_load(project: Path) -> None:
 
 
 def requested_below_a_busy_pipeline(defs: dg.Definitions, asset: dg.AssetKey) -> int:
-    """How often `asset` is asked for after a batch was committed, while the next one runs."""
+    """Return how often `asset` is requested after a batch was committed, while the next one runs."""
     with dg.DagsterInstance.ephemeral() as instance:
         first = dg.evaluate_automation_conditions(defs=defs, instance=instance)
         instance.report_runless_asset_event(dg.AssetMaterialization(OUTPUT))
@@ -121,7 +121,7 @@ def test_the_failure_sensor_speaks_once_per_batch_when_it_is_given_up(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Three attempts count; one that was blocked, or lost, has a number, and does not."""
+    """Check that failed attempts count, and that blocked and lost attempts have a number but do not count."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     module = importlib.import_module("failures")
     pipeline = importlib.import_module("pipelines").pipeline
@@ -165,7 +165,7 @@ def test_the_failure_sensor_speaks_once_per_batch_when_it_is_given_up(
 
 
 def failure_sensor(module: Any, batch_time: datetime, attempt: int) -> object:  # noqa: ANN401
-    """What the page's sensor answers to a run that failed."""
+    """Return the answer of the page's sensor to a failed run."""
     job = module.defs.resolve_job_def("word_count_batch")
     tags = {
         "forebay/pipeline": "word_count",

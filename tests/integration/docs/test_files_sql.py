@@ -1,4 +1,4 @@
-"""The page on files: its first example in a real receiver, and what its statements say then."""
+"""Test the page on files: its first example in a real receiver, and what its statements show then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "sources" / "files.md").
 STATEMENTS = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_its_example_reads_and_its_statements_say_how_far(database_url: str, tmp_path: Path) -> None:
+def test_its_example_reads_and_its_statements_show_how_far(database_url: str, tmp_path: Path) -> None:
     names: dict[str, object] = {}
     exec(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0], names)
     declared = names["logs"].source  # type: ignore[attr-defined]
@@ -41,7 +41,7 @@ def test_its_example_reads_and_its_statements_say_how_far(database_url: str, tmp
         progress, events = (list(rows) for rows in _run(rig))
     finally:
         rig.close()
-        print(rig.logs()[-6000:])  # noqa: T201  shown where it fails
+        print(rig.logs()[-6000:])  # noqa: T201  shown if the test fails
     [row] = progress
     assert f"/{inode:x}/4-" in row.file
     assert (row.generation, row.position, row.lost_bytes) == (0, 8, 0)

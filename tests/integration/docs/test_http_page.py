@@ -1,4 +1,4 @@
-"""The page on HTTP: its declarations are ones, its commands run and are answered as it says, its tables are whole."""
+"""Test the page on HTTP: its declarations are valid, its commands get the answers it shows, its tables are complete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is no
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    """Of these languages, in order."""
+    """Return the blocks of the matching languages, in order."""
     found = re.findall(r"^```([^\n]*)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [(name, text) for name, text in found if re.fullmatch(language, name)]
 
@@ -47,7 +47,7 @@ def declared(example: str, folder: Path) -> Stream:
 
 
 def run(command: str, folder: Path, **environment: str) -> list[dict[str, object]]:
-    """A command's answers."""
+    """Run a command and return its answers."""
     made = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=folder,
@@ -60,7 +60,7 @@ def run(command: str, folder: Path, **environment: str) -> list[dict[str, object
     return [json.loads(text) for text in re.findall(r"\{.*?\}", made.stdout)]
 
 
-def test_its_commands_are_answered_as_it_says(tmp_path: Path) -> None:
+def test_its_commands_get_the_answers_that_it_shows(tmp_path: Path) -> None:
     stream = declared(blocks("python")[0][1], tmp_path)
     assert isinstance(stream.source, Http)
     asked = 0
@@ -75,7 +75,7 @@ def test_its_commands_are_answered_as_it_says(tmp_path: Path) -> None:
             elif language == "json answer":
                 expected = json.loads(text)
                 if expected["duplicates"]:
-                    # Sent again.
+                    # The same request again.
                     answers = run(command, tmp_path)
                 assert answers == [expected]
         assert asked >= 6
@@ -83,7 +83,7 @@ def test_its_commands_are_answered_as_it_says(tmp_path: Path) -> None:
         assert b'{"item": "tea", "pieces": 2}' in made.bodies()
 
 
-def test_its_certificate_and_token_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_certificate_and_token_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAYMENTS_TOKEN", "a-token")
     [make, send] = [text for _, text in blocks("sh") if "receiver.pem" in text]
     run(make, tmp_path)
@@ -97,7 +97,7 @@ def test_its_certificate_and_token_let_in(tmp_path: Path, monkeypatch: pytest.Mo
         assert made.bodies() == [b'{"amount": 12}']
 
 
-def test_its_balanced_stream_is_one_a_host(tmp_path: Path) -> None:
+def test_its_balanced_stream_is_one_per_host(tmp_path: Path) -> None:
     stream = declared(blocks("python")[2][1], tmp_path)
     assert stream.receivers == "per_host"
     assert stream.source.is_listener

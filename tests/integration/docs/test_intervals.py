@@ -1,4 +1,4 @@
-"""The how-to on intervals: its statements run, its settings are there with the defaults that it names."""
+"""Test the how-to on intervals: its statements run, and its settings have the defaults that it names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_its_statements_run(engine: sa.Engine) -> None:
             connection.exec_driver_sql(statement)
 
 
-def test_its_declaration_can_be_made() -> None:
+def test_its_declaration_is_valid() -> None:
     declaration, window = blocks("python")
     pipeline = eval(declaration, {"Pipeline": Pipeline})
     assert pipeline.settings.concurrent_batches == 2
@@ -59,5 +59,5 @@ def test_its_defaults_are_the_defaults() -> None:
     assert Settings().history_retention.days == 14
 
 
-def test_the_target_that_it_names_is_there() -> None:
+def test_the_target_that_it_names_exists() -> None:
     assert re.search(r"^soak: ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)

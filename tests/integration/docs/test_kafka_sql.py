@@ -1,4 +1,4 @@
-"""The statement of the how-to on Kafka runs, and says what it says."""
+"""Check that the statement of the how-to on Kafka runs and shows what the page says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_its_statement_runs(engine: sa.Engine) -> None:
         log = make_log(connection, stream="orders")
         claimed = claim_anew(connection, log.receiver_ids[0])
         open_partition(connection, receiver_id=claimed.receiver_id, source="orders", partition="0", start_offset=100)
-        # What is kept of the topic itself is no position.
+        # What is stored about the topic itself is not a position.
         open_partition(
             connection, receiver_id=claimed.receiver_id, source="orders", partition="topic id of 0", start_offset=7
         )

@@ -1,4 +1,4 @@
-"""docs/how-to/monitoring.md and docs/reference/http-api.md: commands run, names and settings are the program's."""
+"""Test docs/how-to/monitoring.md and docs/reference/http-api.md: commands run, names and settings are the program's."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_both_pages_have_commands() -> None:
     assert [len(_COMMANDS.findall(page)) for page in (HOW_TO, REFERENCE)] == [1, 1]
 
 
-def test_every_metric_stands_in_the_table_as_it_is() -> None:
+def test_every_metric_is_in_the_table() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]+) \| (.*) \|$", HOW_TO, re.MULTILINE)
     expected = [(f"streaming_{name}", "gauge", "pipeline", meaning) for name, meaning in STREAMING_SOURCE.items()]
     expected += [(name, kind, ", ".join(labels) or "none", text) for name, (kind, labels, text) in FOREBAY.items()]
     assert rows == expected
 
 
-def test_alerts_ask_for_metrics_and_labels_that_there_are() -> None:
+def test_alerts_use_existing_metrics_and_labels() -> None:
     scrape, alerts = (yaml.safe_load(block) for block in _YAML.findall(HOW_TO))
     assert scrape["scrape_configs"][0]["authorization"]
     known = {f"streaming_{name}" for name in STREAMING_SOURCE} | FOREBAY.keys()
@@ -103,7 +103,7 @@ def test_states_and_statuses_are_the_programs() -> None:
     assert rows == {state.value: status.value for state, status in STATUS.items()}
 
 
-def test_every_path_stands_in_the_table(engine: sa.Engine, tmp_path: Path) -> None:
+def test_every_path_is_in_the_table(engine: sa.Engine, tmp_path: Path) -> None:
     server = TrackerHttpServer(
         engine, TrackerView("host:1", lambda: 1, dict), ListenAddress("127.0.0.1", 0), address_file=tmp_path / "url"
     )

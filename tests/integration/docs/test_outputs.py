@@ -1,4 +1,4 @@
-"""The how-to on outputs: its pipeline is declared, its outputs are written, and its statements run on the target."""
+"""Test the how-to on outputs: its pipeline is declared, its outputs are written, its statements run on the target."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_its_outputs_are_written_and_its_statements_run(
         monkeypatch.setenv("TARGET_URL", target.url)
         monkeypatch.setenv("CATALOG_URI", f"sqlite:///{tmp_path}/catalog.db")
         for name, output in pipeline.outputs.items():
-            # Its files are written by Spark itself, in the tests of the first pipeline.
+            # Spark itself writes its files, in the tests of the first pipeline.
             if not isinstance(output.sink, ParquetSink):
                 output.sink.write(words(("be", 2), ("or", 1)), attempt(output=name))
         commits, newest, last_seen, _ = [target.rows(statement) for statement in blocks("sql")]

@@ -1,4 +1,4 @@
-"""The statements of the how-tos on Redis and NATS run."""
+"""Check that the statements of the how-tos on Redis and NATS run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runbook for a restore, command by command: receivers go on after the backup, and nothing of that is lost."""
+"""Test the runbook for a restore, command by command: receivers continue after the backup, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMMANDS = re.compile(r"^```sh runnable\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def plain(url: str) -> str:
-    """As Postgres' own programs take it."""
+    """Return the URL as Postgres' own programs accept it."""
     return sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
 
 

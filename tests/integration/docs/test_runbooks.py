@@ -1,4 +1,4 @@
-"""What a runbook tells people to run is run: every block that is marked `runnable`, on a real driver log."""
+"""Run every command and statement of the runbooks that is marked `runnable`, on a real driver log."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from _pytest.mark.structures import ParameterSet
 
 RUNBOOKS = Path(__file__).parents[3] / "docs" / "runbooks"
-# Its commands are steps of one procedure: test_restore_page.py runs them in their order.
+# Commands of these runbooks are steps of one procedure: test_restore_page.py runs them in their order.
 _PROCEDURES = {"restore"}
 _BLOCK = re.compile(r"^```(?P<language>\w+)(?P<runnable> runnable)?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(language: str) -> list[ParameterSet]:
-    """Each block of this language, named by its runbook and first words."""
+    """Return each block of this language, named by its runbook and first words."""
     return [
         pytest.param(block["text"], id=f"{runbook.stem}: {block['text'][:30].strip()}")
         for runbook in sorted(RUNBOOKS.glob("*.md"))
@@ -35,7 +35,7 @@ def blocks(language: str) -> list[ParameterSet]:
     ]
 
 
-def test_what_can_be_run_is_marked() -> None:
+def test_every_command_and_statement_is_marked_runnable() -> None:
     for runbook in RUNBOOKS.glob("*.md"):
         for block in _BLOCK.finditer(runbook.read_text(encoding="utf-8")):
             assert block["runnable"] or block["language"] not in ("sql", "sh"), f"{runbook.name}: {block['text']}"
@@ -58,7 +58,7 @@ def test_a_command(engine: sa.Engine, database_url: str, tmp_path: Path, command
         "FOREBAY_HOME": str(tmp_path),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    # A loaded machine has time.
+    # Allow more time on a loaded machine.
     command = command.replace("forebay status", "forebay status --within 60")
     done = subprocess.run(
         ["sh", "-euc", command], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""docs/how-to/several-hosts.md: its commands run, and its agent is there when they have."""
+"""Test docs/how-to/several-hosts.md: its commands run, and its agent is registered afterwards."""
 
 from __future__ import annotations
 

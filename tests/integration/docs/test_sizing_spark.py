@@ -1,4 +1,4 @@
-"""docs/how-to/sizing-spark.md: its commands run, its declaration works, its settings are the program's."""
+"""Test docs/how-to/sizing-spark.md: its commands run, its declaration works, its settings are the program's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_declaration_works() -> None:
     assert getattr(names["pipeline"], "settings").dynamic_allocation_max_executors == 8  # noqa: B009
 
 
-def test_every_setting_stands_in_the_table_with_its_default() -> None:
+def test_every_setting_is_in_the_table_with_its_default() -> None:
     rows = dict(re.findall(r"^\| `(dynamic_allocation_\w+)` \| `([^`]+)` \|", PAGE, re.MULTILINE))
     fields = PipelineSettings.model_fields
     assert rows == {

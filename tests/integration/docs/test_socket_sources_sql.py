@@ -1,4 +1,4 @@
-"""The statements of the how-to on socket sources run."""
+"""Check that the statements of the how-to on socket sources run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/how-to/streaming-queries.md: its programs run, are killed by SIGKILL, and each record comes out once."""
+"""Test docs/how-to/streaming-queries.md: its programs are killed by SIGKILL, and each record comes out once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def lines(engine: sa.Engine, environment: dict[str, str]) -> Iterator[LineReceiv
 
 
 class Query:
-    """A program of the page that runs in a group of its own, its JVM with it."""
+    """A program of the page that runs in its own process group, together with its JVM."""
 
     def __init__(self, name: str, environment: dict[str, str], directory: Path) -> None:
         program = directory / f"{name}.py"
@@ -101,7 +101,7 @@ def counts(directory: Path) -> dict[str, int]:
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_each_record_once_though_the_query_is_killed(
+def test_each_record_comes_out_once_even_if_the_query_is_killed(
     name: str, environment: dict[str, str], lines: LineReceiver, tmp_path: Path
 ) -> None:
     wanted: list[str] = []
@@ -119,7 +119,7 @@ def test_each_record_once_though_the_query_is_killed(
     for _ in range(3):
         query = Query(name, environment, tmp_path)
         try:
-            # Killed in the middle of what it does: it goes on reading while more comes.
+            # Kill it while it works: it continues reading while more records come.
             least = total()
             eventually(lambda: receive() and total() >= least + 60, "progress", seconds=150, step=0.2)  # noqa: B023
             assert query.lives()

@@ -1,4 +1,4 @@
-"""The page on syslog: its declarations are ones, what its logger sends arrives, and its statements run."""
+"""Test the page on syslog: its declarations are valid, the messages of its logger arrive, and its statements run."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def declared(example: str) -> Stream:
 
 
 @pytest.mark.skipif(shutil.which("logger") is None, reason="util-linux's logger is not here")
-def test_what_its_logger_sends_arrives(tmp_path: Path) -> None:
+def test_the_messages_of_its_logger_arrive(tmp_path: Path) -> None:
     first, secured = map(declared, blocks("python"))
     assert isinstance(first.source, Syslog)
     assert isinstance(secured.source, Syslog)
-    # The port is the test's own.
+    # Use the test's own port.
     source = first.source.model_copy(update={"listen": "127.0.0.1:0", "transports": ("tcp",)})
     [command] = blocks("console")
     with rig(tmp_path, make_receiver(source)) as made:

@@ -1,4 +1,4 @@
-"""docs/how-to/testing.md and parse-records.md: their pipelines' tests pass, as a reader would run them."""
+"""Check docs/how-to/testing.md and parse-records.md: their pipelines' tests pass, as a reader would run them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STATEMENTS = re.compile(r"^```sql runnable\n(.*?)^```$", re.MULTILINE | re.DOTA
 
 
 def functions_of(page: str) -> list[tuple[str, str]]:
-    """(page, name of a test function) of the page's test modules."""
+    """Return (page, name of a test function) of the page's test modules."""
     text = (HOW_TO / page).read_text(encoding="utf-8")
     return [
         (page, name)
@@ -47,7 +47,7 @@ def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def function(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], None]]:
-    """A test function of a page, its modules imported from files."""
+    """Yield a test function of a page; its modules are imported from files."""
     page, name = request.param
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -60,7 +60,7 @@ def function(
         found = getattr(importlib.import_module(module), name, found)
     assert inspect.isfunction(found)
     yield found
-    # What they are called, other tests' modules may be called too.
+    # Modules of other tests may have the same names.
     for module, _ in files:
         sys.modules.pop(module, None)
 

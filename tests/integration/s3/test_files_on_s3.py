@@ -1,4 +1,4 @@
-"""Objects below a prefix of a real S3 server are read once each; `make s3`."""
+"""Check that objects below a prefix of a real S3 server are read once each; `make s3`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_files_below_a_prefix_are_read_once_through_a_kill_and_an_outage(
     sent: list[str] = []
 
     def store(name: str, data: bytes) -> None:
-        # By its name pyarrow would compress it once more.
+        # Without this, pyarrow would compress it again because of its name.
         with filesystem.open_output_stream(f"{prefix}/{name}", compression=None) as stream:
             stream.write(data)
 
@@ -62,7 +62,7 @@ def test_files_below_a_prefix_are_read_once_through_a_kill_and_an_outage(
     put("a.txt", [f"of a {number}" for number in range(50_000)])
     put("deep/er/b.txt.gz", [f"of b {number}" for number in range(1000)], compressed=True)
     store("_SUCCESS", b"no line\n")
-    # All of it takes seconds: time to kill whoever has read some of it.
+    # Reading all of it takes seconds: enough time to kill a receiver that has read a part.
     rig = SourceRig.make(database_url, tmp_path / "rig", source, max_block_bytes="128KiB", receiver_max_rate=10_000)
     try:
         process = rig.start()
@@ -86,4 +86,4 @@ def test_files_below_a_prefix_are_read_once_through_a_kill_and_an_outage(
         assert rig.failed_checks() == []
     finally:
         rig.close()
-        print(rig.logs()[-6000:])  # noqa: T201  shown where it fails
+        print(rig.logs()[-6000:])  # noqa: T201  shown if the test fails

@@ -1,4 +1,4 @@
-"""A ParquetSink on a real S3 server: what readers of `_SUCCESS` see, whatever is killed or replayed."""
+"""Test a ParquetSink on a real S3 server: what readers of `_SUCCESS` see, whatever is killed or replayed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StoppedError(Exception):
 
 
 class Stopping(ParquetSink):
-    """Gets no further than a step."""
+    """A sink that stops at a step."""
 
     stops_at = ""
 
@@ -89,7 +89,7 @@ def test_an_attempt_is_seen_once_it_is_published_and_replaced_whole(sink: Stoppi
 
 
 @pytest.mark.parametrize(("step", "sees"), [(Step.STAGED, "a"), (Step.COMMITTED, "b"), (Step.SWEPT, "b")])
-def test_whoever_gets_no_further_leaves_one_attempt_whole_and_the_next_ends_it(
+def test_a_publisher_that_stops_leaves_one_whole_attempt_and_the_next_one_completes_it(
     sink: Stopping, step: Step, sees: str
 ) -> None:
     sink.publish(sink.write(words(("a", 1)), attempt(1)).location, batch_time=TIME)
@@ -104,7 +104,7 @@ def test_whoever_gets_no_further_leaves_one_attempt_whole_and_the_next_ends_it(
     assert len(objects(sink)) == 2
 
 
-def test_a_file_of_a_task_that_lost_is_not_published(sink: Stopping) -> None:
+def test_a_file_of_a_losing_task_is_not_published(sink: Stopping) -> None:
     written = sink.write(words(("a", 1)), attempt(1))
     assert sink._objects is not None
     store = open_objects(sink._objects._resolved())
@@ -115,7 +115,7 @@ def test_a_file_of_a_task_that_lost_is_not_published(sink: Stopping) -> None:
     assert seen(sink) == [("a", 1)]
 
 
-def test_one_attempt_in_two_processes_shows_the_one_that_is_committed(sink: Stopping) -> None:
+def test_one_attempt_in_two_processes_shows_the_committed_one(sink: Stopping) -> None:
     older, one, other, newer = (
         sink.write(words((name, 1)), attempt(n)) for name, n in zip("abcd", (1, 2, 2, 3), strict=True)
     )
@@ -130,8 +130,8 @@ def test_one_attempt_in_two_processes_shows_the_one_that_is_committed(sink: Stop
 HOUR = TIME.replace(minute=0, second=0)
 
 
-def test_what_was_written_before_attempts_had_tokens_is_published_replaced_and_compacted(sink: Stopping) -> None:
-    """As after an upgrade between a commit and its publishing."""
+def test_attempts_written_without_tokens_are_published_replaced_and_compacted(sink: Stopping) -> None:
+    """Check as after an upgrade between a commit and its publishing."""
     assert sink._objects is not None
     store = open_objects(sink._objects._resolved())
     sink.compact = True
@@ -151,7 +151,7 @@ def test_what_was_written_before_attempts_had_tokens_is_published_replaced_and_c
 
 
 def batch(sink: Stopping, minute: int, word: str, number: int = 1) -> datetime:
-    """A batch of the hour, published."""
+    """Write and publish a batch of the hour; return its batch time."""
     time = HOUR + timedelta(minutes=minute)
     sink.publish(sink.write(words((word, minute), parts=1), attempt(number, time=time)).location, batch_time=time)
     return time
@@ -163,7 +163,7 @@ def keys(sink: Stopping, below: str = "") -> list[str]:
 
 
 def make_older(sink: Stopping, hour: datetime = HOUR) -> None:
-    """As if the hour had been made one 20 minutes ago."""
+    """Change the hour's object as if the hour had been compacted 20 minutes ago."""
     assert sink._objects is not None
     store = open_objects(sink._objects._resolved())
     key = f"{hour:date=%Y-%m-%d/hour=%H/batch_time=%Y%m%dT%H}/{SUCCESS}"
@@ -185,7 +185,7 @@ def test_the_batches_of_an_hour_become_one_and_each_row_is_seen_once_at_every_st
         assert seen(sink) == expected
     sink.stops_at = ""
     assert keys(sink, "_attempts") == []
-    # What it was made of stays for those who had listed it.
+    # The files it was made of stay for readers that have listed them.
     assert sink.compact_hour(HOUR, committed) is None
     assert len(keys(sink)) > 2
     assert seen(sink) == expected
@@ -212,7 +212,7 @@ def test_a_replay_replaces_its_own_rows_in_a_compacted_hour(sink: Stopping) -> N
     before = keys(sink, "date=2026-01-01")
     sink.publish(replayed.location, batch_time=times[1])
     assert keys(sink, "date=2026-01-01") == before, "it was there already"
-    # One that comes out late lies by itself until the next time.
+    # A batch published later has its own files until the next compaction.
     batch(sink, 5, "late")
     assert seen(sink) == [("a", 0), ("late", 5), ("new", 1), ("newer", 2)]
     assert sink.compact_hour(HOUR, {}) == 4
@@ -222,7 +222,7 @@ def test_a_replay_replaces_its_own_rows_in_a_compacted_hour(sink: Stopping) -> N
     assert seen(sink) == [("a", 0), ("late", 5), ("new", 1), ("newer", 2)]
 
 
-def test_who_may_not_change_an_hour_any_more_changes_nothing_that_readers_see(sink: Stopping) -> None:
+def test_a_compaction_that_lost_its_turn_changes_nothing_that_readers_see(sink: Stopping) -> None:
     sink.compact = True
     times = [batch(sink, minute, word) for minute, word in enumerate("ab")]
 
@@ -236,8 +236,8 @@ def test_who_may_not_change_an_hour_any_more_changes_nothing_that_readers_see(si
     assert seen(sink) == [("a", 0), ("b", 1)]
 
 
-def test_a_replay_that_a_compaction_took_back_is_there_again_after_the_next_one(sink: Stopping) -> None:
-    """Who was stopped between its last look and the object that readers see has put what it knew before."""
+def test_a_replay_undone_by_a_compaction_is_back_after_the_next_one(sink: Stopping) -> None:
+    """Check a compaction that is stopped between its last look and its write: it writes what it knew before."""
     sink.compact = True
     times = [batch(sink, minute, word) for minute, word in enumerate("ab")]
     assert sink.compact_hour(HOUR, dict.fromkeys(times, 1)) == 2
@@ -260,7 +260,7 @@ def test_a_replay_that_a_compaction_took_back_is_there_again_after_the_next_one(
     assert seen(sink) == [("a", 0), ("late", 5), ("new", 1)]
 
 
-def test_the_compaction_job_makes_one_of_an_hour_that_the_driver_log_says_is_over(
+def test_the_compaction_job_compacts_an_hour_that_the_driver_log_says_is_over(
     sink: Stopping, engine: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)

@@ -1,4 +1,4 @@
-"""A real receiver process whose write-ahead log lies on a real S3 server; `make s3`."""
+"""Test a real receiver process whose write-ahead log is on a real S3 server; `make s3`."""
 
 from __future__ import annotations
 

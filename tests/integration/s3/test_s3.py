@@ -1,4 +1,4 @@
-"""The block store on a real S3 server; `make s3`."""
+"""Test the block store on a real S3 server; `make s3`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture
 def server(running: S3Server) -> S3Server:
-    """A server that runs, whatever the test before did to it."""
+    """Return a running server, whatever the previous test did to it."""
     running.kill()
     running.start()
     return running
@@ -109,7 +109,7 @@ def test_credentials_come_from_the_environment_as_usual(server: S3Server, monkey
         open_block_store(url, timeout=5).read_frame(PATH, 0, frame().length, frame().crc32c)
 
 
-def test_a_bucket_that_is_not_there_fails_the_write(server: S3Server) -> None:
+def test_a_missing_bucket_fails_the_write(server: S3Server) -> None:
     url = server.url("x").replace("@blocks/", "@another/")
     segment = open_block_store(url, timeout=5).create_segment(PATH)
     segment.append(frame())
@@ -118,7 +118,7 @@ def test_a_bucket_that_is_not_there_fails_the_write(server: S3Server) -> None:
 
 
 def test_a_prefix_without_the_right_identity_is_unavailable_and_takes_nothing(server: S3Server) -> None:
-    """As a bucket that was made anew, or another server behind the same address."""
+    """Check as for a bucket that was created again, or another server behind the same address."""
     url = server.url("known")
     [made] = replicas_of(open_block_store(url))
     assert made.identity() is None
@@ -176,7 +176,7 @@ def test_h01_in_another_bucket_or_prefix_a_block_is_not_missing(server: S3Server
 
 
 class Writer:
-    """Writes blocks one after the other, each until it is acknowledged."""
+    """Write blocks one after the other, each until it is acknowledged."""
 
     def __init__(self, log: WriteAheadLog) -> None:
         self._log = log
@@ -211,7 +211,7 @@ def test_a_server_that_is_killed_in_the_middle_of_writes_loses_nothing_that_was_
     for _ in range(4):
         writer.written(25)
         server.kill()
-        # Not a wait for a state: so long it is away, in the middle of whatever was being written.
+        # Not a wait for a state: the server is down for 0.3 s, in the middle of any write.
         time.sleep(0.3)
         server.start()
     server.kill()
@@ -224,7 +224,7 @@ def test_a_server_that_is_killed_in_the_middle_of_writes_loses_nothing_that_was_
     for sequence, handle in enumerate(writer.handles, start=1):
         read = store.read_frame(rows.paths[handle.segment_id], handle.offset, handle.length, handle.crc32c)
         assert read.header.sequence == sequence
-    # What was sealed is there as a whole, in every segment.
+    # In every segment, what was sealed is complete.
     for segment_id, length in rows.lengths.items():
         if length:
             scanned = [item for item in store.scan(rows.paths[segment_id]) if item.offset < length]
@@ -232,7 +232,7 @@ def test_a_server_that_is_killed_in_the_middle_of_writes_loses_nothing_that_was_
             assert sum(item.length for item in scanned) == length
 
 
-def test_a_server_that_hangs_is_given_up_in_time(server: S3Server) -> None:
+def test_a_hanging_server_is_given_up_in_time(server: S3Server) -> None:
     store = open_block_store(server.url("hangs"), timeout=3)
     segment = store.create_segment(PATH)
     server.signal(signal.SIGSTOP)
@@ -246,7 +246,7 @@ def test_a_server_that_hangs_is_given_up_in_time(server: S3Server) -> None:
         server.signal(signal.SIGCONT)
 
 
-def test_a_directory_goes_on_while_its_replica_on_s3_is_away_and_is_then_copied_to_it(
+def test_a_directory_is_written_while_its_s3_replica_is_unavailable_and_copied_to_it_later(
     server: S3Server, tmp_path: Path
 ) -> None:
     log, rows = make_log(f"{tmp_path / 'here'},{server.url('replica')}", timeout=2)

@@ -1,7 +1,7 @@
-"""An upgrade under way: what runs is of the version before, and the driver log is of this one.
+"""Test a running upgrade: the processes are of the previous version, and the driver log is of this one.
 
-`statements.json` holds what the version before sends, each statement once, by role (`tests/recorded_statements.py`
-records it at a release); `version_before` the functions that its receivers call all the time.
+`statements.json` holds each statement that the previous version sends, once, by role (`tests/recorded_statements.py`
+records it at a release); `version_before` holds the functions that its receivers call all the time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-#: Of the version that `statements.json` and `version_before` are of.
+#: The revision of the version that `statements.json` and `version_before` come from.
 REVISION_BEFORE = "0003"
 HERE = Path(__file__).parent
 STATEMENTS: dict[str, list[str]] = json.loads((HERE / "statements.json").read_text(encoding="utf-8"))
@@ -34,8 +34,8 @@ _FIRST_SEQUENCE = 2
 
 
 @pytest.mark.parametrize("role", STATEMENTS)
-def test_what_the_version_before_sends_has_its_tables_functions_and_rights(engine: sa.Engine, role: str) -> None:
-    """Planned in the role, not run: a table, column, function or right that is missing is an error all the same."""
+def test_statements_of_the_version_before_have_their_tables_functions_and_rights(engine: sa.Engine, role: str) -> None:
+    """Plan the statements in the role without running them: a missing table, column, function or right still fails."""
     refused: dict[str, str] = {}
     with connect(engine) as connection:
         connection.exec_driver_sql(f"SET ROLE {role}")
@@ -51,7 +51,7 @@ def test_what_the_version_before_sends_has_its_tables_functions_and_rights(engin
 
 
 class ReceiverOfTheVersionBefore:
-    """Registers a block after the other, by that version's own statements; like it, sends again what had no answer."""
+    """Register one block after the other with the previous version's statements; like it, resend what got no answer."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -92,7 +92,7 @@ class ReceiverOfTheVersionBefore:
         self._thread.join(60)
 
     def has_sent(self, more: int) -> None:
-        """Wait until so many more blocks are acknowledged."""
+        """Wait until this number of further blocks is acknowledged."""
         goal = self.acknowledged + more
         eventually(lambda: self._failure or self.acknowledged >= goal, f"{more} more blocks")
         if self._failure is not None:
@@ -106,7 +106,7 @@ class ReceiverOfTheVersionBefore:
                 except DBAPIError as error:
                     if not (is_refused(error) or is_outcome_unknown(error)):
                         raise
-        except BaseException as error:  # noqa: BLE001  shown by who waits
+        except BaseException as error:  # noqa: BLE001  raised by has_sent
             self._failure = error
 
     def _send(self) -> None:
@@ -144,7 +144,7 @@ def log_of_the_version_before(engine: sa.Engine, database_url: str) -> Iterator[
     made.dispose()
 
 
-def test_a_receiver_of_the_version_before_goes_on_while_the_driver_log_is_upgraded(
+def test_a_receiver_of_the_version_before_continues_during_an_upgrade_of_the_driver_log(
     log_of_the_version_before: sa.Engine, engine: sa.Engine, database_url: str
 ) -> None:
     with ReceiverOfTheVersionBefore(log_of_the_version_before) as receiver:
@@ -159,7 +159,7 @@ def test_a_receiver_of_the_version_before_goes_on_while_the_driver_log_is_upgrad
         assert [check for check in [*check_schema(connection), *check_data(connection)] if not check.passed] == []
 
 
-def test_a_running_receiver_goes_on_while_functions_and_views_are_replaced(database_url: str, tmp_path: Path) -> None:
+def test_a_running_receiver_continues_while_functions_and_views_are_replaced(database_url: str, tmp_path: Path) -> None:
     with (
         closing(NumberedSource()) as source,
         closing(ReceiverRig.on_socket(database_url, tmp_path, source.port)) as rig,
@@ -179,7 +179,7 @@ def test_a_running_receiver_goes_on_while_functions_and_views_are_replaced(datab
         assert len(rig.epochs()) == 1, "it was one process all the time"
 
 
-def test_a_function_is_replaced_in_its_place_for_it_may_be_running(engine: sa.Engine, database_url: str) -> None:
+def test_a_function_is_replaced_in_place_because_it_may_be_running(engine: sa.Engine, database_url: str) -> None:
     def functions(connection: sa.Connection) -> dict[str, int]:
         found = connection.exec_driver_sql(
             "SELECT oid::regprocedure::text, oid::bigint FROM pg_proc WHERE pronamespace = 'forebay'::regnamespace"
@@ -188,7 +188,7 @@ def test_a_function_is_replaced_in_its_place_for_it_may_be_running(engine: sa.En
 
     with connect(engine) as connection:
         before = functions(connection)
-        # Of another version: one of another result, one of other parameters, and another text for all.
+        # From another version: one with another result, one with other parameters, and another text for all.
         connection.exec_driver_sql("DROP FUNCTION forebay.known_keys")
         connection.exec_driver_sql("CREATE FUNCTION forebay.known_keys() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
         connection.exec_driver_sql("DROP FUNCTION forebay.leads")

@@ -1,4 +1,4 @@
-"""The supervisor on small real processes: order, restarts, Ctrl-C, and nothing left after any kill."""
+"""Test the supervisor on small real processes: order, restarts, Ctrl-C, and nothing left after any kill."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ OWN = "import sys; print('up', flush=True); sys.stdin.read()"
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """All living processes that were started, by however many steps, with this mark in their environment."""
+    """Return all living processes with this mark in their environment, however many steps started them."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -77,7 +77,7 @@ def mark(home: Path) -> Iterator[str]:
 
 @pytest.fixture
 def sleeper(mark: str) -> Callable[..., Child]:
-    """Makes a child of Python code that prints "up" when it is ready."""
+    """Return a function that makes a child of Python code, which prints "up" when it is ready."""
 
     def make(name: str, code: str = "print('up', flush=True); import time; time.sleep(300)", **more: object) -> Child:
         log = Path(mark) / "logs" / f"{name}.log"
@@ -93,7 +93,7 @@ def sleeper(mark: str) -> Callable[..., Child]:
 
 
 class Recorder:
-    """Keeps the events of a supervisor."""
+    """Record the events of a supervisor."""
 
     def __init__(self) -> None:
         self.events: list[ChildEvent] = []
@@ -126,7 +126,7 @@ def test_starts_in_order_and_stops_in_reverse(home: Path, mark: str, sleeper: Ca
     assert list((home / "run").iterdir()) == []
 
 
-def test_a_killed_child_comes_back_ever_later(home: Path, sleeper: Callable[..., Child]) -> None:
+def test_restarts_of_a_killed_child_back_off(home: Path, sleeper: Callable[..., Child]) -> None:
     seen = Recorder()
     with Supervisor(home, seen) as supervisor:
         supervisor.start([sleeper("victim")])
@@ -150,9 +150,9 @@ def test_the_backoff_is_bounded_and_jittered() -> None:
     assert policy.delay(1, 1.0) == pytest.approx(0.6)
 
 
-def test_a_healthy_period_forgets_earlier_failures(home: Path, sleeper: Callable[..., Child]) -> None:
+def test_a_healthy_period_resets_earlier_failures(home: Path, sleeper: Callable[..., Child]) -> None:
     seen = Recorder()
-    # One restart is allowed; each life is a healthy one, so it is restarted without end.
+    # One restart is allowed; each life counts as healthy, so it is restarted without end.
     policy = RestartPolicy(first=0.01, most=0.01, healthy_after=0.0, attempts=1)
     with Supervisor(home, seen) as supervisor:
         supervisor.start([sleeper("short", "print('up', flush=True); import time; time.sleep(0.3)", restart=policy)])
@@ -171,12 +171,12 @@ def test_a_child_that_is_given_up_ends_the_wait(home: Path, sleeper: Callable[..
 @pytest.mark.parametrize(
     ("code", "within", "why"),
     [
-        # Time to say it.
+        # Enough time to report it.
         ("raise SystemExit('no such thing')", 4, "no such thing"),
         ("import time; time.sleep(300)", 1, "not ready within 1 s"),
     ],
 )
-def test_a_child_that_never_gets_ready_says_why(
+def test_a_child_that_never_gets_ready_reports_why(
     home: Path, mark: str, sleeper: Callable[..., Child], code: str, within: int, why: str
 ) -> None:
     child = sleeper("never", code, ready=lambda: False, ready_within=within)
@@ -185,7 +185,7 @@ def test_a_child_that_never_gets_ready_says_why(
     assert marked(mark) == []
 
 
-def test_a_command_that_is_not_there_says_so(home: Path) -> None:
+def test_a_missing_command_is_reported(home: Path) -> None:
     child = Child("ghost", ["/no/such/program"], restart=RestartPolicy(attempts=0), ready=lambda: False)
     with Supervisor(home) as supervisor, pytest.raises(ChildNotReadyError, match="/no/such/program"):
         supervisor.start([child])
@@ -194,7 +194,7 @@ def test_a_command_that_is_not_there_says_so(home: Path) -> None:
         supervisor.start([unguarded])
 
 
-def test_what_a_child_started_ends_with_it(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
+def test_processes_started_by_a_child_end_with_it(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
     with Supervisor(home) as supervisor:
         supervisor.start([sleeper("parent", WITH_GRANDCHILDREN, restart=RestartPolicy(attempts=0))])
         assert len(marked(mark)) == 4, "a guard, its command, and two more"
@@ -210,12 +210,12 @@ def test_a_stubborn_child_is_killed_after_its_grace(home: Path, mark: str, sleep
         supervisor.start([sleeper("stubborn", STUBBORN, stop_grace=0.3)])
         supervisor.start([sleeper("unguarded", STUBBORN, stop_grace=0.3, guarded=False)])
         began = time.monotonic()
-    # A guard that left it to its supervisor would take five seconds more.
+    # A guard that left the kill to its supervisor would take five seconds more.
     assert time.monotonic() - began < 5
     assert marked(mark) == []
 
 
-def test_what_a_killed_child_left_does_not_hold_up_the_next_for_the_whole_grace(
+def test_processes_left_by_a_killed_child_delay_the_next_only_for_a_short_grace(
     home: Path, mark: str, sleeper: Callable[..., Child]
 ) -> None:
     stubborn_child = (
@@ -227,7 +227,7 @@ def test_what_a_killed_child_left_does_not_hold_up_the_next_for_the_whole_grace(
     )
     seen = Recorder()
     with Supervisor(home, seen) as supervisor:
-        # No test waits for ten minutes: with the whole grace this one fails.
+        # No test waits for ten minutes: if the whole grace applied, this one would fail.
         supervisor.start([sleeper("child", stubborn_child, guarded=False, stop_grace=600.0, left_grace=0.2)])
         left = [process for process in marked(mark) if process.pid != supervisor.pid("child")]
         pid = supervisor.pid("child")
@@ -235,12 +235,14 @@ def test_what_a_killed_child_left_does_not_hold_up_the_next_for_the_whole_grace(
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: seen.kinds("child").count(ChildEventKind.READY) == 2, "the next one")
         assert not set(left) & set(marked(mark))
-        # Nor does a stop wait for it.
+        # A stop does not wait for it either.
         supervisor.stop(at_once=True)
     assert marked(mark) == []
 
 
-def test_stop_at_once_from_another_thread_hurries(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
+def test_stop_at_once_from_another_thread_speeds_up_the_stop(
+    home: Path, mark: str, sleeper: Callable[..., Child]
+) -> None:
     with Supervisor(home) as supervisor:
         supervisor.start([sleeper(f"stubborn_{n}", STUBBORN, stop_grace=60, guarded=n > 0) for n in range(2)])
         stopping = threading.Thread(target=supervisor.stop)
@@ -252,7 +254,7 @@ def test_stop_at_once_from_another_thread_hurries(home: Path, mark: str, sleeper
     assert marked(mark) == []
 
 
-def test_a_stop_while_starting_gives_up_the_start(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
+def test_a_stop_during_a_start_cancels_the_start(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
     with Supervisor(home) as supervisor:
         threading.Timer(0.3, supervisor.request_stop).start()
         with pytest.raises(StopRequestedError):
@@ -273,7 +275,7 @@ def test_only_one_supervisor_per_home_and_the_other_is_named(home: Path) -> None
         pass
 
 
-def test_a_listener_that_fails_harms_nothing(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
+def test_a_failing_listener_has_no_effect(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
     def fail(event: ChildEvent) -> None:
         raise RuntimeError(event.name)
 
@@ -316,7 +318,10 @@ _PROGRAM = textwrap.dedent(
 
 @pytest.fixture
 def supervisor_process(home: Path, mark: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a supervisor of children with this code, on a terminal of its own; returns it when all are up."""
+    """Yield a function that starts a supervisor of children with this code, on its own terminal.
+
+    It returns the supervisor's process when all children are up.
+    """
     started: list[subprocess.Popen[str]] = []
     terminals: list[int] = []
 
@@ -329,7 +334,7 @@ def supervisor_process(home: Path, mark: str) -> Iterator[Callable[..., subproce
             stdout=subprocess.PIPE,
             env={**os.environ, _MARK: mark},
             text=True,
-            # Its controlling terminal: a Ctrl-C typed there is SIGINT for the whole foreground group.
+            # The process's controlling terminal: a Ctrl-C typed there is SIGINT for the whole foreground group.
             preexec_fn=_take_terminal,
         )
         os.close(its)
@@ -408,7 +413,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing(
     eventually(lambda: marked(mark) == [], "everything has ended by itself")
 
 
-def test_kill_9_of_a_guard_is_healed_by_its_supervisor(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
+def test_a_supervisor_recovers_from_kill_9_of_a_guard(home: Path, mark: str, sleeper: Callable[..., Child]) -> None:
     seen = Recorder()
     with Supervisor(home, seen) as supervisor:
         supervisor.start([sleeper("child", WITH_GRANDCHILDREN)])
@@ -420,12 +425,12 @@ def test_kill_9_of_a_guard_is_healed_by_its_supervisor(home: Path, mark: str, sl
         assert orphans.isdisjoint(process.pid for process in marked(mark))
 
 
-def test_kill_9_of_guard_and_supervisor_is_cleaned_up_by_the_next_start(
+def test_the_next_start_cleans_up_after_kill_9_of_guard_and_supervisor(
     home: Path, mark: str, supervisor_process: Callable[..., subprocess.Popen[str]]
 ) -> None:
     process = supervisor_process(WITH_GRANDCHILDREN)
     guard = json.loads((home / "run" / "child_0.json").read_text())["guard"]["pid"]
-    os.kill(process.pid, signal.SIGSTOP)  # so that it can't see to it itself
+    os.kill(process.pid, signal.SIGSTOP)  # so that it can't clean up itself
     os.kill(guard, signal.SIGKILL)
     process.kill()
     process.wait()
@@ -455,8 +460,8 @@ def test_a_recycled_pid_is_never_killed(home: Path, mark: str) -> None:
         bystander.wait()
 
 
-def test_the_token_alone_finds_what_was_left(home: Path, mark: str) -> None:
-    """The supervisor was killed between the start of a process and the note of its pid."""
+def test_the_token_alone_identifies_left_processes(home: Path, mark: str) -> None:
+    """Check after the supervisor was killed between the start of a process and the note of its pid."""
     run_file = RunFile(home / "run" / "child.json", "child", "token-1", signal.SIGTERM, 5.0)
     run_file.write()
     environment = {**os.environ, _MARK: mark, TOKEN_VARIABLE: "token-1"}
