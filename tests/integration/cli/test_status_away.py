@@ -79,7 +79,7 @@ def test_a_server_that_refuses(tmp_path: Path) -> None:
     [missing] = report.pop("unreachable")
     assert missing["part"] == "driver log"
     assert "Connection refused" in missing["reason"]
-    assert set(report.values()) == {None}, "a reader of the JSON takes no part for empty"
+    assert set(report.values()) == {None}, "a missing part must not look empty"
 
     code, _, said = status(tmp_path, *PATIENTLY, database_url="postgresql://nobody@127.0.0.1:1/none")
     assert code == 1
@@ -156,7 +156,7 @@ def test_with_all_tables_locked_it_answers_too(engine: sa.Engine, database_url: 
         assert monotonic() - began < SECONDS * 12 + BOUND
     assert found.pipelines is None
     assert {"pipelines", "receivers", "leader", "agents"} <= set(reasons(found))
-    assert "driver log" not in reasons(found), "it is there, and only that is said that is so"
+    assert "driver log" not in reasons(found), "the driver log is reachable and must not be reported"
 
 
 def test_a_driver_log_without_a_schema_is_reported(postgres_server: Any) -> None:  # noqa: ANN401  tests.postgres loads a driver
@@ -222,7 +222,7 @@ def test_a_dead_control_plane_is_shown(engine: sa.Engine, database_url: str, tmp
         agent = register_process(connection, kind=ProcessKind.AGENT, name="a", host="here", pid=1)
     code, output, _ = status(tmp_path, *PATIENTLY, "--json", database_url=database_url)
     report = json.loads(output)
-    assert code == 0, "all was answered"
+    assert code == 0, "every part was answered"
     assert report["leader"]["holder"] == "tracker on here"
     assert not report["leader"]["moves"]
     assert [(row["name"], row["moves"]) for row in report["agents"]] == [("a", False)]

@@ -66,7 +66,7 @@ def test_k12_a_time_out_says_what_is_open_and_leaves_it_stopping(log: Log) -> No
 
 def test_without_a_tracker_it_reports_that_no_tracker_completes_the_stop(log: Log) -> None:
     result = forebay("stop", "--pipeline", "words", "--timeout", "0s")
-    assert result.exit_code == 0, "it was only to be asked for"
+    assert result.exit_code == 0, "only the request was wanted"
     assert "No tracker leads" in said(result)
     assert state(log) is PipelineState.STOPPING
 

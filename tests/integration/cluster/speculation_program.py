@@ -85,7 +85,7 @@ def unsteady(task: Task, marks: str) -> Task:
         if (partition, attempt) == (0, 0):
             give_up = time.monotonic() + 60
             while not list(Path(marks).glob("0-[1-9]")):
-                assert time.monotonic() < give_up, "nobody raced it"
+                assert time.monotonic() < give_up, "no other attempt raced it"
                 time.sleep(0.05)
 
     return run

@@ -61,7 +61,7 @@ def test_a_batch_on_spark_connect(batch: AllocatedBatch, tmp_path: Path) -> None
 
 
 def test_a_streaming_query_on_spark_connect_reads_each_record_once(batch: AllocatedBatch, tmp_path: Path) -> None:
-    """Check because the server plans a streaming source in a process that does not get what a session ships."""
+    """Check this because the server plans a streaming source in a process that does not get what a session ships."""
     with connect_server(tmp_path, has_forebay=True) as address:
         batch.run("stream_program.py", tmp_path / "lines", master=address)
         batch.run("stream_program.py", tmp_path / "lines", master=address)

@@ -23,7 +23,7 @@ spark.stop()
 """
 
 
-def test_totals_are_exact_and_a_line_that_is_no_flight_is_counted() -> None:
+def test_totals_are_exact_and_an_invalid_line_is_counted() -> None:
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         check=True,

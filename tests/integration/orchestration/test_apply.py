@@ -75,7 +75,7 @@ def pipeline_with_another_name(sink: Sink) -> Pipeline:
 
 @pytest.mark.parametrize("sink", [ParquetSink("/out"), ParquetSink("/out", compact=True), DeltaSink("/out")])
 def test_two_outputs_may_not_write_to_one_place(connection: sa.Connection, sink: Sink) -> None:
-    """Check because each output would replace the other's files, batch by batch."""
+    """Check this because each output would replace the other's files, batch by batch."""
     says = r"output 'others' of pipeline 'words' writes to '/out', as output 'counts' of pipeline 'words' does"
     with pytest.raises(SharedPlaceError, match=says):
         apply(connection, [other_output(declare(), sink)])
@@ -163,7 +163,7 @@ def test_a_stream_with_waiting_blocks_may_not_leave_its_pipeline(connection: sa.
 
 
 def test_a_stream_with_blocks_in_an_unfinished_batch_may_not_leave(connection: sa.Connection) -> None:
-    """Check because the batch would run with code that no longer reads the stream, and complete without its blocks."""
+    """Check this because the batch would run with code that ignores the stream, and complete without its blocks."""
     apply(connection, [declare()])
     receive(connection, NOON)
     row = get_pipeline(connection, "words")

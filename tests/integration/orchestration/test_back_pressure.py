@@ -216,7 +216,7 @@ def test_c03_the_first_batch_sets_no_rate_and_the_second_one_for_each_receiver(l
 
 
 def test_c03_k10_a_receiver_that_is_not_there_yet_starts_with_its_rate(engine: sa.Engine, log: Log, term: int) -> None:
-    """Check because the original lost a rate that was sent before the receiver had registered."""
+    """Check this because the original lost a rate that was sent before the receiver had registered."""
     fill(log, 2)
     for number in (1, 2):
         run(log, number, seconds=1)

@@ -139,7 +139,7 @@ def once(function: Callable[P, R], error: Exception, *, works: bool) -> Callable
 
 
 def test_a_run_whose_claim_got_no_answer_is_executed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check because the driver log has the run as this driver's: no other driver takes it, and this one goes on."""
+    """Check this because the driver log has the run as this driver's: no other takes it, and this one goes on."""
     monkeypatch.setattr(batch_driver, "claim_run", once(claim_run, OutcomeUnknownError(), works=True))
     with pytest.raises(OutcomeUnknownError):
         rig.take()
@@ -153,7 +153,7 @@ def test_a_run_whose_claim_got_no_answer_is_executed(rig: Rig, monkeypatch: pyte
 def test_a_driver_survives_an_unavailable_driver_log_when_its_run_ends(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, *, works: bool
 ) -> None:
-    """Check because a cold start takes seconds, and a row that stays behind would belong to no driver."""
+    """Check this because a cold start takes seconds, and a row that stays behind would belong to no driver."""
     monkeypatch.setattr(batch_driver, "finish_run", once(finish_run, DriverLogUnavailableError(), works=works))
     assert rig.take() == rig.run.run_id
     rig.take()
@@ -183,7 +183,7 @@ def test_a_run_whose_end_can_not_be_reported_is_ended_later_and_not_executed_aga
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_a_run_ends_the_driver_too(rig: Rig, sent: signal.Signals) -> None:
-    """Check because Dagster ends the run by the signal alone, which may have interrupted a call to Spark."""
+    """Check this because Dagster ends the run by the signal alone, which may have interrupted a call to Spark."""
 
     def hit(run: dg.DagsterRun) -> None:
         os.kill(os.getpid(), sent)
@@ -196,7 +196,7 @@ def test_a_signal_in_a_run_ends_the_driver_too(rig: Rig, sent: signal.Signals) -
     assert "signal" in rig.driver._spoilt
 
 
-def test_a_driver_whose_jvm_has_ended_takes_no_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_without_a_living_jvm_takes_no_run(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check after the JVM was killed while idle: the run waits for the successor, and no attempt is used up."""
     asked: list[str] = []
     monkeypatch.setattr(rig.driver, "_ask_for_successor", asked.append)

@@ -356,7 +356,7 @@ class SlowDagster(FakeDagster):
 def test_a_launch_that_could_not_be_requested_in_time_is_given_back_and_not_requested_late(
     engine: sa.Engine, connection: sa.Connection
 ) -> None:
-    """Check because the batch sensor launches it when its lease is over: there would be two runs of one attempt."""
+    """Check this because the batch sensor launches it when its lease is over: an attempt would have two runs."""
     pipeline = declare(concurrent_batches=8)
     times = behind(connection, pipeline, 8)
     dagster = SlowDagster(pipeline)

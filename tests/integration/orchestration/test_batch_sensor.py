@@ -527,7 +527,7 @@ def test_a_run_killed_when_its_batch_ended_is_ended_in_dagster_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
     state: BatchState,
 ) -> None:
-    """Check because no further attempt is requested, which would have ended the run."""
+    """Check this because no further attempt is requested, which would have ended the run."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", database_url)
     pipeline = declare()
     sensor = batch_sensor(pipeline, batch_job(pipeline))
@@ -678,7 +678,7 @@ def test_of_two_locations_with_one_pipeline_one_asks_for_its_run(
     requests, why = asked("reports")
     assert requests == 0
     assert "the run of attempt 1 is asked for by batch sensor of forebay" in (why or "")
-    assert asked("forebay") == (1, None), "its own look again is the same run, by its key"
+    assert asked("forebay") == (1, None), "a repeated look requests the same run key"
 
 
 def test_a_batch_that_waits_while_the_interval_is_changed_is_run_with_its_blocks(
@@ -710,7 +710,7 @@ def test_a_batch_that_waits_while_the_interval_is_changed_is_run_with_its_blocks
 def test_concurrent_batches_have_their_own_blocks_whatever_the_order_in_which_they_end(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    """Check because a window and clean-up go by what was allocated, which is in order, and by what is unfinished."""
+    """Check this because a window and clean-up go by what was allocated (in order) and by what is unfinished."""
     pipeline = declare(concurrent_batches=2)
     log, times = behind(connection, pipeline, 2)
     log.add_at(log.receiver_ids[0], times[0] - SECOND, times[1] - SECOND)
@@ -823,7 +823,7 @@ def driver(connection: sa.Connection) -> int:
 def test_the_sensor_ends_a_run_whose_driver_died_before_it_began(
     connection: sa.Connection, instance: dg.DagsterInstance
 ) -> None:
-    """Check because Dagster's run monitoring, if enabled, checks the health only of runs that have begun."""
+    """Check this because Dagster's run monitoring, if enabled, checks the health only of runs that have begun."""
     pipeline = declare()
     log, [time] = behind(connection, pipeline, 1)
     log.add_at(log.receiver_ids[0], time - SECOND)
@@ -864,7 +864,9 @@ def test_the_sensor_gives_up_a_run_without_a_driver_after_a_while(
     connection.execute(sa.text("UPDATE forebay.run_queue SET enqueued_at = enqueued_at - interval '2 minutes'"))
     assert next_step(connection, pipeline, instance) == Launch(time.isoformat(), 2)
     assert "no batch driver" in newest_attempt(log, time)[1]
-    assert run_worker(connection, run.run_id) is None, "a driver that starts later would run what was given up"
+    assert run_worker(connection, run.run_id) is None, (
+        "a driver that starts later would run it although it was given up"
+    )
 
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING])
@@ -882,7 +884,7 @@ def test_a_run_that_was_never_submitted_is_given_up_after_a_while(
     connection.execute(sa.text("UPDATE forebay.batches SET launched_at = launched_at - interval '2 minutes'"))
     step = next_step(connection, pipeline, instance)
     if status is dg.DagsterRunStatus.STARTING:
-        assert isinstance(step, Wait), "one that was submitted is looked after by who has it"
+        assert isinstance(step, Wait), "the launcher looks after a submitted run"
         return
     assert step == Launch(time.isoformat(), 2)
     state, said = newest_attempt(log, time)
@@ -912,7 +914,7 @@ def test_the_sensor_waits_for_the_living_one_of_two_runs_of_an_attempt(
 def test_a_launch_is_not_forgotten_if_another_batch_has_just_changed(
     connection: sa.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check because a launch that the pusher took and dropped would wait until its lease ends.
+    """Check this because a launch that the pusher took and dropped would wait until its lease ends.
 
     The pusher looks at the launches that no launcher has taken.
     """

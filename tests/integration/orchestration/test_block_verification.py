@@ -132,7 +132,7 @@ def other(store: LocalBlockStore, tmp_path_factory: pytest.TempPathFactory, monk
     return root
 
 
-def test_what_a_replica_lacks_is_reported_and_copied_to_it(store: LocalBlockStore, other: Path) -> None:
+def test_blocks_missing_in_a_replica_are_reported_and_copied_to_it(store: LocalBlockStore, other: Path) -> None:
     code, report = run("verify")
     assert (code, report["intact"], report["lost"], report["missing"]) == (1, False, [], [])
     assert report["replicas"] == [
@@ -230,7 +230,7 @@ def test_adopting_a_root_gives_it_the_identity_that_its_host_knows(
     assert (code, "host here has a store by this name" in said) == (1, True), "two hosts may have two by one name"
     assert not root.exists()
     code, said = blocks_command("adopt", str(root), "--host", "here")
-    assert code == 1, "nobody has said yes"
+    assert code == 1, "it was not confirmed"
     assert not root.exists()
     assert blocks_command("adopt", str(root), "--yes", "--host", "here") == (0, f"{root} is the store directory-1 now.")
     assert identity_of(LocalBlockStore(root)) == "directory-1"

@@ -66,7 +66,7 @@ def test_another_java_has_another_archive(tmp_path: Path) -> None:
 
 
 def test_another_spark_has_another_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check because Java refuses an archive whose jars have changed; under the same name it would do so forever."""
+    """Check this because Java refuses an archive whose jars have changed: under the same name, it always would."""
     jar = tmp_path / "spark" / "jars" / "spark-core.jar"
     jar.parent.mkdir(parents=True)
     jar.touch()

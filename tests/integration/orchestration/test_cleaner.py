@@ -142,7 +142,7 @@ def test_the_next_run_recovers_from_a_crash_around_the_deletion_of_a_file(
 
 
 def test_a_segment_that_was_never_sealed_is_never_deleted(log: Log, store: LocalBlockStore) -> None:
-    """Check because its tail may hold blocks that were stored and not registered: those are for salvage."""
+    """Check this because its tail may hold blocks that were stored and not registered: those are for salvage."""
     paths = receive(log, store, 2)
     log.connection.execute(
         sa.text("UPDATE forebay.log_segments SET state = 'OPEN', length = NULL WHERE path = :p"), {"p": paths[0]}
@@ -199,7 +199,7 @@ def test_a_segment_that_can_not_be_deleted_holds_up_no_other_and_goes_later(
 
 
 def test_files_of_an_unmounted_store_are_deleted_when_it_is_back(log: Log, tmp_path: Path) -> None:
-    """Check because every file seems deleted in an empty mount point: the rows would go, and the files stay forever."""
+    """Check this because files seem deleted in an empty mount point: rows would go, and the files stay forever."""
     mount = Mount(tmp_path / "blocks")
     identity = make_identity(LocalBlockStore(mount.root))
     attach_block_store(log.connection, host="here", roots={identity: str(mount.root)})

@@ -131,7 +131,7 @@ def test_the_workspace_names_its_working_directory() -> None:
 
 
 def test_a_backfill_of_partitions_is_one_run_and_there_is_none_without_partitions() -> None:
-    """Check because a run per partition would start a Spark of its own each time."""
+    """Check this because a run per partition would start a Spark of its own each time."""
 
     def assets(partitions: Literal["hour", "day"] | None) -> dg.AssetsDefinition:
         declared = Pipeline("word_count", interval="10s", partitions=partitions)
@@ -147,7 +147,7 @@ def test_a_backfill_of_partitions_is_one_run_and_there_is_none_without_partition
 
 
 def test_a_materialization_has_its_rows_under_dagsters_own_name() -> None:
-    """Check because Dagster plots a table's rows by that name alone."""
+    """Check this because Dagster plots a table's rows by that name alone."""
     time = datetime(2026, 1, 1, tzinfo=UTC)
     assert result_metadata(OutputResult("counts", 1, "/out", 7), time)["dagster/row_count"].value == 7
     assert "dagster/row_count" not in result_metadata(OutputResult("counts", 1, "/out", None), time)

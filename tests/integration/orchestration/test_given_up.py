@@ -76,4 +76,4 @@ def test_is_given_up_waits_until_the_driver_log_has_noticed(log: Log, max_attemp
 
 def test_is_given_up_does_not_wait_forever(log: Log) -> None:
     assert not is_given_up(TAGS, wait_seconds=0)
-    assert not is_given_up(TAGS | {"forebay/attempt": "2"}), "which has not begun"
+    assert not is_given_up(TAGS | {"forebay/attempt": "2"}), "attempt 2 has not begun"

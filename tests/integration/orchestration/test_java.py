@@ -29,7 +29,7 @@ def test_spark_counts_on_the_packaged_jre(tmp_path: Path) -> None:
     nothing = {"PATH": "/nowhere"}
     found = find_java(nothing)
     assert found.origin is JavaOrigin.PACKAGE
-    assert not found.has_vector_module, "else the wrapper is needed no longer"
+    assert not found.has_vector_module, "otherwise the wrapper is no longer needed"
     home = find_java_home(tmp_path / "state directory", nothing)
 
     environment = {**os.environ, "JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable}

@@ -176,7 +176,7 @@ def test_the_row_follows_a_replay_killed_after_its_targets_commit(
     killed_batch_run.run(log.settings, log.time, 1)
     log.killed("replay", Step.COMMITTED)
     assert target.counts() == killed_batch_run.REPLAYED
-    assert log.commits() == [(1, 3)], "what the target had before"
+    assert log.commits() == [(1, 3)], "the commit from before the replay"
     tick = compaction_tick(log)
     assert isinstance(tick, dg.RunRequest)
     assert log.follow() == 1

@@ -172,7 +172,7 @@ def test_a_deposed_leader_places_and_takes_nothing(fleet: Fleet) -> None:
 # -- draining --------------------------------------------------------------------------------------------------------
 
 
-def test_a_draining_agent_gets_nothing_and_loses_what_it_has(fleet: Fleet) -> None:
+def test_a_draining_agent_gets_no_receivers_and_loses_its_own(fleet: Fleet) -> None:
     fleet.agent("a")
     fleet.agent("b")
     fleet.stream("lines", 2)
@@ -185,7 +185,7 @@ def test_a_draining_agent_gets_nothing_and_loses_what_it_has(fleet: Fleet) -> No
     assert fleet.where("words") == ["b", "b"]
     set_draining(fleet.connection, name="a", draining=False)
     fleet.tick()
-    assert fleet.where() + fleet.where("words") == ["b"] * 4, "what moved away stays"
+    assert fleet.where() + fleet.where("words") == ["b"] * 4, "receivers that moved away stay there"
 
 
 def test_a_receiver_taken_away_is_placed_when_its_process_has_drained(fleet: Fleet) -> None:
@@ -245,7 +245,7 @@ def test_a_process_that_does_not_sign_off_is_waited_for_with_a_limit(fleet: Flee
 
 
 def test_draining_outlives_the_agent(fleet: Fleet) -> None:
-    """Check because a host is drained mostly to be restarted."""
+    """Check this because a host is drained mostly to be restarted."""
     fleet.stop(fleet.agent("a"))
     set_draining(fleet.connection, name="a", draining=True)
     fleet.agent("a")

@@ -121,7 +121,7 @@ def test_a_commit_that_a_replay_renews_is_not_forgotten_with_the_old_one(target:
         waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'DELETE FROM %%'"
         until = clock.monotonic() + 20
         while not target.rows(waiting):
-            assert clock.monotonic() < until, "nobody forgets"
+            assert clock.monotonic() < until, "no statement forgets the old commits"
         replaying.commit()
         newer.join(20)
     assert [row[:2] for row in target.commits()] == [(old, 2), (now, 1)]

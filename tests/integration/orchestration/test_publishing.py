@@ -102,7 +102,7 @@ class Log:
         )
         assert died.returncode == -signal.SIGKILL, died.stderr
         if what == REPLAY:
-            assert ("counts", time) not in self.to_publish(), "it is not known yet that it is dead"
+            assert ("counts", time) not in self.to_publish(), "the process is not yet known to be dead"
             self.bury(time)
 
     def bury(self, time: datetime) -> None:
@@ -152,7 +152,7 @@ def test_w10_a_replay_killed_between_commit_and_publish_is_published_by_the_next
     log.killed(REPLAY, time, "new", step)
     with connect(log.engine) as connection:
         [commit] = commits_of_batch(connection, log.pipeline_id, time)
-    assert commit.attempt == 2, "the driver log says what counts"
+    assert commit.attempt == 2, "the driver log's commit counts"
     assert log.seen() == ["0:old"]
     assert log.to_publish() == [("counts", time)]
     log.run(1, "other")
@@ -306,7 +306,7 @@ def test_the_batches_of_a_closed_hour_become_one_and_those_of_an_open_hour_do_no
     assert (hour.hour, hour.rows) == (log.hour, 3)
     assert log.directories() == [f"batch_time={log.hour:%Y%m%dT%H}"]
     assert log.seen() == ["0:a", "10:b", "20:c"]
-    assert list(log.output.glob("_attempts/*/*")) == [], "what it made of them is there once"
+    assert list(log.output.glob("_attempts/*/*")) == [], "the batches' own files are deleted"
     assert act(log.settings, COMPACT, log.hour) == []
 
 

@@ -148,7 +148,7 @@ def test_k04_w15_no_endless_loop_a_pause_that_doubles_then_a_person(connection: 
 def test_a_restart_whose_run_was_lost_is_asked_for_again_ever_later(
     connection: sa.Connection, overdue: int, suffix: str
 ) -> None:
-    """Check because Dagster launches a key once: with the same key forever, nothing would restart the receiver."""
+    """Check this because Dagster launches a key once: with the same key forever, nothing would restart the receiver."""
     lines = stream()
     apply(connection, [declare("words", lines)])
     fail(connection, ago=pause_before(1) + overdue * SECOND)
@@ -169,7 +169,7 @@ def test_zero_restarts_leave_it_to_a_person(connection: sa.Connection) -> None:
     assert "0 of 0" in waits
 
 
-def test_each_stream_has_one_sensor_though_several_pipelines_read_it() -> None:
+def test_each_stream_has_one_sensor_even_if_several_pipelines_read_it() -> None:
     shared, own = stream("shared"), stream("own")
     pipelines = [declare("first", shared), declare("second", shared, own), declare("third", shared)]
     repository = build_definitions(*pipelines).get_repository_def()

@@ -156,7 +156,7 @@ def test_blocks_that_are_gone_refuse_the_replay_by_name_before_anything_is_writt
 
 
 def test_an_attempt_that_can_not_read_its_whole_batch_writes_nothing(system: System) -> None:
-    """Check because the rest of a batch is not the batch, whatever has taken a block."""
+    """Check this because the rest of a batch is not the batch, whatever has taken a block."""
     pipeline = declared(system, Sayings())
     system.receive(["a"], ["b"])
     time = system.allocate(1)

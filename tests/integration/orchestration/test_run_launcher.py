@@ -157,11 +157,11 @@ def test_cancelling_a_run_of_a_driver_asks_the_driver(rig: Rig) -> None:
     run = rig.launch(BATCH, dg.DagsterRunStatus.STARTED)
     assert rig.claim(process_id) == run.run_id
     assert rig.launcher.terminate(run.run_id)
-    assert rig.status(run) is dg.DagsterRunStatus.CANCELING, "its end is the driver's to say"
+    assert rig.status(run) is dg.DagsterRunStatus.CANCELING, "the driver reports its end"
     with connect(rig.engine) as connection:
         assert is_cancel_requested(connection, run.run_id)
         deregister_process(connection, process_id)
-    assert not rig.launcher.terminate(run.run_id), "nobody is there to be told"
+    assert not rig.launcher.terminate(run.run_id), "no driver is left to be asked"
 
 
 def test_a_runs_health_is_that_of_its_driver(rig: Rig) -> None:
@@ -185,7 +185,7 @@ def test_a_run_without_a_driver_is_given_up_after_a_while(rig: Rig) -> None:
         assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.RUNNING, "one may be starting"
         connection.execute(sa.text("UPDATE forebay.run_queue SET enqueued_at = enqueued_at - interval '2 minutes'"))
     assert rig.launcher.check_run_worker_health(run).status is WorkerStatus.FAILED
-    assert not rig.queued(run), "a driver that starts later would run what was given up"
+    assert not rig.queued(run), "a driver that starts later would run it although it was given up"
 
 
 def test_no_run_is_reported_unhealthy_while_the_driver_log_is_unavailable(rig: Rig) -> None:
@@ -240,7 +240,7 @@ class LosesTheAnswer:
 def test_a_run_that_may_be_queued_is_never_delegated(
     rig: Rig, then: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check because two processes would run one attempt."""
+    """Check this because two processes would run one attempt."""
     monkeypatch.setattr(launcher, "enqueue_run", LosesTheAnswer(rig, rig.driver(), then))
     if then is None:
         assert rig.queued(rig.launch(BATCH))
@@ -250,8 +250,8 @@ def test_a_run_that_may_be_queued_is_never_delegated(
     assert rig.delegate.asked == []
 
 
-def test_every_name_of_dagsters_that_is_not_public() -> None:
-    """Check because Dagster is pinned exactly: a new pin shows here what the launcher and the driver depend on."""
+def test_every_private_name_of_dagsters() -> None:
+    """Check this because Dagster is pinned exactly: a new pin shows here what the launcher and the driver depend on."""
     import inspect  # noqa: PLC0415
 
     from dagster._core.events import EngineEventData  # noqa: PLC0415

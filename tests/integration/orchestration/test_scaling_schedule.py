@@ -202,7 +202,7 @@ def test_o04_on_a_local_master_batch_drivers_are_wanted_as_many_as_batches_may_r
 
 
 def test_o04_hosts_share_the_batch_drivers_that_are_wanted(connection: sa.Connection) -> None:
-    """Check because three hosts must not each start what is wanted once."""
+    """Check this because three hosts must not each start what is wanted once."""
     wide = declare("wide", dynamic_allocation_enabled=True, concurrent_batches=4)
     batches = applied(connection, wide)
     record_scaling(
@@ -230,7 +230,7 @@ def test_o04_hosts_share_the_batch_drivers_that_are_wanted(connection: sa.Connec
     driver_on(connection, "c")
     assert shares() == [2, 1, 1]
     deregister_process(connection, first)
-    assert shares() == [2, 1, 1], "it has another"
+    assert shares() == [2, 1, 1], "host a has another driver"
     assert connection.execute(sa.text("SELECT forebay.wanted_batch_drivers()")).scalar_one() == 1
 
 

@@ -90,7 +90,7 @@ def test_a_leader_whose_process_was_seen_to_end_is_replaced_at_once(engine: sa.E
     first, second = tracker(engine, clock, "here:1"), tracker(engine, clock, "here:2")
     first.tick(log.connection)
     second.tick(log.connection)
-    assert not end_leadership_of(log.connection, holder_name("here", 2)), "that one does not lead"
+    assert not end_leadership_of(log.connection, holder_name("here", 2)), "process 2 does not lead"
     second.tick(log.connection)
     assert second.term is None
     assert end_leadership_of(log.connection, holder_name("here", 1))

@@ -74,12 +74,12 @@ def test_a_pipeline_without_settings_does_not_get_anothers(warm: WarmSession, se
     conf = warm.session.conf
     usual = {"spark.sql.ansi.enabled": "true", "spark.sql.session.timeZone": "UTC"}
     assert {key: conf.get(key) for key in usual} == usual
-    assert conf.get("spark.sql.shuffle.partitions") == "3", "which both name"
+    assert conf.get("spark.sql.shuffle.partitions") == "3", "both name this setting"
     spark_session(settings, application="one", configuration=OF_ONE | OF_BOTH)
     assert {key: conf.get(key) for key in OF_ONE} == OF_ONE
     warm.reset()
     assert {key: conf.get(key) for key in usual} == usual
-    assert conf.get("spark.executor.memory") == "600m", "what can't be set later is shared"
+    assert conf.get("spark.executor.memory") == "600m", "settings that can't be changed later are shared"
 
 
 def test_the_next_run_sees_no_settings_of_the_previous_one(warm: WarmSession) -> None:

@@ -103,7 +103,7 @@ def test_a_note_is_written_once_and_only_if_senders_repeat_unacknowledged_record
 
 
 def test_records_with_positions_are_read_again_from_the_logs_position(receiver: SalvagedReceiver) -> None:
-    """Check because the position is in the same transaction as the block: both are lost, or neither."""
+    """Check this because the position is in the same transaction as the block: both are lost, or neither."""
     life = receiver.live(receiver.claim(), rule=SourceRule.OFFSETS)
     for text in ("a", "b", "c"):
         life.keep(text)

@@ -56,7 +56,9 @@ def assert_each_once_in_order(values: list[str]) -> None:
     assert got == sorted(set(got)), "a line came twice, or out of order"
 
 
-def test_s04_lines_are_registered_and_a_stop_drains_what_was_read(rig: ReceiverRig, source: NumberedSource) -> None:
+def test_s04_lines_are_registered_and_a_stop_drains_the_lines_that_were_read(
+    rig: ReceiverRig, source: NumberedSource
+) -> None:
     process = rig.start()
     eventually(lambda: rig.records() > 200, "200 records")
     eventually(lambda: rig.state() == ("ACTIVE", f"connected to 127.0.0.1:{source.port}"), "its state")

@@ -171,7 +171,7 @@ def test_added_at_never_goes_back(log: Log, claimed: Claim) -> None:
 def test_an_add_that_waited_for_its_predecessor_is_added_or_sent_again(
     engine: sa.Engine, log: Log, claimed: Claim
 ) -> None:
-    """Check because the INSERT's snapshot is older than the predecessor's commit: this is neither a gap nor fenced."""
+    """Check this because the INSERT's snapshot is older than the predecessor's commit: neither a gap nor fenced."""
     raw = engine.raw_connection()
     raw.driver_connection.autocommit = False  # type: ignore[union-attr]
     cursor = raw.cursor()

@@ -135,7 +135,7 @@ def test_the_same_run_started_again_keeps_its_attempt(log: Log) -> None:
 
 
 def test_a_run_executed_by_two_processes_has_its_attempt_once(log: Log) -> None:
-    """Check because both processes would write to the attempt's own location, and both might commit."""
+    """Check this because both processes would write to the attempt's own location, and both might commit."""
     claim(log, 1, "run1")
     with pytest.raises(BatchHeldError, match="run1"):
         claim(log, 1, "run1")

@@ -221,7 +221,7 @@ def test_a_pipelines_retention_keeps_completed_batches(log: Log, receiver_id: in
 
 
 def test_the_window_of_a_batch_that_is_late_keeps_its_blocks(log: Log, receiver_id: int) -> None:
-    """Check because a window reaches back from its batch's time, not from now: the batch may have failed for a day."""
+    """Check this because a window reaches back from its batch's time, not from now: the batch may be a day late."""
     log.add_at(receiver_id, NOON + SECOND, T1 + SECOND, T2 + SECOND, T3 + SECOND)
     retain(log, 2 * INTERVAL)
     finish(log, T1, T2)
@@ -350,7 +350,7 @@ def test_w02_a_retry_is_recognised_after_its_blocks_were_cleaned_up(
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_w02_a_retry_fills_no_number_that_clean_up_has_freed(log: Log, receiver_id: int, count: int) -> None:
-    """Check because the epoch's marker is there and its block is cleaned up:
+    """Check this because the epoch's marker is there and its block is cleaned up:
 
     "predecessor there, number free" proves nothing.
     """
@@ -414,7 +414,7 @@ def test_only_blocks_that_no_pipeline_had_read_count_as_unread(log: Log, receive
 
 
 def test_allocation_continues_after_clean_up_deleted_the_cursors_predecessor(log: Log, receiver_id: int) -> None:
-    """Check because the rows before a range's first may be gone: the counts are based on the first row itself."""
+    """Check this because the rows before a range's first may be gone: the counts are based on the first row itself."""
     claimed = log.add_at(receiver_id, NOON + SECOND, NOON + 2 * SECOND, T1 + SECOND)
     finish(log, T1)
     clean(log, receiver_id)
@@ -446,7 +446,10 @@ def test_a_pipeline_applied_after_a_clean_up_begins_with_the_retained_blocks(log
 
 
 def test_clean_up_waits_for_a_pipeline_that_is_being_attached(engine: sa.Engine, log: Log, receiver_id: int) -> None:
-    """Check because attaching locks the low mark FOR SHARE; clean-up locks it first and looks in its next statement."""
+    """Check the lock order.
+
+    Attaching locks the low mark FOR SHARE; clean-up locks it first and looks in its next statement.
+    """
     log.add_at(receiver_id, NOON + SECOND, T1 + SECOND)
     finish(log, T1)
     raw = engine.raw_connection()
@@ -775,7 +778,7 @@ def test_segments_marked_before_a_crash_are_returned_again_until_they_are_forgot
 
 
 def test_an_unsealed_segment_is_never_deleted(log: Log, receiver_id: int) -> None:
-    """Check because it may hold blocks that were stored and not registered: the next epoch salvages them."""
+    """Check this because it may hold blocks that were stored and not registered: the next epoch salvages them."""
     segments_of(log, claim_anew(log.connection, receiver_id), 2, sealed=False)
     finish(log, T1)
     claim_anew(log.connection, receiver_id)

@@ -32,13 +32,13 @@ def write(engine: sa.Engine) -> None:
 
 
 def test_plans_that_may_not_scan_are_not_jit_compiled(engine: sa.Engine) -> None:
-    """Check because a server with LLVM compiled each of them: the checks of the log took five times as long."""
+    """Check this because a server with LLVM compiled each of them: the checks of the log took five times as long."""
     with connect(engine) as connection:
         assert connection.execute(sa.text("SHOW jit")).scalar_one() == "off"
 
 
 def test_a_connection_to_a_read_only_server_is_not_kept(engine: sa.Engine, one_connection: sa.Engine) -> None:
-    """Check because its session stays read-only: a pool that kept it would never see the server recover."""
+    """Check this because its session stays read-only: a pool that kept it would never see the server recover."""
     with connect(engine) as connection:
         name = connection.execute(sa.text("SELECT current_database()")).scalar_one()
         connection.execute(sa.text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))

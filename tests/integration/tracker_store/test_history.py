@@ -85,7 +85,7 @@ def test_finished_batches_are_forgotten_with_all_that_is_theirs_but_the_newest(c
 
 
 def test_a_forgotten_batch_can_not_come_again(connection: sa.Connection) -> None:
-    """Check because Dagster may have forgotten the run's key as well: the driver log still refuses it."""
+    """Check this because Dagster may have forgotten the run's key as well: the driver log still refuses it."""
     log, times = made(connection, 2)
     for time in times:
         run(log, time)
@@ -153,7 +153,7 @@ def replay(log: Log, time: datetime, *, reach: timedelta) -> int:
 
 
 def test_the_window_of_a_running_replay_is_kept_until_the_replay_has_ended(connection: sa.Connection) -> None:
-    """Check because otherwise the replay would read a shorter window, and replace a whole result with a part."""
+    """Check this because otherwise the replay would read a shorter window, and replace a whole result with a part."""
     log, times = made(connection, 5)
     for time in times:
         run(log, time)
@@ -166,7 +166,7 @@ def test_the_window_of_a_running_replay_is_kept_until_the_replay_has_ended(conne
 
 
 def test_the_window_of_a_quarantined_batch_is_kept_with_it(connection: sa.Connection) -> None:
-    """Check because its blocks are kept, and only the ranges of the batches before it show which are in the window."""
+    """Check this because its blocks are kept, and only the ranges of earlier batches show which are in the window."""
     log, times = made(connection, 6)
     connection.execute(sa.text("UPDATE forebay.pipelines SET retention = :r"), {"r": 2 * INTERVAL})
     for number, time in enumerate(times):

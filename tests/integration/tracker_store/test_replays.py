@@ -265,7 +265,7 @@ def test_a_row_follows_the_targets_commit_of_an_ended_attempt_and_never_goes_bac
 
     assert not follow(1), "no attempt has begun"
     claim(log)
-    assert not follow(1), "it writes its row itself"
+    assert not follow(1), "the running attempt writes its row itself"
     complete(log)
     assert not follow(1), "it is there"
     failed, replayed = claim_replay(log), 3
@@ -274,7 +274,7 @@ def test_a_row_follows_the_targets_commit_of_an_ended_attempt_and_never_goes_bac
     fail(log, failed)
     assert to_follow() == [("counts", T1)]
     assert claim_replay(log) == replayed
-    assert to_follow() == [], "whoever runs finds out"
+    assert to_follow() == [], "the running attempt will find the commit"
     commit(log, replayed)
     assert not follow(failed), "a newer one is committed"
     fail(log, replayed)
@@ -282,7 +282,7 @@ def test_a_row_follows_the_targets_commit_of_an_ended_attempt_and_never_goes_bac
     fail(log, claim_replay(log))
     assert follow(4)
     assert outputs.commits_of_batch(log.connection, log.pipeline_id, T1)[0].attempt == 4
-    assert not follow(2, T2), "that batch's next attempt will do it"
+    assert not follow(2, T2), "the batch's next attempt will write the row"
     log.connection.execute(sa.text("UPDATE forebay.batch_attempts SET ended_at = ended_at - interval '2 hours'"))
     fail(log, claim_replay(log))
     log.connection.execute(sa.text("UPDATE forebay.batch_attempts SET ended_at = ended_at - interval '2 hours'"))
@@ -466,7 +466,7 @@ def test_an_older_batch_quarantined_after_a_newer_one_halts_the_pipeline_too(log
 
 @pytest.mark.parametrize("is_replay", [False, True])
 def test_no_run_begins_for_a_pipeline_being_removed(log: Log, engine: sa.Engine, is_replay: bool) -> None:
-    """Check because clean-up keeps nothing for it from then on, and a run would output only its remaining blocks."""
+    """Check this because clean-up keeps nothing for it from then on: a run would output only its remaining blocks."""
     if is_replay:
         finish(log, T1)
     log.connection.execute(sa.text("UPDATE forebay.pipelines SET state = 'STOPPED'"))

@@ -124,7 +124,7 @@ def test_a_driver_that_crashes_at_its_start_is_not_waited_for(connection: sa.Con
     first = driver(connection, BatchDriverState.STARTING)
     deregister_process(connection, first, CRASHED)
     driver(connection, BatchDriverState.STARTING)
-    assert not enqueue_run(connection, run_id="r1", location=LOCATION), "it would wait for one crash after the other"
+    assert not enqueue_run(connection, run_id="r1", location=LOCATION), "it would wait through one crash after another"
     connection.execute(
         sa.text("UPDATE forebay.processes SET ended_at = ended_at - interval '3 minutes' WHERE id = :id"), {"id": first}
     )
@@ -217,7 +217,7 @@ def test_a_run_is_withdrawn_only_while_it_waits(connection: sa.Connection) -> No
 def test_only_a_living_driver_is_asked_to_cancel(connection: sa.Connection) -> None:
     process_id = driver(connection)
     enqueue_run(connection, run_id="r1", location=LOCATION)
-    assert not request_cancel(connection, "r1"), "nobody has it yet"
+    assert not request_cancel(connection, "r1"), "no driver has it yet"
     claim_run(connection, process_id=process_id, location=LOCATION)
     assert not is_cancel_requested(connection, "r1")
     assert request_cancel(connection, "r1")
@@ -294,7 +294,7 @@ def test_an_unfinished_run_is_deleted_after_an_hour_even_if_its_driver_signed_of
 
 
 def test_a_run_of_a_forgotten_driver_is_lost_and_deleted_with_the_next_driver(connection: sa.Connection) -> None:
-    """Check because clean-up forgets ended processes: a run must not seem to run forever because of that."""
+    """Check this because clean-up forgets ended processes: a run must not seem to run forever because of that."""
     forgotten = driver(connection)
     enqueue_run(connection, run_id="r1", location=LOCATION)
     claim_run(connection, process_id=forgotten, location=LOCATION)
@@ -312,7 +312,10 @@ def test_a_driver_that_ends_leaves_no_row(connection: sa.Connection) -> None:
 
 
 def test_an_enqueue_is_before_or_after_a_driver_stops_taking_runs(engine: sa.Engine) -> None:
-    """Check because the driver looks a last time after it reports DRAINING: a run that counted on it is there then."""
+    """Check this because the driver looks a last time after it reports DRAINING.
+
+    A run that counted on it is in the queue by then.
+    """
     with connect(engine) as connection:
         process_id = driver(connection)
     with engine.connect().execution_options(isolation_level="READ COMMITTED") as held:

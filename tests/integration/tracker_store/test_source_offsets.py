@@ -502,14 +502,14 @@ def test_the_later_of_two_receivers_that_race_with_one_key_is_refused(
 
 
 def test_a_key_twice_in_a_call_adds_nothing(log: Log, first: Claim) -> None:
-    """Check because no answer could say which of the two to write; the code that makes blocks omits the second."""
+    """Check this because no answer could say which of the two to write; the code that makes blocks omits the second."""
     with pytest.raises(sa.exc.IntegrityError, match="record_keys"):
         add(log.connection, keyed(first, 2, "a"), keyed(first, 3, "a"))
     assert sequences(log, first.receiver_id) == [1]
 
 
 def test_many_keys_are_compared_by_the_index_even_with_a_plan_for_the_empty_table(log: Log, first: Claim) -> None:
-    """Check because comparing each key with all would take longer than the statement timeout."""
+    """Check this because comparing each key with all would take longer than the statement timeout."""
     for sequence in range(2, 10):
         assert add(log.connection, keyed(first, sequence, f"{sequence}")).outcome is AddOutcome.ADDED
         assert known_keys(log.connection, receiver_id=first.receiver_id, keys=["2", "x"]) == {"2"}

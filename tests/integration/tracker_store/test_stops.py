@@ -96,7 +96,7 @@ def test_k12_s04_a_pipeline_is_stopped_only_when_receiver_blocks_and_batches_are
     assert state(log) is PipelineState.STOPPING
     assert advance_stops(log.connection, term=term) == [("receiver stops", receiver)]
     [steering] = heartbeat(log.connection, process_id=process, receiver_ids=[receiver])
-    assert steering.desired_state is DesiredState.STOPPED, "its process is told"
+    assert steering.desired_state is DesiredState.STOPPED, "its process gets the stop"
 
     # It drains: it registers one more block after the stop was requested.
     add(log.connection, block(claimed, claimed.sequence + 2, segment_id=1))
@@ -175,13 +175,13 @@ def test_a_stream_that_another_pipeline_reads_goes_on(log: Log, term: int) -> No
     complete(log, time)
     add(log.connection, block(claimed, claimed.sequence + 2, segment_id=1))
     assert advance_stops(log.connection, term=term) == [("pipeline stopped", log.pipeline_id)]
-    assert not all_ended(log.connection), "one of two, and not asked to end the system"
+    assert not all_ended(log.connection), "one of two pipelines stopped, and the system was not asked to end"
     # It starts where it stopped: the interval of the waiting blocks is not skipped.
     start_pipelines(log.connection, names=["words"])
     assert batch_times(log.connection, log.pipeline_id).last == time
     assert log.tracker.has_unallocated_blocks()
     stop_pipelines(log.connection)
-    assert advance_stops(log.connection, term=term) == [("receiver stops", receiver)], "nobody reads it any more"
+    assert advance_stops(log.connection, term=term) == [("receiver stops", receiver)], "no pipeline reads it any more"
 
 
 def complete(log: Log, time: object) -> None:
@@ -285,7 +285,7 @@ def test_k04_a_failed_receiver_is_restarted_once_an_episode_and_the_restarts_are
     assert failed_receivers(log.connection, ["lines"])[0].restarts == 1
     set_desired_state(log.connection, receiver_id=receiver, desired=DesiredState.STOPPED)
     assert failed_receivers(log.connection, ["lines"]) == []
-    assert not restart_receiver(log.connection, receiver_id=receiver, why="asked for"), "it is to be stopped"
+    assert not restart_receiver(log.connection, receiver_id=receiver, why="asked for"), "its desired state is STOPPED"
 
 
 def test_receivers_are_found_by_their_names(log: Log) -> None:

@@ -207,7 +207,7 @@ def test_an_illegal_move_is_found(checked: CheckedLog) -> None:
 
 
 def test_every_safety_rule_is_broken_above(request: pytest.FixtureRequest) -> None:
-    """Check because a rule whose query can't find anything is no rule."""
+    """Check this because a rule whose query can't find anything is no rule."""
     [mark] = [mark for mark in test_each_broken_rule_is_found.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     broken = set().union(*(found for _, found in mark.args[1]))
     broken |= {
