@@ -1,8 +1,9 @@
-"""Faults by seed on a whole system: ``python -m tests.chaos --minutes 10 --seed 1 --layout one``, or ``make chaos``.
+"""Inject faults by seed into a whole system: ``python -m tests.chaos --minutes 10 --seed 1``, or ``make chaos``.
 
-It starts the system as its users do, sends numbered records, injects faults, lets it calm down, and checks that every
-acknowledged record came out exactly once and that nothing is left waiting. Exits with 1 on a violation; what the
-system left is then kept, and the last line says where and how to run the same again.
+It starts the system as its users do (``--layout one`` or ``two``), sends numbered records, injects faults, lets the
+system calm down, and checks that every acknowledged record came out exactly once and that nothing is left waiting. It
+exits with 1 on a violation; then the data that the system left is kept, and the last lines say where it is and how to
+repeat the run.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-# As a shell has it: 128 + SIGINT.
+# The exit code of an interrupted run, as shells report it: 128 + SIGINT.
 _BROKEN_OFF = 130
 _SYSTEMS: dict[Layout, type[System]] = {Layout.ONE: OneHost, Layout.TWO: TwoHosts}
 
 
 def main() -> int:
-    """Run it; return the exit code."""
+    """Run the harness; return the exit code."""
     parser = _parser()
     arguments = parser.parse_args()
     console = Console(width=160, highlight=False, soft_wrap=True)
@@ -54,7 +55,7 @@ def main() -> int:
     report = Report(arguments.seed, str(arguments.layout), replicas, arguments.minutes)
     root = Path(tempfile.mkdtemp(prefix="forebay-chaos-")).resolve()
     root.chmod(0o711)
-    # What breaks the harness itself is kept too.
+    # Also keep the data when the harness itself fails.
     keep = True
     try:
         _run(arguments, kinds, report, root, console)
@@ -83,16 +84,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--minutes", type=float, default=10.0, help="of faults; start and calms come on top")
+    add("--minutes", type=float, default=10.0, help="minutes of faults; start-up and calms are extra")
     add("--seed", type=int, default=1, help="decides which faults come when")
     add("--layout", type=Layout, default=Layout.ONE, choices=list(Layout), help="one host or two")
-    add("--replicas", type=int, choices=(1, 2), help="of the block store; unless given: two for an odd seed")
+    add("--replicas", type=int, choices=(1, 2), help="replicas of the block store; default: two for an odd seed")
     add("--faults", default="", help="names or their beginnings; !NAME leaves one out; default: all")
-    add("--rate", type=float, default=200.0, help="records per second, of all sources")
-    add("--calm-seconds", type=float, default=180.0, help="how long settling may take after a round")
-    add("--status-seconds", type=float, default=5.0, help="how long an answer of status may take")
-    add("--json", type=Path, help="write the report there")
-    add("--keep", action="store_true", help="keep what the system left also without a violation")
+    add("--rate", type=float, default=200.0, help="records per second, all sources together")
+    add("--calm-seconds", type=float, default=180.0, help="how long the system may take to settle after a round")
+    add("--status-seconds", type=float, default=5.0, help="how long an answer of `forebay status` may take")
+    add("--json", type=Path, help="write the report to this file")
+    add("--keep", action="store_true", help="keep the system's data even without a violation")
     add("--plan", action="store_true", help="print the schedule and do nothing")
     return parser
 
@@ -115,11 +116,13 @@ def _run(arguments: argparse.Namespace, kinds: Sequence[str], report: Report, ro
 
 
 def _enter_namespace() -> None:
-    """Become a process with mounts of its own, where that is possible: no one else sees them, and they end with it."""
+    """Move to a mount namespace of this process's own where possible: other processes don't see its mounts, and they
+    end with it.
+    """
     if os.geteuid() != 0 or os.environ.get("CHAOS_NAMESPACE") or shutil.which("unshare") is None:
         return
     unshare = ["unshare", "--mount", "--propagation", "private"]
-    # Root in a container may lack the right to.
+    # Root in a container may lack the right to mount.
     if subprocess.run([*unshare, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False).returncode:
         return
     command = [*unshare, sys.executable, "-m", "tests.chaos", *sys.argv[1:]]

@@ -1,4 +1,4 @@
-"""One run: faults by the schedule, a calm after each round, and the oracle's judgement of it."""
+"""One run: scheduled faults, a calm after each round, and the oracle's verdict."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _TICK = 0.1
 _POLL_SECONDS = 2.0
 _FLOW_SECONDS = 300.0
 _MOST_PATIENCE = 4.0
-# From this load per core on, a process may not come to what it does every few seconds.
+# Load per core. From here on, a process may miss work that it does every few seconds.
 _CROWDED = 2.0
-# What `status` or an event must say of a fault that lasts, by words of its kind.
+# Regular expressions, by the beginning of a fault's kind: `status` or an event must match it while the fault lasts.
 _NAMES: Mapping[str, str] = {
     "store-unmounted": r"not mounted",
     "store-full": r"No space left",
@@ -41,7 +41,7 @@ _NAMES: Mapping[str, str] = {
     "block-": r"damaged|checksum|corrupt|lags|missing|replica",
     "postgres-away": r"driver log|Postgres",
 }
-# A person must learn of these; of the others only if anything was read or written in that time.
+# Operators must learn of these faults in any case; of the others only if anything was read or written meanwhile.
 _MUST_BE_NAMED = ("store-unmounted",)
 
 
@@ -60,7 +60,7 @@ class Done:
 
 @dataclass(slots=True)
 class Report:
-    """What a run was and found."""
+    """The parameters of a run and what it found."""
 
     seed: int
     layout: str
@@ -86,7 +86,7 @@ class Report:
         return dict(sorted(found.items()))
 
     def json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the report as plain data."""
         return {
             **{name: getattr(self, name) for name in ("seed", "layout", "replicas", "minutes", "batches", "status")},
             "seconds": round(self.seconds, 1),
@@ -104,12 +104,12 @@ class Report:
 
 
 def _patience() -> float:
-    """Return by what a time is longer where others keep every core busy."""
+    """Return the factor by which waits are extended when other processes keep every core busy."""
     return min(_MOST_PATIENCE, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 class ChaosRun:
-    """A run on a system that has started. `say` shows a line to whoever watches."""
+    """A run on a system that has started. `say` shows a line to the person who watches."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class ChaosRun:
         self._round = 0
 
     def run(self) -> None:
-        """Run it all; what is wrong is in the report afterwards."""
+        """Run all rounds; violations are in the report afterwards."""
         planned = schedule(self._report.seed, self._report.minutes * 60, self._kinds)
         lengths = rounds(self._report.minutes * 60)
         with StatusPolls(self._system.status_environment()) as polls:
@@ -155,7 +155,7 @@ class ChaosRun:
     # -- faults ------------------------------------------------------------------------------------------------------
 
     def _flow(self) -> None:
-        """Send, and wait until records of each source are committed: Spark is warm, and faults hit something."""
+        """Send until records of each source are committed: then Spark is warm, and faults hit a working system."""
         for sender in self._system.senders:
             sender.send()
         begun = time.monotonic()
@@ -194,14 +194,14 @@ class ChaosRun:
         self._active[len(self._report.done)] = (now + planned.seconds, injected, done)
 
     def _is_met_by_receivers(self, hit: str) -> bool:
-        """Whether receivers write on the host that a fault of the store hit, and are not held up by others' work."""
+        """Return whether receivers write on the host that a store fault hit, and other load does not delay them."""
         try:
             hosts = DriverLog(self._system.log_dsn()).hosts_with_receivers()
         except (OSError, psycopg2.Error):
             return False
         host = hit.partition(":")[0]
         points = list(self._system.store_points())
-        # The first runs `forebay up`, and has the machine's name there.
+        # The first host runs `forebay up`; its receivers report the machine's own host name.
         is_met = bool(hosts.difference(points)) if host == points[0] else host in hosts
         return is_met and _patience() < _CROWDED
 
@@ -218,7 +218,7 @@ class ChaosRun:
     # -- calm and judgement ------------------------------------------------------------------------------------------
 
     def _calm(self) -> None:
-        """Let everything settle, or say what does not."""
+        """Let everything settle, or report what does not settle."""
         self._heal_all()
         for proxy in self._system.proxies.values():
             proxy.set(Mode.PASS)
@@ -284,7 +284,7 @@ class ChaosRun:
         if not polls:
             return
         times = [poll.seconds for poll in polls]
-        # Where others keep every core busy, a process takes that much longer to start and to answer.
+        # If other processes keep every core busy, a process takes that much longer to start and to answer.
         slow = [poll for poll in polls if poll.code is None or poll.seconds > self._status_seconds * max(1, poll.load)]
         unclear = [poll for poll in polls if poll.code is not None and not poll.is_clear]
         self._report.longest_answers = self._longest_answers(polls)
@@ -310,7 +310,7 @@ class ChaosRun:
             self._violated(Violation("status", f"{len(unclear)} answers say nothing clear: {unclear[0].said[-500:]}"))
 
     def _at(self, moment: float) -> list[str]:
-        """Return the kinds of the faults that were there at a moment, or had just been."""
+        """Return the kinds of the faults that were active at a moment, or had just ended."""
         return [
             done.planned.kind
             for done in self._report.done
@@ -318,7 +318,7 @@ class ChaosRun:
         ]
 
     def _longest_answers(self, polls: Sequence[Poll]) -> dict[str, float]:
-        """Return the longest answer of `status` in seconds, by the kind of a fault that was there when it was asked."""
+        """Return the longest `status` answer in seconds by kind of fault that was active when it was asked."""
         longest: dict[str, float] = {}
         for poll in polls:
             for kind in self._at(poll.at) or ["none"]:
@@ -326,7 +326,7 @@ class ChaosRun:
         return dict(sorted(longest.items()))
 
     def _name_faults(self, polls: Sequence[Poll]) -> None:
-        """Look whether anything that a person reads named each fault."""
+        """Check that `status` or an event named each fault."""
         try:
             said = DriverLog(self._system.log_dsn()).said()
         except (OSError, psycopg2.Error):

@@ -1,7 +1,7 @@
 """Small file systems that are filled, made read-only and unmounted, in a mount namespace of the harness's own.
 
-A disk is a file system in memory (`backing`) that is bound to one mount point per host. To unmount it there shows the
-empty directory below, as a mount that is gone does; to bind it again heals that.
+A disk is a file system in memory (`backing`) that is bound to one mount point per host. Unmounting it there exposes the
+empty directory below, as with a lost mount; binding it again heals that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def is_possible() -> bool:
-    """Whether this process may mount, and nobody else sees it."""
+    """Return whether this process may mount file systems that no other process sees."""
     return os.geteuid() == 0 and os.environ.get("CHAOS_NAMESPACE") == "1"
 
 
@@ -30,14 +30,14 @@ class Disk:
         self._ballast = backing / "ballast"
 
     def mount(self, point: Path, part: str = "") -> None:
-        """Bind it, or a directory of it, to a mount point."""
+        """Bind the disk, or a directory of it, to a mount point."""
         point.mkdir(parents=True, exist_ok=True)
         source = self.backing / part
         source.mkdir(exist_ok=True)
         _run("mount", "--bind", str(source), str(point))
 
     def fill(self) -> None:
-        """Leave no byte."""
+        """Fill the disk to the last byte."""
         with self._ballast.open("wb", buffering=0) as file:
             for piece in (2**24, 2**20, 2**12):
                 with contextlib.suppress(OSError):
@@ -45,23 +45,23 @@ class Disk:
                         os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), piece)
 
     def keep_full(self) -> None:
-        """Take what was freed since."""
+        """Fill again the space that was freed since."""
         with self._ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), 2**12)
 
     def free(self) -> None:
-        """Give the space back."""
+        """Free the space again."""
         self._ballast.unlink(missing_ok=True)
 
 
 def unmount(point: Path) -> None:
-    """Take it away also from under open files, which stay usable."""
+    """Unmount lazily, even while files are open; these stay usable."""
     _run("umount", "--lazy", str(point))
 
 
 def make_read_only(point: Path, disk: Disk, part: str) -> None:
-    """Bind it again, read-only. Files that are open for writing stay writable: the system rolls them soon."""
+    """Bind the disk again, read-only. Files that are open for writing stay writable; the system rotates them soon."""
     unmount(point)
     disk.mount(point, part)
     _run("mount", "-o", "remount,bind,ro", str(point))

@@ -1,4 +1,4 @@
-"""Inject the faults, each with what heals it. A fault says what it hit; healing it twice is healing it once."""
+"""Inject faults, each with the action that heals it. A fault says what it hit; healing is idempotent."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _STEPS = (-3600, -60, 60, 3600)
-# Blocks are stamped by this clock, which never makes one older than the one before it: as long as it was put forward,
-# nothing is due once it is put back. So no longer than the calm can wait for.
+# In seconds. This clock stamps blocks, and never stamps a block older than the one before it: when the clock has been
+# set forward and is set back, nothing is due for the length of the step. So a step must be shorter than the calm.
 _POSTGRES_STEPS = (-20, 20)
 _DELAYS = (0.05, 0.2, 0.5)
 _SYNC_MILLISECONDS = (200, 800)
@@ -39,18 +39,18 @@ _AWAY_POLL = 0.2
 
 
 class UnavailableError(Exception):
-    """The fault can't be injected now: there is nothing that it could hit."""
+    """The fault can't be injected now: there is nothing it could hit."""
 
 
 class Injected:
-    """A fault that is there until it is healed. `hit`: what it hit, for people."""
+    """A fault that lasts until it is healed. `hit`: what it hit, as text for people."""
 
     def __init__(self, hit: str, heal: Callable[[], object] | None = None) -> None:
         self.hit = hit
         self._heal = heal
 
     def heal(self) -> None:
-        """Take it away."""
+        """Remove the fault."""
         heal, self._heal = self._heal, None
         if heal is not None:
             heal()
@@ -105,7 +105,7 @@ def _stopped(hit: str, victims: list[psutil.Process]) -> Injected:
 
 def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
-        # psutil sees that the number is still the same process's.
+        # psutil checks that the pid still belongs to the same process.
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
@@ -190,7 +190,7 @@ def _postgres_away(system: System, pick: float) -> Injected:
         healed.set()
         thread.join()
 
-    return Injected("postmaster, each time that it is started", heal)
+    return Injected("postmaster, each time it is started", heal)
 
 
 def _start_again(server: PostgresServer) -> None:
@@ -224,7 +224,7 @@ def _postgres_full(system: System, _pick: float) -> Injected:
 
     def heal() -> None:
         free()
-        # Out of space for its log the server goes down, and is started again as by a service manager.
+        # A server that runs out of space for its log shuts down; restart it, as a service manager would.
         if isinstance(system, TwoHosts):
             _start_again(system.primary)
 
@@ -261,7 +261,7 @@ def _store_full(system: System, pick: float) -> Injected:
 
 
 def _point(system: System, pick: float) -> tuple[str, int, Path]:
-    """Choose a host, and a root of its store."""
+    """Choose a host and a root of its block store."""
     places = [
         (host, number, point) for host, points in system.store_points().items() for number, point in enumerate(points)
     ]
@@ -284,7 +284,7 @@ def _store_unmounted(system: System, pick: float) -> Injected:
     disks.unmount(point)
 
     def heal() -> None:
-        # What was written below the mount point meanwhile is on the wrong disk: the mount would only hide it.
+        # Data written below the mount point meanwhile is on the wrong disk; mounting again would only hide it.
         left = sorted(point.rglob("*"))
         if left:
             system.wrong_disk.append(f"{len(left)} files and folders below {point.name}, as {left[-1].name}")
@@ -305,7 +305,7 @@ def _store_slow(system: System, pick: float) -> Injected:
 
 
 def _damage(system: System, how: str, pick: float) -> Injected:
-    # One replica alone is ever damaged: what both lack, no store can bring back.
+    # Only one replica is ever damaged: no store can restore data that both have lost.
     root = next(iter(system.store_points().values()))[0]
     now = time.time()
     files = [
@@ -323,7 +323,7 @@ def _damage(system: System, how: str, pick: float) -> Injected:
             os.truncate(victim, int(size * chance.uniform(0.3, 0.9)))
         else:
             with victim.open("r+b", buffering=0) as file:
-                # Of the newer half: it is not read yet.
+                # In the newer half of the file, because that has not been read yet.
                 for _ in range(_FLIPS):
                     at = int(size * chance.uniform(0.5, 1.0))
                     file.seek(at)

@@ -1,6 +1,6 @@
-"""Write down what each sender sent and what was acknowledged, outside of the system's disks; read it back.
+"""Record what each sender sent and what was acknowledged, outside the system's disks; read it back.
 
-A ledger has one line per range of numbers. It knows nothing of the system under test.
+A ledger has one line per range of numbers. It does not depend on the system under test.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """The ledger of one source, which its senders append to. Safe for threads."""
+    """The ledger of one source; its senders append to it. Thread-safe."""
 
     def __init__(self, directory: Path, source: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -24,11 +24,11 @@ class Ledger:
         self._guard = threading.Lock()
 
     def sent(self, first: int, last: int) -> None:
-        """These numbers may come out: written down before they are sent."""
+        """Record that these numbers may come out, before they are sent."""
         self._write("sent", first, last)
 
     def acknowledged(self, first: int, last: int) -> None:
-        """These must come out."""
+        """Record that these numbers must come out."""
         self._write("acknowledged", first, last)
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class Ledger:
 
 @dataclass(slots=True)
 class Told:
-    """What a source's senders say: the numbers that were sent, and those of them that were acknowledged."""
+    """A source's numbers according to its senders: those sent, and among these the acknowledged ones."""
 
     sent: set[int] = field(default_factory=set)
     acknowledged: set[int] = field(default_factory=set)

@@ -1,6 +1,6 @@
-"""Judge a run: what came out against what was acknowledged. Shares no code with the product.
+"""Judge a run: compare what came out with what was acknowledged. Shares no code with the product.
 
-It reads Parquet by pyarrow, the table by SQL, and the driver log by SQL on the views that are made for people.
+It reads Parquet with pyarrow, the table with SQL, and the driver log with SQL on the views that are made for people.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WINDOW = timedelta(seconds=15)
 WINDOWED = ("http", "kafka")
-#: Each output with the sources that it must have.
+#: The sources that each output must contain.
 OUTPUTS: Mapping[str, tuple[str, ...]] = {"seen": ("http", "kafka", "files", "socket"), "delivered": ("http", "kafka")}
 _SHOWN = 10
 _BATCH_TIME = re.compile(r"batch_time=(\d{8}T\d{6})(?:\.(\d+))?Z?$")
@@ -33,14 +33,14 @@ Record = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that must not be. `kind` is a word for tables."""
+    """One broken rule. `kind` is a word for tables."""
 
     kind: str
     text: str
 
 
 class ParquetReader:
-    """Reads one published output, each file once."""
+    """Read one published output, each file once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class ParquetReader:
                 status = file.stat()
                 key = (str(file), status.st_ino, status.st_mtime_ns)
                 if key not in self._known:
-                    # Not by its path: the folders' names would become columns.
+                    # Not by path: pyarrow would turn the folders' names into columns.
                     with file.open("rb") as data:
                         self._known[key] = pq.read_table(data).to_pylist()
                 rows += self._known[key]
@@ -63,7 +63,7 @@ class ParquetReader:
 
 
 def batch_time(folder: str) -> datetime:
-    """Return the time that a folder's name stands for."""
+    """Return the time in a batch folder's name."""
     match = _BATCH_TIME.match(folder)
     if match is None:
         raise ValueError(f"{folder} is no batch's folder")
@@ -77,7 +77,7 @@ def records(batches: Mapping[datetime, Iterable[Mapping[str, Any]]]) -> Counter[
 
 
 def table_records(dsn: str) -> Counter[Record]:
-    """Count the same in the table; one that is not there has none."""
+    """Count how often each record is in the table; return no records if the table does not exist."""
     with contextlib.closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT to_regclass('delivered')")
         if cursor.fetchone() == (None,):
@@ -87,7 +87,7 @@ def table_records(dsn: str) -> Counter[Record]:
 
 
 def missing(output: str, told: Mapping[str, Told], out: Mapping[Record, int]) -> list[Violation]:
-    """Return, per source, what was acknowledged and did not come out."""
+    """Return, per source, the acknowledged records that did not come out."""
     found = []
     for source in OUTPUTS[output]:
         lost = sorted(number for number in told[source].acknowledged if not out.get((source, number)))
@@ -99,7 +99,7 @@ def missing(output: str, told: Mapping[str, Told], out: Mapping[Record, int]) ->
 
 
 def too_many(output: str, told: Mapping[str, Told], out: Mapping[Record, int]) -> list[Violation]:
-    """Return what came out twice, and what nobody sent."""
+    """Return the records that came out twice, and those that were never sent."""
     twice: dict[str, list[int]] = {}
     unknown: dict[str, list[int]] = {}
     for (source, number), count in out.items():
@@ -122,7 +122,7 @@ def too_many(output: str, told: Mapping[str, Told], out: Mapping[Record, int]) -
 def wrong_windows(
     seen: Mapping[datetime, Sequence[Mapping[str, Any]]], windows: Mapping[datetime, Sequence[Mapping[str, Any]]]
 ) -> list[Violation]:
-    """Return each window that is not the count and sum of its batches' records, by definition."""
+    """Return each window that differs from the count and sum of its batches' records, which define it."""
     of_batch = {at: Counter[Record](_sums(rows)) for at, rows in seen.items()}
     wrong = []
     for at, rows in sorted(windows.items()):
@@ -154,13 +154,13 @@ def _first(numbers: Sequence[int]) -> str:
 
 
 class DriverLog:
-    """What the views of the driver log say, by SQL alone. `dsn` changes with a failover."""
+    """Query the views of the driver log with plain SQL. `dsn` changes with a failover."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
 
     def not_at_rest(self) -> list[str]:
-        """Return what still waits or does not run; empty where all is at rest. Raises psycopg2.Error."""
+        """Return what still waits or does not run; empty when all is at rest. Raises psycopg2.Error."""
         found = [
             f"pipeline {name}: {records} records wait, {unfinished} batches are unfinished"
             for name, records, unfinished in self._rows(
@@ -177,7 +177,7 @@ class DriverLog:
         return found
 
     def given_up(self) -> list[str]:
-        """Return each batch that is left to a person."""
+        """Return each batch that is not retried automatically any more."""
         return [
             f"batch {at:%H:%M:%S} of {name} is {state} after {attempt} attempts: {reason}"
             for name, at, state, attempt, reason in self._rows(
@@ -187,16 +187,16 @@ class DriverLog:
         ]
 
     def batches(self) -> int:
-        """Return how many were completed."""
+        """Return how many batches were completed."""
         [(count,)] = self._rows("SELECT count(*) FROM forebay.batch_stats WHERE state = 'COMPLETED'")
         return int(count)
 
     def hosts_with_receivers(self) -> set[str]:
-        """Return the names of the hosts that receivers are placed on."""
+        """Return the names of the hosts on which receivers are placed."""
         return {host for (host,) in self._rows("SELECT host FROM forebay.receiver_status WHERE host IS NOT NULL")}
 
     def said(self) -> list[str]:
-        """Return all that events and reasons say."""
+        """Return the text of all events and reasons."""
         events = self._rows(
             "SELECT DISTINCT event || ' ' || coalesce(detail, '') FROM forebay.driver_log "
             "WHERE source = 'receiver_events'"

@@ -1,6 +1,6 @@
 """The pipelines under test: numbered records from four kinds of source into Parquet, a window, and a Postgres table.
 
-A record is ``SOURCE NUMBER.``: the full stop shows a record that a broken connection has cut.
+A record is ``SOURCE NUMBER.``: the full stop is missing from a record that a broken connection has cut.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RECORD = r"^([a-z]+) ([0-9]+)\.$"
 
 
 def _stream(name: str, source: Source) -> Stream:
-    # New segments come often, so that a disk that is gone or read-only is met by one.
+    # Start new segments often, so that a missing or read-only disk is noticed when one is opened.
     return Stream(name, source, min_replicas=_REPLICAS, segment_interval="10s")
 
 
@@ -32,9 +32,9 @@ kafka = _stream("kafka", Kafka(bootstrap_servers=os.environ["CHAOS_KAFKA"], topi
 files = _stream("files", FollowedFiles(path=os.environ["CHAOS_FILES"] + "/numbers.log*", shared=True))
 socket = _stream("socket", SocketText(host="127.0.0.1", port=int(os.environ["CHAOS_SOCKET_PORT"])))
 
-# "merge": on a loaded machine what an outage left must not queue up run by run. Clean-up follows soon.
+# "merge": on a loaded machine, the runs missed in an outage must not queue up. Clean-up follows soon.
 numbered = Pipeline("numbered", interval="3s", retention="2m", catch_up="merge")
-# Its target is taken away too: that is no fault of the batch.
+# Faults also hit its target; the batch must not fail for good because of that.
 delivered = Pipeline("delivered", interval="6s", retention="2m", catch_up="merge", max_attempts=20)
 
 
@@ -52,7 +52,7 @@ def _union(*frames: DataFrame) -> DataFrame:
 
 @numbered.output(inputs=[http, kafka, files, socket], sink=ParquetSink(os.environ["CHAOS_OUTPUT"] + "/seen"))
 def seen(http: DataFrame, kafka: DataFrame, files: DataFrame, socket: DataFrame) -> DataFrame:
-    """Each record that came in."""
+    """Return each record that came in."""
     return _union(_records(http, "body"), *(_records(frame, "value") for frame in (kafka, files, socket)))
 
 
@@ -60,7 +60,7 @@ def seen(http: DataFrame, kafka: DataFrame, files: DataFrame, socket: DataFrame)
     inputs=[http.window(_WINDOW), kafka.window(_WINDOW)], sink=ParquetSink(os.environ["CHAOS_OUTPUT"] + "/window")
 )
 def window(http: DataFrame, kafka: DataFrame) -> DataFrame:
-    """How many records the last 15 s of batches had, and their sum, by source."""
+    """Return the count and sum of the records in the last 15 s of batches, by source."""
     records = _union(_records(http, "body"), _records(kafka, "value"))
     return (
         records.groupBy("source")
@@ -71,5 +71,5 @@ def window(http: DataFrame, kafka: DataFrame) -> DataFrame:
 
 @delivered.output(inputs=[http, kafka], sink=PostgresSink(EnvVar("CHAOS_TARGET"), "delivered"))
 def table(http: DataFrame, kafka: DataFrame) -> DataFrame:
-    """Records in a table of another Postgres."""
+    """Write records to a table in another Postgres."""
     return _union(_records(http, "body"), _records(kafka, "value"))

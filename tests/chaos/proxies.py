@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts, delays, resets and stalls what goes through it. It looks at no byte."""
+"""A TCP proxy that cuts, delays, resets and stalls connections. It does not interpret the bytes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 _STALL_POLL = 0.05
 _PIECE = 65536
-# Close by a reset, and not in order.
+# SO_LINGER on, with 0 seconds: close with a reset instead of in order.
 _RESET = struct.pack("ii", 1, 0)
 
 
 class Mode(StrEnum):
-    """What happens to the bytes."""
+    """What the proxy does with the bytes."""
 
     PASS = "pass"
     CUT = "cut"
-    """Connections are reset, and new ones at once."""
+    """Reset connections, and new ones immediately."""
     DELAY = "delay"
-    """Each piece waits."""
+    """Delay each piece."""
     STALL = "stall"
-    """Nothing is forwarded, and nobody is told."""
+    """Forward nothing, without an error to either side."""
 
 
 class Proxy:
-    """Forwards to `target`, a port of 127.0.0.1 that may be changed, while it is entered."""
+    """Forward to `target`, a port of 127.0.0.1 that may be changed, while the context is entered."""
 
     def __init__(self, target: int = 0) -> None:
         self.target = target
@@ -45,12 +45,12 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Return the port on which the proxy listens."""
         port: int = self._listener.getsockname()[1]
         return port
 
     def set(self, mode: Mode, *, delay_seconds: float = 0.0) -> None:
-        """Change what happens, also to the connections that are open."""
+        """Change the mode, also for open connections."""
         self.delay_seconds = delay_seconds
         self._mode = mode
         if mode is Mode.CUT:
@@ -62,7 +62,7 @@ class Proxy:
             for side in self._open:
                 with contextlib.suppress(OSError):
                     side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                    # Wakes the thread that waits in recv(), which closes it.
+                    # Wake the thread that waits in recv(); it closes the connection.
                     side.shutdown(socket.SHUT_RD)
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""End every process of a run, also when its harness was killed: ``python -m tests.chaos.reaper ROOT TOKEN``.
+"""End every process of a run, even if its harness was killed: ``python -m tests.chaos.reaper ROOT TOKEN``.
 
-Started by the harness, it waits for the end of its standard input, which comes with the harness's own. A process is the
-run's if its environment has the token or its command line the run's directory.
+The harness starts it. It waits for the end of its standard input, which comes when the harness ends. A process belongs
+to the run if its environment has the token or its command line contains the run's directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SECONDS = 10.0
 
 
 def processes(root: str, token: str) -> list[psutil.Process]:
-    """Return every process of the run but harness and reaper, whoever is its parent now."""
+    """Return every process of the run except harness and reaper, whatever its parent is now."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -31,7 +31,7 @@ def processes(root: str, token: str) -> list[psutil.Process]:
 
 
 def end(root: str, token: str) -> None:
-    """Kill them."""
+    """Kill the run's processes."""
     left = processes(root, token)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):

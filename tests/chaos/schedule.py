@@ -1,6 +1,6 @@
 """Decide which faults a run injects, and when: a pure function of the seed and the run's shape.
 
-It knows the faults by name, what each needs and which of them exclude each other. It injects nothing.
+It knows the name of each fault, what it needs and which faults exclude each other. It injects nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# Faults are injected for this long, then the system gets its calm and the oracle looks; shorter runs have one round.
+# Seconds of faults in a round; then the system gets its calm and the oracle judges it. Shorter runs have one round.
 ROUND_SECONDS = 300.0
 # Chance that a second fault is injected while the first one lasts.
 _SECOND_FAULT = 0.35
@@ -26,7 +26,7 @@ class Layout(StrEnum):
     ONE = "one"
     """`forebay up` with its embedded Postgres."""
     TWO = "two"
-    """Two hosts' agents, a Postgres of Debian's with a synchronous standby, and a store that both mount."""
+    """Agents on two hosts, Debian's Postgres with a synchronous standby, and a block store that both hosts mount."""
 
 
 class Need(StrEnum):
@@ -40,7 +40,7 @@ class Need(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of fault. `resource`: two faults on one resource are never there at the same time."""
+    """One kind of fault. Two faults on the same `resource` are never active at the same time."""
 
     name: str
     resource: str
@@ -80,7 +80,7 @@ def _kinds() -> Iterator[Kind]:
     yield Kind("kill-broker", "broker", (3.0, 10.0))
     yield Kind("store-full", "store", (10.0, 20.0), mounts)
     yield Kind("store-read-only", "store", (8.0, 20.0), mounts)
-    # Longer than a segment lasts: so a receiver meets it.
+    # Longer than a segment is written to, so that a receiver notices it.
     yield Kind("store-unmounted", "store", (15.0, 25.0), mounts)
     yield Kind("store-slow", "sync", (8.0, 20.0), shim)
     for damage in ("flip", "cut", "delete"):
@@ -100,9 +100,9 @@ KINDS = {kind.name: kind for kind in _kinds()}
 
 
 def chosen(pattern: str) -> list[str]:
-    """Return the kinds that a list of names or beginnings of names, with commas between them, stands for.
+    """Return the kinds that match a comma-separated list of names or beginnings of names.
 
-    A word after `!` leaves kinds out: ``kill,stop,!kill-jvm``. Raises ValueError for what matches nothing.
+    A word after `!` leaves kinds out: ``kill,stop,!kill-jvm``. Raises ValueError for a word that matches nothing.
     """
     words = [word.strip() for word in pattern.split(",") if word.strip()]
     found = {name for name in KINDS if all(word.startswith("!") for word in words)}
@@ -116,7 +116,7 @@ def chosen(pattern: str) -> list[str]:
 
 def schedule(seed: int, seconds: float, kinds: Sequence[str]) -> tuple[Planned, ...]:
     """Return the faults of a run, in order: each kind comes once before any comes again."""
-    # Python promises that random(), and so all that is made of it here, is the same in each version.
+    # Python guarantees that random(), and so everything derived from it here, gives the same results in each version.
     chance = random.Random(seed)
     deck: list[str] = []
 

@@ -1,6 +1,6 @@
-"""Send numbered records over HTTP, Kafka, files and a socket, and write down what was acknowledged.
+"""Send numbered records over HTTP, Kafka, files and a socket, and record what was acknowledged.
 
-Each sender is a thread that sends while it may. None knows anything of the system but an address.
+Each sender is a thread that sends unless it is paused. A sender knows only an address of the system.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 TOPIC = "numbers"
 _PAUSE = 0.1
 _HTTP_TIMEOUT = 40.0
-# What a server may answer to a request that is to be sent again.
+# Statuses of answers after which a sender sends the same request again.
 _AGAIN = frozenset({408, 429, 500, 502, 503})
 _LINES_PER_FILE = 2000
 _SOCKET_SECONDS = 1.0
 
 
 class Sender(ABC):
-    """One source's sender. `rate`: records per second."""
+    """The sender of one source. `rate`: records per second."""
 
     source: str
 
     def __init__(self, ledgers: Path, rate: float) -> None:
         self.ledger = Ledger(ledgers, self.source)
         self.rate = rate
-        #: What no sender should ever be told.
+        #: Answers that no sender should ever get.
         self.refusals: list[str] = []
         self._numbers = itertools.count(1)
         self._sending = threading.Event()
@@ -49,11 +49,11 @@ class Sender(ABC):
         self._threads: list[threading.Thread] = []
 
     def send(self) -> None:
-        """Go on."""
+        """Resume sending."""
         self._sending.set()
 
     def pause(self) -> None:
-        """Send nothing new; what is under way goes on being tried."""
+        """Send nothing new; keep retrying what is under way."""
         self._sending.clear()
 
     @abstractmethod
@@ -62,10 +62,10 @@ class Sender(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Send until stopped. Runs in threads of its own."""
+        """Send until stopped. Runs in its own threads."""
 
     def take(self, count: int) -> tuple[int, int]:
-        """Return the next numbers, first and last, and write them down."""
+        """Return the next numbers, first and last, and record them as sent."""
         with self._guard:
             numbers = [next(self._numbers) for _ in range(count)]
         self.ledger.sent(numbers[0], numbers[-1])
@@ -76,16 +76,16 @@ class Sender(ABC):
         return (b"%s %d." % (self.source.encode(), number) for number in range(first, last + 1))
 
     def may_send(self) -> bool:
-        """Wait a moment for leave to send."""
+        """Wait a moment for permission to send; return whether it was given."""
         return self._sending.wait(_PAUSE) and not self._stopped.is_set()
 
     @property
     def stopped(self) -> bool:
-        """Whether it is to end."""
+        """Return whether the sender is to end."""
         return self._stopped.is_set()
 
     def start(self, threads: int = 1) -> None:
-        """Start its threads."""
+        """Start the sender's threads."""
         self._threads = [threading.Thread(target=self.run, name=self.source, daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -105,7 +105,7 @@ class Sender(ABC):
 
 
 class HttpSender(Sender):
-    """Posts lines with a key, and the same request again until it is answered by 200."""
+    """Post lines with a key, and repeat the same request until it is answered with 200."""
 
     source = "http"
     _threads_count = 3
@@ -127,7 +127,7 @@ class HttpSender(Sender):
         while not self.stopped:
             if not self.may_send():
                 continue
-            # Counted first: who has paused it and sees nothing under way knows that nothing comes.
+            # Count the batch first: a caller that paused this and sees nothing under way then knows that no more comes.
             with self._guard:
                 self._under_way += self._batch
             first, last = self.take(self._batch)
@@ -158,7 +158,7 @@ class HttpSender(Sender):
 
 
 class KafkaSender(Sender):
-    """An idempotent producer, which tries until the broker has a record."""
+    """Send with an idempotent producer, which retries until the broker has the record."""
 
     source = "kafka"
 
@@ -200,7 +200,7 @@ class KafkaSender(Sender):
 
 
 class FileSender(Sender):
-    """Appends to a file and syncs it; each so many lines the file is rotated."""
+    """Append to a file and sync it; rotate it every `_LINES_PER_FILE` lines."""
 
     source = "files"
 
@@ -232,7 +232,7 @@ class FileSender(Sender):
 
 
 class SocketSender(Sender):
-    """Serves lines to whoever connects, once each; nobody acknowledges any."""
+    """Serve lines to any client that connects, each line once; lines are never acknowledged."""
 
     source = "socket"
 
@@ -243,7 +243,7 @@ class SocketSender(Sender):
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Return the port on which the sender listens."""
         port: int = self._listener.getsockname()[1]
         return port
 
@@ -261,7 +261,7 @@ class SocketSender(Sender):
 
     def _serve(self, connection: socket.socket) -> None:
         while not self.stopped:
-            # A peer that is gone is noticed also while nothing is sent.
+            # Notice that the peer is gone even while nothing is sent.
             if select.select([connection], [], [], 0)[0]:
                 return
             if self.may_send():

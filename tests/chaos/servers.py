@@ -1,6 +1,6 @@
-"""Postgres servers of the harness's own, started from Debian's binaries (or the wheel's, where those are missing).
+"""The harness's own Postgres servers, run from Debian's binaries (or from the wheel's, if those are missing).
 
-A primary may have a synchronous standby that takes its place. The server of `forebay up` is not started here.
+A primary may have a synchronous standby that takes over from it. The server of `forebay up` is not started here.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _SETTINGS = {
 
 
 def binaries() -> Path:
-    """Return the folder of the newest Postgres that Debian has installed; else the wheel's."""
+    """Return the folder of the newest Postgres that Debian has installed, or else the wheel's."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
     return debian[-1].parent if debian else EmbeddedPostgres(Path("unused")).binaries
 
 
 def _account() -> dict[str, Any]:
-    """Return what subprocess needs to run as another user, where this one is root."""
+    """Return the subprocess arguments to run as another user when this process runs as root."""
     if os.geteuid() != 0:
         return {}
     for name in ("postgres", "pgserver", "nobody"):
@@ -59,7 +59,7 @@ def _account() -> dict[str, Any]:
 
 
 class PostgresServer:
-    """One server in a directory below `parent`, which survives kills; `port` stays the same."""
+    """One server in a directory below `parent`. The directory survives kills; `port` stays the same."""
 
     def __init__(self, parent: Path, name: str, environment: Mapping[str, str] | None = None) -> None:
         self.data = parent / name
@@ -74,15 +74,15 @@ class PostgresServer:
             os.chown(parent, self._account["user"], self._account["group"])
 
     def dsn(self, database: str = USER) -> str:
-        """For psycopg2."""
+        """Return the connection string for psycopg2."""
         return f"host=127.0.0.1 port={self.port} user={USER} dbname={database} connect_timeout=5"
 
     def url(self, database: str, port: int | None = None) -> str:
-        """The same as a URL; `port`: of a proxy before it."""
+        """Return the address as a URL; `port` may be that of a proxy in front of the server."""
         return f"postgresql://{USER}@127.0.0.1:{port or self.port}/{database}"
 
     def initialise(self, *databases: str) -> None:
-        """Make it, start it, and make these databases."""
+        """Create the server's data directory, start it, and create these databases."""
         self._run("initdb", "--pgdata", str(self.data), "--username", USER, "--auth", "trust", "--encoding", "UTF8")
         with (self.data / "postgresql.conf").open("a") as file:
             file.write(f"\ninclude_if_exists = '{_CONF}'\n")
@@ -93,7 +93,7 @@ class PostgresServer:
             self.execute(f'CREATE DATABASE "{database}"', database="postgres")
 
     def start(self, *, synchronous: bool = False) -> None:
-        """Start it and wait until it answers. `synchronous`: a commit waits for the standby."""
+        """Start the server and wait until it answers. `synchronous`: a commit waits for the standby."""
         self.configure(synchronous=synchronous)
         (self.data / "postmaster.pid").unlink(missing_ok=True)
         with self.log.open("ab") as log:
@@ -110,7 +110,7 @@ class PostgresServer:
         eventually(self.answers, f"an answer of Postgres in {self.data}", seconds=_START_SECONDS, step=0.1)
 
     def configure(self, *, synchronous: bool) -> None:
-        """Write the settings; a server that runs takes them at its next reload."""
+        """Write the settings; a running server applies them at its next reload."""
         settings = {**_SETTINGS, "port": str(self.port), "synchronous_standby_names": "standby" if synchronous else ""}
         text = "".join(f"{name} = '{value}'\n" for name, value in settings.items())
         (self.data / _CONF).write_text(text)
@@ -123,7 +123,7 @@ class PostgresServer:
         self.execute("SELECT pg_reload_conf()")
 
     def answers(self) -> bool:
-        """Whether it answers now."""
+        """Return whether the server answers now."""
         try:
             self.execute("SELECT 1", database="postgres")
         except psycopg2.Error:
@@ -139,18 +139,18 @@ class PostgresServer:
                 return [] if cursor.description is None else list(cursor.fetchall())
 
     def family(self) -> list[psutil.Process]:
-        """Return the postmaster and its children; nothing where it does not run."""
+        """Return the postmaster and its children; an empty list if it does not run."""
         if self._process is None or self._process.poll() is not None:
             return []
         postmaster = psutil.Process(self._process.pid)
         return [postmaster, *postmaster.children(recursive=True)]
 
     def is_running(self) -> bool:
-        """Whether its postmaster lives."""
+        """Return whether the postmaster is alive."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """End all of it at once, as a power cut does but for what the system has cached."""
+        """Kill all its processes at once, as in a power cut, except that the page cache survives."""
         family = self.family()
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -160,7 +160,7 @@ class PostgresServer:
             self._process.wait(_STOP_SECONDS)
 
     def stop(self) -> None:
-        """End it as `pg_ctl stop -m fast`; nothing where it does not run."""
+        """Stop the server as `pg_ctl stop -m fast` does; do nothing if it does not run."""
         if self._process is None or self._process.poll() is not None:
             return
         family = self.family()
@@ -174,7 +174,7 @@ class PostgresServer:
             self.kill()
 
     def follow(self, primary: PostgresServer) -> None:
-        """Make this one anew, as the primary's standby, and let commits wait for it."""
+        """Rebuild this server as the primary's standby, and make commits wait for it."""
         self.stop()
         for entry in self.data.iterdir() if self.data.exists() else ():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -188,7 +188,7 @@ class PostgresServer:
         eventually(lambda: primary.execute(synchronous), "a synchronous standby", seconds=_START_SECONDS, step=0.1)
 
     def promote(self) -> None:
-        """Make the standby a primary that waits for nobody."""
+        """Promote the standby to a primary whose commits wait for no standby."""
         self.configure(synchronous=False)
         self.execute("SELECT pg_reload_conf()")
         self.execute("SELECT pg_promote(true, 60)")

@@ -1,6 +1,6 @@
-"""Compile the library that steps clocks and slows syncs, and steer it through the file that processes map.
+"""Compile the library that steps clocks and slows syncs, and control it through a file that processes map.
 
-The clock of the machine is never touched.
+The machine's own clock is never changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CONTROL = struct.Struct("qq")
 
 
 def is_possible() -> bool:
-    """Whether there is a compiler."""
+    """Return whether there is a compiler."""
     return shutil.which("cc") is not None
 
 
@@ -34,7 +34,7 @@ def compiled(directory: Path) -> Path:
 
 
 class Shim:
-    """The steering file of some processes."""
+    """The control file of some processes."""
 
     def __init__(self, library: Path, control: Path) -> None:
         control.write_bytes(_CONTROL.pack(0, 0))
@@ -46,15 +46,15 @@ class Shim:
         os.close(descriptor)
 
     def environment(self) -> Mapping[str, str]:
-        """What a process needs in its environment."""
+        """Return the environment variables that a process needs."""
         return {"LD_PRELOAD": str(self._library), "CHAOS_SHIM": str(self._path)}
 
     def step_clock(self, seconds: int) -> None:
-        """Put the wall clock off by so many seconds; 0 puts it right."""
+        """Step the wall clock of these processes by `seconds`; 0 restores it."""
         self._write(seconds, _CONTROL.unpack(self._map[:])[1])
 
     def slow_syncs(self, milliseconds: int) -> None:
-        """Let each sync wait first; 0: no more."""
+        """Delay each sync by `milliseconds`; 0 ends the delay."""
         self._write(_CONTROL.unpack(self._map[:])[0], milliseconds)
 
     def _write(self, seconds: int, milliseconds: int) -> None:

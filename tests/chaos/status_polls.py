@@ -1,4 +1,4 @@
-"""Ask `forebay status` again and again, as an operator does, and keep what it said and how long that took."""
+"""Run `forebay status` again and again, as an operator does, and record each answer and how long it took."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GIVE_UP_SECONDS = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """One answer. `code`: None where none came; `at`: on the monotonic clock; `load`: of the machine, by core."""
+    """One answer. `code`: None if none came; `at`: on the monotonic clock; `load`: the machine's load per core."""
 
     at: float
     seconds: float
@@ -32,13 +32,13 @@ class Poll:
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is an answer for people: a report, or a sentence that says what is wrong."""
-        # A report may well hold the traceback of a batch that failed.
+        """Return whether the answer is meant for people: a report, or a sentence that says what is wrong."""
+        # A report may contain the traceback of a batch that failed.
         return self.code == 0 or (self.code is not None and bool(self.said) and "Traceback (most" not in self.said)
 
 
 class StatusPolls:
-    """Polls while entered."""
+    """Poll while entered."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment

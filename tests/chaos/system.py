@@ -1,4 +1,4 @@
-"""The system under test in two layouts, started as its users do, with all that it talks to.
+"""The system under test in two layouts, started as its users start it, with every service that it uses.
 
 Owns processes, mounts, proxies and servers, and leaves none behind. It injects no fault and judges nothing.
 """
@@ -45,9 +45,9 @@ _POLL_SECONDS = 0.2
 _STORE_SIZE = "384m"
 _DATABASE_SIZE = "2g"
 _PARTITIONS = 3
-# Of all records, per second, and what part each source has of them.
+# Each source's share of all records per second.
 _SHARES = {"http": 0.4, "kafka": 0.3, "files": 0.2, "socket": 0.1}
-#: How a role's process is found: words of its command line.
+#: Words in the command line by which a role's processes are found.
 _ROLES: Mapping[str, tuple[str, ...]] = {
     "receiver": ("forebay.cli receiver",),
     "agent": ("forebay.cli agent",),
@@ -56,17 +56,17 @@ _ROLES: Mapping[str, tuple[str, ...]] = {
     "daemon": ("dagster._daemon",),
     "code-server": ("dagster api grpc",),
     "webserver": ("dagster_webserver",),
-    # Where no batch driver takes it: a child of the code server.
+    # If no batch driver runs the batch, a child of the code server does.
     "run": ("multiprocessing.spawn import spawn_main",),
 }
 
 
 class StartError(Exception):
-    """The system did not start: its log is in the message."""
+    """The system did not start; the message contains its log."""
 
 
 class Service:
-    """A program that is started again whenever it ends, as by a service manager. `restarts` counts that."""
+    """A program that is restarted whenever it ends, as a service manager does. `restarts` lists these endings."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.name = name
@@ -80,14 +80,14 @@ class Service:
         self._thread.start()
 
     def root(self) -> psutil.Process | None:
-        """Return its process; None between two."""
+        """Return the service's process, or None while none runs."""
         process = self._process
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(process.pid) if process.poll() is None else None
         return None
 
     def wait_until(self, words: str) -> None:
-        """Wait until it has said so. Raises StartError."""
+        """Wait until the log contains `words`. Raises StartError."""
         deadline = time.monotonic() + _START_SECONDS
         while words not in (said := self.log.read_text(encoding="utf-8", errors="replace")):
             if time.monotonic() > deadline or self.restarts:
@@ -95,13 +95,13 @@ class Service:
             time.sleep(_POLL_SECONDS)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._wanted = False
         self._thread.join()
         self._process.kill()
 
     def end(self) -> None:
-        """End it in order, or else at once."""
+        """End the process in order, or else kill it."""
         self._wanted = False
         self._thread.join()
         with contextlib.suppress(ProcessLookupError):
@@ -140,17 +140,17 @@ class Service:
 
 
 class System:
-    """Everything of a run but faults and oracle. `root`: a new directory that others may pass through."""
+    """Everything in a run except faults and oracle. `root`: a new directory that other users may traverse."""
 
     layout: Layout
 
     def __init__(self, root: Path, *, replicas: int, rate: float) -> None:
         self.root = root
-        #: Whether to copy what is on the disks of this run to `root`/kept before they go.
+        #: Whether to copy the contents of this run's disks to `root`/kept before the disks are removed.
         self.keep = False
         self.replicas = replicas
         self.rate = rate
-        #: What was written below a mount point while nothing was mounted there.
+        #: Data that was written below a mount point while nothing was mounted there.
         self.wrong_disk: list[str] = []
         self.has_mounts = disks.is_possible()
         self.proxies: dict[str, Proxy] = {}
@@ -162,10 +162,10 @@ class System:
         self._stack = ExitStack()
         self._library: Path | None = None
 
-    # -- what faults and oracle ask ----------------------------------------------------------------------------------
+    # -- for faults and oracle ---------------------------------------------------------------------------------------
 
     def lacks(self, kind: str) -> str:
-        """Return what this run lacks for a kind of fault; empty where it has all."""
+        """Return what this run lacks for a kind of fault; empty if it lacks nothing."""
         has = {
             Need.MOUNTS: self.has_mounts,
             Need.SHIM: self.shim is not None,
@@ -194,11 +194,11 @@ class System:
         return sorted(found, key=lambda process: int(process.pid))
 
     def store_points(self) -> dict[str, list[Path]]:
-        """Return where each host sees the roots of the block store."""
+        """Return the paths of the block store's roots on each host."""
         raise NotImplementedError
 
     def log_dsn(self) -> str:
-        """Return the driver log's address for psycopg2, past every proxy."""
+        """Return the driver log's address for psycopg2, bypassing every proxy."""
         raise NotImplementedError
 
     def status_environment(self) -> Mapping[str, str]:
@@ -206,17 +206,17 @@ class System:
         raise NotImplementedError
 
     def database_disk(self) -> Disk:
-        """Return the disk on which the driver log's server keeps its data."""
+        """Return the disk that holds the data of the driver log's server."""
         raise NotImplementedError
 
     @property
     def output(self) -> Path:
-        """Where the Parquet outputs are."""
+        """Return the directory of the Parquet outputs."""
         return self.root / "output"
 
     @property
     def ledgers(self) -> Path:
-        """Where the senders' ledgers are."""
+        """Return the directory of the senders' ledgers."""
         return self.root / "ledgers"
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class System:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            # Broken off: who waits for it may wait for seconds only.
+            # Interrupted: the process that waits for this one may wait for seconds only, so skip the copy.
             self.keep = self.keep and kind is not KeyboardInterrupt
             for service in self.services:
                 service.kill()
@@ -301,7 +301,7 @@ class System:
         command = [sys.executable, "-m", "forebay.cli", *arguments]
         service = Service(name, command, environment, self.root / f"{name}.log")
         self._stack.callback(service.end)
-        # Whatever stands still could not end in order.
+        # Resume stopped processes first: they could not end in order.
         self._stack.callback(self._wake)
         self.services.append(service)
         return service
@@ -338,7 +338,7 @@ class System:
 
     def _mounted(self, disk: Disk, point: Path, part: str = "") -> None:
         disk.mount(point, part)
-        # Bound again after an unmount that is still to come: as often as it takes, at the end.
+        # Faults may unmount and bind it again, so at the end unmount it as often as it takes.
         self._stack.callback(_unmount_all, point)
 
     def _tree(self) -> list[psutil.Process]:
@@ -356,7 +356,7 @@ class System:
                 process.send_signal(signal.SIGCONT)
 
     def _start_reaper(self) -> None:
-        """Whatever ends this process, also a kill: nothing of the run outlives it."""
+        """Make sure that no process of the run outlives this one, even if this one is killed."""
         waiting = subprocess.Popen(
             [sys.executable, "-m", "tests.chaos.reaper", str(self.root), self._token],
             cwd=_ROOT,
@@ -371,7 +371,7 @@ class System:
 
 
 class OneHost(System):
-    """`forebay up` with its own Postgres. Its home is on a disk of its own, its logs share one with the blocks."""
+    """`forebay up` with its embedded Postgres. Its home is on a disk of its own; its logs share one with the blocks."""
 
     layout = Layout.ONE
 
@@ -398,7 +398,7 @@ class OneHost(System):
 
     @property
     def postgres_data(self) -> Path:
-        """The embedded server's data directory."""
+        """Return the embedded server's data directory."""
         return self.home / "postgres"
 
     def _start_disks(self) -> None:
@@ -421,7 +421,7 @@ class OneHost(System):
 
 
 class TwoHosts(System):
-    """`forebay up` on one host and an agent on another; a Postgres with a synchronous standby, a store for both."""
+    """`forebay up` on one host and an agent on another; a Postgres with a synchronous standby; a store for both."""
 
     layout = Layout.TWO
     hosts = ("a", "b")
@@ -455,7 +455,7 @@ class TwoHosts(System):
 
     def _start_disks(self) -> None:
         super()._start_disks()
-        # Without mounts both see the same directories, by links.
+        # Without mounts, both hosts see the same directories through links.
         for host, points in self.store_points().items():
             (self.root / host).mkdir()
             for number, point in enumerate(points):
@@ -503,7 +503,7 @@ def _unmount_all(point: Path) -> None:
 
 
 def answers(dsn: str) -> bool:
-    """Whether the driver log answers."""
+    """Return whether the driver log answers."""
     try:
         psycopg2.connect(dsn).close()
     except psycopg2.Error:
