@@ -1,4 +1,4 @@
-"""AMQP for the conformance suite, and for tests of its own: a queue, numbered messages, and what is to come out."""
+"""AMQP for the conformance suite and its own tests: a queue, numbered messages, and the expected output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECONDS = 120.0
 
 
 class RawProperties(pika.BasicProperties):  # type: ignore[misc]
-    """A message's id, and its headers as bytes."""
+    """A message's id, and its headers as raw bytes."""
 
     def __init__(self, message_id: str, table: bytes) -> None:
         super().__init__(message_id=message_id)
@@ -47,7 +47,7 @@ class AmqpQueue:
     """A queue of its own on a broker, and every message that was confirmed to its publisher.
 
     Args:
-        broker: it runs.
+        broker: a broker that is running.
         kind: "classic" or "quorum".
         keyed: whether the declaration has a key.
     """
@@ -65,7 +65,7 @@ class AmqpQueue:
         self._declared = {"durable": True, "arguments": {"x-queue-type": kind}}
 
     def source(self, **changes: Any) -> Amqp:  # noqa: ANN401  fields of the source
-        # The queue must be there before a receiver asks for it.
+        # The queue must exist before a receiver asks for it.
         with self._lock:
             self._open()
         given: dict[str, Any] = {
@@ -91,7 +91,7 @@ class AmqpQueue:
         return len(odd)
 
     def publish(self, name: str, body: bytes, **properties: Any) -> None:  # noqa: ANN401  as pika takes them
-        """Again and again until it is confirmed: so it may be there twice."""
+        """Publish again and again until the broker confirms it, so the queue may hold it twice."""
         deadline = time.monotonic() + _SECONDS
         wanted = pika.BasicProperties(message_id=name, delivery_mode=2, **properties)
         with self._lock:
@@ -102,14 +102,14 @@ class AmqpQueue:
                 except (AMQPError, OSError):
                     assert time.monotonic() < deadline, "the broker does not come back"
                     self._leave()
-                    # The pace of trying again; nothing is waited for by it.
+                    # Only the pace of retries; no condition depends on this sleep.
                     time.sleep(0.1)
                 else:
                     break
         self.sent[name] = body
 
     def publish_raw(self, name: str, headers: bytes, *, depth: int = 0) -> None:
-        """With headers as other clients write them, in so many tables one within another."""
+        """Publish with raw headers, as other clients write them, inside `depth` nested tables."""
         table = headers
         for _ in range(depth):
             table = b"\x01tF" + len(table).to_bytes(4, "big") + table
@@ -147,13 +147,13 @@ class AmqpQueue:
         assert rig.failed_checks() == []
 
     def waiting(self) -> int:
-        """Messages that are ready for a consumer."""
+        """Return the number of messages that are ready for a consumer."""
         return int(self._state().message_count)
 
     def left(self) -> int:
-        """Messages that are there when every consumer is gone, as the broker sees it: also what was not acknowledged.
+        """Return the broker's count of messages once no consumer is connected, including unacknowledged ones.
 
-        A quorum queue learns of both by its log, a while after the connection is closed.
+        A quorum queue learns of both through its log, some time after the connection is closed.
         """
         eventually(lambda: self.consumers() == 0, "no consumer")
         return self.waiting()
@@ -182,7 +182,7 @@ class AmqpQueue:
             self._connection.close()
 
     def _leave(self) -> None:
-        """A broker that refuses a message, or closes the channel, leaves the connection open."""
+        """Close the connection: after refusing a message or closing the channel, a broker leaves it open."""
         if self._connection is not None and self._connection.is_open:
             with contextlib.suppress(AMQPError, OSError):
                 self._connection.close()

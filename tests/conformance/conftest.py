@@ -1,4 +1,4 @@
-"""What sources are tested against: their real brokers, one of each for a session."""
+"""The real brokers that sources are tested against, one of each per session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOCKED = pytest.StashKey[str]()
 
 @pytest.fixture(scope="session")
 def any_kafka(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[AnyKafka]:
-    """Apache Kafka itself; where it is not to be had, librdkafka's mock cluster, and the summary says so."""
+    """Start Apache Kafka, or, if it is not available, librdkafka's mock cluster; then the test summary says so."""
     from tests.kafka_broker import KafkaBroker, MockKafka, NoBrokerError, Secure, wanted  # noqa: PLC0415  an extra's
 
     directory = tmp_path_factory.mktemp("kafka")
@@ -43,7 +43,7 @@ def any_kafka(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
 
 @pytest.fixture
 def kafka_broker(any_kafka: AnyKafka) -> KafkaBroker:
-    """Apache Kafka itself, or the test is skipped; one that kills it starts it again."""
+    """Return Apache Kafka, or skip the test. A test that kills it must start it again."""
     from tests.kafka_broker import KafkaBroker  # noqa: PLC0415  as above
 
     if not isinstance(any_kafka, KafkaBroker):
@@ -53,7 +53,7 @@ def kafka_broker(any_kafka: AnyKafka) -> KafkaBroker:
 
 @pytest.fixture
 def kafka_cluster(any_kafka: AnyKafka, tmp_path: Path) -> Iterator[KafkaCluster]:
-    """Three brokers of a test's own."""
+    """Start three brokers for one test."""
     from tests.kafka_broker import KafkaCluster  # noqa: PLC0415  as above
 
     if not any_kafka.is_real:
@@ -67,7 +67,7 @@ def kafka_cluster(any_kafka: AnyKafka, tmp_path: Path) -> Iterator[KafkaCluster]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Nobody is to believe that it was Apache Kafka."""
+    """Report that the tests ran on the mock cluster, so that no one believes it was Apache Kafka."""
     why = config.stash.get(_MOCKED, None)
     if why is not None:
         terminalreporter.section("Kafka")
@@ -76,7 +76,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture
 def make_rig(database_url: str, tmp_path: Path) -> Iterator[Callable[..., SourceRig]]:
-    """Makes a stream of a source, with its receivers; of the arguments that `SourceRig.make` takes."""
+    """Return a function that makes a stream of a source with its receivers; it takes `SourceRig.make`'s arguments."""
     made: list[SourceRig] = []
 
     def make(source: Source, **settings: Any) -> SourceRig:  # noqa: ANN401  of the stream
@@ -87,4 +87,4 @@ def make_rig(database_url: str, tmp_path: Path) -> Iterator[Callable[..., Source
     yield make
     for rig in made:
         rig.close()
-        print(rig.logs()[-6000:])  # noqa: T201  shown where the test fails
+        print(rig.logs()[-6000:])  # noqa: T201  shown if the test fails

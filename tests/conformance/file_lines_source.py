@@ -1,4 +1,4 @@
-"""Complete files for the conformance suite: a directory into which they are moved, and every line that was in them."""
+"""Complete files for the conformance suite: a directory that files are moved into, and every line in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINES = 25
 
 
 class Incoming:
-    """A directory of files that are moved there under their names."""
+    """A directory that complete files are moved into under their final names."""
 
     def __init__(self, root: Path) -> None:
         self.root = root / "incoming"
@@ -33,7 +33,7 @@ class Incoming:
         return FileLines(**{"path": str(self.root), "poll_interval": "50ms", "min_age": 0, **changes})
 
     def send(self, records: int) -> None:
-        """Numbered lines, in files of their own."""
+        """Write numbered lines, in new files."""
         with self._lock:
             lines = [f"line {len(self.sent) + number}" for number in range(records)]
             for first in range(0, records, _LINES):
@@ -46,7 +46,7 @@ class Incoming:
         self.sent += lines
 
     def send_odd(self) -> int:
-        """Nothing, NUL bytes, a carriage return within, more than ASCII, and nearly a megabyte."""
+        """Write an empty line, NUL bytes, a carriage return within a line, non-ASCII text, and nearly a megabyte."""
         odd = ["", "a\0b", "a\rb", "zwölf €", "y" * 1_000_000]
         with self._lock:
             self._put(odd)
@@ -57,7 +57,7 @@ class Incoming:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """The directory is elsewhere, and comes back."""
+        """Move the directory elsewhere, and back at the end."""
         with self._lock:
             elsewhere = self.root.rename(self.root.parent / "elsewhere")
             try:
@@ -69,6 +69,6 @@ class Incoming:
         return rig.registered() >= len(self.sent)
 
     def check(self, rig: SourceRig) -> None:
-        """Each line came once."""
+        """Check that each line came once."""
         assert sorted(row["value"] for row in rig.rows()) == sorted(self.sent)
         assert rig.failed_checks() == []

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _FILES = 4
 _ROTATE_BYTES = 40_000
-# Half of the logs begin with it.
+# The header line of half of the logs.
 _HEADER = "time,host,value"
 
 
 class LogDirectory:
-    """A directory of logs that are rotated by renaming, some compressed after that, and every line that was written."""
+    """A directory of logs that are rotated by renaming (some are then compressed), and every line written to them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root / "logs"
@@ -36,7 +36,7 @@ class LogDirectory:
         return FollowedFiles(**{"path": f"{self.root}/*.log*", "poll_interval": "100ms", **changes})
 
     def send(self, records: int) -> None:
-        """Numbered lines, to all files in turn."""
+        """Write numbered lines, to all files in turn."""
         self._write([f"line {len(self.sent) + number}" for number in range(records)])
 
     def _write(self, lines: list[str]) -> None:
@@ -60,7 +60,7 @@ class LogDirectory:
             self.sent += lines
 
     def send_odd(self) -> int:
-        """Nothing, NUL bytes, a carriage return within, more than ASCII, and nearly a megabyte."""
+        """Write an empty line, NUL bytes, a carriage return within a line, non-ASCII text, and nearly a megabyte."""
         odd = ["", "a\0b", "a\rb", "zwölf €", "y" * 1_000_000]
         self._write(odd)
         return len(odd)
@@ -70,7 +70,7 @@ class LogDirectory:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """The directory is elsewhere, and comes back."""
+        """Move the directory elsewhere, and back at the end."""
         with self._lock:
             elsewhere = self.root.rename(self.root.parent / "elsewhere")
             try:
@@ -82,6 +82,6 @@ class LogDirectory:
         return rig.registered() >= len(self.sent)
 
     def check(self, rig: SourceRig) -> None:
-        """Each line came once."""
+        """Check that each line came once."""
         assert sorted(row["value"] for row in rig.rows()) == sorted(self.sent)
         assert rig.failed_checks() == []

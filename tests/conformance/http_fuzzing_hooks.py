@@ -1,4 +1,4 @@
-"""What schemathesis needs to be told of our server's OpenAPI document; loaded by it, see ``test_http_fuzzing``."""
+"""Hooks that tell schemathesis about our server's OpenAPI document; it loads them, see ``test_http_fuzzing``."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ schemathesis.openapi.media_type(
 
 @schemathesis.hook
 def filter_case(_: schemathesis.HookContext, case: schemathesis.Case[Any]) -> bool:
-    """Leave out the two parameters that exclude each other: OpenAPI has no words for it."""
+    """Leave out cases with both of two parameters that exclude each other, which OpenAPI can't express."""
     return not ((case.query or {}).get("ack") == "buffered" and "Idempotency-Key" in (case.headers or {}))

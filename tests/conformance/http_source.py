@@ -1,7 +1,7 @@
-"""HTTP for the conformance suite: senders that send again until they are told, over real connections that can be cut.
+"""HTTP for the conformance suite: senders that retry until they get an answer, over real connections that can be cut.
 
-There is no broker. What was "sent" lies in the senders' outbox, as it would on a device, until it is answered 200.
-Where to send it is found as a load balancer would: every receiver's newest address.
+There is no broker. What was "sent" stays in the senders' outbox, as on a device, until it is answered with 200. The
+senders find their receivers as a load balancer would: by every receiver's newest address.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 
     from tests.conformance.source_rig import SourceRig
 
-# A receiver that is paused answers nothing: its senders turn elsewhere. Not soon: what is sent again while it was only
-# slow makes its receiver look keys up before it stores, and so it would store nothing without the driver log.
+# How long a sender waits for an answer, in seconds, before it tries another receiver: one that is paused never answers.
+# Not shorter: a request repeated while the receiver was only slow makes the receiver look up keys before it stores,
+# so it would store nothing while the driver log is unavailable.
 _ANSWER_SECONDS = 5.0
 _RECORDS_A_REQUEST = 5
 _SENDERS = 12
-# Then a sender connects anew, as through a balancer.
+# After this many requests a sender opens a new connection, as through a load balancer.
 _REQUESTS_A_CONNECTION = 20
 _MOST_AHEAD = 200
 _LINES = "application/x-ndjson"
@@ -45,7 +46,7 @@ _LINES = "application/x-ndjson"
 
 @dataclass(frozen=True)
 class Request:
-    """One, to be sent until it is answered."""
+    """A request that is sent until it is answered."""
 
     records: tuple[bytes, ...]
     body: bytes
@@ -54,12 +55,12 @@ class Request:
 
 
 def lines(records: Sequence[bytes]) -> Request:
-    """Records of JSON, as lines."""
+    """Build a request from JSON records, one per line."""
     return Request(tuple(records), b"\n".join(records), {"Content-Type": _LINES})
 
 
 class HttpSenders:
-    """An outbox, and threads that empty it."""
+    """An outbox, and the threads that empty it."""
 
     def __init__(self, database_url: str) -> None:
         self._engine = create_engine(database_url, application_name="tests")
@@ -98,7 +99,7 @@ class HttpSenders:
             self._put(lines(numbered[first : first + _RECORDS_A_REQUEST]))
 
     def send_odd(self) -> int:
-        """Empty values, bytes of every kind, nearly a megabyte, arrays, compressed bodies; and what is no JSON."""
+        """Send empty values, bytes of every kind, nearly a megabyte, arrays, compressed bodies, and invalid JSON."""
         large = b'"%s"' % (b"y" * 900_000)
         odd = [
             Request((b"null",), b" null ", {"Content-Type": "application/json"}),
@@ -117,7 +118,7 @@ class HttpSenders:
         return sum(len(request.records) for request in odd)
 
     def sending(self) -> Sending:
-        """No more than a little ahead of the answers."""
+        """Send all the time, at most `_MOST_AHEAD` records ahead of the answers."""
 
         def send() -> None:
             if len(self.sent) - self.answered < _MOST_AHEAD:
@@ -127,7 +128,7 @@ class HttpSenders:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Cut the network between senders and receivers, until senders have noticed."""
+        """Cut the network between senders and receivers, and wait until the senders have noticed."""
         self.is_away = True
         with self._lock:
             proxies = list(self._proxies.values())
@@ -145,7 +146,7 @@ class HttpSenders:
         return self.answered >= len(self.sent) and rig.registered() >= len(self.sent)
 
     def check(self, rig: SourceRig) -> None:
-        """Each record once: what was sent again had its key."""
+        """Check that each record came once: repeated requests carried a key."""
         assert sorted(row["body"] for row in rig.rows()) == sorted(self.sent)
         assert rig.failed_checks() == []
 
@@ -169,7 +170,7 @@ class HttpSenders:
                 if requests % _REQUESTS_A_CONNECTION:
                     continue
             else:
-                # Others may be luckier; it comes to its turn again.
+                # Let another receiver try: the request goes back to the end of the outbox.
                 self._outbox.put(request)
                 time.sleep(0.05)
             turn += 1
@@ -212,7 +213,7 @@ class HttpSenders:
         return http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=_ANSWER_SECONDS)
 
     def _ports(self) -> list[int]:
-        """Of each receiver, where it said last that it listens."""
+        """Return the port of each receiver, from its newest event that says where it listens."""
         with contextlib.suppress(sa.exc.SQLAlchemyError), connect(self._engine) as connection:
             rows = connection.execute(
                 sa.text(

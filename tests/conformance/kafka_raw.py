@@ -1,4 +1,4 @@
-"""Sends what the client's Python interface can't: headers whose names are any bytes."""
+"""Send header names that are not text, which the client's Python interface can't do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _COPY = 2
 def send_raw_headers(
     address: str, topic: str, partition: int, value: bytes, headers: Sequence[tuple[bytes, bytes]]
 ) -> None:
-    """One record; returns when the broker has it."""
+    """Send one record; return when the broker has it."""
     found = [one for one in files("confluent-kafka") or () if one.name.startswith("librdkafka")]
     [path] = [one.locate() for one in found if ".so" in one.name or one.suffix == ".dylib"]
     library = ctypes.CDLL(str(path))

@@ -1,4 +1,4 @@
-"""Kafka for the conformance suite, and for tests of its own: topics, numbered records, and what is to come out."""
+"""Kafka for the conformance suite and its own tests: topics, numbered records, and the expected output."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tests.conformance.source_rig import SourceRig
     from tests.kafka_broker import AnyKafka
 
-# A member that is killed is given up soon.
+# Short timeouts, so that the group soon drops a member that was killed.
 FAST = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 200, "topic.metadata.refresh.interval.ms": 500}
-# The mock cluster lets a group wait for 3 s for its first members, and throws out whom it doesn't hear in it.
+# The mock cluster makes a group wait 3 s for its first members, and drops members it doesn't hear from meanwhile.
 MOCK = {"session.timeout.ms": 6000}
 
 Place = tuple[str, int, int]
@@ -89,7 +89,7 @@ class KafkaTopic:
         return Kafka(**given)
 
     def send(self, records: int, *, partition: int | None = None, **more: Any) -> None:  # noqa: ANN401  as `produce` takes it
-        """Numbered records, to one partition or to all of them in turn; returns when all are acknowledged."""
+        """Send numbered records, to one partition or to all in turn; return when all are acknowledged."""
         for _ in range(records):
             value = b"%d" % self._number
             self._number += 1
@@ -104,7 +104,7 @@ class KafkaTopic:
             except BufferError:
                 self._producer.poll(0.1)
             except KafkaException as error:
-                # A partition that came just now: the producer will know soon.
+                # The partition is new: the producer will know it soon.
                 if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
                     raise
                 self._producer.poll(0.1)
@@ -120,7 +120,7 @@ class KafkaTopic:
         return rig.registered() >= len(self.sent)
 
     def send_odd(self) -> int:
-        """A tombstone, empty bytes, headers of every kind, and nearly a megabyte."""
+        """Send a tombstone, empty bytes, headers of every kind, and nearly a megabyte."""
         self._produce(None, key=b"gone")
         self._produce(b"", key=None)
         self._produce(b"x", headers=[("a", b"1"), ("a", None), ("empty", b""), ("ü", b"\xff\x00")])
@@ -143,13 +143,13 @@ class KafkaTopic:
         self.check_each_came_once(rig)
 
     def check_each_came_once(self, rig: SourceRig) -> None:
-        """Each acknowledged (topic, partition, offset) is in the blocks once, with its value, and nothing else is."""
+        """Check that the blocks hold each acknowledged (topic, partition, offset) once, with its value, and no more."""
         check_places(rig.rows(), self.sent)
         assert rig.failed_checks() == []
 
 
 def links_of(rig: SourceRig) -> list[Any]:
-    """Of its topics' partitions: not what is kept beside them of the topics themselves."""
+    """Return the links of the topics' partitions, without those kept for the topics themselves."""
     return [row for row in rig.links() if row.partition.isdigit()]
 
 
@@ -164,7 +164,7 @@ def check_places(rows: Sequence[dict[str, Any]], sent: dict[Place, bytes | None]
 
 
 def check_dense(rig: SourceRig, partitions: set[tuple[str, int]], records: int) -> None:
-    """So many numbered records, no transactions: each offset of each partition from 0, once, and each number once."""
+    """Check that there are `records` numbered records: each offset of each partition from 0, and each number, once."""
     found = rig.columns(["topic", "partition", "offset", "value"])
     assert found.num_rows == records, f"{found.num_rows} records for {records} sent"
     places = found.group_by(["topic", "partition"]).aggregate(

@@ -1,4 +1,4 @@
-"""MQTT for the conformance suite, and for tests of its own: a topic, numbered messages, and what is to come out."""
+"""MQTT for the conformance suite and its own tests: a topic, numbered messages, and the expected output."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class MqttTopic:
     """A topic of its own on a broker, and every message that was acknowledged to its publisher.
 
     Args:
-        broker: it runs.
+        broker: a broker that is running.
         version: "5", with the key in a user property, or "3.1.1", with the key in the payload.
-        qos: of publisher and subscription.
+        qos: the QoS of publisher and subscription.
         keyed: whether the declaration has a key.
-        shared: whether receivers share the messages out.
-        primed: the broker has a session for the first receiver before it is started.
-        publishes: whether anything is to be sent.
+        shared: whether receivers share the messages (a shared subscription).
+        primed: whether the broker gets a session for the first receiver before that is started.
+        publishes: whether the test sends anything.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class MqttTopic:
         )
 
     def prime(self, number: int) -> None:
-        """A session for a receiver, as if it had been connected."""
+        """Create a session for a receiver, as if it had been connected."""
         client = self._client(f"{self.name}-{number}", clean=False)
         granted: list[object] = []
         client.on_subscribe = lambda *_: granted.append(1)
@@ -109,7 +109,7 @@ class MqttTopic:
         self.wait_until_published()
 
     def wait_until_published(self) -> None:
-        """Paho sends by itself what is published while it is not connected."""
+        """Wait for all acknowledgements: paho itself later sends what is published while it is not connected."""
         eventually(lambda: self._published >= self._publishing, "the broker's acknowledgements", seconds=_SECONDS)
 
     def _send(self, name: str, value: bytes) -> None:
@@ -133,7 +133,7 @@ class MqttTopic:
     def send_odd(self) -> int:
         odd = {"empty": b"", "bytes": b"\0\xff{", "large": b"y" * 900_000, "quote": b'{"id": "\\ud800"}'}
         for name, value in odd.items():
-            # In a payload of MQTT 3.1.1 they have no key.
+            # In MQTT 3.1.1, where the key is in the payload, these have no key.
             self._send(name, value)
         self.wait_until_published()
         return len(odd)
@@ -148,7 +148,7 @@ class MqttTopic:
         self.broker.start()
 
     def all_came(self, rig: SourceRig) -> bool:
-        # Without keys, what comes twice must hide nothing that did not come.
+        # Without keys messages may come twice; these must not make up in the count for messages that did not come.
         return rig.registered() >= len(self.sent) and (self.keyed or not self.missing(rig))
 
     def missing(self, rig: SourceRig) -> set[str]:

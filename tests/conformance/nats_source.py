@@ -1,4 +1,4 @@
-"""NATS JetStream for the conformance suite, and for tests of its own: a stream, numbered messages, what is to come."""
+"""NATS JetStream for the conformance suite and its own tests: a stream, numbered messages, and the expected output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SECONDS = 60.0
 
 
 class NatsStream:
-    """A stream of its own on a server, and the data of every message by the sequence that the server gave it."""
+    """A stream of its own on a server, and each message's data by the sequence number that the server assigned."""
 
     def __init__(self, server: NatsServer) -> None:
         self.server = server
@@ -47,7 +47,7 @@ class NatsStream:
         return self.client.jetstream(timeout=5)
 
     def ask(self, what: Callable[[], Awaitable[T]]) -> T:
-        """Await it, on the client's loop."""
+        """Await the coroutine on the client's event loop."""
 
         async def run() -> T:
             return await what()
@@ -77,7 +77,7 @@ class NatsStream:
         await asyncio.gather(*(self._publish(value) for value in values))
 
     async def _publish(self, value: bytes, **more: Any) -> int:  # noqa: ANN401  as `publish` takes it
-        """Again where the server went away; it keeps one of a message's copies."""
+        """Publish, and retry while the server is unavailable; the server deduplicates the copies of a message."""
         headers = {"Nats-Msg-Id": uuid.uuid4().hex, **(more.pop("headers", None) or {})}
         subject = more.pop("subject", f"{self.name}.a")
         deadline = time.monotonic() + _SECONDS
@@ -92,14 +92,14 @@ class NatsStream:
                 return int(answer.seq)
 
     def publish(self, value: bytes, **more: Any) -> int:  # noqa: ANN401  as `publish` takes it
-        """One message; returns its sequence."""
+        """Publish one message; return its sequence number."""
         return self.ask(lambda: self._publish(value, **more))
 
     def send_odd(self) -> int:
         self.publish(b"")
         self.publish(b"\0\xff")
         self.publish(b"y" * 900_000)
-        # A sender's own, which is none of the server's.
+        # A Status header set by the sender, not by the server.
         self.publish(b"status", headers={"Status": "500", "Description": "Consumer Deleted"})
         self.publish(b"headers", subject=f"{self.name}.b.c", headers={"a": "1"})
         return 5
@@ -117,7 +117,7 @@ class NatsStream:
         return rig.registered() >= len(self._sent)
 
     def waiting(self) -> int:
-        """Messages that were delivered and are not acknowledged."""
+        """Return the number of messages that were delivered and are not acknowledged."""
         info = self.ask(lambda: self.jetstream.consumer_info(self.name, self.source().durable))
         return int(info.num_ack_pending or 0)
 

@@ -1,4 +1,4 @@
-"""Redis Streams for the conformance suite, and for tests of its own: stream keys, numbered entries, what is to come."""
+"""Redis Streams for the conformance suite and its own tests: stream keys, numbered entries, and the expected output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RedisKeys:
         return RedisStreams(**given)
 
     def send(self, records: int) -> None:
-        """Numbered entries, to both in turn; again where the server went away, so that a number may be there twice."""
+        """Send numbered entries to both in turn; retry after a lost connection, so a number may be there twice."""
         first, self._number = self._number, self._number + records
         while True:
             try:
@@ -60,19 +60,19 @@ class RedisKeys:
                 return
 
     def add(self, fields: Fields, stream: int = 0, entry_id: str = "*") -> str:
-        """One entry; returns its id."""
+        """Add one entry; return its id."""
         answer: Any = self.client.xadd(self.names[stream], fields, entry_id)  # type: ignore[arg-type]
         return str(answer.decode())
 
     def there(self) -> dict[tuple[str, str], Fields]:
-        """Every entry that the server has."""
+        """Return every entry on the server."""
         return {(name, entry_id.decode()): fields for name in self.names for entry_id, fields in self._entries(name)}
 
     def _entries(self, name: str) -> Any:  # noqa: ANN401  as the library has them
         return self.client.xrange(name)
 
     def pending(self) -> int:
-        """Entries that were given out and are not acknowledged."""
+        """Return the number of entries that were delivered and are not acknowledged."""
         found: Any = [self.client.xpending(name, self.source().group) for name in self.names]
         return sum(one["pending"] for one in found)
 
@@ -88,7 +88,7 @@ class RedisKeys:
         return len(odd)
 
     def waiting(self) -> set[tuple[str, str]]:
-        """Which these are."""
+        """Return the entries that were delivered and are not acknowledged."""
         found: set[tuple[str, str]] = set()
         for name in self.names:
             entries: Any = self.client.xpending_range(name, self.source().group, "-", "+", 100_000)
@@ -109,7 +109,7 @@ class RedisKeys:
         return rig.registered() >= int(sum(lengths))
 
     def check(self, rig: SourceRig) -> None:
-        """Each entry came once, with its fields, and is acknowledged, or was left for the next who reads."""
+        """Check that each entry came once, with its fields, and is acknowledged or left for the next reader."""
         sent = self.there()
         assert self._acknowledged <= {fields.get(b"n") for fields in sent.values()}, "the server itself lost entries"
         rows = rig.rows()
