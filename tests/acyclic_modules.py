@@ -1,6 +1,7 @@
-"""A contract of import-linter's: no module imports itself by way of others, in an annotation neither.
+"""A contract for import-linter: no module imports itself through others, not even in an annotation.
 
-Its own `acyclic_siblings` takes packages for modules, and `orchestration`'s use one another.
+import-linter's `acyclic_siblings` contract treats packages as modules, and `orchestration`'s packages import each
+other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class AcyclicModulesContract(Contract):
     type_name = "acyclic_modules"
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        """Of all modules of the root packages."""
+        """Check all modules of the root packages."""
         del verbose
         imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
         try:
@@ -30,7 +31,7 @@ class AcyclicModulesContract(Contract):
         return ContractCheck(kept=True)
 
     def render_broken_contract(self, check: ContractCheck) -> None:
-        """Name the circle."""
+        """Print the import cycle."""
         circle: list[Any] = check.metadata["circle"]
-        # Each is imported by the next.
+        # Each module in the list is imported by the next one.
         output.print_error(" <- ".join(circle))

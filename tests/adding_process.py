@@ -14,7 +14,7 @@ from tracker_store.engine import connect, create_engine
 
 
 def say(line: str) -> None:
-    """One line, at once."""
+    """Print one line and flush it."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

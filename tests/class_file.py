@@ -1,4 +1,4 @@
-"""Reads a Java class's fields and strings out of its class file: what Spark itself names its values, without a JVM."""
+"""Read a Java class's fields and strings from its class file: the names Spark itself uses, without a JVM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _UTF8 = 1
-# Bytes of a constant after its tag; longs and doubles (5, 6) take two places in the table.
+# Bytes of a constant after its tag, by tag; longs and doubles (5, 6) take two entries in the table.
 _SIZES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
 _DOUBLE_WIDTH = (5, 6)
 _STRING = 8
@@ -23,14 +23,14 @@ _STATIC = 0x0008
 
 @dataclass(frozen=True)
 class ClassFile:
-    """A class's own fields that are not static, in order, and the strings that its code holds."""
+    """A class's own non-static fields, in order, and the strings in its code."""
 
     fields: list[str]
     strings: set[str]
 
 
 def read_class(jar: str, name: str) -> ClassFile:
-    """A class of one of pyspark's jars: the jar's name without its versions, and the class's with dots."""
+    """Read a class from one of pyspark's jars: `jar` without its versions, `name` with dots."""
     [path] = (Path(pyspark.__file__).parent / "jars").glob(f"{jar}_*.jar")
     with zipfile.ZipFile(path) as archive:
         return _parse(archive.read(name.replace(".", "/") + ".class"))
@@ -46,7 +46,7 @@ def _parse(data: bytes) -> ClassFile:
         tag = data[at]
         if tag == _UTF8:
             (length,) = struct.unpack_from(">H", data, at + 1)
-            # Modified UTF-8 differs only in what no name has.
+            # Modified UTF-8 differs from UTF-8 only in characters that no name has.
             texts[index] = data[at + 3 : at + 3 + length].decode(errors="replace")
             at += 3 + length
         else:
