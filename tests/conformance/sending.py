@@ -1,4 +1,4 @@
-"""Sends small groups all the time, on a thread; for any source's adapter."""
+"""Send small groups of records all the time, on a thread; for any source's adapter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEADLINE_SECONDS = 90.0
 
 
 class Sending:
-    """A context: calls `send` again and again until its end, and raises there what that raised."""
+    """A context that calls `send` again and again until it ends, and then raises the error that `send` raised."""
 
     def __init__(self, send: Callable[[], None]) -> None:
         self._send = send

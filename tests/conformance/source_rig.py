@@ -1,4 +1,4 @@
-"""A stream of any source with its receivers, in real processes on a real driver log; and what came out of it."""
+"""A stream of any source with its receivers, in real processes on a real driver log, and the records they stored."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SourceRig(ReceiverProcesses):
     def start(
         self, number: int = 0, *, assignment: int = 1, database_url: str | None = None, first: str = ""
     ) -> subprocess.Popen[bytes]:
-        """A process for a receiver, placed anew; `first` is what its interpreter runs before (a test's seam)."""
+        """Place a receiver and start a process for it; its interpreter runs the code `first` first (a test's seam)."""
         self.assign(assignment, number)
         return self.spawn(
             self.receiver_ids[number],
@@ -76,7 +76,7 @@ class SourceRig(ReceiverProcesses):
         return int(records)
 
     def states(self) -> list[str]:
-        """Of the receivers, by number."""
+        """Return the states of the receivers, by number."""
         rows = self.execute(
             "SELECT state FROM forebay.receivers WHERE id = ANY (:ids) ORDER BY id", ids=self.receiver_ids
         )
@@ -89,7 +89,7 @@ class SourceRig(ReceiverProcesses):
         return int(records)
 
     def links(self) -> list[Any]:
-        """Of the stream's partitions, in order."""
+        """Return the links of the stream's partitions, in order."""
         return self.execute(
             "SELECT source, partition, generation, from_offset, to_offset, kind FROM forebay.block_offsets "
             "WHERE stream_id = (SELECT stream_id FROM forebay.receivers WHERE id = :id) ORDER BY 1, 2, 3, 4",
@@ -97,11 +97,11 @@ class SourceRig(ReceiverProcesses):
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of every registered block, by receiver and sequence."""
+        """Return the rows of every registered block, by receiver and sequence."""
         return [row for batch in self._batches() for row in batch.to_pylist()]
 
     def columns(self, names: list[str]) -> pa.Table:
-        """Of every registered block; for more records than objects are to be made of."""
+        """Return columns of every registered block, for tests with too many records for Python objects."""
         return pa.Table.from_batches([batch.select(names) for batch in self._batches()])
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -119,7 +119,7 @@ class SourceRig(ReceiverProcesses):
             assert found == row.records
 
     def stored_frames(self) -> int:
-        """In all files, whether registered or not."""
+        """Return the number of frames in all files, registered or not."""
         store = open_block_store(str(self.root / "blocks"))
         paths = [str(path.relative_to(self.root / "blocks")) for path in (self.root / "blocks").rglob("*.segment")]
         return sum(
@@ -140,7 +140,7 @@ class SourceRig(ReceiverProcesses):
             return list(receiver_events(connection, self.receiver_ids[number]))
 
     def said(self, words: str) -> bool:
-        """Does any receiver's event have these words?"""
+        """Return whether any receiver's event contains these words."""
         return any(
             words in f"{message} {detail}"
             for n in range(len(self.receiver_ids))

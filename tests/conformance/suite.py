@@ -1,4 +1,4 @@
-"""The conformance suite: what every source must do, whatever it is. A source brings its adapter and nothing else.
+"""The conformance suite: what every source must do, whatever it is. A source only contributes its adapter.
 
 A source's tests are a child of ``ConformanceSuite`` with a fixture ``adapter``, on its real broker. A source that does
 not pass it unchanged is left out.
@@ -29,46 +29,46 @@ _FIRST_BLOCKS = 20
 
 
 class Adapter(Protocol):
-    """A place for records on a source's broker, and all that was sent there."""
+    """Records on a source's broker, and everything that was sent there."""
 
     def source(self, **changes: Any) -> Source:  # noqa: ANN401  fields of its own
-        """The declaration that reads it."""
+        """Return the declaration that reads it."""
         ...
 
     def send(self, records: int) -> None:
-        """Send so many; returns when the broker has them."""
+        """Send this many records; return when the broker has them."""
         ...
 
     def send_odd(self) -> int:
-        """Send what is unusual and allowed (nothing in it, very large); returns how many."""
+        """Send unusual but allowed records (empty, very large); return how many."""
         ...
 
     def sending(self) -> AbstractContextManager[object]:
-        """Send all the time, on a thread; at the end the broker has all of it."""
+        """Send all the time, on a thread; when the context ends, the broker has every record."""
         ...
 
     def away(self) -> AbstractContextManager[object]:
-        """The broker is killed; at the end it is there again."""
+        """Kill the broker; start it again when the context ends."""
         ...
 
     def all_came(self, rig: SourceRig) -> bool:
-        """Are as many registered as were sent?"""
+        """Return whether as many records are registered as were sent."""
         ...
 
     def check(self, rig: SourceRig) -> None:
-        """Assert by what the source guarantees: each record came (once)."""
+        """Assert the source's guarantee: each record came (once)."""
         ...
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End it in order."""
+    """Stop the process in order."""
     process.send_signal(signal.SIGTERM)
     assert process.wait(DEADLINE_SECONDS) == ExitCode.STOPPED
 
 
 @contextmanager
 def proxied(database_url: str) -> Iterator[tuple[CuttingProxy, str]]:
-    """A way to the driver log that can be cut."""
+    """Open a path to the driver log that can be cut."""
     url = sa.make_url(database_url)
     assert url.port is not None
     made = CuttingProxy(url.port)
@@ -79,8 +79,8 @@ def proxied(database_url: str) -> Iterator[tuple[CuttingProxy, str]]:
 
 
 def hold_unregistered(rig: SourceRig, proxy: CuttingProxy, blocks: int = 2) -> None:
-    """Cut the driver log off until blocks are stored that are not registered."""
-    # Of its first ones a receiver may ask whether their keys are known, and then stores none without the driver log.
+    """Cut the driver log off until the receiver has stored blocks that are not registered."""
+    # For its first blocks a receiver may look up the keys; without the driver log it then stores none.
     eventually(lambda: rig.registered_blocks() > _FIRST_BLOCKS, "blocks")
     proxy.away = True
     proxy.cut()
@@ -90,7 +90,7 @@ def hold_unregistered(rig: SourceRig, proxy: CuttingProxy, blocks: int = 2) -> N
 def check_acknowledged_when_registered(
     adapter: Adapter, rig: SourceRig, database_url: str, pending: Callable[[], int]
 ) -> None:
-    """For brokers that can be asked how much is given out and not acknowledged: that, while nothing is registered."""
+    """Check that records are acknowledged once they are registered, on a broker that reports unacknowledged ones."""
     with proxied(database_url) as (proxy, url):
         process = rig.start(database_url=url)
         with adapter.sending():
@@ -103,8 +103,8 @@ def check_acknowledged_when_registered(
     adapter.check(rig)
 
 
-def check_taken_over_from_one_that_lives_yet(adapter: Adapter, rig: SourceRig, database_url: str) -> None:
-    """For brokers that give to another receiver what one of two has had for too long: that one has it in blocks yet."""
+def check_taken_over_from_a_live_receiver(adapter: Adapter, rig: SourceRig, database_url: str) -> None:
+    """Check redelivery to a second receiver of records that the paused first one still holds in blocks."""
     with proxied(database_url) as (proxy, url):
         first = rig.start(0, database_url=url)
         with adapter.sending():
@@ -117,7 +117,7 @@ def check_taken_over_from_one_that_lives_yet(adapter: Adapter, rig: SourceRig, d
         first.send_signal(signal.SIGCONT)
         adapter.send(100)
         eventually(lambda: adapter.all_came(rig), "what came since")
-        # It hands over what it has before it ends.
+        # The first receiver hands over what it has before it ends.
         stop(first)
         stop(second)
     adapter.check(rig)
@@ -126,10 +126,10 @@ def check_taken_over_from_one_that_lives_yet(adapter: Adapter, rig: SourceRig, d
 class ConformanceSuite:
     """See the module."""
 
-    #: Does what was sent to a receiver that is gone come to the others? Else it waits until that one is started again.
+    #: Whether other receivers get the records sent to a receiver that is gone; if not, they wait for its restart.
     moves_to_others: ClassVar[bool] = True
 
-    def test_it_reads_what_is_there_and_what_comes_and_drains_at_a_stop(
+    def test_reads_existing_and_new_records_and_drains_at_a_stop(
         self, adapter: Adapter, make_rig: Callable[..., SourceRig]
     ) -> None:
         adapter.send(500)
@@ -144,7 +144,7 @@ class ConformanceSuite:
         stop(second)
         adapter.check(rig)
 
-    def test_odd_records_come_and_hold_nothing_up(self, adapter: Adapter, make_rig: Callable[..., SourceRig]) -> None:
+    def test_odd_records_come_and_block_nothing(self, adapter: Adapter, make_rig: Callable[..., SourceRig]) -> None:
         rig = make_rig(adapter.source())
         process = rig.start()
         adapter.send(10)
@@ -173,7 +173,7 @@ class ConformanceSuite:
     def test_fenced_by_another_process(
         self, adapter: Adapter, make_rig: Callable[..., SourceRig], database_url: str
     ) -> None:
-        """The first one holds blocks, and is paused; it wakes up when the second one has the receiver."""
+        """Pause the first process while it holds blocks; resume it once a second process has the receiver."""
         rig = make_rig(adapter.source())
         with proxied(database_url) as (proxy, url):
             first = rig.start(database_url=url)

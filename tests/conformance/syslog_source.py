@@ -1,8 +1,9 @@
-"""Syslog for the conformance suite: a sender that forwards over TCP to whoever listens, and knows what may be lost.
+"""Syslog for the conformance suite: a sender that forwards over TCP to the listening receivers and knows what may be
+lost.
 
-It does as rsyslog does: what it is given waits in its queue while nobody listens, and what it has written to a
-connection it forgets. So what was on a connection that the receiver ended (by a stop, a kill, or being put in the place
-of by another) may be lost from some message on; everything else must come.
+It works like rsyslog: while nothing listens, its messages wait in its queue, and it forgets what it has written to a
+connection. So from some message on, messages on a connection that the receiver ended (by a stop, a kill, or because
+another process replaced it) may be lost; everything else must come.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class _Connection:
     socket: socket.socket
     port: int
     messages: list[bytes] = field(default_factory=list)
-    #: Written and not yet taken by the kernel.
+    #: Written, but not yet accepted by the kernel.
     out: bytes = b""
-    #: Did the receiver end it, or another take the receiver's place?
+    #: Whether the receiver ended the connection, or another process replaced the receiver.
     lossy: bool = False
 
     def is_alive(self) -> bool:
@@ -56,7 +57,7 @@ class _Connection:
             return False
 
     def push(self) -> bool:
-        """Write what the kernel takes; False when the receiver is gone."""
+        """Write as much as the kernel accepts; return False when the receiver is gone."""
         try:
             while self.out:
                 self.out = self.out[self.socket.send(self.out) :]
@@ -99,7 +100,7 @@ class SyslogSender:
                 self._number += 1
 
     def send_odd(self) -> int:
-        """No priority, no text, no UTF-8, a newline within, and nearly the largest."""
+        """Send messages without priority, without text, not in UTF-8, with a newline inside, and nearly the largest."""
         odd = [b"<13>plain", b"", b"no priority", b"\xff\x00 \xfe", b"<13>two\nlines", b"<13>" + b"x" * 65_000]
         with self._lock:
             self._queue.extend(odd)
@@ -110,7 +111,7 @@ class SyslogSender:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """The sender is killed, and started again with its queue: there is nothing between it and the receiver."""
+        """Kill the sender, and start it again with its queue: there is no broker between it and the receiver."""
         with self._lock:
             self._is_away = True
         eventually(lambda: not self._open, "no connection")
@@ -123,7 +124,7 @@ class SyslogSender:
             if self._queue or any(connection.out for connection in self._open.values()):
                 return False
             if not any(connection.is_alive() for connection in self._open.values()):
-                # Nothing may be left to send; but who was started last has not begun.
+                # Nothing may be left to send, but the process that was started last may not have begun.
                 return False
             sure = [message for one in self._connections if not one.lossy for message in one.messages]
         if rig.registered() < len(sure):
@@ -132,7 +133,7 @@ class SyslogSender:
         return came.issuperset(sure)
 
     def check(self, rig: SourceRig) -> None:
-        """Nothing twice, nothing invented; lost is only the end of what was on a connection that the receiver ended."""
+        """Check that nothing came twice or was never sent, and that only the tail of lossy connections is lost."""
         came = Counter(row["raw"] for row in rig.rows())
         assert max(came.values()) == 1, "messages came twice"
         sent = {message for connection in self._connections for message in connection.messages}
@@ -160,7 +161,7 @@ class SyslogSender:
             select.select([], sockets, [], _LOOK_SECONDS) if sockets else self._done.wait(_LOOK_SECONDS)
 
     def _leave(self) -> None:
-        """Once everything is with the kernel, which sends it whoever dies."""
+        """Close each connection once the kernel has all its bytes: it sends them even if a process dies."""
         for receiver, connection in list(self._open.items()):
             if not connection.push():
                 self._lose(receiver)
@@ -189,7 +190,7 @@ class SyslogSender:
         connection.socket.close()
 
     def _forward(self) -> None:
-        """A few messages to each that has taken the last ones, framed one way and the other."""
+        """Send a few messages to each receiver that has taken the previous ones, in both framings by turns."""
         progress = True
         while progress:
             progress = False
@@ -205,7 +206,7 @@ class SyslogSender:
 
 
 def _framed(message: bytes) -> bytes:
-    # One whose newline is its own needs its length; so do some others.
+    # A message with a newline inside needs octet counting; some others use it too.
     if b"\n" in message or message.endswith((b"1", b"2", b"5")):
         return b"%d %b" % (len(message), message)
     return message + b"\n"

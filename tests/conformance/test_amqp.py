@@ -1,4 +1,4 @@
-"""AMQP by the conformance suite, and what only AMQP has, on Debian's RabbitMQ. ``make brokers``."""
+"""AMQP in the conformance suite, and AMQP's own behaviour, on Debian's RabbitMQ. ``make brokers``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from tests.conformance.source_rig import SourceRig
 
-# The node takes long to start where others work beside it, by a deadline of its own.
+# In seconds. On a busy machine the node takes long to start; its start has a deadline of its own.
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240, func_only=True)]
 
 
 @pytest.fixture(scope="module")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
-    """A test that ends it starts it again."""
+    """Start RabbitMQ for the module. A test that stops it must start it again."""
     made = RabbitMq(tmp_path_factory.mktemp("rabbitmq"))
     try:
         made.start()
@@ -33,7 +33,7 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
         made.close()
 
 
-# A process that acknowledges what it never got: the broker closes the channel, and leaves the connection.
+# Code for a process that acknowledges a message it never got: the broker closes the channel, not the connection.
 ODD_ACKNOWLEDGEMENT = """
 from receiver_runtime.receivers.amqp.reader import AmqpReader
 _acknowledge = AmqpReader._acknowledge
@@ -44,7 +44,7 @@ def _odd(self, channel):
         channel.basic_ack(999_999)
 AmqpReader._acknowledge = _odd
 """
-# A process whose first hand-over comes to nothing.
+# Code for a process whose first hand-over fails.
 FAILS_ONCE = """
 from receiver_runtime.receivers.keyed_hand_over import KeyedHandOver
 _begin = KeyedHandOver._begin
@@ -58,7 +58,7 @@ KeyedHandOver._begin = _fails
 
 
 class TestQuorumQueue(ConformanceSuite):
-    """Keys in message_id: at least once, deduplicated."""
+    """With keys in message_id: at least once, deduplicated."""
 
     @pytest.fixture
     def adapter(self, rabbitmq: RabbitMq) -> Iterator[AmqpQueue]:
@@ -68,7 +68,7 @@ class TestQuorumQueue(ConformanceSuite):
 
 
 class TestClassicQueue(ConformanceSuite):
-    """The same on a classic queue, without keys: at least once."""
+    """A classic queue without keys: at least once."""
 
     @pytest.fixture
     def adapter(self, rabbitmq: RabbitMq) -> Iterator[AmqpQueue]:
@@ -95,7 +95,7 @@ def test_r05_nothing_is_acknowledged_before_it_is_registered_and_the_prefetch_bo
             hold_unregistered(rig, proxy, blocks=1)
             eventually(lambda: queue.waiting() > 200, "messages that wait in the queue")
         before = rig.registered()
-        # All but what is registered is with the broker yet: ready, or delivered and not acknowledged.
+        # Everything that is not registered is still with the broker: ready, or delivered and not acknowledged.
         assert len(queue.sent) - before - queue.waiting() <= 100
         process.kill()
         process.wait()
@@ -105,15 +105,13 @@ def test_r05_nothing_is_acknowledged_before_it_is_registered_and_the_prefetch_bo
     stop(second)
     assert queue.left() == 0
     queue.check(rig)
-    # Of those that the first one had.
+    # Those that the first process had.
     assert any(row["redelivered"] for row in rig.rows())
     assert not rig.rows()[0]["redelivered"]
 
 
-def test_a_message_that_its_publisher_repeats_at_once_comes_once(
-    queue: AmqpQueue, make_rig: Callable[..., SourceRig]
-) -> None:
-    """Both are there before anything is read, so that they are read together."""
+def test_a_message_repeated_at_once_is_stored_once(queue: AmqpQueue, make_rig: Callable[..., SourceRig]) -> None:
+    """Send both before anything is read, so that they are read together."""
     rig = make_rig(queue.source())
     for name in ("a", "b", "a", "c", "a", "c", "the last"):
         queue.publish(name, name.encode())
@@ -124,7 +122,7 @@ def test_a_message_that_its_publisher_repeats_at_once_comes_once(
     assert [row["message_id"] for row in rig.rows()] == ["a", "b", "c", "the last"]
 
 
-def test_a_message_that_is_too_large_is_a_dead_letter_and_does_not_come_back(
+def test_a_too_large_message_becomes_a_dead_letter_and_is_not_redelivered(
     queue: AmqpQueue, make_rig: Callable[..., SourceRig]
 ) -> None:
     rig = make_rig(queue.source(max_record_bytes=1000))
@@ -141,10 +139,10 @@ def test_a_message_that_is_too_large_is_a_dead_letter_and_does_not_come_back(
     assert [row["message_id"] for row in rig.rows()] == [f"small {number}" for number in range(3)]
 
 
-def test_headers_that_pika_does_not_take_hold_nothing_up_and_numbers_keep_their_fractions(
+def test_headers_that_pika_rejects_block_nothing_and_numbers_keep_their_fractions(
     queue: AmqpQueue, make_rig: Callable[..., SourceRig]
 ) -> None:
-    """What a sender in another language puts there: a time in milliseconds, fractions, bytes, depths."""
+    """Send headers as other languages' clients do: a time in milliseconds, fractions, bytes, deep nesting."""
     queue.publish_raw("late", b"\x02atT" + (1_700_000_000_000).to_bytes(8, "big"))
     queue.publish_raw("number", b"\x01fd" + struct.pack(">d", 1.5))
     queue.publish_raw("bytes", b"\x01\xffS\0\0\0\x01\xfe")
@@ -180,14 +178,14 @@ def test_x11_a_queue_that_is_deleted_is_said_and_read_again_when_it_is_there(
     queue.declare()
     queue.send(10)
     eventually(lambda: queue.all_came(rig), "10 more")
-    # No start has left anything behind.
+    # No failed start has left a consumer behind.
     eventually(lambda: queue.consumers() == 1, "one consumer")
     stop(process)
     assert queue.left() == 0
     queue.check(rig)
 
 
-def test_several_queues_by_tls_with_their_columns(
+def test_several_queues_over_tls_with_their_columns(
     rabbitmq: RabbitMq, queue: AmqpQueue, make_rig: Callable[..., SourceRig]
 ) -> None:
     other = AmqpQueue(rabbitmq, kind="classic")
@@ -214,7 +212,7 @@ def test_several_queues_by_tls_with_their_columns(
     other.close()
 
 
-def test_a_password_that_is_wrong_is_said(queue: AmqpQueue, make_rig: Callable[..., SourceRig]) -> None:
+def test_a_wrong_password_is_reported(queue: AmqpQueue, make_rig: Callable[..., SourceRig]) -> None:
     wrong = queue.broker.password_file.with_name("wrong")
     wrong.write_text("nothing")
     rig = make_rig(queue.source(password=f"file:{wrong}"))
@@ -227,7 +225,7 @@ def test_a_password_that_is_wrong_is_said(queue: AmqpQueue, make_rig: Callable[.
 def test_x11_a_channel_that_the_broker_closes_is_said_and_opened_again(
     queue: AmqpQueue, make_rig: Callable[..., SourceRig]
 ) -> None:
-    """As it does where what is delivered is not acknowledged for longer than its consumer time-out."""
+    """Cause it by an acknowledgement of a delivery that does not exist; brokers also do it on a consumer time-out."""
     rig = make_rig(queue.source())
     process = rig.start(first=ODD_ACKNOWLEDGEMENT)
     queue.send(10)
@@ -240,7 +238,7 @@ def test_x11_a_channel_that_the_broker_closes_is_said_and_opened_again(
     queue.check(rig)
 
 
-def test_x10_what_could_not_be_handed_over_is_delivered_again_though_nothing_more_comes(
+def test_x10_a_failed_hand_over_is_redelivered_without_new_messages(
     queue: AmqpQueue, make_rig: Callable[..., SourceRig]
 ) -> None:
     rig = make_rig(queue.source())

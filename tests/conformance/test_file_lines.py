@@ -1,4 +1,4 @@
-"""Complete files by the conformance suite."""
+"""Complete files in the conformance suite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conformance.suite import ConformanceSuite
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A test waits for several things in turn, and for each as long as a process takes to start where others work beside it.
+# In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
 pytestmark = pytest.mark.timeout(240, func_only=True)
 
 

@@ -1,4 +1,4 @@
-"""The HTTP server of a real receiver does what its OpenAPI document says, whatever it is sent. ``make brokers``."""
+"""Check that a real receiver's HTTP server follows its OpenAPI document for any request. ``make brokers``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKEN = "no-secret"
 
 @pytest.mark.brokers
 @pytest.mark.timeout(300)
-def test_it_does_what_its_document_says(
+def test_the_server_follows_its_openapi_document(
     make_rig: Callable[..., SourceRig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUZZING_TOKEN", TOKEN)

@@ -1,4 +1,4 @@
-"""What only HTTP has to fear: keys over a take-over and across receivers, what was answered before it was safe."""
+"""Hazards that only HTTP has: keys across take-overs and receivers, and requests answered before they were safe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def port_of(rig: SourceRig, number: int = 0, *, after: int = 0) -> int:
-    """Where a receiver listens, in its newest process; `after` so many earlier ones."""
+    """Return the port of a receiver's newest process, once `after` earlier processes have listened too."""
 
     def said() -> list[str]:
         return [message for _, message, _ in rig.events(number) if message.startswith("listening on ")]
@@ -50,7 +50,7 @@ def bodies(rig: SourceRig) -> list[bytes]:
     return sorted(row["body"] for row in rig.rows())
 
 
-def test_a_key_holds_over_a_kill_and_across_receivers(make_rig: Callable[..., SourceRig]) -> None:
+def test_a_key_deduplicates_after_a_kill_and_across_receivers(make_rig: Callable[..., SourceRig]) -> None:
     rig = make_rig(Http(listen="127.0.0.1:0"), receivers=2)
     first = rig.start(0)
     assert post(port_of(rig), b"[1, 2]", idempotency_key="k") == (200, {"records": 2, "duplicates": 0})
@@ -60,7 +60,7 @@ def test_a_key_holds_over_a_kill_and_across_receivers(make_rig: Callable[..., So
     other = rig.start(1)
     assert post(port_of(rig, after=1), b"[1, 2]", idempotency_key="k") == (200, {"records": 0, "duplicates": 2})
     assert post(port_of(rig, 1), b"[1, 2]", idempotency_key="k") == (200, {"records": 0, "duplicates": 2})
-    # Nobody mistakes the path.
+    # A path of another stream is refused.
     assert post(port_of(rig, 1), b"1", path="/v1/s1")[0] == 404
     assert bodies(rig) == [b"1", b"2"]
     stop(again)
@@ -68,7 +68,7 @@ def test_a_key_holds_over_a_kill_and_across_receivers(make_rig: Callable[..., So
 
 
 @pytest.mark.parametrize("ack", ["buffered", "registered"])
-def test_salvage_registers_what_was_answered_and_nothing_that_is_sent_again(
+def test_salvage_registers_answered_records_and_leaves_the_others_to_the_sender(
     make_rig: Callable[..., SourceRig], database_url: str, ack: str
 ) -> None:
     rig = make_rig(Http(listen="127.0.0.1:0"))
@@ -114,7 +114,7 @@ def test_salvage_registers_what_was_answered_and_nothing_that_is_sent_again(
 def test_who_goes_before_the_answer_is_stored_once_and_its_repeat_is_left_out(
     make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
-    """With a reset, in order, or with one side alone, as a proxy does that waits for the answer yet."""
+    """Close the connection by a reset, in order, or in one direction only, as a proxy that awaits the answer does."""
     rig = make_rig(Http(listen="127.0.0.1:0"))
     with proxied(database_url) as (proxy, url), contextlib.ExitStack() as stack:
         process = rig.start(database_url=url)

@@ -1,4 +1,4 @@
-"""2,000 senders on connections of their own at once, while their receiver is killed: nothing acknowledged is lost."""
+"""Run 2,000 senders on their own connections, kill their receiver, and check that no acknowledged record is lost."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
     from tests.conformance.source_rig import SourceRig
 
-# A test waits for several things in turn, and for each as long as a process takes to start where others work beside it.
+# In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
 pytestmark = pytest.mark.timeout(240, func_only=True)
 
 CONNECTIONS = 2000
 REQUESTS_EACH = 4
 _DESCRIPTORS = CONNECTIONS + 1000
-# A receiver that is gone is found out by an end of the connection; this is for what hangs all the same.
+# In seconds. A receiver that is gone ends the connection; this limit is for a connection that hangs nevertheless.
 _ANSWER_SECONDS = 60.0
 
 
 @dataclass
 class Senders:
-    """Half of them with keys. Each sends its next record when the one before is acknowledged."""
+    """Senders, half of them with keys. Each sends its next record when the previous one is acknowledged."""
 
     port: int
     acknowledged: list[bytes] = field(default_factory=list)
     connected: int = 0
     most_connected: int = 0
     sent_again: int = 0
-    #: Nobody sends a second record before all are there, nor the last one before the kill.
+    #: No sender sends a second record before all are connected, nor its last one before the kill.
     all_connected: asyncio.Event = field(default_factory=asyncio.Event)
     killed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -109,7 +109,7 @@ async def _kill_in_the_midst(rig: SourceRig) -> Senders:
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
-    """Room for both ends of the connections: our receiver raises its own limit, as this does here."""
+    """Raise the descriptor limit for both ends of the connections; the receiver raises its own limit too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < _DESCRIPTORS:
         pytest.skip(f"the system allows {hard} descriptors, this takes {_DESCRIPTORS}")

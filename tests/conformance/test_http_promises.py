@@ -1,4 +1,4 @@
-"""What senders were told, beside what is in the blocks, while receivers are stopped, paused, cut off, run in pairs."""
+"""Compare senders' answers with the blocks while receivers are stopped, paused, cut off, and run in pairs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 _CONNECTIONS = 60
 _AGAIN_SECONDS = 0.05
-# A receiver that takes longer to stop is killed by its agent.
+# In seconds. An agent kills a receiver that takes longer to stop.
 _AGENT_SECONDS = 15.0
 
 
 @dataclass
 class Load:
-    """Senders by turns with a key, without one, and with ``ack=buffered``; each notes what it was told.
+    """Senders, by turns with a key, without one, and with ``ack=buffered``; each records its answers.
 
-    What has a key is sent until it is answered 200; anything else once.
+    A record with a key is sent until it is answered with 200, any other record once.
     """
 
     port: int
-    #: All bodies, and the last that their senders were told, 0 where that was nothing.
+    #: All bodies, and the last status that their senders got, 0 if they got none.
     sent: set[bytes] = field(default_factory=set)
     told: dict[bytes, int] = field(default_factory=dict)
     answers: Counter[int] = field(default_factory=Counter)
@@ -55,7 +55,7 @@ class Load:
             self.end()
 
     def end(self) -> None:
-        """Each sends on until its last one is told."""
+        """End the load; each sender first gets its last answer."""
         self.ended = True
         if self._thread is not None:
             self._thread.join(DEADLINE_SECONDS)
@@ -76,7 +76,7 @@ class Load:
         body = next(numbered)
 
         def goes_on() -> bool:
-            # One with a key is not left before it is in.
+            # A sender with a key does not stop before its record is accepted.
             return not self.ended or (kind == b"key" and self.told.get(body, 200) != 200)
 
         while goes_on():
@@ -93,7 +93,7 @@ class Load:
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _post(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, kind: bytes) -> bool:
-        """Says whether the connection goes on."""
+        """Post one record; return whether the connection stays open."""
         key = b"Idempotency-Key: %s\r\n" % body.strip(b'"') if kind == b"key" else b""
         query = b"?ack=buffered" if kind == b"buffered" else b""
         self.sent.add(body)
@@ -144,7 +144,7 @@ def test_a_stop_ends_in_time_and_loses_nothing(make_rig: Callable[..., SourceRig
     load.check(rig, buffered_may_miss=False)
 
 
-def test_a_paused_process_that_was_replaced_answers_nobody_200(make_rig: Callable[..., SourceRig]) -> None:
+def test_a_paused_and_replaced_process_answers_no_request_with_200(make_rig: Callable[..., SourceRig]) -> None:
     rig = make_rig(Http(listen="127.0.0.1:0"))
     first = rig.start()
     load = Load(port_of(rig))
@@ -163,7 +163,7 @@ def test_a_paused_process_that_was_replaced_answers_nobody_200(make_rig: Callabl
     load.check(rig, buffered_may_miss=True)
 
 
-def test_a_driver_log_that_is_away_for_longer_than_senders_wait(
+def test_a_driver_log_unavailable_for_longer_than_senders_wait(
     make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
     rig = make_rig(Http(listen="127.0.0.1:0", acknowledgement_timeout="1s"))

@@ -1,6 +1,6 @@
-"""CloudEvents and OpenTelemetry's logs through a real receiver, down to registered blocks.
+"""Send CloudEvents and OpenTelemetry logs through a real receiver, and read the registered blocks.
 
-Sent by curl, as docs/how-to/sources/opentelemetry-and-cloudevents.md has it, and by OpenTelemetry's own SDK.
+They are sent with curl, as in docs/how-to/sources/opentelemetry-and-cloudevents.md, and with OpenTelemetry's own SDK.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "sources" / "opentelemet
 
 
 def blocks(language: str) -> list[str]:
-    """The page's code blocks of a language."""
+    """Return the page's code blocks in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """The same for each of a test's receivers in turn."""
+    """Reserve one port, which each of a test's receivers uses in turn."""
     with held_port() as held:
         yield held
 
 
 @pytest.fixture
 def rig(database_url: str, tmp_path: Path, port: int) -> Iterator[SourceRig]:
-    """The stream ``orders`` of the page, at a port of its own; its receiver listens."""
+    """Start a receiver of the page's stream ``orders`` at its own port; it listens."""
     names: dict[str, Any] = {}
     exec(compile(blocks("python")[0], "how-to", "exec"), names)
     declared = names["orders"]
@@ -71,7 +71,7 @@ def rig(database_url: str, tmp_path: Path, port: int) -> Iterator[SourceRig]:
         yield made
     finally:
         made.close()
-        print(made.logs()[-6000:])  # noqa: T201  shown where the test fails
+        print(made.logs()[-6000:])  # noqa: T201  shown if the test fails
 
 
 def start(rig: SourceRig, port: int) -> subprocess.Popen[bytes]:
@@ -131,7 +131,7 @@ def test_the_pages_logs_come_from_curl_and_from_the_sdk(rig: SourceRig, port: in
     [program] = blocks("python sender")
     [expected] = blocks("json")
     for _ in range(2):
-        # The same bytes: the second time as one who had no answer.
+        # Send the same bytes twice, as a client does that got no answer.
         assert json.loads(shell(posted, port)) == {}
     # On a busy machine an answer may take longer than the 10 s after which the exporter drops records.
     shell(f"{environment}\nexport OTEL_EXPORTER_OTLP_LOGS_TIMEOUT=50\nexec {sys.executable} -c '{program}'", port)
@@ -178,8 +178,8 @@ PROTOBUF = {"content-type": "application/x-protobuf"}
 JSON = {"content-type": "application/json"}
 
 
-def test_logs_are_answered_as_otlp_has_it(rig: SourceRig, port: int) -> None:
-    """Whatever the answer is, its body is OTLP's own message in the request's media type."""
+def test_logs_are_answered_as_otlp_specifies(rig: SourceRig, port: int) -> None:
+    """Check that the body of every answer is OTLP's own message in the request's media type."""
     good, bad = request_with(b"x" * 16), request_with(b"y" * 16, b"short")
     taken = post(port, "/v1/logs", gzip.compress(good), {**PROTOBUF, "content-encoding": "gzip"})
     assert (taken.status, taken.headers["content-type"], taken.body) == (200, "application/x-protobuf", b"")
@@ -208,7 +208,7 @@ def test_logs_are_answered_as_otlp_has_it(rig: SourceRig, port: int) -> None:
     assert [reason for (reason,) in rig.execute("SELECT reason FROM forebay.dead_letters")] == ["unparsable"]
 
 
-def test_events_are_refused_as_problems(rig: SourceRig, port: int) -> None:
+def test_invalid_events_are_refused_with_problem_details(rig: SourceRig, port: int) -> None:
     event = {"specversion": "1.0", "id": "1", "source": "/a", "type": "t"}
     kind = {"content-type": "application/cloudevents-batch+json"}
     bad = post(port, "/v1/orders", json.dumps([event, {**event, "type": ""}]).encode(), kind)
@@ -225,7 +225,7 @@ def test_events_are_refused_as_problems(rig: SourceRig, port: int) -> None:
 
 
 class Counting(LogRecordExporter):
-    """The SDK's exporter, and what it said it had exported."""
+    """The SDK's exporter, and the records that it reported as exported."""
 
     def __init__(self, inner: OTLPLogExporter) -> None:
         self._inner = inner
@@ -246,7 +246,7 @@ class Counting(LogRecordExporter):
 
 
 def sender(port: int, exporter: Counting, numbers: Iterator[int], done: threading.Event) -> threading.Thread:
-    """Logs a number at a time until `done`, then flushes."""
+    """Start a thread that logs one number at a time until `done`, then flushes."""
 
     def run() -> None:
         provider = LoggerProvider(shutdown_on_exit=False)
@@ -258,7 +258,7 @@ def sender(port: int, exporter: Counting, numbers: Iterator[int], done: threadin
         logger = provider.get_logger("numbers")
         for number in numbers:
             logger.emit(LogRecord(body=str(number), severity_number=SeverityNumber.INFO))
-            # What piles up while the receiver is away is sent by the end of it in about the same time.
+            # Records that queue up while the receiver is down are sent in about the same time once it is back.
             if done.wait(0.005):
                 break
         provider.force_flush(60_000)
@@ -281,7 +281,7 @@ def exporter_to(port: int) -> Counting:
 
 
 def test_r05_what_the_sdk_exported_is_there_once_through_a_kill(rig: SourceRig, port: int) -> None:
-    """Its own retries bring what was under way when the receiver was killed; their key removes what was in already."""
+    """Kill the receiver; the SDK's retries repeat what was in flight, and the key deduplicates what was stored."""
     exporters = [exporter_to(port) for _ in range(3)]
     done = threading.Event()
     threads = [

@@ -1,4 +1,4 @@
-"""Kafka by the conformance suite, on Apache Kafka itself, or on the client's mock cluster where it is not to be had.
+"""Kafka in the conformance suite, on Apache Kafka, or on the client's mock cluster if that is not available.
 
 ``make kafka``.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.kafka_broker import AnyKafka
 
 
-# The mock cluster takes its time over each change of a group.
+# In seconds. The mock cluster is slow to complete each change of a group.
 @pytest.mark.timeout(300)
 @pytest.mark.kafka
 class TestKafka(ConformanceSuite):

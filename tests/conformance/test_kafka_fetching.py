@@ -1,4 +1,4 @@
-"""Records fetched as columns are what they are as objects, from where it is said; on Apache Kafka. ``make kafka``."""
+"""Records fetched as columns equal those fetched as objects, from any position; on Apache Kafka. ``make kafka``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from tests.kafka_broker import AnyKafka, KafkaBroker
 
-# Each of a test's waits may take its time where others work beside it.
+# In seconds. Each of a test's waits may take long on a busy machine.
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
-# A broker that was killed is to be there again within it.
+# In seconds. A killed broker must be back within this time.
 _SECONDS = 180.0
 _LARGEST = 8_000_000
 _PARTITIONS = 3
@@ -66,7 +66,7 @@ def columns(broker: AnyKafka, topic: str, rows: int) -> pa.Table:
             fetched = fetcher.fetch(1000, 0.1)
             assert not fetched.faults
             found += [records.batch for records in fetched.records]
-    # After its client is gone: the columns are copies.
+    # Build the table after the client is closed, to check that the columns are copies.
     return pa.Table.from_batches(found).combine_chunks()
 
 
@@ -84,7 +84,7 @@ def objects(broker: AnyKafka, topic: str, rows: int) -> pa.Table:
 
 
 def send_all_kinds(broker: AnyKafka, topic: str, **options: object) -> int:
-    """Transactions of which some are aborted, compressed and huge values, nulls, thousands of headers."""
+    """Send transactions (some aborted), compressed and huge values, nulls, and thousands of headers."""
     producer = Producer(
         {
             "bootstrap.servers": broker.address,
@@ -141,10 +141,10 @@ def test_every_kind_of_record_is_the_same_as_columns_and_as_objects(
     assert max(len(one) for one in by_columns["headers"].to_pylist() if one) == 3000
 
 
-def test_nothing_that_was_fetched_before_a_change_of_position_comes_after_it_also_when_the_broker_is_killed(
+def test_records_fetched_before_a_change_of_position_are_dropped_even_if_the_broker_is_killed(
     kafka_broker: KafkaBroker,
 ) -> None:
-    """While its queues are full. The topic has every offset, so that each fetch has to go on exactly."""
+    """Change positions while the fetch queues are full. The topic has every offset: each fetch must resume exactly."""
     topic = KafkaTopic(kafka_broker).name
     producer = Producer({"bootstrap.servers": kafka_broker.address, "enable.idempotence": True, "log_level": 0})
     for number in range(_DENSE):
@@ -172,7 +172,7 @@ def test_nothing_that_was_fetched_before_a_change_of_position_comes_after_it_als
 
 
 def _check_dense(fetcher: ColumnFetcher, topic: str, next_ones: dict[int, int], most: int, *, wait: bool) -> None:
-    """Read some, or, without ``wait``, only what is there."""
+    """Fetch some records and check them; without ``wait``, fetch only those that are already there."""
     deadline = time.monotonic() + _SECONDS
     rows = 0
     while rows < 500:

@@ -1,4 +1,4 @@
-"""What may happen to a reader of Kafka: leaders that move, refused logins, TLS, headers of any bytes; on real brokers.
+"""Hazards for a Kafka reader: leaders that move, refused logins, TLS, headers of any bytes; on real brokers.
 
 ``make kafka``.
 """
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from tests.conformance.source_rig import SourceRig
     from tests.kafka_broker import AnyKafka, KafkaBroker, KafkaCluster
 
-# Each of a test's waits may take its time where others work beside it.
+# In seconds. Each of a test's waits may take long on a busy machine.
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
-# A process whose librdkafka keeps a record's time elsewhere than its release does.
+# Code for a process whose librdkafka keeps a record's time at an offset that its version does not have.
 ODD_LIBRARY = """
 from receiver_runtime.receivers.kafka import library as kafka_library
 odd = kafka_library._Layout(time=11, headers_bytes=15)
 kafka_library._PRIVATE_LAYOUTS = dict.fromkeys(kafka_library._PRIVATE_LAYOUTS, odd)
 """
 WRONG = "a-wrong-one-93ab"
-# The client's own patience with a broker is a minute for each request.
+# In seconds. The client itself waits up to a minute for a broker's answer to each request.
 _STOP_SECONDS = 40.0
 
 
 @pytest.mark.parametrize("fetch", ["columns", "objects"])
-def test_header_names_that_are_no_text_go_aside_and_hold_nothing_up(
+def test_non_text_header_names_become_dead_letters_and_block_nothing(
     any_kafka: AnyKafka, make_rig: Callable[..., SourceRig], fetch: str
 ) -> None:
     topic = KafkaTopic(any_kafka)
@@ -69,7 +69,7 @@ def test_header_names_that_are_no_text_go_aside_and_hold_nothing_up(
     ]
     assert rig.said(f"{topic.name}/0, offset 10")
     assert not rig.said("reading from Kafka failed")
-    # Behind them nothing is read again.
+    # A second process reads nothing again that lies before the position after them.
     second = rig.start()
     topic.send(1, partition=0)
     eventually(lambda: topic.all_came(rig), "one more")
@@ -78,7 +78,7 @@ def test_header_names_that_are_no_text_go_aside_and_hold_nothing_up(
     assert letters_now == 2
 
 
-def test_a_client_library_that_is_not_as_expected_is_left_and_records_are_read_as_objects(
+def test_with_an_unexpected_client_library_records_are_read_as_objects(
     any_kafka: AnyKafka, make_rig: Callable[..., SourceRig]
 ) -> None:
     topic = KafkaTopic(any_kafka)
@@ -95,7 +95,7 @@ def test_a_client_library_that_is_not_as_expected_is_left_and_records_are_read_a
 
 
 @pytest.mark.parametrize("fetch", ["columns", "objects"])
-def test_a_stop_while_the_broker_is_away_does_not_wait_for_it(
+def test_a_stop_does_not_wait_for_an_unavailable_broker(
     kafka_broker: KafkaBroker, make_rig: Callable[..., SourceRig], fetch: str
 ) -> None:
     topic = KafkaTopic(kafka_broker)
@@ -114,7 +114,7 @@ def test_a_stop_while_the_broker_is_away_does_not_wait_for_it(
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """Partition 0 of a topic of a cluster."""
+    """Partition 0 of a topic in a cluster."""
 
     client: AdminClient
     topic: str
@@ -123,7 +123,7 @@ class _Watched:
         return int(self._partition().leader)
 
     def led_by(self, broker: int) -> set[int]:
-        """Its partitions."""
+        """Return the partitions that a broker leads."""
         return {number for number, partition in self._partitions().items() if partition.leader == broker}
 
     def followers(self) -> list[int]:
@@ -134,7 +134,7 @@ class _Watched:
         return len(self._partition().isrs)
 
     def lead_by_preferred(self) -> None:
-        """Give each partition to the broker that is to lead it."""
+        """Elect each partition's preferred leader."""
         chosen = [TopicPartition(self.topic, partition) for partition in range(3)]
         self.client.elect_leaders(ElectionType.PREFERRED, chosen).result(30)
 
@@ -142,7 +142,7 @@ class _Watched:
         return self._partitions()[0]
 
     def _partitions(self) -> dict[int, Any]:
-        """By whichever broker answers: one that has just been killed doesn't."""
+        """Return the partitions, asking until a broker answers: one that has just been killed does not."""
         found: list[dict[int, Any]] = []
 
         def answered() -> bool:
@@ -184,7 +184,7 @@ def test_w01_the_leader_of_a_partition_is_killed_and_moved_back_while_records_fl
 
 
 @pytest.mark.parametrize("fetch", ["columns", "objects"])
-def test_partitions_whose_leader_is_away_hold_no_others_up_and_are_read_when_it_is_back(
+def test_partitions_without_a_leader_block_no_others_and_are_read_once_it_is_back(
     kafka_cluster: KafkaCluster, make_rig: Callable[..., SourceRig], fetch: str
 ) -> None:
     topic = KafkaTopic(kafka_cluster, replicas=1, min_insync_replicas=1)
@@ -208,15 +208,15 @@ def test_partitions_whose_leader_is_away_hold_no_others_up_and_are_read_when_it_
 
 
 @pytest.mark.parametrize("fetch", ["columns", "objects"])
-def test_a_log_that_an_unclean_election_cut_is_read_on_from_where_it_was_cut(
+def test_reading_resumes_where_an_unclean_election_truncated_the_log(
     kafka_cluster: KafkaCluster, make_rig: Callable[..., SourceRig], fetch: str
 ) -> None:
-    """Whether it has grown past the position again before the reader asks, or not."""
+    """Check this both when the log has grown past the reader's position before it asks again, and when it has not."""
     topic = KafkaTopic(
         kafka_cluster, partitions=1, replicas=2, min_insync_replicas=1, unclean_leader_election_enable="true"
     )
     watched = _Watched(AdminClient({"bootstrap.servers": kafka_cluster.address}), topic.name)
-    # The group's coordinator is away for a while too, and the partition is not to be given anew.
+    # The group's coordinator is unavailable for a while too; the partition must not be reassigned meanwhile.
     rig = make_rig(topic.source(fetch=fetch, options={"session.timeout.ms": 60_000}))
     process = rig.start()
     topic.send(100)
@@ -229,7 +229,7 @@ def test_a_log_that_an_unclean_election_cut_is_read_on_from_where_it_was_cut(
     kafka_cluster.nodes[leader].kill()
     kafka_cluster.nodes[follower].start()
     eventually(lambda: watched.leader() == follower, "an unclean election")
-    # One of its own: the topic's goes on from what the log no longer has.
+    # Use a new producer: the topic's own would continue after records that the log has lost.
     producer = Producer({"bootstrap.servers": kafka_cluster.address})
     for number in range(200):
         producer.produce(topic.name, b"new %d" % number, partition=0)
@@ -245,7 +245,7 @@ def test_a_log_that_an_unclean_election_cut_is_read_on_from_where_it_was_cut(
 
 
 def secured(broker: KafkaBroker, mechanism: str, secret: str) -> dict[str, Any]:
-    """Fields of a source that reads by the broker's second listener."""
+    """Return the fields of a source that uses the broker's second listener."""
     assert broker.secure is not None
     return {
         "bootstrap_servers": broker.secure_address,
@@ -271,7 +271,7 @@ def reason(rig: SourceRig) -> str:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
-def test_a_password_that_is_wrong_is_said_and_tried_again_and_the_right_one_reads(
+def test_a_wrong_password_is_reported_and_retried_until_it_is_right(
     kafka_broker: KafkaBroker, make_rig: Callable[..., SourceRig], tmp_path: Path, mechanism: str
 ) -> None:
     make_scram_user(kafka_broker)
@@ -297,7 +297,7 @@ def test_a_password_that_is_wrong_is_said_and_tried_again_and_the_right_one_read
     assert PASSWORD not in shown
 
 
-def test_a_certificate_that_nobody_vouches_for_is_said(
+def test_an_untrusted_certificate_is_reported(
     kafka_broker: KafkaBroker, make_rig: Callable[..., SourceRig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_KAFKA_PASSWORD", PASSWORD)

@@ -1,4 +1,4 @@
-"""What only Kafka has: partitions that move between receivers, positions that are gone, transactions; on a real broker.
+"""Kafka's own behaviour: partitions that move between receivers, lost positions, transactions; on a real broker.
 
 ``make kafka``.
 """
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from tests.conformance.source_rig import SourceRig
     from tests.kafka_broker import AnyKafka, KafkaBroker
 
-# Each of a test's waits may take its time where others work beside it.
+# In seconds. Each of a test's waits may take long on a busy machine.
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
-# In all, and between two changes; seconds and records a second by FOREBAY_STORM.
+# Seconds between two changes; then, set by FOREBAY_STORM, seconds in all and records per second.
 STORM_PACE = 2.0
 STORM_SECONDS, STORM_RATE = (int(one) for one in os.environ.get("FOREBAY_STORM", "12:20000").split(":"))
 
-# A process that never tells the broker how far it is, as one that is killed before it does.
+# Code for a process that never commits to the broker, like one that is killed before it does.
 NEVER_COMMITS = """
 from receiver_runtime.receivers.kafka.reader import KafkaReader
 KafkaReader._commit = lambda self, *, now=False: None
 """
 
-# A process that asks for its topics' ids not every half a minute, but at once.
+# Code for a process that looks up its topics' ids every 0.2 s instead of every half minute.
 LOOKS_AT_IDS_OFTEN = """
 from receiver_runtime.receivers.kafka import reader as kafka_reader
 kafka_reader._IDS_SECONDS = 0.2
 """
 
-# A process whose disk takes no block for a while.
+# Code for a process whose disk refuses a few blocks.
 DISK_FAILS = """
 from receiver_runtime.write_ahead_log import WriteAheadLog, WriteAheadLogError
 _write, _calls = WriteAheadLog.write, []
@@ -67,17 +67,17 @@ def topic(any_kafka: AnyKafka) -> KafkaTopic:
 
 @pytest.fixture
 def real_topic(kafka_broker: KafkaBroker) -> KafkaTopic:
-    """For what only Apache Kafka can do."""
+    """Return a topic on Apache Kafka, for what the mock cluster can't do."""
     return KafkaTopic(kafka_broker)
 
 
 def reading(strategy: str, fetch: str) -> dict[str, Any]:
-    """Fields of a source."""
+    """Return the fields of a source."""
     return {"fetch": fetch, "options": {"partition.assignment.strategy": strategy}}
 
 
 def committed(topic: KafkaTopic, partition: int) -> int:
-    """What the broker was told."""
+    """Return the offset that was committed to the broker."""
     consumer = Consumer({"bootstrap.servers": topic.broker.address, "group.id": f"g-{topic.name}"})
     try:
         [found] = consumer.committed([TopicPartition(topic.name, partition)], timeout=60)
@@ -122,7 +122,7 @@ def test_x10_what_could_not_be_stored_is_not_passed_over_but_read_again(
 def test_x05_the_broker_is_told_the_next_offset_and_nothing_is_read_again(
     topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
-    """By the original's own figures: 30 records sent, and 29 told."""
+    """Use the original's own figures: 30 records sent, and 29 committed."""
     rig = make_rig(topic.source())
     process = rig.start()
     topic.send(30, partition=0)
@@ -141,9 +141,9 @@ def test_x05_the_broker_is_told_the_next_offset_and_nothing_is_read_again(
 def test_w01_a_storm_of_rebalances(
     topic: KafkaTopic, make_rig: Callable[..., SourceRig], strategy: str, fetch: str
 ) -> None:
-    """A receiver comes, or goes in order or by a kill, every two seconds, while a process sends all the time.
+    """Start a receiver, or stop or kill one, every two seconds, while a process sends all the time.
 
-    Two minutes of it at 50,000 records a second: FOREBAY_STORM=120:50000 make kafka ARGS="-k storm".
+    For two minutes of it at 50,000 records a second: FOREBAY_STORM=120:50000 make kafka ARGS="-k storm".
     """
     rig = make_rig(topic.source(**reading(strategy, fetch)), receivers=3)
     processes: dict[int, subprocess.Popen[bytes]] = {number: rig.start(number) for number in range(3)}
@@ -155,7 +155,7 @@ def test_w01_a_storm_of_rebalances(
             soon(lambda until=began + step: time.monotonic() >= until, "the pace", seconds=STORM_PACE + 1)  # type: ignore[misc]
             number = changes // 2 % 3
             if number in processes:
-                # It may be so young that it knows no order yet.
+                # It may be too young to handle SIGTERM in order.
                 going = processes.pop(number)
                 going.send_signal(signal.SIGKILL if changes % 4 else signal.SIGTERM)
                 going.wait(DEADLINE_SECONDS)
@@ -177,7 +177,7 @@ def test_w01_a_storm_of_rebalances(
 def test_a_zombies_blocks_are_refused_by_their_offsets_and_it_reads_on(
     topic: KafkaTopic, make_rig: Callable[..., SourceRig], database_url: str, strategy: str, fetch: str
 ) -> None:
-    """The first receiver is paused with stored blocks; the group gives its partitions to the second; it wakes up."""
+    """Pause the first receiver with stored blocks; the group gives its partitions to the second; resume the first."""
     rig = make_rig(topic.source(**reading(strategy, fetch)), receivers=2)
     with proxied(database_url) as (proxy, url):
         zombie = rig.start(0, database_url=url)
@@ -199,7 +199,7 @@ def test_a_zombies_blocks_are_refused_by_their_offsets_and_it_reads_on(
     topic.check_each_came_once(rig)
 
 
-def test_two_streams_read_one_topic_each_by_itself(topic: KafkaTopic, make_rig: Callable[..., SourceRig]) -> None:
+def test_two_streams_read_one_topic_independently(topic: KafkaTopic, make_rig: Callable[..., SourceRig]) -> None:
     topic.send(100)
     rigs = [make_rig(topic.source(group=f"{topic.name}-{number}")) for number in range(2)]
     processes = [rig.start() for rig in rigs]
@@ -209,7 +209,7 @@ def test_two_streams_read_one_topic_each_by_itself(topic: KafkaTopic, make_rig: 
         topic.check_each_came_once(rig)
 
 
-def test_two_streams_of_one_group_are_told_that_each_gets_a_part(
+def test_two_streams_of_one_group_report_that_each_gets_only_a_part(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
     rigs = [make_rig(real_topic.source()) for _ in range(2)]
@@ -220,7 +220,7 @@ def test_two_streams_of_one_group_are_told_that_each_gets_a_part(
         stop(process)
 
 
-def test_latest_puts_an_origin_down_before_anything_is_read_and_new_partitions_are_read_whole(
+def test_latest_records_its_origin_first_and_reads_new_partitions_from_the_beginning(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
     topic = real_topic
@@ -232,7 +232,7 @@ def test_latest_puts_an_origin_down_before_anything_is_read_and_new_partitions_a
     assert {row.kind for row in links_of(rig)} == {"origin"}
     assert sum(row.to_offset for row in links_of(rig)) == 90
     topic.add_partitions(5)
-    # The producer learns of them by itself; no receiver knows of them yet.
+    # The producer discovers them by itself; no receiver knows them yet.
     topic.send(40, partition=4)
     topic.send(30)
     after = {place: value for place, value in topic.sent.items() if place not in before}
@@ -241,10 +241,10 @@ def test_latest_puts_an_origin_down_before_anything_is_read_and_new_partitions_a
     check_places(rig.rows(), after)
 
 
-def test_partitions_and_topics_that_come_while_nobody_looks_are_read_whole_from_latest(
+def test_latest_reads_partitions_and_topics_added_while_stopped_from_the_beginning(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
-    """What is there before a reader first knows of them was sent after the stream began."""
+    """Check that records sent before a reader first sees a partition are read: they came after the stream began."""
     topic = real_topic
     topic.send(90)
     before = dict(topic.sent)
@@ -266,7 +266,7 @@ def test_partitions_and_topics_that_come_while_nobody_looks_are_read_whole_from_
     check_places(rig.rows(), after)
 
 
-def test_a_topic_that_is_not_there_yet_is_read_whole_from_latest_when_it_comes(
+def test_latest_reads_a_topic_created_later_from_the_beginning(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
     topic = real_topic
@@ -285,7 +285,7 @@ def test_a_topic_that_is_not_there_yet_is_read_whole_from_latest_when_it_comes(
 
 def test_a_start_by_time(real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]) -> None:
     topic = real_topic
-    # Today: what is older than its retention the broker removes at once.
+    # Use today's times: the broker deletes records older than its retention at once.
     began = int(time.time()) - 1000
     for second in range(10):
         topic.send(3, timestamp=1000 * (began + second))
@@ -299,7 +299,7 @@ def test_a_start_by_time(real_topic: KafkaTopic, make_rig: Callable[..., SourceR
     assert min(row["timestamp"] for row in rows) == start
 
 
-def test_topics_by_pattern_also_those_that_come_later(
+def test_a_pattern_also_matches_topics_created_later(
     kafka_broker: KafkaBroker, topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
     topic.send(30)
@@ -314,7 +314,7 @@ def test_topics_by_pattern_also_those_that_come_later(
     check_places(rig.rows(), {**topic.sent, **later.sent})
 
 
-def test_retention_that_took_unread_records_is_a_lost_link_and_said_in_numbers(
+def test_unread_records_removed_by_retention_are_a_lost_link_and_reported_in_numbers(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
     topic = real_topic
@@ -334,13 +334,13 @@ def test_retention_that_took_unread_records_is_a_lost_link_and_said_in_numbers(
     assert rig.failed_checks() == []
 
 
-def test_records_that_are_removed_under_a_reader_are_lost_by_numbers_too(
+def test_records_removed_while_reading_are_counted_as_lost(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
-    """While it runs, and can't read on since the driver log is away."""
+    """Remove them while the receiver runs, but can't read on because the driver log is unavailable."""
     topic = real_topic
     options = {"queued.max.messages.kbytes": 1, "fetch.message.max.bytes": 1000}
-    # It has room for few of them until the driver log is back.
+    # Small limits, so that few of them fit in memory until the driver log is back.
     rig = make_rig(topic.source(options=options), block_queue_size=2)
     with proxied(database_url) as (proxy, url):
         process = rig.start(database_url=url)
@@ -377,7 +377,7 @@ def test_out_of_range_may_stop_the_receiver(real_topic: KafkaTopic, make_rig: Ca
 
 
 def create_again(topic: KafkaTopic) -> None:
-    """The broker may be deleting it yet."""
+    """Create the topic again, retrying while the broker is still deleting it."""
     again: list[bool] = []
 
     def made_again() -> bool:
@@ -389,11 +389,11 @@ def create_again(topic: KafkaTopic) -> None:
             again.append(True)
         return True
 
-    soon(made_again, "the topic anew", seconds=DEADLINE_SECONDS, step=0.2)
+    soon(made_again, "the new topic", seconds=DEADLINE_SECONDS, step=0.2)
 
 
-def read_then_made_anew(topic: KafkaTopic, make_rig: Callable[..., SourceRig], *, records: int) -> SourceRig:
-    """A stream that has read so many of a partition, is stopped, and whose topic is another one by now."""
+def read_then_recreated(topic: KafkaTopic, make_rig: Callable[..., SourceRig], *, records: int) -> SourceRig:
+    """Return a stopped stream that has read `records` records of a partition whose topic was recreated since."""
     topic.send(records, partition=0)
     rig = make_rig(topic.source())
     process = rig.start()
@@ -404,11 +404,11 @@ def read_then_made_anew(topic: KafkaTopic, make_rig: Callable[..., SourceRig], *
     return rig
 
 
-def test_a_topic_that_is_made_anew_begins_the_next_generation(
+def test_a_recreated_topic_begins_the_next_generation(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
     topic = real_topic
-    rig = read_then_made_anew(topic, make_rig, records=100)
+    rig = read_then_recreated(topic, make_rig, records=100)
     topic.send(7, partition=0)
     second = rig.start()
     eventually(lambda: rig.said("generation 1 begins"), "the event")
@@ -418,12 +418,12 @@ def test_a_topic_that_is_made_anew_begins_the_next_generation(
     assert of_first[-2:] == [(1, -1, 0, "origin"), (1, 0, 7, "block")]
 
 
-def test_a_topic_that_is_made_anew_and_has_grown_past_the_position_is_read_from_its_beginning(
+def test_a_recreated_topic_grown_past_the_position_is_read_from_its_beginning(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
-    """Its offsets look as if nothing had happened; its id says it."""
+    """The offsets look as if nothing had happened; only the topic's id shows it."""
     topic = real_topic
-    rig = read_then_made_anew(topic, make_rig, records=10)
+    rig = read_then_recreated(topic, make_rig, records=10)
     topic.send(30, partition=0)
     second = rig.start()
     eventually(lambda: rig.said("offset 10 is next, the topic was made anew"), "the event")
@@ -442,13 +442,13 @@ def test_a_topic_that_is_made_anew_and_has_grown_past_the_position_is_read_from_
 
 
 @pytest.mark.parametrize("fetch", ["columns", "objects"])
-def test_a_topic_that_is_made_anew_under_a_reader_is_read_from_its_beginning(
+def test_a_topic_recreated_while_reading_is_read_from_its_beginning(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig], fetch: str
 ) -> None:
-    """What the client read on in the new one before that was noticed comes again: nothing is lost."""
+    """Check that what the client read in the new topic before noticing is read again, so that nothing is lost."""
     topic = real_topic
     topic.send(10, partition=0)
-    # The group is not to notice.
+    # So that the group does not notice the change.
     rig = make_rig(topic.source(fetch=fetch, options={"topic.metadata.refresh.interval.ms": 300_000}))
     process = rig.start(first=LOOKS_AT_IDS_OFTEN)
     eventually(lambda: topic.all_came(rig), "10 records")
@@ -467,10 +467,10 @@ def test_a_topic_that_is_made_anew_under_a_reader_is_read_from_its_beginning(
 
 
 @pytest.mark.parametrize("fetch", ["columns", "objects"])
-def test_the_group_s_lag_ends_behind_the_marks_of_transactions(
+def test_group_lag_reaches_zero_past_transaction_markers(
     kafka_broker: KafkaBroker, topic: KafkaTopic, make_rig: Callable[..., SourceRig], fetch: str
 ) -> None:
-    """They take offsets, and are no records."""
+    """Transaction markers take offsets, but are no records."""
     producer = Producer({"bootstrap.servers": kafka_broker.address, "transactional.id": topic.name})
     producer.init_transactions(30)
     for partition, commits in ((0, True), (0, False), (1, False)):
@@ -493,7 +493,7 @@ def test_the_group_s_lag_ends_behind_the_marks_of_transactions(
 def test_one_that_could_not_ask_its_group_for_too_long_comes_back_and_nothing_is_lost_or_comes_twice(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
-    """The driver log is away for longer than max.poll.interval.ms: the group gives its partitions to the second."""
+    """Cut the driver log off for longer than max.poll.interval.ms: the group gives its partitions to the second."""
     topic = real_topic
     options = {"max.poll.interval.ms": 2500}
     rig = make_rig(topic.source(options=options), receivers=2, block_queue_size=2)
@@ -517,7 +517,7 @@ def test_one_that_could_not_ask_its_group_for_too_long_comes_back_and_nothing_is
 
 
 def newest_links(rig: SourceRig) -> list[Any]:
-    """Of each partition."""
+    """Return the receiver of each partition's newest link."""
     return rig.execute(
         "SELECT DISTINCT ON (source, partition) receiver_id FROM forebay.block_offsets "
         "WHERE partition ~ '^[0-9]+$' AND stream_id = (SELECT stream_id FROM forebay.receivers WHERE id = :id) "
@@ -526,7 +526,7 @@ def newest_links(rig: SourceRig) -> list[Any]:
     )
 
 
-def test_only_what_was_committed_comes(
+def test_only_committed_transactions_are_read(
     kafka_broker: KafkaBroker, topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
     producer = Producer({"bootstrap.servers": kafka_broker.address, "transactional.id": topic.name})

@@ -1,4 +1,4 @@
-"""MQTT by the conformance suite, and what only MQTT has, on Debian's mosquitto. ``make brokers``."""
+"""MQTT in the conformance suite, and MQTT's own behaviour, on Debian's mosquitto. ``make brokers``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from tests.conformance.source_rig import SourceRig
 
-# A test waits for several things in turn, and for each as long as a process takes to start where others work beside it.
+# In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240, func_only=True)]
 
 
 @pytest.fixture(scope="module")
 def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
-    """A test that ends it starts it again."""
+    """Start mosquitto for the module. A test that stops it must start it again."""
     made = Mosquitto(tmp_path_factory.mktemp("mosquitto"), {"max_inflight_messages": 2000})
     made.start()
     yield made
@@ -30,8 +30,10 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 
 
 def several(request: pytest.FixtureRequest) -> bool:
-    """Only where it must be: mosquitto 2.0.11 forgets what is shared when it is started again, until who shares it
-    subscribes again, and what is published meanwhile goes to nobody.
+    """Return whether a test needs a shared subscription; the others avoid it.
+
+    After a restart, mosquitto 2.0.11 does not know shared subscriptions until their clients subscribe again, and what
+    is published meanwhile goes to no client.
     """
     return "receivers_come_and_go" in request.node.name
 
@@ -60,10 +62,8 @@ class TestMqtt311(ConformanceSuite):
         made.close()
 
 
-def test_a_message_that_its_publisher_repeats_at_once_comes_once(
-    mosquitto: Mosquitto, make_rig: Callable[..., SourceRig]
-) -> None:
-    """Both are there before anything is read, so that they are read together."""
+def test_a_message_repeated_at_once_is_stored_once(mosquitto: Mosquitto, make_rig: Callable[..., SourceRig]) -> None:
+    """Send both before anything is read, so that they are read together."""
     topic = MqttTopic(mosquitto, shared=False)
     rig = make_rig(topic.source())
     for name in ("a", "b", "a", "c", "a", "c", "the last"):

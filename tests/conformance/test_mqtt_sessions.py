@@ -1,6 +1,6 @@
-"""What only MQTT has: sessions, acknowledgements, pings, retained messages; on Debian's mosquitto. ``make brokers``.
+"""MQTT's own behaviour: sessions, acknowledgements, pings, retained messages; on Debian's mosquitto. ``make brokers``.
 
-The receiver is the real one, in this process; what it hands over is kept here, and registered when a test says so.
+The receiver is the real one, in this process; this module keeps what it hands over, and registers it when a test says.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.brokers
 
 @dataclass
 class Kept:
-    """A supervisor and a hand-over that keep what they are given."""
+    """A fake supervisor and hand-over that keep what they are given."""
 
     settings: ReceiverSettings = field(default_factory=lambda: ReceiverSettings(block_interval=0.05))
     receiver_id: int = 1
@@ -69,7 +69,7 @@ class Kept:
             future.set_result(HandedOver(0, 0))
         self.keys += [None] * batch.num_rows if keys is None else keys.to_pylist()
         self.waiting.append(future)
-        # Last: who sees them may go on at once.
+        # Last, because a caller that sees the rows may continue at once.
         self.rows += batch.to_pylist()
         return future
 
@@ -86,7 +86,7 @@ class Kept:
         return False
 
     def close(self) -> None:
-        """What is under way stays so."""
+        """Leave what is under way as it is."""
 
     def store_dead_letters(self, letters: list[DeadLetter]) -> None:
         self.letters += letters
@@ -114,7 +114,7 @@ class Running:
 
     @property
     def reader(self) -> mqtt_reader.MqttReader:
-        """Of the newest start."""
+        """Return the reader of the newest start."""
         assert isinstance(self.receiver._run, mqtt_reader.MqttReader)
         return self.receiver._run
 
@@ -129,9 +129,9 @@ class Running:
     def wait_until_connected(self, times: int = 1) -> None:
         eventually(lambda: len(self.kept.connected) >= times, f"a connection ({self.kept.restarts})")
 
-    def start_anew_when_asked(self, times: int = 1) -> None:
-        """As a supervisor does."""
-        eventually(lambda: len(self.kept.restarts) >= times, "a wish for a restart")
+    def restart_when_asked(self, times: int = 1) -> None:
+        """Restart the receiver when it asks for it, as a supervisor does."""
+        eventually(lambda: len(self.kept.restarts) >= times, "a restart request")
         self.receiver.on_stop()
         self.receiver.on_start()
 
@@ -139,7 +139,7 @@ class Running:
 @pytest.fixture(autouse=True)
 def _hand_over_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mqtt_reader, "KeyedHandOver", lambda kept, **_: kept)
-    # What is registered is to be known to the broker at each end, however long that takes here.
+    # At each end the broker must learn of everything that is registered, however long that takes here.
     monkeypatch.setattr(mqtt_reader, "_LEAVING_SECONDS", 30.0)
 
 
@@ -164,14 +164,14 @@ def topic_on(broker: Mosquitto, **settings: Any) -> MqttTopic:  # noqa: ANN401  
 def test_r05_a_message_is_acknowledged_when_it_is_registered_and_not_before(
     mosquitto: Mosquitto, version: str, qos: int
 ) -> None:
-    """Of QoS 2 paho itself would have told the broker to forget the message when it came."""
+    """Check QoS 2 too, where paho alone would acknowledge a message on arrival, and the broker would forget it."""
     topic = topic_on(mosquitto, version=version, qos=qos)
     topic.send(5)
     for _ in range(2):
         with Running(topic.source(), Kept(registers=False)) as running:
             eventually(lambda: len(running.kept.rows) == 5, "five messages")
     with Running(topic.source(), Kept(registers=False)) as running:
-        eventually(lambda: len(running.kept.rows) == 5, "five messages, since nobody acknowledged them")
+        eventually(lambda: len(running.kept.rows) == 5, "five messages, since none was acknowledged")
         running.kept.register()
     topic.send(1)
     with Running(topic.source()) as running:
@@ -189,7 +189,7 @@ def test_what_is_under_way_while_the_connection_breaks_is_stored_once_and_acknow
         eventually(lambda: len(running.kept.rows) == 5, "five messages")
         mosquitto.stop()
         mosquitto.start()
-        running.start_anew_when_asked()
+        running.restart_when_asked()
         running.wait_until_connected(2)
         topic.send(1)
         eventually(lambda: len(running.kept.rows) >= 6, "the sixth")
@@ -212,7 +212,7 @@ def test_x10_what_could_not_be_handed_over_comes_again_though_nothing_more_is_se
         eventually(lambda: len(kept.waiting) == 1, "the message")
         kept.registers = True
         kept.waiting[0].set_exception(MemoryError("once"))
-        running.start_anew_when_asked()
+        running.restart_when_asked()
         eventually(lambda: len(kept.rows) == 2, "the message again")
     assert kept.restarts == ["what came from the MQTT broker could not be stored"]
     topic.send(1)
@@ -222,8 +222,8 @@ def test_x10_what_could_not_be_handed_over_comes_again_though_nothing_more_is_se
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_what_goes_aside_is_acknowledged_in_its_turn(mosquitto: Mosquitto, version: str, qos: int) -> None:
-    """MQTT wants acknowledgements in the order in which messages came (4.6.0)."""
+def test_dead_letters_are_acknowledged_in_order(mosquitto: Mosquitto, version: str, qos: int) -> None:
+    """MQTT requires acknowledgements in the order in which messages came (4.6.0)."""
     topic = topic_on(mosquitto, version=version, qos=qos)
     source = topic.source(max_record_bytes=100)
     for value in (b"y" * 100, b"x" * 101):
@@ -241,7 +241,7 @@ def test_what_goes_aside_is_acknowledged_in_its_turn(mosquitto: Mosquitto, versi
 
 
 def test_x11_restarts_leave_no_client_behind(mosquitto: Mosquitto, version: str) -> None:
-    """The original's `onStop` was empty: each restart left a connected client, which stored on."""
+    """The original's `onStop` was empty: each restart left a connected client behind, which went on storing."""
     topic = topic_on(mosquitto, version=version)
     process = psutil.Process()
     with Running(topic.source()) as running:
@@ -265,12 +265,12 @@ def test_pings_go_on_and_nothing_is_acknowledged_while_blocks_can_not_be_registe
 ) -> None:
     topic = topic_on(mosquitto, version=version)
     kept = Kept()
-    # Large enough for a ping that is late by some seconds on a busy machine.
+    # In seconds; large enough for a ping that is some seconds late on a busy machine.
     with Running(topic.source(keepalive=6), kept) as running:
         running.wait_until_connected()
         kept.gate.clear()
         topic.send(10)
-        # The broker gives a client up after 1.5 keepalives without a word.
+        # The broker drops a client after 1.5 keepalives without a packet.
         assert not threading.Event().wait(10)
         assert kept.restarts == []
         assert kept.rows == []
@@ -280,7 +280,7 @@ def test_pings_go_on_and_nothing_is_acknowledged_while_blocks_can_not_be_registe
     assert len(kept.connected) == 1
 
 
-def test_qos_0_without_room_is_dropped_counted_and_told(mosquitto: Mosquitto) -> None:
+def test_qos_0_without_room_is_dropped_counted_and_reported(mosquitto: Mosquitto) -> None:
     topic = topic_on(mosquitto, qos=0, primed=False)
     kept = Kept(ReceiverSettings(block_interval=0.05, max_block_bytes=2048))
     with Running(topic.source(keepalive=6), kept) as running:
@@ -293,13 +293,13 @@ def test_qos_0_without_room_is_dropped_counted_and_told(mosquitto: Mosquitto) ->
         eventually(lambda: kept.errors, "what was dropped")
         dropped = int(kept.errors[0].split()[0])
         assert "messages of QoS 0 were dropped" in kept.errors[0]
-        eventually(lambda: len(kept.rows) + dropped == 200, "each message, come or counted")
+        eventually(lambda: len(kept.rows) + dropped == 200, "each message, stored or counted")
     assert dropped > 0
     assert kept.restarts == []
 
 
-def test_qos_1_without_room_is_left_to_come_again(mosquitto: Mosquitto, version: str) -> None:
-    """Not every broker keeps to the bound of what is in flight."""
+def test_qos_1_without_room_is_left_for_redelivery(mosquitto: Mosquitto, version: str) -> None:
+    """Not every broker respects the limit of messages in flight."""
     topic = topic_on(mosquitto, version=version, keyed=False)
     kept = Kept(ReceiverSettings(block_interval=0.05, max_block_bytes=2048))
     with Running(topic.source(keepalive=6), kept) as running:
@@ -308,7 +308,7 @@ def test_qos_1_without_room_is_left_to_come_again(mosquitto: Mosquitto, version:
         topic.send(15)
         eventually(lambda: running.reader._left_out, "messages without room")
         kept.gate.set()
-        running.start_anew_when_asked()
+        running.restart_when_asked()
         eventually(lambda: len(kept.rows) >= 15, "all of them")
     assert sorted(kept.values()) == sorted(topic.sent.values())
     assert kept.restarts == ["the MQTT broker sent more than there was room for: it is asked to send that again"]
@@ -354,8 +354,8 @@ def test_columns_and_keys_of_mqtt_5(mosquitto: Mosquitto) -> None:
     assert running.kept.keys == ["00ff", None]
 
 
-def test_filters_that_overlap_bring_a_message_for_each_by_mqtt_5(mosquitto: Mosquitto, version: str) -> None:
-    """As the page says of mosquitto; with its key it is stored once."""
+def test_overlapping_filters_each_deliver_the_message_with_mqtt_5(mosquitto: Mosquitto, version: str) -> None:
+    """Check what the page says of mosquitto; with its key the message is stored once."""
     topic = topic_on(mosquitto, version=version, primed=False)
     with Running(topic.source(topics=[f"{topic.name}/#", f"{topic.name}/b"])) as running:
         running.wait_until_connected()
@@ -376,7 +376,7 @@ def test_retained_messages_come_with_a_new_subscription(mosquitto: Mosquitto, ve
     assert [(row["value"], row["retain"]) for row in running.kept.rows] == [(b"kept", True), (b"new", False)]
 
 
-def test_a_payload_that_is_too_large_goes_aside_and_holds_nothing_up(mosquitto: Mosquitto, version: str) -> None:
+def test_a_too_large_payload_becomes_a_dead_letter_and_blocks_nothing(mosquitto: Mosquitto, version: str) -> None:
     topic = topic_on(mosquitto, version=version)
     with Running(topic.source(max_record_bytes=100)) as running:
         topic.publish(b"x" * 101)
@@ -392,8 +392,8 @@ def test_a_payload_that_is_too_large_goes_aside_and_holds_nothing_up(mosquitto: 
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_properties_that_paho_does_not_take_hold_nothing_up(mosquitto: Mosquitto, qos: int) -> None:
-    """A byte order mark, as some senders put before their text."""
+def test_properties_that_paho_rejects_block_nothing(mosquitto: Mosquitto, qos: int) -> None:
+    """Send a byte order mark, as some senders put before their text."""
     topic = topic_on(mosquitto, qos=qos)
     with Running(topic.source()) as running:
         running.wait_until_connected()
@@ -411,7 +411,7 @@ def test_properties_that_paho_does_not_take_hold_nothing_up(mosquitto: Mosquitto
     assert again.kept.values() == [topic.sent["1"]]
 
 
-def test_several_receivers_share_the_messages_out(mosquitto: Mosquitto, version: str) -> None:
+def test_several_receivers_share_the_messages(mosquitto: Mosquitto, version: str) -> None:
     topic = MqttTopic(mosquitto, version=version, shared=True, primed=False)
     first, second = Kept(receiver_id=1), Kept(receiver_id=2)
     with Running(topic.source(), first) as one, Running(topic.source(), second) as other:
@@ -424,7 +424,7 @@ def test_several_receivers_share_the_messages_out(mosquitto: Mosquitto, version:
     assert sorted([*first.values(), *second.values()]) == sorted(topic.sent.values())
 
 
-def test_a_broker_that_lost_the_session_is_told_of(mosquitto: Mosquitto, version: str, tmp_path: Path) -> None:
+def test_a_session_lost_by_the_broker_is_reported(mosquitto: Mosquitto, version: str, tmp_path: Path) -> None:
     topic = topic_on(mosquitto, version=version)
     with Running(topic.source()) as running:
         running.wait_until_connected()
@@ -432,7 +432,7 @@ def test_a_broker_that_lost_the_session_is_told_of(mosquitto: Mosquitto, version
         for path in (tmp_path / "mosquitto" / "data").iterdir():
             path.unlink()
         mosquitto.start()
-        running.start_anew_when_asked()
+        running.restart_when_asked()
         running.wait_until_connected(2)
         [said] = running.kept.errors
         assert said.startswith(f"the MQTT broker has lost the session of {topic.name}-1")
@@ -445,21 +445,21 @@ def test_a_session_that_is_taken_over_is_left_to_the_other_until_a_restart(mosqu
     with Running(topic.source()) as running:
         running.wait_until_connected()
         topic.prime(1)
-        eventually(lambda: running.kept.restarts, "a wish for a restart")
+        eventually(lambda: running.kept.restarts, "a restart request")
         topic.send(3)
         assert running.kept.rows == []
-        running.start_anew_when_asked()
+        running.restart_when_asked()
         eventually(lambda: len(running.kept.rows) == 3, "what was published meanwhile")
 
 
-def test_a_broker_that_is_away_is_a_restart(mosquitto: Mosquitto) -> None:
+def test_an_unavailable_broker_causes_a_restart(mosquitto: Mosquitto) -> None:
     topic = topic_on(mosquitto)
     topic.close()
     mosquitto.stop()
     with Running(topic.source()) as running:
-        eventually(lambda: running.kept.restarts, "a wish for a restart")
+        eventually(lambda: running.kept.restarts, "a restart request")
         mosquitto.start()
-        running.start_anew_when_asked()
+        running.restart_when_asked()
         running.wait_until_connected()
     assert running.kept.restarts == ["the MQTT broker can't be reached"]
 
@@ -495,13 +495,13 @@ def test_tls_and_a_password_by_reference(tmp_path: Path, monkeypatch: pytest.Mon
         assert "uthor" in running.kept.restarts[0] or "password" in running.kept.restarts[0]
         for tls in (Tls(ca_file=authority.ca_file), True):
             with Running(topic.source(**{**given, "tls": tls})) as running:
-                eventually(lambda: running.kept.restarts, "a refusal of ours")
+                eventually(lambda: running.kept.restarts, "the client's refusal")
             assert running.kept.restarts == ["the MQTT broker can't be reached"]
     finally:
         broker.close()
 
 
-def test_less_than_was_asked_for_is_told(tmp_path: Path, version: str) -> None:
+def test_a_lower_granted_qos_is_reported(tmp_path: Path, version: str) -> None:
     broker = Mosquitto(tmp_path / "mosquitto", {"max_qos": 0})
     broker.start()
     try:
@@ -514,7 +514,7 @@ def test_less_than_was_asked_for_is_told(tmp_path: Path, version: str) -> None:
 
 
 class FloodingBroker:
-    """One that sends messages of QoS 0 without end, whatever it is sent, and closes when it has read all of that."""
+    """A broker that sends QoS 0 messages without end and reads everything, until its client closes."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -547,7 +547,7 @@ class FloodingBroker:
                     self.read += got
             except OSError as error:
                 self.failure = error
-            # Ends the flood.
+            # End the flood.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             flood.join(60)
@@ -558,8 +558,8 @@ class FloodingBroker:
                 connection.sendall(b"\x30\x04\x00\x01ay" * 1000)
 
 
-def test_a_stop_leaves_the_broker_every_acknowledgement_though_more_is_on_its_way() -> None:
-    """To close with bytes unread resets the connection, and a broker that is reset may not read what came before."""
+def test_a_stop_delivers_every_acknowledgement_while_messages_still_arrive() -> None:
+    """Closing a socket with unread bytes resets the connection, and a broker may then not read what came before."""
     with FloodingBroker() as broker:
         source = Mqtt(host="127.0.0.1", port=broker.port, topics=("a",), version="3.1.1", client_id="c")
         with Running(source) as running:
@@ -570,8 +570,8 @@ def test_a_stop_leaves_the_broker_every_acknowledgement_though_more_is_on_its_wa
     assert broker.read.endswith(b"\xe0\x00")
 
 
-def test_a_refused_subscription_and_a_session_that_is_taken_are_named() -> None:
-    """By what a broker may say; mosquitto 2.0.11 says neither."""
+def test_a_refused_subscription_and_a_session_taken_over_are_named() -> None:
+    """Call the reader with answers that a broker may send; mosquitto 2.0.11 sends neither."""
     source = Mqtt(host="127.0.0.1", topics=("a/#",), client_id="c")
     running = Running(source)
     reader = mqtt_reader.MqttReader(running.receiver, source, MqttSession())

@@ -1,4 +1,4 @@
-"""NATS JetStream by the conformance suite, and what only it has, on Debian's nats-server. ``make brokers``."""
+"""NATS JetStream in the conformance suite, and its own behaviour, on Debian's nats-server. ``make brokers``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conformance.nats_source import NatsStream
 from tests.conformance.suite import (
     ConformanceSuite,
     check_acknowledged_when_registered,
-    check_taken_over_from_one_that_lives_yet,
+    check_taken_over_from_a_live_receiver,
     proxied,
     stop,
 )
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from tests.conformance.source_rig import SourceRig
 
 
-# A test waits for several things in turn, and for each as long as a process takes to start where others work beside it.
+# In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240, func_only=True)]
 
 
 @pytest.fixture(scope="module")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """A test that kills it starts it again."""
+    """Start nats-server for the module. A test that kills it must start it again."""
     made = NatsServer(tmp_path_factory.mktemp("nats"))
     made.start()
     yield made
@@ -61,18 +61,18 @@ class TestNatsJetStream(ConformanceSuite):
 def test_x11_messages_are_acknowledged_when_they_are_registered_and_not_before(
     stream: NatsStream, make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
-    """And they are not delivered again meanwhile, though that takes longer than a silent receiver is given."""
+    """Check also that they are not redelivered meanwhile, although it takes longer than ack_wait."""
     check_acknowledged_when_registered(stream, make_rig(stream.source()), database_url, stream.waiting)
 
 
-def test_messages_that_two_receivers_have_at_once_come_once(
+def test_messages_held_by_two_receivers_are_stored_once(
     stream: NatsStream, make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
-    check_taken_over_from_one_that_lives_yet(stream, make_rig(stream.source(), receivers=2), database_url)
+    check_taken_over_from_a_live_receiver(stream, make_rig(stream.source(), receivers=2), database_url)
 
 
 def raw(server: NatsServer, *lines: bytes) -> None:
-    """To the server as it is; returns when it has it."""
+    """Send raw protocol lines to the server; return when it has them."""
     with socket.create_connection(("127.0.0.1", server.port)) as connection, connection.makefile("rb") as answers:
         options = {"verbose": False, "headers": True}
         connection.sendall(b"CONNECT %s\r\n" % json.dumps(options).encode() + b"".join(lines) + b"PING\r\n")
@@ -80,7 +80,7 @@ def raw(server: NatsServer, *lines: bytes) -> None:
             pass
 
 
-def test_messages_that_no_row_can_be_made_of_go_aside_and_hold_nothing_up(
+def test_undecodable_messages_become_dead_letters_and_block_nothing(
     nats_server: NatsServer, stream: NatsStream, make_rig: Callable[..., SourceRig]
 ) -> None:
     stream.send(10)
@@ -116,7 +116,7 @@ def test_start_at_latest_and_a_subject(stream: NatsStream, make_rig: Callable[..
     assert all({"key": "n", "value": str(n)} in row["headers"] for n, row in enumerate(rows))
 
 
-def test_messages_that_the_stream_removed_unread_are_told_in_numbers(
+def test_messages_removed_unread_are_reported_in_numbers(
     stream: NatsStream, make_rig: Callable[..., SourceRig]
 ) -> None:
     stream.send(100)
@@ -133,7 +133,7 @@ def test_messages_that_the_stream_removed_unread_are_told_in_numbers(
     stop(second)
 
 
-def test_a_stream_that_is_made_anew_is_read_though_its_sequences_are_the_same(
+def test_a_recreated_stream_is_read_although_its_sequences_repeat(
     stream: NatsStream, make_rig: Callable[..., SourceRig]
 ) -> None:
     stream.send(30)
@@ -147,8 +147,8 @@ def test_a_stream_that_is_made_anew_is_read_though_its_sequences_are_the_same(
     stop(process)
 
 
-def made_by_an_operator(stream: NatsStream, **settings: object) -> None:
-    """A consumer, of settings as the server's API has them."""
+def create_consumer(stream: NatsStream, **settings: object) -> None:
+    """Create a consumer with settings as in the server's API."""
     name = stream.source().durable
     config = {"durable_name": name, "ack_policy": "explicit", "deliver_policy": "all", **settings}
     request = json.dumps({"stream_name": stream.name, "config": config}).encode()
@@ -157,11 +157,11 @@ def made_by_an_operator(stream: NatsStream, **settings: object) -> None:
     assert "error" not in json.loads(answer.data)
 
 
-def test_what_is_delivered_again_while_it_waits_for_its_turn_is_stored_once(
+def test_messages_redelivered_while_they_wait_are_stored_once(
     stream: NatsStream, make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
-    """By a consumer that delivers again very soon, while nothing can be handed over."""
-    made_by_an_operator(stream, ack_wait=200_000_000, max_ack_pending=20_000)
+    """Use a consumer that redelivers very soon, while nothing can be handed over."""
+    create_consumer(stream, ack_wait=200_000_000, max_ack_pending=20_000)
     rig = make_rig(stream.source())
     with proxied(database_url) as (proxy, url):
         process = rig.start(database_url=url)
@@ -178,10 +178,10 @@ def test_what_is_delivered_again_while_it_waits_for_its_turn_is_stored_once(
     stream.check(rig)
 
 
-def test_large_messages_come_no_more_at_once_than_there_is_room_for(
+def test_requests_for_large_messages_are_limited_to_the_room(
     stream: NatsStream, make_rig: Callable[..., SourceRig]
 ) -> None:
-    """Before a receiver has seen any it asks for thousands; this is what it may have in memory then."""
+    """Check the byte limit of the first requests, which ask for thousands of messages before their sizes are known."""
     for _ in range(60):
         stream.publish(b"x" * 1_000_000)
     rig = make_rig(stream.source(), max_block_bytes=4 * 2**20)
@@ -198,10 +198,10 @@ def test_large_messages_come_no_more_at_once_than_there_is_room_for(
     assert {json.loads(data)["max_bytes"] for data in monitored} == {4 * 2**20}
 
 
-def test_a_consumer_that_refuses_what_is_asked_for_is_named(
+def test_a_request_that_the_consumer_refuses_is_reported(
     stream: NatsStream, make_rig: Callable[..., SourceRig]
 ) -> None:
-    made_by_an_operator(stream, max_batch=5)
+    create_consumer(stream, max_batch=5)
     stream.send(10)
     rig = make_rig(stream.source())
     process = rig.start()
@@ -221,23 +221,23 @@ def test_a_consumer_that_refuses_what_is_asked_for_is_named(
 def test_a_consumer_that_would_lose_messages_or_gives_none_is_refused(
     stream: NatsStream, make_rig: Callable[..., SourceRig], settings: dict[str, object], said: str
 ) -> None:
-    made_by_an_operator(stream, **settings)
+    create_consumer(stream, **settings)
     stream.send(10)
     rig = make_rig(stream.source())
     process = rig.start()
     eventually(lambda: rig.said(said), "the event")
     assert rig.registered() == 0
-    # Another is made in its place: all of it is there.
+    # The receiver makes another in its place: every message is there.
     stream.ask(lambda: stream.jetstream.delete_consumer(stream.name, stream.source().durable))
     eventually(lambda: stream.all_came(rig), "everything")
     stop(process)
     stream.check(rig)
 
 
-def test_a_consumer_that_is_deleted_is_made_anew_where_it_was(
+def test_a_deleted_consumer_is_recreated_at_its_position(
     stream: NatsStream, make_rig: Callable[..., SourceRig]
 ) -> None:
-    """Not at what is latest then: what came meanwhile would be lost, and nobody told."""
+    """Check that it does not start at the latest message: what came meanwhile would be lost without a report."""
     stream.send(5)
     rig = make_rig(stream.source(start="latest"))
     process = rig.start()
@@ -267,7 +267,7 @@ def test_a_password_by_reference(
         stop(process)
         monkeypatch.setenv("NATS_PASSWORD", "hunter2")
         process = rig.start()
-        # It is let in, and there is no such stream.
+        # The login succeeds; only the stream does not exist.
         eventually(lambda: rig.said("stream not found"), "the next question")
         assert not rig.said("hunter2")
         stop(process)

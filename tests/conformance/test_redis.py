@@ -1,4 +1,4 @@
-"""Redis Streams by the conformance suite, and what only Redis has, on Debian's redis-server. ``make brokers``."""
+"""Redis Streams in the conformance suite, and Redis's own behaviour, on Debian's redis-server. ``make brokers``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conformance.redis_source import RedisKeys
 from tests.conformance.suite import (
     ConformanceSuite,
     check_acknowledged_when_registered,
-    check_taken_over_from_one_that_lives_yet,
+    check_taken_over_from_a_live_receiver,
     proxied,
     stop,
 )
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from tests.conformance.source_rig import SourceRig
 
 
-# A test waits for several things in turn, and for each as long as a process takes to start where others work beside it.
+# In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(240, func_only=True)]
 
 
 @pytest.fixture(scope="module")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A test that kills it starts it again."""
+    """Start redis-server for the module. A test that kills it must start it again."""
     made = RedisServer(tmp_path_factory.mktemp("redis"))
     made.start()
     yield made
@@ -48,7 +48,7 @@ def keys(redis_server: RedisServer) -> RedisKeys:
     return RedisKeys(redis_server)
 
 
-# A process to whom the answer with its first new entries does not come: Redis has given them out.
+# Code for a process that loses the answer with its first new entries, which Redis has then delivered.
 LOSES_AN_ANSWER = """
 import redis
 from receiver_runtime.receivers.redis import reader as redis_reader
@@ -83,10 +83,10 @@ def test_x11_entries_are_acknowledged_when_they_are_registered_and_not_before(
     check_acknowledged_when_registered(keys, make_rig(keys.source()), database_url, keys.pending)
 
 
-def test_entries_that_two_receivers_have_at_once_come_once(
+def test_entries_held_by_two_receivers_are_stored_once(
     keys: RedisKeys, make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
-    check_taken_over_from_one_that_lives_yet(keys, make_rig(keys.source(), receivers=2), database_url)
+    check_taken_over_from_a_live_receiver(keys, make_rig(keys.source(), receivers=2), database_url)
 
 
 def test_x11_a_stop_acknowledges_what_it_drained_and_leaves_nothing_running(
@@ -97,15 +97,15 @@ def test_x11_a_stop_acknowledges_what_it_drained_and_leaves_nothing_running(
     with keys.sending():
         eventually(lambda: rig.registered() > 300, "300 entries")
         stop(process)
-        # It had read a few more, perhaps, and took no more of them; none of those is registered.
+        # It may have read a few more entries and left them; none of those is registered.
         waiting = keys.waiting()
-    # One at least that came after the stop.
+    # At least one entry that came after the stop.
     keys.send(1)
     assert not waiting & {(row["stream"], row["id"]) for row in rig.rows()}
     assert rig.registered() < len(keys.there())
 
 
-def test_entries_of_a_consumer_that_is_gone_are_taken_over(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
+def test_entries_of_a_lost_consumer_are_taken_over(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
     keys.send(100)
     for name in keys.names:
         keys.client.xgroup_create(name, keys.source().group, "0")
@@ -121,7 +121,7 @@ def test_entries_of_a_consumer_that_is_gone_are_taken_over(keys: RedisKeys, make
 def test_x11_entries_whose_answer_was_lost_are_read_again_at_once(
     keys: RedisKeys, make_rig: Callable[..., SourceRig]
 ) -> None:
-    """Asked for again as if nothing had been given out, they would wait for `claim_after`."""
+    """Check that pending entries are read again; asked for as new, they would wait for `claim_after`."""
     rig = make_rig(keys.source(claim_after="1h"))
     process = rig.start(first=LOSES_AN_ANSWER)
     keys.send(20)
@@ -131,7 +131,7 @@ def test_x11_entries_whose_answer_was_lost_are_read_again_at_once(
     keys.check(rig)
 
 
-def test_start_at_latest_reads_what_comes_after_the_group_was_made(
+def test_start_at_latest_reads_entries_that_come_after_the_group(
     keys: RedisKeys, make_rig: Callable[..., SourceRig]
 ) -> None:
     keys.send(100)
@@ -143,23 +143,21 @@ def test_start_at_latest_reads_what_comes_after_the_group_was_made(
     eventually(lambda: rig.registered() >= 50, "what came after")
     stop(process)
     assert {(row["stream"], row["id"]) for row in rig.rows()} == set(keys.there()) - before
-    # The group goes on where it was.
+    # The group resumes at its position.
     keys.send(20)
     second = rig.start()
     eventually(lambda: rig.registered() == 70, "what came while nobody read")
     stop(second)
 
 
-def test_entries_that_were_trimmed_unread_are_told_in_numbers(
-    keys: RedisKeys, make_rig: Callable[..., SourceRig]
-) -> None:
+def test_entries_trimmed_unread_are_reported_in_numbers(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
     keys.send(100)
     rig = make_rig(keys.source())
     process = rig.start()
     eventually(lambda: keys.all_came(rig), "100 entries")
     stop(process)
     keys.send(200)
-    # 50 of each of the two stay.
+    # 50 entries stay in each of the two streams.
     for name in keys.names:
         keys.client.xtrim(name, maxlen=50, approximate=False)
     second = rig.start()
@@ -169,9 +167,7 @@ def test_entries_that_were_trimmed_unread_are_told_in_numbers(
     stop(second)
 
 
-def test_entries_that_were_trimmed_after_they_were_given_out_are_told(
-    keys: RedisKeys, make_rig: Callable[..., SourceRig]
-) -> None:
+def test_entries_trimmed_after_delivery_are_reported(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
     rig = make_rig(keys.source(claim_after="1s"))
     consumer = f"forebay-{rig.receiver_ids[0]}"
     first = [keys.add({b"n": b"%d" % n}) for n in range(10)]
@@ -189,10 +185,10 @@ def test_entries_that_were_trimmed_after_they_were_given_out_are_told(
     keys.check(rig)
 
 
-def test_entries_that_are_trimmed_while_they_are_under_way_are_stored_and_not_said_to_be_lost(
+def test_entries_trimmed_in_flight_are_stored_and_not_reported_as_lost(
     keys: RedisKeys, make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
-    """Redis strikes them off its list as soon as they are to be taken over, by the same receiver too."""
+    """Redis removes trimmed entries from the pending list once they are claimed, even by the same receiver."""
     rig = make_rig(keys.source(claim_after="1s"))
     with proxied(database_url) as (proxy, url):
         process = rig.start(database_url=url)
@@ -211,7 +207,7 @@ def test_entries_that_are_trimmed_while_they_are_under_way_are_stored_and_not_sa
     assert not rig.said("trimmed")
 
 
-def test_a_field_whose_name_is_no_text_goes_aside_and_holds_nothing_up(
+def test_a_non_text_field_name_becomes_a_dead_letter_and_blocks_nothing(
     keys: RedisKeys, make_rig: Callable[..., SourceRig]
 ) -> None:
     keys.send(10)
@@ -226,9 +222,7 @@ def test_a_field_whose_name_is_no_text_goes_aside_and_holds_nothing_up(
     assert len(rig.rows()) == 20
 
 
-def test_a_stream_that_is_deleted_and_made_anew_is_read_from_its_beginning(
-    keys: RedisKeys, make_rig: Callable[..., SourceRig]
-) -> None:
+def test_a_recreated_stream_is_read_from_its_beginning(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
     rig = make_rig(keys.source(start="latest"))
     process = rig.start()
     eventually(lambda: all(keys.client.exists(name) for name in keys.names), "the groups")
@@ -241,8 +235,8 @@ def test_a_stream_that_is_deleted_and_made_anew_is_read_from_its_beginning(
     stop(process)
 
 
-def test_ids_that_begin_again_with_other_entries_lose_none(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
-    """Ids of one's own, of a stream that is deleted and made anew: the driver log knows all of them."""
+def test_reused_ids_with_other_entries_lose_none(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
+    """Use explicit ids in a stream that is deleted and recreated: the driver log knows all of them."""
     rig = make_rig(keys.source())
     process = rig.start()
     for n in range(10):
@@ -256,10 +250,8 @@ def test_ids_that_begin_again_with_other_entries_lose_none(keys: RedisKeys, make
     assert len({row["fields"][0][1] for row in rig.rows()}) == 20
 
 
-def test_large_entries_that_a_process_left_are_asked_for_a_few_at_once(
-    keys: RedisKeys, make_rig: Callable[..., SourceRig]
-) -> None:
-    """Were it all of them, a process that the memory did not suffice would be killed again and again."""
+def test_large_pending_entries_are_read_a_few_at_a_time(keys: RedisKeys, make_rig: Callable[..., SourceRig]) -> None:
+    """If all were read at once, a process with too little memory would be killed again and again."""
     rig = make_rig(keys.source())
     name = keys.names[0]
     keys.client.xgroup_create(name, keys.source().group, "0", mkstream=True)

@@ -1,4 +1,4 @@
-"""Debian's rsyslog as the sender of a syslog source: its framings and formats, and TLS where its module is there."""
+"""Debian's rsyslog as the sender to a syslog source: its framings and formats, and TLS if its module is installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.brokers
 
 RSYSLOGD = shutil.which("rsyslogd") or "/usr/sbin/rsyslogd"
-# Debian's package rsyslog-gnutls.
+# Provided by Debian's package rsyslog-gnutls.
 HAS_TLS = bool(list(Path("/usr/lib").glob("*/rsyslog/lmnsd_gtls.so")))
 
 FORMATS = ["RSYSLOG_SyslogProtocol23Format", "RSYSLOG_TraditionalForwardFormat", "RSYSLOG_ForwardFormat"]
@@ -41,7 +41,7 @@ action(type="omfwd" target="127.0.0.1" port="{port}" template="{template}" {tran
 
 @contextmanager
 def rsyslog(root: Path, port: int, template: str, transport: str, settings: str = "") -> Iterator[Path]:
-    """Forwards what comes to the socket that is given back."""
+    """Run rsyslog, which forwards messages that come to the returned socket."""
     root.mkdir(parents=True)
     configuration = root / "rsyslog.conf"
     configuration.write_text(
@@ -57,11 +57,11 @@ def rsyslog(root: Path, port: int, template: str, transport: str, settings: str 
     finally:
         process.terminate()
         process.wait(20)
-        print((root / "out.log").read_text())  # noqa: T201  shown where the test fails
+        print((root / "out.log").read_text())  # noqa: T201  shown if the test fails
 
 
 def log(where: Path, *messages: str) -> None:
-    """By util-linux's logger, as programs do by syslog(3)."""
+    """Send messages with util-linux's logger, as programs do with syslog(3)."""
     subprocess.run(
         [
             "logger",
@@ -81,7 +81,7 @@ def log(where: Path, *messages: str) -> None:
 
 
 def port_of(made: Rig) -> int:
-    """Where the receiver listens, once it does."""
+    """Return the receiver's port, once it listens."""
 
     def said() -> list[str]:
         return [reason for reason in made.reporter.reasons if reason.startswith("listening on ")]
@@ -104,7 +104,7 @@ def rows(made: Rig) -> list[dict[str, Any]]:
     "transport",
     ['protocol="tcp" TCP_Framing="octet-counted"', 'protocol="tcp" TCP_Framing="traditional"', 'protocol="udp"'],
 )
-def test_its_messages_come_parsed(tmp_path: Path, template: str, transport: str) -> None:
+def test_messages_come_parsed(tmp_path: Path, template: str, transport: str) -> None:
     of_source = "udp" if "udp" in transport else "tcp"
     source = Syslog.model_validate({"listen": "127.0.0.1:0", "transports": [of_source]})
     with rig(tmp_path / "rig", make_receiver(source)) as made:
@@ -121,24 +121,24 @@ def test_its_messages_come_parsed(tmp_path: Path, template: str, transport: str)
             assert abs((row["received_at"] - row["timestamp"]).total_seconds()) < 60
 
 
-def test_what_it_has_while_nobody_listens_comes_later(tmp_path: Path) -> None:
+def test_messages_queued_while_nothing_listens_come_later(tmp_path: Path) -> None:
     transport = 'protocol="tcp" TCP_Framing="octet-counted"'
     with held_port() as port, rsyslog(tmp_path / "rsyslog", port, FORMATS[0], transport) as where:
         source = Syslog(listen=f"127.0.0.1:{port}", transports=("tcp",))
         log(where, *(f"message {number}" for number in range(1000)))
         with rig(tmp_path / "rig", make_receiver(source)) as made:
-            # Not so many rows: one of them may be the same again.
+            # Do not count rows: one of them may be a repetition.
             eventually(
                 reaches(lambda: len({row["message"] for row in rows(made) if row["app_name"] == "my-app"}), 1000)
             )
             found = [row["message"].strip() for row in rows(made) if row["app_name"] == "my-app"]
-    # The one that it could not deliver at first it sends twice, to any receiver.
+    # rsyslog sends the message that it could not deliver at first twice, to any receiver.
     assert list(dict.fromkeys(found)) == [f"message {number}" for number in range(1000)]
     assert len(found) <= 1001
 
 
 @pytest.mark.skipif(not HAS_TLS, reason="rsyslog's TLS module is not here: install Debian's rsyslog-gnutls")
-def test_by_tls(tmp_path: Path) -> None:
+def test_messages_come_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     certificate = authority.issue("receiver.test")
     tls = Tls(certificate_file=certificate.certificate_file, key_file=certificate.key_file)

@@ -1,4 +1,4 @@
-"""Syslog by the conformance suite, over TCP with both framings."""
+"""Syslog in the conformance suite, over TCP with both framings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conformance.syslog_source import SyslogSender
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A test waits for several things in turn, and for each as long as a process takes to start where others work beside it.
+# In seconds. A test waits for several things in turn, each for as long as a process start takes on a busy machine.
 pytestmark = pytest.mark.timeout(240, func_only=True)
 
 
