@@ -1,4 +1,4 @@
-"""A running system with data in it, and a real Chromium before its pages."""
+"""A running system with data in it, and a real Chromium that shows its pages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from tests.faults.running_system import RunningSystem
 
-# Where the pictures go, for whoever looks at a run of CI.
+# The directory for screenshots, for people who check a CI run.
 SCREENSHOTS = Path(os.environ.get("E2E_SCREENSHOTS", Path(__file__).parents[2] / "build" / "screenshots"))
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-# Without these, a browser in a closed network asks for its vendor's hosts, many at a time.
+# Without these options, a browser in a closed network sends many requests to its vendor's hosts.
 OPTIONS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -39,7 +39,7 @@ OPTIONS = (
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium; playwright's own is not downloaded."""
+    """Start Debian's Chromium; playwright's own is not downloaded."""
     path = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
     if path is None:
         pytest.fail("there is no Chromium on PATH: apt install chromium")
@@ -51,7 +51,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def system() -> Iterator[RunningSystem]:
-    """A pipeline that has completed batches, and one whose first batch was given up."""
+    """Start a pipeline that has completed batches, and one whose first batch was quarantined."""
     with (
         state_directory() as home,
         NumberedSource() as source,
@@ -70,7 +70,7 @@ def _states(system: RunningSystem, pipeline: str) -> set[str]:
 
 @pytest.fixture
 def pages(browser: Browser, system: RunningSystem) -> Iterator[Pages]:
-    """The UI in a new window."""
+    """Open the UI in a new window."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     context = browser.new_context(viewport={"width": 1600, "height": 1000})
     yield Pages(context.new_page(), system.ui_url, SCREENSHOTS)

@@ -1,4 +1,4 @@
-"""Dagster's pages as an operator sees them: go to one, wait for a text, take its picture."""
+"""Drive Dagster's pages as an operator does: open one, wait for a text, take a screenshot."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
-# Dagster's pages ask for their data in steps, on a machine that runs Spark beside the browser.
+# In seconds. Dagster's pages load their data in steps, on a machine that also runs Spark beside the browser.
 SECONDS = 60.0
 
 
 class Pages:
-    """One browser window; every page that is asserted on leaves a picture."""
+    """One browser window; every page that is asserted on leaves a screenshot."""
 
     def __init__(self, page: Page, url: str, screenshots: Path) -> None:
         self.page = page
@@ -24,14 +24,14 @@ class Pages:
         self._screenshots = screenshots
 
     def open(self, path: str) -> None:
-        """Go to a page of the UI."""
+        """Open a page of the UI."""
         self.page.goto(f"{self._url}{path}", timeout=SECONDS * 1000)
 
     def shows(self, *texts: str) -> None:
-        """Wait until each text is to be seen."""
+        """Wait until each text is visible."""
         for text in texts:
             expect(self.page.get_by_text(text).locator("visible=true").first).to_be_visible(timeout=SECONDS * 1000)
 
     def picture(self, name: str) -> None:
-        """Keep what is to be seen as NAME.png."""
+        """Save a screenshot as NAME.png."""
         self.page.screenshot(path=self._screenshots / f"{name}.png")

@@ -1,4 +1,4 @@
-"""What the pages under test show: a pipeline that goes well, and one that fails at a record that says so."""
+"""The pipelines whose pages are tested: one that succeeds, and one that fails at a record that names itself."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def seen(numbers: DataFrame) -> DataFrame:
 
 @brittle.output(inputs=[numbers], sink=ParquetSink(os.environ["NUMBERS_OUTPUT"] + "-brittle"))
 def checked(numbers: DataFrame) -> DataFrame:
-    """The same, but a number that is no good ends the batch."""
+    """Return the same numbers, but fail the batch at a bad number."""
     good = numbers.selectExpr("CAST(value AS BIGINT) AS number")
     return good.selectExpr(f"IF(number = {POISON}, raise_error('number {POISON} is no good'), number) AS number")

@@ -1,4 +1,4 @@
-"""What an operator sees in the Dagster UI, looked at in a real browser."""
+"""Check in a real browser what an operator sees in the Dagster UI."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def newest(system: RunningSystem, pipeline: str, state: str) -> BatchStats:
 
 
 def run_of(system: RunningSystem, pipeline: str, state: str) -> str:
-    """The run of the newest attempt at such a batch."""
+    """Return the run of the newest attempt at such a batch."""
     batch = newest(system, pipeline, state)
     with connect(system.engine) as connection:
         run_id: str = connection.execute(
@@ -56,7 +56,7 @@ def test_batches_are_plotted(pages: Pages) -> None:
     pages.picture("batch-plots")
 
 
-def test_an_output_shows_its_rows_and_where_they_are(pages: Pages) -> None:
+def test_an_output_shows_its_rows_and_their_location(pages: Pages) -> None:
     pages.open("/assets/numbered/seen?view=overview")
     pages.shows("Each number that came in", "location", "input_rate")
     pages.picture("output")

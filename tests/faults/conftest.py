@@ -1,4 +1,4 @@
-"""One running system for all kills that leave it running."""
+"""One running system for all kills that it survives."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def shared_system() -> Iterator[RunningSystem]:
-    """`forebay up` with the numbered pipeline at a 2 s interval."""
+    """Start `forebay up` with the numbered pipeline at a 2 s interval."""
     with state_directory() as home, NumberedSource() as source, running_system(home, source) as system:
         yield system
 
 
 @pytest.fixture
 def system(shared_system: RunningSystem) -> RunningSystem:
-    """The shared system, receiving: whatever test came before, records flow before the kill."""
+    """Return the shared system while it receives: records flow before the kill, whatever the previous test did."""
     shared_system.receive(500)
     return shared_system

@@ -1,4 +1,4 @@
-"""A Postgres server that a test stops, kills, fills and replaces, and an address that outlives it."""
+"""A Postgres server that a test stops, kills, fills and replaces, and an address that stays the same meanwhile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BEFORE_START = 0.5
 
 
 class DriverLogServer(PostgresProcess):
-    """An embedded server, durable as in production: a kill loses nothing that was committed."""
+    """An embedded server, durable as in production: a kill loses no committed data."""
 
     def __init__(self, data_directory: Path, **configuration: str) -> None:
         super().__init__(EmbeddedPostgres(data_directory))
@@ -40,7 +40,7 @@ class DriverLogServer(PostgresProcess):
 
     def start(self, timeout: float = 60.0) -> None:
         self.server.initialise()
-        # Below what Forebay includes, so that it overrules it.
+        # Append after Forebay's include, so that these settings take precedence.
         own = "".join(f"{name} = '{value}'\n" for name, value in self._configuration.items())
         configuration = self.server.data_directory / "postgresql.conf"
         if not configuration.read_text().endswith(own):
@@ -49,7 +49,7 @@ class DriverLogServer(PostgresProcess):
         super().start(timeout)
 
     def ensure_running(self, timeout: float = 60.0) -> None:
-        """Start it as often as it takes, as its supervisor does; return when it answers."""
+        """Start the server as often as it takes, as its supervisor does; return when it answers."""
         deadline = time.monotonic() + timeout
         while not self.server.is_ready():
             if self._process is None or self._process.poll() is not None:
@@ -60,12 +60,12 @@ class DriverLogServer(PostgresProcess):
             time.sleep(_BEFORE_START / 10)
 
     def stop_fast(self) -> None:
-        """As `pg_ctl stop` does."""
+        """Stop the server as `pg_ctl stop -m fast` does."""
         self.server.stop(StopMode.FAST)
         self.wait()
 
     def kill(self) -> None:
-        """`kill -9` of the postmaster; returns when its last child, which notices, has ended too."""
+        """Kill the postmaster with `kill -9`; return when its last child has noticed and ended too."""
         postmaster = self.server.running_pid()
         assert postmaster is not None
         family = [psutil.Process(postmaster), *psutil.Process(postmaster).children(recursive=True)]
@@ -75,10 +75,10 @@ class DriverLogServer(PostgresProcess):
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """`kill -STOP` of the whole server: the kernel goes on taking connections for it, and nothing is answered."""
+        """Send SIGSTOP to the whole server: the kernel still accepts connections for it, but nothing answers."""
         postmaster = self.server.running_pid()
         assert postmaster is not None
-        # The postmaster first: it starts no others then.
+        # Stop the postmaster first, so that it starts no other children.
         os.kill(postmaster, signal.SIGSTOP)
         family = [postmaster, *(child.pid for child in psutil.Process(postmaster).children(recursive=True))]
         try:
@@ -92,7 +92,7 @@ class DriverLogServer(PostgresProcess):
                     os.kill(pid, signal.SIGCONT)
 
     def new_database(self) -> str:
-        """The URL of a new, migrated database."""
+        """Create and migrate a new database; return its URL."""
         name = f"away_{next(self._numbers)}"
         self.server.ensure_database(name)
         url = self.server.url(name)
@@ -101,7 +101,7 @@ class DriverLogServer(PostgresProcess):
 
     @contextlib.contextmanager
     def connection(self, database: str = "postgres") -> Iterator[psycopg2.extensions.connection]:
-        """A plain connection, as a person's with psql."""
+        """Open a plain connection, as a person does with psql."""
         url = sa.make_url(self.server.url(database)).set(drivername="postgresql")
         connection = psycopg2.connect(url.render_as_string(hide_password=False), application_name="a person")
         try:
@@ -111,9 +111,9 @@ class DriverLogServer(PostgresProcess):
             connection.close()
 
     def make_standby(self, data_directory: Path, *, synchronous: bool = True) -> DriverLogServer:
-        """A copy that follows this server.
+        """Create a copy that follows this server.
 
-        Where it is synchronous, from its first answer on nothing commits here before it is there.
+        If it is synchronous, then once it answers, no commit completes here before it is on the standby too.
         """
         url = sa.make_url(self.server.url())
         source = f"host=127.0.0.1 port={url.port} user={url.username} password={url.password}"
@@ -151,7 +151,7 @@ class DriverLogServer(PostgresProcess):
                 time.sleep(0.05)
 
     def stop_following(self) -> None:
-        """Cut a standby off: on return it has what it has received, and receives nothing more."""
+        """Cut a standby off: when this returns, it has everything it received so far, and receives nothing more."""
         with self.connection() as connection, connection.cursor() as cursor:
             cursor.execute("ALTER SYSTEM SET primary_conninfo = ''")
             cursor.execute("SELECT pg_reload_conf()")
@@ -163,16 +163,16 @@ class DriverLogServer(PostgresProcess):
             eventually(alone, "the standby to be cut off", seconds=60)
 
     def promote(self) -> None:
-        """Make a standby the primary; returns when it takes writes."""
+        """Make a standby the primary; return when it accepts writes."""
         with self.connection() as connection, connection.cursor() as cursor:
-            # It would wait for a standby of its own.
+            # Otherwise it would wait for a synchronous standby of its own.
             cursor.execute("SELECT pg_promote(true, 30)")
             cursor.execute("ALTER SYSTEM RESET synchronous_standby_names")
             cursor.execute("SELECT pg_reload_conf()")
 
 
 class Address:
-    """A TCP address that stands for one server after the other, as a floating address or a balancer does."""
+    """A TCP address that leads to one server after the other, as a floating address or a load balancer does."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -182,7 +182,7 @@ class Address:
         self._thread = threading.Thread(target=self._serve, name="address", daemon=True)
 
     def of(self, url: str) -> str:
-        """A server's URL by this address."""
+        """Return a server's URL through this address."""
         return sa.make_url(url).set(port=self.port).render_as_string(hide_password=False)
 
     def __enter__(self) -> Self:
@@ -230,7 +230,7 @@ class MountRefusedError(Exception):
 
 @contextlib.contextmanager
 def small_file_system(path: Path, size: str) -> Iterator[Path]:
-    """A file system in memory, mounted at `path`. Raises MountRefusedError."""
+    """Mount a file system in memory at `path`. Raises MountRefusedError."""
     path.mkdir(parents=True)
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0711", "tmpfs", str(path)],
@@ -243,12 +243,12 @@ def small_file_system(path: Path, size: str) -> Iterator[Path]:
     try:
         yield path
     finally:
-        # A backend that has just ended may hold it for a moment.
+        # A backend that has just ended may still hold it for a moment.
         subprocess.run(["umount", "--lazy", str(path)], check=True, capture_output=True)
 
 
 def fill(ballast: Path) -> None:
-    """Write one file until no byte is left beside it."""
+    """Write one file until no byte is left."""
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         for piece in (2**20, 2**12, 1):
             with contextlib.suppress(OSError):

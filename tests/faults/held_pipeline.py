@@ -1,6 +1,6 @@
-"""Numbered lines in, the same numbers out, and a hand on every batch: it waits for as long as a file is there.
+"""A pipeline that outputs its numbered input and holds every batch while a file exists.
 
-A test copies this file into its own folder: what it changes there is no one else's code.
+A test copies this file into its own folder, so its changes there affect no other test's code.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ pipeline = Pipeline("numbered", interval="2s", catch_up="merge", max_attempts=5)
 
 @pipeline.output(inputs=[numbers], sink=ParquetSink(os.environ["NUMBERS_OUTPUT"]))
 def seen(numbers: DataFrame, batch: Batch) -> DataFrame:
-    """Each number that came in; waits in Python while `hold-python` is there, in a Spark job for `hold-spark`."""
+    """Return each number; wait in Python while file `hold-python` exists, in a Spark job while `hold-spark` does."""
     session = numbers.sparkSession
-    print(f"version {VERSION} of {batch.time.isoformat()}")  # noqa: T201  what a user's function writes
+    print(f"version {VERSION} of {batch.time.isoformat()}")  # noqa: T201  a user's function prints
     print(f"dirty {session.conf.get('spark.forebay.test', 'no')}", file=sys.stderr)  # noqa: T201
     session.conf.set("spark.forebay.test", "yes")
     if (HOME / "hold-python").exists() or (HOME / "hold-spark").exists():
@@ -43,7 +43,7 @@ def seen(numbers: DataFrame, batch: Batch) -> DataFrame:
     hold = str(HOME / "hold-spark")
 
     def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        while os.path.exists(hold):  # noqa: PTH110  in Spark's worker, with nothing of this module
+        while os.path.exists(hold):  # noqa: PTH110  in Spark's worker, which has nothing from this module
             time.sleep(0.02)
         yield from batches
 

@@ -1,4 +1,4 @@
-"""A TCP source that numbers its lines and sends each number once, whoever connects."""
+"""A TCP source that numbers its lines and sends each number once, to any client that connects."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _CHUNK = 100
 
 
 class NumberedSource:
-    """Sends 1, 2, 3 … at about a thousand lines a second while it is told to.
+    """Send 1, 2, 3 … at about a thousand lines a second while sending is on.
 
-    What was handed to a connection that then broke is never sent again: a socket's sender can't know what arrived.
+    Lines given to a connection that then broke are never sent again: a socket's sender can't know what arrived.
     """
 
     def __init__(self) -> None:
@@ -30,16 +30,16 @@ class NumberedSource:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Return the port on which the source listens."""
         port: int = self._listener.getsockname()[1]
         return port
 
     def send(self) -> None:
-        """Go on sending."""
+        """Start or resume sending."""
         self._sending.set()
 
     def pause(self) -> int:
-        """Keep the connection, send nothing; returns the last number, which is handed over by then."""
+        """Keep the connection but send nothing; return the last number, which has been handed over by then."""
         with self._handing_over:
             self._sending.clear()
             return self.last_sent

@@ -1,6 +1,6 @@
-"""An agent as its users run it, with its tracker and receivers, on a driver log that the test takes away.
+"""An agent as its users run it, with its tracker and receivers, on a driver log that the test makes unavailable.
 
-No Dagster and no Spark: this is the half of the system that must not lose a record while Postgres is away.
+No Dagster and no Spark: this half of the system must not lose a record while Postgres is unavailable.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _log = structlog.get_logger(__name__)
 Found = TypeVar("Found")
 
 POLL_SECONDS = 0.1
-#: Small, so that what is held is full, and the source is held up, within seconds.
+#: Small limits, so that a receiver's memory is full, and its source is held up, within seconds.
 SETTINGS = {"block_interval": "100ms", "block_queue_size": 3, "max_block_bytes": "64KiB"}
-#: What a receiver may grow by while nothing can be registered: what it holds is 9 blocks of 64 KiB; the rest is Python.
+#: Bytes by which a receiver may grow while nothing can be registered: it holds 9 blocks of 64 KiB; the rest is Python.
 MOST_GROWTH_BYTES = 48 * 2**20
-#: Issue 4: resumed so soon after the server is back.
+#: Seconds within which everything must resume once the server is back (issue 4).
 RESUME_SECONDS = 10.0
 
 
 class ReceivingHost:
-    """The agent's processes, their sources, and what stands in the driver log."""
+    """The agent's processes, their sources, and the contents of the driver log."""
 
     def __init__(self, database_url: str, home: Path, sources: Sequence[SteadySource], agent: psutil.Process) -> None:
         self.home = home
@@ -56,18 +56,18 @@ class ReceivingHost:
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def remember_processes(self) -> None:
-        """From now on, none of them may end."""
+        """Remember the processes; from now on none of them may end."""
         self._first = {process.pid: process for process in self._processes()}
         assert len(self._first) == 2 + len(self.sources), f"not agent, tracker and receivers: {self._first}"
 
-    def check_nobody_ended(self) -> None:
-        """Every process that was remembered runs, and there is no other."""
+    def check_no_process_ended(self) -> None:
+        """Check that every remembered process runs, and that there is no other."""
         now = set(self._processes())
         first = set(self._first.values())
         assert now == first, f"ended: {first - now}; new: {now - first}\n{self.report()}"
 
     def memory(self) -> dict[int, int]:
-        """Each process's resident bytes."""
+        """Return each process's resident memory in bytes."""
         return {pid: process.memory_info().rss for pid, process in self._first.items()}
 
     def _processes(self) -> list[psutil.Process]:
@@ -76,30 +76,30 @@ class ReceivingHost:
     # -- the driver log ----------------------------------------------------------------------------------------------
 
     def execute(self, statement: str, **values: object) -> list[Any]:
-        """One statement; its rows."""
+        """Run one statement; return its rows."""
         with connect(self.engine) as connection:
             result = connection.execute(sa.text(statement), values)
             return list(result) if result.returns_rows else []
 
     def registered(self) -> list[int]:
-        """Records in registered blocks, by receiver."""
+        """Return the number of records in registered blocks, by receiver."""
         rows = self.execute("SELECT records FROM forebay.receiver_status ORDER BY receiver_id")
         return [int(row.records) for row in rows]
 
     def reasons(self) -> list[str]:
-        """Why each receiver is in its state."""
+        """Return the reason for each receiver's state."""
         return [row.reason for row in self.execute("SELECT reason FROM forebay.receiver_status ORDER BY receiver_id")]
 
     def states(self) -> list[str]:
-        """What each receiver is."""
+        """Return each receiver's state."""
         return [row.state for row in self.execute("SELECT state FROM forebay.receiver_status ORDER BY receiver_id")]
 
     def says(self, what: str) -> bool:
-        """Whether every receiver's reason holds this."""
+        """Return whether every receiver's reason contains this text."""
         return all(what in reason for reason in self.reasons())
 
     def events(self, *kinds: str) -> list[tuple[str, str]]:
-        """(message, detail) of the events of these kinds."""
+        """Return (message, detail) of the events of these kinds."""
         rows = self.execute(
             "SELECT message, detail FROM forebay.receiver_events WHERE kind = ANY (CAST(:k AS text[])) ORDER BY id",
             k=list(kinds),
@@ -107,11 +107,11 @@ class ReceivingHost:
         return [(row.message, row.detail) for row in rows]
 
     def until_said(self, what: str) -> None:
-        """Until a receiver's report of an error holds this: reports are written beside, at a pace of their own."""
+        """Wait until a receiver's error report contains this text: reports are written separately, at their pace."""
         self.until(f"the report of {what}", lambda: any(what in detail for _, detail in self.events("ERROR")))
 
     def heartbeats(self) -> dict[str, int]:
-        """The counters of everybody that lives, the leader's too."""
+        """Return the heartbeat counters of all live processes, and the leader's."""
         rows = self.execute(
             "SELECT kind || ' ' || name AS name, heartbeat AS counter FROM forebay.processes WHERE ended_at IS NULL "
             "UNION ALL SELECT 'leader', counter FROM forebay.leadership"
@@ -119,7 +119,7 @@ class ReceivingHost:
         return {row.name: row.counter for row in rows}
 
     def until(self, what: str, look: Callable[[], Found | None], seconds: float = 30.0) -> Found:
-        """Poll until `look` finds something; a driver log that is away counts as not yet."""
+        """Poll until `look` finds something; an unavailable driver log counts as nothing found."""
         deadline = time.monotonic() + seconds
         failure = ""
         while time.monotonic() < deadline:
@@ -134,7 +134,7 @@ class ReceivingHost:
     # -- what a test does --------------------------------------------------------------------------------------------
 
     def receive(self, records: int = 2000, seconds: float = 30.0) -> None:
-        """Let the sources send until each receiver has registered so many more."""
+        """Let the sources send until each receiver has registered `records` more."""
         goals = [done + records for done in self.registered()]
         for source in self.sources:
             source.send()
@@ -145,24 +145,24 @@ class ReceivingHost:
         )
 
     def until_reading_has_stopped(self, seconds: float = 30.0) -> None:
-        """Until every source is held up: its receiver holds what it may hold, and reads no more."""
+        """Wait until every source is held up: its receiver holds as much as it may, and reads no more."""
         self.until("every source is held up", lambda: all(source.held_up_for > 1.0 for source in self.sources), seconds)
 
     def stay_away(self, seconds: float) -> None:
-        """Let so much time pass under load: nobody ends, memory stays bounded, reading has stopped at the end."""
+        """Let `seconds` pass under load: no process ends, memory stays bounded, and reading has stopped by the end."""
         before = self.memory()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self.check_nobody_ended()
+            self.check_no_process_ended()
             for pid, resident in self.memory().items():
                 grown = resident - before[pid]
                 assert grown < MOST_GROWTH_BYTES, f"process {pid} grew by {grown} bytes"
             time.sleep(0.5)
-        # Somebody that stood still may have to read on for a moment.
+        # A process that stood still may have to read on for a moment.
         self.until_reading_has_stopped()
 
     def resume(self) -> None:
-        """Until every counter moves and every receiver registers new records; the server is back as this is called."""
+        """Check that every counter moves and every receiver registers new records; the server must be back already."""
         begin = time.monotonic()
         registered, counters = self.until("the driver log answers", lambda: (self.registered(), self.heartbeats()))
         assert len(counters) == 2 + len(self.sources)
@@ -179,16 +179,16 @@ class ReceivingHost:
         assert took < RESUME_SECONDS, f"resumed after {took:.1f} s only"
 
     def check_every_number_is_there_once(self) -> None:
-        """The calm: everything sent is registered, each number once, in the order in which it was sent."""
+        """Pause the sources; check that everything sent is registered, each number once, in the order of sending."""
         sent = [source.pause() for source in self.sources]
         self.until("everything sent is registered", lambda: self.registered() == sent)
-        assert [source.connections for source in self.sources] == [1] * len(sent), "a receiver connected anew"
+        assert [source.connections for source in self.sources] == [1] * len(sent), "a receiver connected again"
         self.check_numbers(sent)
         assert self.events("LEASE_EXPIRED", "FENCED", "FAILED", "EXITED", "RESTARTED") == []
-        self.check_nobody_ended()
+        self.check_no_process_ended()
 
     def check_numbers(self, sent: Sequence[int]) -> None:
-        """Of each source every number up to the one that it sent last is there once, in order."""
+        """Check that of each source every number up to the last one sent is there once, in order."""
         store = open_block_store(str(self.home / "blocks"))
         for ordinal, last in enumerate(sent):
             numbers: list[int] = []
@@ -204,7 +204,7 @@ class ReceivingHost:
             assert numbers == list(range(1, last + 1))
 
     def report(self) -> str:
-        """The state of things, for a failure."""
+        """Describe the state of the system, for a failure message."""
         lines = [f"sent {s.sent}, held up for {s.held_up_for:.1f} s, {s.connections} connections" for s in self.sources]
         try:
             for table in ("receiver_status", "processes", "receiver_events", "leadership"):
@@ -218,7 +218,7 @@ class ReceivingHost:
 
 @contextmanager
 def receiving_host(database_url: str, home: Path, *, receivers: int = 2) -> Iterator[ReceivingHost]:
-    """An agent with a tracker and so many receivers, each of a stream and source of its own, receiving."""
+    """Start an agent with a tracker and receivers, each with a stream and source of its own, that receive."""
     with _sources(receivers) as sources:
         engine = create_engine(database_url, application_name="fault tests")
         with connect(engine) as connection:

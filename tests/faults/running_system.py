@@ -1,4 +1,4 @@
-"""`forebay up` as its users run it, with eyes on the driver log and hands on its processes."""
+"""`forebay up` as its users run it, with access to its driver log and processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RunningSystem:
         self._up = up
 
     def process(self, *words: str) -> psutil.Process | None:
-        """The process of this system whose command line has all of `words`, guards apart."""
+        """Return the process of this system whose command line has all of `words`, except guards."""
         for process in self._up.children(recursive=True):
             try:
                 command = process.cmdline()
@@ -60,7 +60,7 @@ class RunningSystem:
         return None
 
     def receiver_process(self) -> psutil.Process:
-        """The one that runs the one receiver: started for it, or the spare one of before."""
+        """Return the process of the one receiver: one started for it, or the previous spare process."""
 
         def look() -> psutil.Process | None:
             with connect(self.engine) as connection:
@@ -75,7 +75,7 @@ class RunningSystem:
         return self.until("the receiver has a process", look)
 
     def end_reason(self, pid: int) -> str | None:
-        """How the last process with this pid ended, by the driver log; None where it has not."""
+        """Return how the last process with this pid ended, according to the driver log; None if it has not ended."""
         with connect(self.engine) as connection:
             return connection.execute(
                 sa.text("SELECT end_reason FROM forebay.processes WHERE pid = :pid ORDER BY id DESC LIMIT 1"),
@@ -83,12 +83,12 @@ class RunningSystem:
             ).scalar()
 
     def leadership(self) -> Leadership:
-        """Who leads, in which term."""
+        """Return the leader and its term."""
         with connect(self.engine) as connection:
             return read_leadership(connection)
 
     def kill(self, process: psutil.Process) -> None:
-        """`kill -9`, and wait until it is gone."""
+        """Send `kill -9`, and wait until the process is gone."""
         process.send_signal(signal.SIGKILL)
         psutil.wait_procs([process], timeout=10)
         assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
@@ -98,12 +98,12 @@ class RunningSystem:
         self._up.send_signal(number)
 
     def has_ended(self) -> bool:
-        """Whether `forebay up` has ended; its exit code is looked at when the system is left."""
-        # Not waited for: who started it wants its exit code.
+        """Return whether `forebay up` has ended; its exit code is checked when the context ends."""
+        # Do not wait for it: the process that started it needs its exit code.
         return not self._up.is_running() or self._up.status() == psutil.STATUS_ZOMBIE
 
     def until(self, what: str, look: Callable[[], Found | None], seconds: float = 150.0) -> Found:
-        """Poll until `look` finds something (a driver log that is away finds nothing); fail at the deadline."""
+        """Poll until `look` finds something (an unavailable driver log counts as nothing); fail at the deadline."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with contextlib.suppress(*SURVIVED):
@@ -114,22 +114,22 @@ class RunningSystem:
         return pytest.fail(f"not within {seconds:g} s: {what}\n{self._report()}")
 
     def registered(self) -> int:
-        """Records in registered blocks."""
+        """Return the number of records in registered blocks."""
         with connect(self.engine) as connection:
             return sum(row.records for row in status.receiver_status(connection))
 
     def epoch(self) -> int:
-        """The newest epoch of the one receiver."""
+        """Return the newest epoch of the one receiver."""
         with connect(self.engine) as connection:
             return status.receiver_status(connection)[0].epoch or 0
 
     def batches(self) -> list[status.BatchStats]:
-        """Every batch, newest first."""
+        """Return every batch, newest first."""
         with connect(self.engine) as connection:
             return status.batch_stats(connection, limit=100_000)
 
     def launchers(self) -> set[str]:
-        """Who has launched runs of batches."""
+        """Return the names of the processes that have launched runs of batches."""
         with connect(self.engine) as connection:
             rows = connection.execute(
                 sa.text("SELECT DISTINCT launched_by FROM forebay.batches WHERE launched_by IS NOT NULL")
@@ -137,7 +137,7 @@ class RunningSystem:
             return set(rows.scalars())
 
     def run_keys_with_several_runs(self) -> list[str]:
-        """Run keys under which Dagster has more than one run of a pipeline."""
+        """Return the run keys under which Dagster has more than one run of a pipeline."""
         with connect(self.engine) as connection:
             rows = connection.execute(
                 sa.text(
@@ -149,7 +149,7 @@ class RunningSystem:
             return list(rows.scalars())
 
     def receive(self, records: int) -> None:
-        """Let the source send until so many more records are registered, of which the newest was sent since."""
+        """Let the source send until `records` more are registered, the newest of which was sent after the call."""
         [before] = self.until("the driver log answers", lambda: [self.registered()])
         last = self.source.last_sent
         self.source.send()
@@ -159,14 +159,14 @@ class RunningSystem:
         )
 
     def settle(self, seconds: float = 240.0) -> None:
-        """The calm: the source pauses; then nothing may be left waiting (liveness)."""
+        """Pause the source; then check that nothing is left waiting (liveness)."""
         last = self.source.pause()
-        # Or what is on its way is registered after all was completed. It comes: records flowed on this connection.
+        # Otherwise records in flight are registered after all else is completed. They arrive: the connection works.
         self.until("the last number is registered", lambda: self._newest_number() == last, seconds)
         self.until("everything registered is completed and nothing waits", self._nothing_waits, seconds)
 
     def check_every_number_came_out_once(self) -> None:
-        """Safety: what is in registered blocks, by the numbers, is what is in the output, each number once."""
+        """Check that the output has exactly the numbers in registered blocks, each once (safety)."""
         registered = self._numbers_in_blocks()
         table = ds.dataset(self.home / "output", partitioning="hive", format="parquet").to_table(["number"])
         came_out = Counter(table["number"].to_pylist())
@@ -187,7 +187,7 @@ class RunningSystem:
         return all(row.waiting_records == 0 for row in lag) and not unfinished
 
     def _newest_number(self) -> int:
-        """The last one in the newest block of the one receiver; 0 before the first."""
+        """Return the last number in the newest block of the one receiver; 0 before the first."""
         with connect(self.engine) as connection:
             blocks = _registered_blocks(connection)
         if not blocks:
@@ -196,7 +196,7 @@ class RunningSystem:
         return max(int(batch["value"][-1].as_py()) for batch in store.read_batches(*blocks[-1]) if len(batch))
 
     def _numbers_in_blocks(self) -> Counter[int]:
-        """Read through the segments, not through the batches: independent of allocation."""
+        """Count the numbers by reading the segments, not the batches: this is independent of allocation."""
         store = open_block_store(str(self.home / "blocks"))
         numbers: Counter[int] = Counter()
         with connect(self.engine) as connection:
@@ -228,7 +228,7 @@ def _registered_blocks(connection: sa.Connection) -> list[tuple[str, int, int, i
 def running_system(
     home: Path, source: NumberedSource, module: str = "tests.faults.numbered_pipeline", **settings: str
 ) -> Iterator[RunningSystem]:
-    """Start `forebay up` in `home` on the numbered pipeline; stop it, and see that no process stays.
+    """Start `forebay up` in `home` on the numbered pipeline; stop it, and check that no process remains.
 
     `settings`: further environment variables.
     """
@@ -268,7 +268,7 @@ def running_system(
         finally:
             up.kill()
     _, left = psutil.wait_procs(processes, timeout=10)
-    # It waits for a number, which another process may have by now.
+    # wait_procs waits for a pid, which another process may have by now.
     left = [process for process in left if process.is_running()]
     assert left == [], f"processes that outlived `forebay up`: {left}"
     assert up.returncode == 0, log.read_text(encoding="utf-8")

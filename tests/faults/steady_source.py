@@ -1,4 +1,4 @@
-"""A TCP source that numbers its lines, is faster than a stopped reader, and knows when it is held up.
+"""A TCP source that numbers its lines, outpaces a reader that has stopped, and measures how long it is held up.
 
 It never gives up on a connection and never drops a line that it began: every number up to `sent` was handed to the
 system, so that all of them arrive unless the process that reads them dies.
@@ -21,7 +21,7 @@ _TICK_SECONDS = 0.01
 class SteadySource:
     """Sends lines `NUMBER PADDING` at a steady pace to one connection after the other; each number once.
 
-    lines_per_second: while nothing holds it up. line_bytes: of each, with its end.
+    lines_per_second: the rate while nothing holds it up. line_bytes: the length of a line, with its newline.
     """
 
     def __init__(self, *, lines_per_second: int = 4000, line_bytes: int = 200) -> None:
@@ -40,23 +40,23 @@ class SteadySource:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Return the port on which the source listens."""
         port: int = self._listener.getsockname()[1]
         return port
 
     @property
     def held_up_for(self) -> float:
-        """Seconds since the reader last took anything, while there is something to send."""
+        """Return the seconds since the reader last took anything, while there is something to send."""
         return 0.0 if self._idle.is_set() else time.monotonic() - self._progress
 
     def send(self) -> None:
-        """Begin, or go on."""
+        """Start or resume sending."""
         self._progress = time.monotonic()
         self._idle.clear()
         self._sending.set()
 
     def pause(self, timeout: float = 60.0) -> int:
-        """Finish the lines that are begun; returns the last number when all are handed over."""
+        """Finish the lines that are begun; return the last number when all are handed over."""
         self._sending.clear()
         assert self._idle.wait(timeout), f"the reader took nothing for {self.held_up_for:.0f} s"
         return self.sent
@@ -80,7 +80,7 @@ class SteadySource:
             self.connections += 1
             with connection:
                 connection.settimeout(0)
-                # The less the system holds, the sooner a reader that stopped is felt.
+                # The less the kernel buffers, the sooner a stopped reader is noticed.
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
                 self._feed(connection)
 

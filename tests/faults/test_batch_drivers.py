@@ -1,4 +1,4 @@
-"""Batch drivers in `forebay up`, as an operator sees them: one system at a 2 s interval for all of it."""
+"""Batch drivers in `forebay up`, as an operator sees them: one system at a 2 s interval for all tests."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
 
 PIPELINE = Path(__file__).with_name("held_pipeline.py")
-# Issue 7, item 2: from the wish to cancel a run to its end.
+# Seconds from the request to cancel a run to its end (issue 7, item 2).
 CANCELLED_SECONDS = 2.0
-# Python, Dagster and a JVM, beside other tests.
+# In seconds. A driver starts Python, Dagster and a JVM, beside other tests.
 READY_SECONDS = 300.0
 
 
 class Drivers:
-    """The running system, with eyes on its drivers and hands on its Dagster."""
+    """The running system, with access to its drivers and its Dagster."""
 
     def __init__(self, system: RunningSystem, module: Path) -> None:
         self.system = system
@@ -51,7 +51,7 @@ class Drivers:
         self.url = url[1]
 
     def ready_pids(self) -> list[int]:
-        """Those that take runs, as the driver log has it, oldest first."""
+        """Return the pids of the drivers that take runs according to the driver log, oldest first."""
         with connect(self.system.engine) as connection:
             pids = connection.execute(
                 sa.text(
@@ -62,19 +62,19 @@ class Drivers:
             return list(pids.scalars())
 
     def ready(self) -> list[psutil.Process]:
-        """Their processes."""
+        """Return the processes of the drivers that are ready."""
         return [psutil.Process(pid) for pid in self.ready_pids() if psutil.pid_exists(pid)]
 
     def one(self) -> psutil.Process:
-        """The driver, when there is one that is ready."""
+        """Return a driver, as soon as one is ready."""
         return self.system.until("a batch driver is ready", self.ready, READY_SECONDS)[-1]
 
     def held(self, name: str) -> Hold:
-        """While entered, each batch waits: `hold-python` or `hold-spark`."""
+        """Return a context in which each batch waits; `name` is `hold-python` or `hold-spark`."""
         return Hold(self.system.home / name)
 
     def running(self) -> dg.DagsterRun:
-        """A batch run that is held in the user's function, or in its Spark job soon."""
+        """Return a batch run that is held in the user's function, or soon will be in its Spark job."""
 
         def look() -> dg.DagsterRun | None:
             runs = self.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
@@ -88,18 +88,18 @@ class Drivers:
         return found.status
 
     def ended(self, run: dg.DagsterRun, seconds: float = 150.0) -> dg.DagsterRunStatus:
-        """As what it ended."""
+        """Wait until the run has ended; return its final status."""
         finished = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
         self.system.until(f"run {run.run_id} has ended", lambda: self.status(run) in finished, seconds)
         return self.status(run)
 
     def stdout(self, run: dg.DagsterRun, kind: str = "out") -> str:
-        """What the run's compute log has."""
+        """Return the contents of the run's compute log."""
         logs = self.system.home / "dagster" / "storage" / run.run_id / "compute_logs"
         return "".join(file.read_text(encoding="utf-8") for file in logs.glob(f"*.{kind}"))
 
     def seconds_to_cancel(self, run: dg.DagsterRun) -> float:
-        """From the wish to the end, as Dagster noted them."""
+        """Return the seconds from the cancel request to the end, as Dagster recorded them."""
         said = {
             entry.dagster_event.event_type: entry.timestamp
             for entry in self.instance.all_logs(run.run_id)
@@ -115,7 +115,7 @@ class Drivers:
         return runs[0] if runs else None
 
     def terminate(self, run: dg.DagsterRun) -> None:
-        """As the button in the UI does."""
+        """Terminate the run as the button in the UI does."""
         query = "mutation($id: String!) { terminateRun(runId: $id) { __typename } }"
         request = urllib.request.Request(
             f"{self.url}/graphql",
@@ -151,14 +151,14 @@ def shared() -> Iterator[Drivers]:
 
 @pytest.fixture
 def drivers(shared: Drivers) -> Drivers:
-    """A driver is ready, and records flow."""
+    """Wait until a driver is ready and records flow."""
     shared.one()
     shared.system.receive(500)
     return shared
 
 
 def test_a_warm_run_looks_like_any_other(drivers: Drivers) -> None:
-    """Its events, its output and its errors stand where Dagster's pages look for them; the next finds it all clean."""
+    """Check that events, output and errors are where Dagster's pages look, and that the next run finds no remains."""
     before = drivers.last_success()
     run = drivers.system.until(
         "a batch has succeeded",
@@ -181,7 +181,7 @@ def test_a_warm_run_looks_like_any_other(drivers: Drivers) -> None:
 
 
 def test_j02_a_run_that_can_not_be_run_fails_and_the_driver_goes_on(drivers: Drivers) -> None:
-    """An error outside the user's code is a failed run with its reason; the next run is not touched by it."""
+    """Check that an error outside user code fails the run with its reason, and does not affect the next run."""
     driver = drivers.one()
     good = drivers.system.until("a batch has succeeded", drivers.last_success)
     origin = good.job_code_origin
@@ -189,7 +189,7 @@ def test_j02_a_run_that_can_not_be_run_fails_and_the_driver_goes_on(drivers: Dri
     broken = good._replace(
         run_id=str(uuid.uuid4()),
         status=dg.DagsterRunStatus.STARTING,
-        # Not the sensor's: it looks for its runs by their tags.
+        # Without the sensor's tags, because the sensor finds its runs by them.
         tags={},
         job_code_origin=origin._replace(job_name="a_job_that_is_not_there"),
     )
@@ -207,7 +207,7 @@ def test_j02_a_run_that_can_not_be_run_fails_and_the_driver_goes_on(drivers: Dri
 @pytest.mark.parametrize("where", ["hold-spark", pytest.param("hold-python", marks=pytest.mark.systems)])
 def test_a_cancelled_run_ends_within_two_seconds_and_its_batch_comes_out_later(drivers: Drivers, where: str) -> None:
     took: list[float] = []
-    # The quickest counts: a machine that stands still for a moment says nothing of the driver.
+    # Only the fastest of up to three counts: a pause of the whole machine says nothing about the driver.
     while not took or (min(took) > CANCELLED_SECONDS and len(took) < 3):
         drivers.one()
         drivers.system.receive(500)
@@ -241,7 +241,7 @@ def jvm_of(driver: psutil.Process) -> psutil.Process:
     return jvm
 
 
-def test_a_driver_whose_jvm_is_killed_while_it_is_idle_is_replaced_and_costs_no_attempt(drivers: Drivers) -> None:
+def test_an_idle_driver_with_a_killed_jvm_is_replaced_and_costs_no_attempt(drivers: Drivers) -> None:
     drivers.system.settle()
     before = [(row.batch_time, row.attempt) for row in drivers.system.batches() if row.attempt > 1]
     driver = drivers.one()
@@ -253,7 +253,7 @@ def test_a_driver_whose_jvm_is_killed_while_it_is_idle_is_replaced_and_costs_no_
     assert [(row.batch_time, row.attempt) for row in drivers.system.batches() if row.attempt > 1] == before
 
 
-def test_a_driver_whose_jvm_is_killed_in_a_run_is_replaced_and_its_batch_comes_out_once(drivers: Drivers) -> None:
+def test_a_busy_driver_with_a_killed_jvm_is_replaced_and_its_batch_comes_out_once(drivers: Drivers) -> None:
     with drivers.held("hold-spark"):
         run = drivers.running()
         driver = drivers.one()
@@ -264,8 +264,8 @@ def test_a_driver_whose_jvm_is_killed_in_a_run_is_replaced_and_its_batch_comes_o
     drivers.system.check_every_number_came_out_once()
 
 
-def test_a_driver_that_stood_still_ends_and_its_batch_comes_out_once(drivers: Drivers) -> None:
-    """It was declared dead in the middle of a run, which another process makes again: the first must not go on."""
+def test_a_stalled_driver_ends_and_its_batch_comes_out_once(drivers: Drivers) -> None:
+    """Pause a driver during a run until it is declared dead and its batch is run elsewhere; it must not go on."""
     with drivers.held("hold-python"):
         run = drivers.running()
         driver = drivers.one()

@@ -1,4 +1,4 @@
-"""Logs and blocks share a disk that is full for a while: no thread ends, nothing is lost, and all goes on by itself."""
+"""Fill the disk of logs and blocks for a while: no thread ends, nothing is lost, and all resumes without help."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# By what an operator is promised.
+# Seconds within which, as operators are promised, data is acknowledged after the disk has space again.
 _ACKNOWLEDGED_WITHIN = 60.0
 _PAGE = 4096
 
 
 class Sender:
-    """Sends numbers over HTTP, one by one, each until it is acknowledged."""
+    """Send numbers over HTTP, one by one, each until it is acknowledged."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -85,7 +85,7 @@ def source() -> Iterator[NumberedSource]:
 
 
 def start(rigs: list[ReceiverRig], log: Path) -> subprocess.Popen[bytes]:
-    """One process for all, as an agent starts it."""
+    """Start one process for all receivers, as an agent does."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             [
@@ -135,7 +135,7 @@ def test_a_full_disk_ends_no_thread_and_loses_nothing(database_url: str, disk: P
         fill(disk / "ballast")
         for rig in (pushing, reading):
             eventually(lambda rig=rig: "No space left on device" in rig.state()[1], "the reason")  # type: ignore[misc]
-        # What is logged goes into the page that the file has, until that is full: from then on every line fails.
+        # Log lines still fit into the file's last page; once that is full, every line fails.
         eventually(lambda: log.stat().st_size % _PAGE == 0, "a log that takes nothing more")
         failing = sender.acknowledged, reading.records()
         eventually(lambda: "No space left on device" in reading.state()[1], "the reason, still")

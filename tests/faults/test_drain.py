@@ -1,4 +1,4 @@
-"""Two real agents with a receiver under load: draining one hands the receiver over after it has drained."""
+"""Two real agents with a receiver under load: draining one moves the receiver after it has drained."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def until(engine: sa.Engine, state: str, agent: str | None, records: int = 0) ->
 
 
 @pytest.mark.timeout(240)
-def test_a_drained_agents_receiver_goes_on_elsewhere_after_it_has_registered_what_it_read(
+def test_a_drained_agents_receiver_moves_after_it_has_registered_what_it_read(
     engine: sa.Engine, database_url: str, home: Path
 ) -> None:
     environment = {**os.environ, "FOREBAY_DATABASE_URL": database_url, "FOREBAY_HOME": str(home)}
@@ -87,5 +87,5 @@ def test_a_drained_agents_receiver_goes_on_elsewhere_after_it_has_registered_wha
             ended = connection.execute(
                 sa.text("SELECT ended_at FROM forebay.processes WHERE kind = 'receiver' ORDER BY id LIMIT 1")
             ).scalar_one()
-            assert first < ended < second, "the new claim comes after the old process has drained, and fences nobody"
+            assert first < ended < second, "the new claim comes after the old process has drained, and fences none"
             assert [check for check in checks.check_data(connection) if check.violations] == []

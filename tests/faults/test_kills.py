@@ -1,4 +1,4 @@
-"""`kill -9` on the real processes is healed without a person: every registered record comes out once, nothing waits."""
+"""Send `kill -9` to real processes: all recovers without help, each registered record comes out once, nothing waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_receiver_process(system: RunningSystem) -> None:
 
 
 def test_the_agent(system: RunningSystem) -> None:
-    """Its children end with it; its successor says that it is gone, and nobody waits until it is found silent."""
+    """Check that its children end with it, and that its successor reports its end before a timeout has to detect it."""
     before = system.epoch()
     agent = system.process("forebay.cli agent")
     assert agent is not None
@@ -41,7 +41,7 @@ def test_the_agent(system: RunningSystem) -> None:
 
 
 def test_the_tracker(system: RunningSystem) -> None:
-    """The receiver does not notice; another process leads, under another term."""
+    """Check that the receiver does not notice, and that another process leads with a new term."""
     epoch, before = system.epoch(), system.leadership()
     tracker = system.process("forebay.cli tracker")
     assert tracker is not None
@@ -51,7 +51,7 @@ def test_the_tracker(system: RunningSystem) -> None:
     assert system.leadership().holder != before.holder
     system.settle()
     system.check_every_number_came_out_once()
-    assert system.epoch() == epoch, "the receiver was started anew"
+    assert system.epoch() == epoch, "the receiver was restarted"
 
 
 def test_the_dagster_daemon(system: RunningSystem) -> None:
@@ -66,9 +66,9 @@ def test_the_dagster_daemon(system: RunningSystem) -> None:
 
 
 def test_the_webserver(system: RunningSystem) -> None:
-    """Batches of 2 s are pushed to it by the tracker; while it is away the batch sensor launches them."""
+    """Check that the batch sensor launches 2 s batches while the webserver, to which the tracker pushes, is down."""
     system.until("the tracker has pushed", lambda: any(name.startswith("tracker") for name in system.launchers()))
-    # Whatever has to warm up has done it.
+    # Everything that has to warm up has done so.
     system.settle()
     webserver = system.process("dagster_webserver")
     assert webserver is not None
@@ -76,11 +76,11 @@ def test_the_webserver(system: RunningSystem) -> None:
     system.receive(500)
     system.settle()
     system.check_every_number_came_out_once()
-    assert system.run_keys_with_several_runs() == [], "whoever launched, an attempt had one run"
+    assert system.run_keys_with_several_runs() == [], "each attempt had one run, whatever launched it"
 
 
 def test_the_batch_driver(system: RunningSystem) -> None:
-    """Whatever it was at; tests of its own kill it in the middle of a batch (test_batch_drivers)."""
+    """Kill it whatever it is doing; test_batch_drivers has tests that kill it in the middle of a batch."""
     system.until("a batch is running", lambda: any(row.state == "RUNNING" for row in system.batches()))
     driver = system.process("forebay.cli batch-driver")
     assert driver is not None
@@ -95,7 +95,7 @@ def test_the_batch_driver(system: RunningSystem) -> None:
 
 @pytest.mark.outage
 def test_postgres_itself(system: RunningSystem) -> None:
-    """Dagster keeps its storage there too: whatever of it ends is started again."""
+    """Check that all parts of Dagster that end are restarted: its storage is in this Postgres too."""
     epoch = system.epoch()
     postmaster = system.process("bin/postgres", "-D")
     assert postmaster is not None
@@ -104,4 +104,4 @@ def test_postgres_itself(system: RunningSystem) -> None:
     system.receive(500)
     system.settle()
     system.check_every_number_came_out_once()
-    assert system.epoch() == epoch, "the receiver was started anew"
+    assert system.epoch() == epoch, "the receiver was restarted"

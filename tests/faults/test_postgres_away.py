@@ -1,7 +1,7 @@
-"""Postgres away, full, locked or replaced: receivers keep what they hold and stop reading, nobody ends, all resumes.
+"""Postgres unavailable, full, locked or replaced: receivers keep what they hold, stop reading, do not end, and resume.
 
-Issue 4, item 7. A socket delivers nothing twice and nothing again, so with no process ended every number that was sent
-is registered once. `POSTGRES_AWAY_SECONDS` is the length of an outage: 15 unless given, 60 in CI, 600 by hand
+Issue 4, item 7. A socket delivers nothing twice and nothing again, so if no process ends, every number that was sent is
+registered once. `POSTGRES_AWAY_SECONDS` is the length of an outage: 15 by default, 60 in CI, 600 by hand
 (`make outage SECONDS=600`).
 """
 
@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.outage, pytest.mark.timeout(240 + 2 * AWAY_SECONDS)]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[DriverLogServer]:
-    """One server for the tests that leave it as it was."""
+    """Start one server for the tests that leave it as it was."""
     with (
         state_directory() as directory,
         DriverLogServer(directory / "postgres", max_connections=str(MAX_CONNECTIONS)) as server,
@@ -66,13 +66,13 @@ def server() -> Iterator[DriverLogServer]:
 
 @pytest.fixture
 def host(server: DriverLogServer, home: Path) -> Iterator[ReceivingHost]:
-    """Two receivers under load."""
+    """Start two receivers under load."""
     with receiving_host(server.new_database(), home) as host:
         yield host
 
 
 def status(host: ReceivingHost, *, within: float = 60) -> tuple[int, str]:
-    """`forebay status` as an operator runs it, with time for a loaded machine: exit code, and all that it says."""
+    """Run `forebay status` as an operator does, with time for a loaded machine; return exit code and all output."""
     environment = {**os.environ, "FOREBAY_DATABASE_URL": host.database_url, "COLUMNS": "200"}
     done = subprocess.run(
         [sys.executable, "-m", "forebay.cli", "status", "--within", str(within)],
@@ -86,7 +86,7 @@ def status(host: ReceivingHost, *, within: float = 60) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("end", [DriverLogServer.stop_fast, DriverLogServer.kill], ids=["stopped", "killed"])
-def test_the_server_is_away_and_comes_back(
+def test_the_server_goes_down_and_comes_back(
     server: DriverLogServer,
     host: ReceivingHost,
     end: Callable[[DriverLogServer], None],
@@ -103,7 +103,7 @@ def test_the_server_is_away_and_comes_back(
     host.resume()
     host.check_every_number_is_there_once()
 
-    # Reports are written beside, at a pace of their own.
+    # Receivers write reports separately, at their own pace.
     def waited() -> bool:
         said = [message for message, _ in host.events("ERROR") if "the driver log" in message]
         return len(said) >= len(host.sources)
@@ -136,13 +136,13 @@ def test_every_connection_is_taken(server: DriverLogServer, host: ReceivingHost)
             )
             with pytest.raises(psycopg2.OperationalError, match="too many clients"):
                 crowd_in()
-            # Whoever is about to connect has no name yet, but a place.
+            # A process that is about to connect has no application name yet, but takes a connection slot.
             administrator.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'a person'")
             [there] = administrator.fetchone() or (0,)
             return bool(there == MAX_CONNECTIONS)
 
         host.engine.dispose()
-        host.until("nobody else is connected", crowded)
+        host.until("no other process is connected", crowded)
         code, said = status(host)
         assert code == 1
         assert "too many clients already" in said
@@ -153,12 +153,12 @@ def test_every_connection_is_taken(server: DriverLogServer, host: ReceivingHost)
     host.until_said("too many clients")
 
 
-def test_a_session_that_sits_on_a_lock(server: DriverLogServer, host: ReceivingHost) -> None:
+def test_a_session_holds_a_lock(server: DriverLogServer, host: ReceivingHost) -> None:
     database = host.database_url.rpartition("/")[2]
     with server.connection(database) as person, person.cursor() as cursor:
         cursor.execute("BEGIN")
         cursor.execute("SELECT FROM forebay.receivers FOR UPDATE")
-        # No block needs the receiver's row.
+        # Adding a block does not need the receiver's row.
         host.receive()
 
     with server.connection(database) as person, person.cursor() as cursor:
@@ -171,14 +171,14 @@ def test_a_session_that_sits_on_a_lock(server: DriverLogServer, host: ReceivingH
             return all("lock timeout" in row.reason for row in reasons)
 
         host.until("every receiver says what it waits for", named)
-        # Longer than a process may be without a heartbeat: waiting is no death.
+        # Longer than a process may go without a heartbeat: waiting must not count as death.
         host.stay_away(max(0.0, 14.0 - (monotonic() - began)))
     host.resume()
     host.check_every_number_is_there_once()
 
 
-def test_the_server_says_no_for_a_while(server: DriverLogServer, host: ReceivingHost) -> None:
-    """Cancelled by a statement's time-out, a deadlock, a full disk, a failing one, a server that was made read-only."""
+def test_the_server_refuses_for_a_while(server: DriverLogServer, host: ReceivingHost) -> None:
+    """Refuse with a statement timeout, a deadlock, a full disk, a failing disk, and a server made read-only."""
     for code in ("57014", "40P01", "53100", "58030", "25006"):
         host.execute(
             "CREATE FUNCTION forebay.refuse() RETURNS trigger LANGUAGE plpgsql AS "
@@ -188,7 +188,7 @@ def test_the_server_says_no_for_a_while(server: DriverLogServer, host: Receiving
         said = f"that is code {code}"
         host.until("every receiver says why", partial(host.says, said))
         assert said in status(host)[1]
-        host.check_nobody_ended()
+        host.check_no_process_ended()
         host.execute("DROP FUNCTION forebay.refuse() CASCADE")
         host.resume()
         host.until("the reason is the old one", partial(host.says, "connected to"))
@@ -196,7 +196,7 @@ def test_the_server_says_no_for_a_while(server: DriverLogServer, host: Receiving
 
 
 def test_a_failover_to_a_standby_that_has_everything(home: Path) -> None:
-    """The address leads to the standby while that still only reads: nobody may settle on it as it is."""
+    """Lead the address to the standby while it is still read-only: no process may accept it as it is."""
     with ExitStack() as stack:
         primary = stack.enter_context(DriverLogServer(home / "primary" / "postgres"))
         url = primary.new_database()
@@ -204,12 +204,12 @@ def test_a_failover_to_a_standby_that_has_everything(home: Path) -> None:
         stack.callback(standby.stop)
         address = stack.enter_context(Address(primary.server.port))
         host = stack.enter_context(receiving_host(address.of(url), home / "host"))
-        # In this order, so that who is told to wait has met the standby, and not what was left of the primary.
+        # In this order, so that a refused process has reached the standby, not the remains of the primary.
         address.target = standby.server.port
         primary.kill()
         host.until("the standby answers", host.registered)
         host.until_reading_has_stopped()
-        host.check_nobody_ended()
+        host.check_no_process_ended()
         standby.promote()
         host.resume()
         host.check_every_number_is_there_once()
@@ -217,7 +217,7 @@ def test_a_failover_to_a_standby_that_has_everything(home: Path) -> None:
 
 
 def test_a_failover_to_a_standby_that_lacks_the_last_commits(home: Path) -> None:
-    """It lacks blocks of two receivers, and of one also the claim and its segment: all come back from the files.
+    """Check that blocks the standby lacks, and for one receiver its claim and segment too, come back from the files.
 
     The sources are quiet meanwhile: a socket's lines in flight are lost with their connection.
     """
@@ -254,7 +254,7 @@ def test_a_failover_to_a_standby_that_lacks_the_last_commits(home: Path) -> None
 
 
 def test_the_disk_of_the_server_is_full(home: Path) -> None:
-    """A full disk refuses blocks at first; when no log can be written any more, the server goes down altogether."""
+    """Check that a full disk first refuses blocks, and that the server goes down once it can write no more WAL."""
     with ExitStack() as stack:
         try:
             disk = stack.enter_context(small_file_system(home / "disk", "200m"))
@@ -264,7 +264,7 @@ def test_the_disk_of_the_server_is_full(home: Path) -> None:
         host = stack.enter_context(receiving_host(server.new_database(), home / "host"))
         ballast = disk / "ballast"
         with server.connection() as person, person.cursor() as cursor:
-            # A new file of its log, whose room it has: in one that is nearly full it would go down before it is asked.
+            # Start a new WAL file, whose space is allocated: with a nearly full one the server would go down too early.
             cursor.execute("SELECT pg_switch_wal()")
         fill(ballast)
         host.until("every receiver says why", partial(host.says, "No space left on device"))
@@ -292,7 +292,7 @@ def test_the_disk_of_the_server_is_full(home: Path) -> None:
 
 
 class NoSpark:
-    """A session in which everything may be asked for and nothing is done."""
+    """A Spark session that accepts every call and does nothing."""
 
     def __getattr__(self, _: str) -> NoSpark:
         return self
@@ -302,7 +302,7 @@ class NoSpark:
 
 
 class SinkAtTheEnd(ParquetSink):
-    """Calls `before_commit` when the first attempt is written, and notes what is published."""
+    """Call `before_commit` when the first attempt is written, and record what is published."""
 
     def __init__(self, before_commit: Callable[[], None]) -> None:
         super().__init__("/nowhere")
@@ -329,7 +329,7 @@ def test_a_batch_whose_commit_meets_a_dead_server_comes_out_once(server: DriverL
     with connect(engine) as connection:
         log = make_log(connection)
         log.add_at(log.receiver_ids[0], NOON + timedelta(seconds=1))
-        # A run asks the declaration for the stream's columns.
+        # A run reads the stream's columns from the declaration.
         declaration = {"source": lines.source.model_dump(mode="json"), "settings": {}}
         apply_stream(connection, name="lines", declaration=declaration, receivers=1)
         time = NOON + INTERVAL
@@ -359,7 +359,7 @@ def test_a_batch_whose_commit_meets_a_dead_server_comes_out_once(server: DriverL
     assert sink.published == []
     assert batch().state is BatchState.RUNNING
 
-    # Its process is gone without a word, and the tracker sees that its heartbeat stands still.
+    # The process has ended without a report, and the tracker sees that its heartbeat stands still.
     tracker = Tracker(engine, heartbeat_limit_seconds=1.5)
     deadline = monotonic() + 20
     while batch().state is not BatchState.FAILED:

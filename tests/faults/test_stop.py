@@ -1,4 +1,4 @@
-"""`forebay stop` with records in flight: what was read comes out, once, and only then all ends (K12, S04, W19)."""
+"""`forebay stop` with records in flight: all that was read comes out, once, before everything ends (K12, S04, W19)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.systems, pytest.mark.spark, pytest.mark.timeout(1200)]
 
-# So that what is in flight is in the block generator, where the original loses it: far longer than it takes to send it.
+# Far longer than sending takes: records in flight are then in the block generator, where the original loses them.
 BLOCK_INTERVAL = "30s"
 IN_FLIGHT = 10_000
 
 
 def forebay(system: RunningSystem, *arguments: str) -> dict[str, Any]:
-    """Run a command to its end; its JSON. Its exit code must be 0."""
+    """Run a command to its end; return its JSON. Its exit code must be 0."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
     done = subprocess.run(
         [sys.executable, "-m", "forebay.cli", *arguments, "--json"],
@@ -48,7 +48,7 @@ def forebay(system: RunningSystem, *arguments: str) -> dict[str, Any]:
 
 
 def bring_in_flight(system: RunningSystem) -> int:
-    """Let so many records be in the receiver, and in no block; returns the last number that was sent."""
+    """Bring `IN_FLIGHT` records into the receiver but into no block; return the last number that was sent."""
     system.source.send()
     system.until("records in flight", lambda: system.source.last_sent - system.registered() >= IN_FLIGHT)
     last = system.source.pause()
@@ -72,7 +72,7 @@ def test_k12_s04_w19_a_graceful_stop_loses_nothing_and_a_start_goes_on(monkeypat
     monkeypatch.setenv("NUMBERS_BLOCK_INTERVAL", BLOCK_INTERVAL)
     with state_directory() as home, NumberedSource() as source:
         with running_system(home, source) as system:
-            # A pipeline of its own: the system stays.
+            # A pipeline of its own: the system keeps running.
             last = bring_in_flight(system)
             stopped = forebay(system, "stop", "--pipeline", "numbered", "--timeout", "400s")
             assert stopped["stopped"]
@@ -86,7 +86,7 @@ def test_k12_s04_w19_a_graceful_stop_loses_nothing_and_a_start_goes_on(monkeypat
             check_all_came_out_once(home, last)
             [receiver] = forebay(system, "receivers")["receivers"]
             assert (receiver["state"], receiver["desired_state"]) == ("INACTIVE", "stopped")
-            # Its row says so a moment before.
+            # Its row says so a moment before the process ends.
             system.until(
                 "its process has ended", lambda: system.process("forebay.cli", "receiver", "--receiver") is None
             )
@@ -94,7 +94,7 @@ def test_k12_s04_w19_a_graceful_stop_loses_nothing_and_a_start_goes_on(monkeypat
             epoch = system.epoch()
             assert forebay(system, "start", "--pipeline", "numbered") == {"started": ["numbered"]}
             system.until("the receiver runs again", lambda: system.epoch() > epoch)
-            # Everything, and the system with it.
+            # Stop everything, including the system.
             last = bring_in_flight(system)
             stopped = forebay(system, "stop", "--timeout", "400s")
             assert stopped["stopped"]
@@ -111,7 +111,7 @@ def test_after_a_second_ctrl_c_the_next_start_loses_nothing() -> None:
     with state_directory() as home, NumberedSource() as source:
         with running_system(home, source) as system:
             system.receive(5000)
-            # In the midst of it. Two signals that wait together would be one.
+            # Interrupt the system while it works; wait between the signals, because two pending ones would be merged.
             system.signal(signal.SIGINT)
             system.until("the first is heard", lambda: b"Stopping all services" in (home / "up.log").read_bytes(), 30)
             system.signal(signal.SIGINT)
@@ -121,6 +121,6 @@ def test_after_a_second_ctrl_c_the_next_start_loses_nothing() -> None:
                 time.sleep(0.05)
         with running_system(home, source) as system:
             system.receive(500)
-            # A run that was killed with everything is missed after 10 s, and started anew.
+            # A run that was killed with the rest is found missing after 10 s, and started again.
             system.settle(300.0)
             system.check_every_number_came_out_once()

@@ -1,4 +1,4 @@
-"""A host that dies takes no receiver's data with it, and its receivers move: two agents on one machine."""
+"""Two agents on one machine: a host that dies takes no receiver's data with it, and its receivers move."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.systems, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def hosts(database_url: str, home: Path) -> Iterator[Hosts]:
-    """Two agents, each with a receiver; a lease of 6 s."""
+    """Start two agents, each with a receiver; the lease is 6 s."""
     with running_hosts(
         ("a", "b"),
         home=home,

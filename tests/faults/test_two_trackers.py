@@ -1,7 +1,7 @@
-"""Two real trackers on one driver log: one leads at a time, whatever becomes of the other (K13, W13).
+"""Two real trackers on one driver log: one leads at a time, whatever happens to the other (K13, W13).
 
-That each statement of a leader whose term is over is refused stands in
-``tests/integration/tracker_store/test_stale_terms.py``; here it is the processes.
+``tests/integration/tracker_store/test_stale_terms.py`` checks that each statement of a leader with an old term is
+refused; this module checks the processes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Trackers:
         self.engine = engine
 
     def start(self) -> None:
-        """One more, with nobody who starts it again."""
+        """Start one more tracker, which is not restarted when it ends."""
         with self.log_of(len(self._started)).open("wb") as log:
             self._started.append(
                 subprocess.Popen(
@@ -77,13 +77,13 @@ class Trackers:
             process.stdin.close()
 
     def leadership(self) -> Leadership:
-        """As it is now; the agent's heart beats meanwhile."""
+        """Return the current leadership; record the agent's heartbeat."""
         with connect(self.engine) as connection:
             heartbeat(connection, process_id=self.agent_id)
             return read_leadership(connection)
 
     def leader(self) -> int:
-        """The number of the tracker that leads, once one does."""
+        """Return the number of the leading tracker, once there is one."""
         eventually(lambda: self.leadership().holder, "a leader")
         pid = int(str(self.leadership().holder).rpartition(":")[2])
         return [process.pid for process in self._started].index(pid)
@@ -92,10 +92,10 @@ class Trackers:
         self._started[number].send_signal(what)
 
     def stand_still(self, number: int) -> None:
-        """SIGSTOP; returns when nothing of what it has asked for is under way at the server either."""
+        """Send SIGSTOP; return when the server no longer runs any of the tracker's queries either."""
         stopped = psutil.Process(self._started[number].pid)
         stopped.suspend()
-        eventually(lambda: stopped.status() == psutil.STATUS_STOPPED, "a tracker that stands still")
+        eventually(lambda: stopped.status() == psutil.STATUS_STOPPED, "a stopped tracker")
         eventually(
             lambda: (
                 not self.execute(
@@ -107,11 +107,11 @@ class Trackers:
         )
 
     def until_connected(self, count: int) -> None:
-        """So many trackers are there, and all but the leader have seen who leads; the agent's heart beats meanwhile."""
+        """Wait until `count` trackers run and all but the leader know who leads; record the agent's heartbeat."""
 
         def connected() -> bool:
             self.leadership()
-            # Who does not lead asks that and nothing else. The leader asks for more, and only then pauses.
+            # Other trackers only ask for the leadership. The leader's last query before it pauses is another one.
             [row] = self.execute(
                 "SELECT count(DISTINCT client_port) >= :n AND count(*) FILTER (WHERE query LIKE '%leadership%' "
                 "AND clock_timestamp() - state_change > interval '0.1 s') >= :n - 1 AS there FROM pg_stat_activity "
@@ -123,7 +123,7 @@ class Trackers:
         eventually(connected, f"{count} trackers at the driver log", seconds=60)
 
     def give_away(self) -> None:
-        """The receiver waits for a place."""
+        """Make the receiver wait for a placement."""
         self.execute(
             "UPDATE forebay.receivers SET state = 'INACTIVE', assignment = assignment + 1, agent_id = NULL RETURNING id"
         )
@@ -141,7 +141,7 @@ class Trackers:
 
 @pytest.fixture
 def trackers(database_url: str, home: Path, engine: sa.Engine) -> Iterator[Trackers]:
-    """Two of them; one leads and has placed the receiver, the other has seen that."""
+    """Start two trackers; one leads and has placed the receiver, the other has read the leadership."""
     with ExitStack() as stack:
         made = Trackers(database_url, home, engine)
         stack.callback(made.stop)
@@ -154,7 +154,7 @@ def trackers(database_url: str, home: Path, engine: sa.Engine) -> Iterator[Track
 
 def test_w13_the_leader_is_killed_and_another_decides_within_5_seconds(trackers: Trackers) -> None:
     took: list[float] = []
-    # The quickest counts: a machine that stands still for a moment says nothing of the trackers.
+    # Only the fastest of up to three counts: a pause of the whole machine says nothing about the trackers.
     while not took or (min(took) >= HANDED_OVER_SECONDS and len(took) < 3):
         if took:
             trackers.start()
@@ -182,7 +182,7 @@ def test_a_leader_that_is_paused_comes_back_and_changes_nothing(trackers: Tracke
     trackers.give_away()
     eventually(trackers.placed, "a placement by the other leader")
 
-    # From now on the one that leads is paused too, for a moment: whatever is written now is the first one's.
+    # From now on the current leader is paused too, for a moment: anything written now comes from the first one.
     trackers.stand_still(second)
     try:
         held = trackers.leadership()
@@ -195,7 +195,7 @@ def test_a_leader_that_is_paused_comes_back_and_changes_nothing(trackers: Tracke
     finally:
         trackers.signal(second, signal.SIGCONT)
     eventually(trackers.placed, "a placement")
-    # It may lead again, but only after the other stood still for long, and in a term of its own.
+    # It may lead again, but only after the other stood still for long, and with a new term of its own.
     assert trackers.leadership().term >= held.term
     events = trackers.execute("SELECT count(*) AS n FROM forebay.receiver_events WHERE kind = 'SCHEDULED'")
     assert events[0].n == 3
