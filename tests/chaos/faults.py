@@ -39,7 +39,7 @@ _AWAY_POLL = 0.2
 
 
 class UnavailableError(Exception):
-    """The fault can't be injected now: there is nothing it could hit."""
+    """The fault can't be injected now: there is nothing that it could hit."""
 
 
 class Injected:

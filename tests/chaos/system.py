@@ -62,7 +62,7 @@ _ROLES: Mapping[str, tuple[str, ...]] = {
 
 
 class StartError(Exception):
-    """The system did not start; the message contains its log."""
+    """The system did not start: its log is in the message."""
 
 
 class Service:
