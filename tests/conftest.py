@@ -1,4 +1,4 @@
-"""Fixtures for all tests. What a test does not ask for costs nothing: the server is started with the first database."""
+"""Fixtures for all tests. Unused fixtures cost nothing: the server is started with the first database."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from tests.postgres import TestServer
 
 
-# An example may take long where others work beside it; in CI as it is there anyway.
+# An example may take long on a busy machine; in CI hypothesis has no deadline anyway.
 settings.register_profile("without a deadline", settings(), deadline=None)
 settings.load_profile("without a deadline")
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[TestServer]:
-    """The embedded Postgres of this run, without a database of ours."""
+    """Start the embedded Postgres of this run, without a database of ours."""
     from tests.postgres import TestServer  # noqa: PLC0415 - unit tests load no database driver
 
     with state_directory() as directory:
@@ -36,14 +36,14 @@ def postgres_server() -> Iterator[TestServer]:
 
 @pytest.fixture
 def database_url(postgres_server: TestServer) -> Iterator[str]:
-    """The URL of a new database that has the newest migration."""
+    """Make a new database with the newest migration; return its URL."""
     with postgres_server.database() as url:
         yield url
 
 
 @pytest.fixture
 def engine(database_url: str) -> Iterator[sa.Engine]:
-    """An engine on a new database, as the product makes it."""
+    """Make an engine on a new database, as the product makes it."""
     import tracker_store.engine  # noqa: PLC0415 - as above
 
     made = tracker_store.engine.create_engine(database_url, application_name="tests", pool_size=10)
@@ -53,6 +53,6 @@ def engine(database_url: str) -> Iterator[sa.Engine]:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """An empty FOREBAY_HOME that the embedded server's own account can reach."""
+    """Make an empty FOREBAY_HOME that the embedded server's own account can reach."""
     with state_directory() as directory:
         yield directory

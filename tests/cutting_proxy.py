@@ -1,7 +1,7 @@
-"""A TCP proxy before Postgres that cuts connections around a request: the way answers are really lost.
+"""A TCP proxy in front of Postgres that cuts connections around a request, which is how answers are really lost.
 
-``pg_terminate_backend`` never loses the answer of a *committed* statement; a network does. Who connects through here
-must speak in clear text (``sslmode=disable``).
+``pg_terminate_backend`` never loses the answer of a *committed* statement; a network does. Clients that connect through
+the proxy must speak in clear text (``sslmode=disable``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Cut(StrEnum):
-    """Where a connection ends."""
+    """The point at which a connection is cut."""
 
     BEFORE_REQUEST = "before the request reaches the server"
     AFTER_REQUEST = "the server has the request and works on it"
@@ -30,14 +30,14 @@ class Cut(StrEnum):
 
 
 def is_call(request: bytes, function: str) -> bool:
-    """Whether a message to the server runs `function`; to prepare it runs nothing."""
+    """Return whether a message to the server runs `function`; preparing it does not run it."""
     return function.encode() in request and b"PREPARE" not in request[:16]
 
 
 class CuttingProxy:
-    """Forwards to the server of `url` while it is entered; `decide` is asked about every message to the server.
+    """Forward to the server of `url` while entered; `decide` is called with every message to the server.
 
-    `cuts` counts what was done. `decide` runs on the threads of connections.
+    `cuts` counts the cuts that were made. `decide` runs on the threads of connections.
     """
 
     def __init__(self, url: str, decide: Callable[[bytes], Cut | None]) -> None:
@@ -50,7 +50,7 @@ class CuttingProxy:
 
     @property
     def url(self) -> str:
-        """The database's URL by way of this proxy."""
+        """Return the database's URL through this proxy."""
         through = self._target.set(host="127.0.0.1", port=self._listener.getsockname()[1])
         through = through.update_query_dict({"sslmode": "disable", "gssencmode": "disable"})
         return through.render_as_string(hide_password=False)
@@ -63,7 +63,7 @@ class CuttingProxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        # Closing alone would leave the thread that waits in accept().
+        # Closing alone would leave the thread that waits in accept() blocked.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -116,7 +116,7 @@ class CuttingProxy:
 
     @staticmethod
     def _let_it_end(server: socket.socket) -> None:
-        """Leave without a reset, which could take the request from the server before it is read."""
+        """Close without a reset, which could discard the request before the server reads it."""
         server.shutdown(socket.SHUT_WR)
         while server.recv(1 << 16):
             pass

@@ -1,4 +1,4 @@
-"""Puts a driver log into a given state, for tests: streams, pipelines, blocks at chosen times."""
+"""Put a driver log into a given state, for tests: streams, pipelines, blocks at chosen times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def block(
     offset: int | None = None,
     epoch: int | None = None,
 ) -> NewBlock:
-    """A block as a receiver would send it; identical when asked for with the same values."""
+    """Return a block as a receiver would send it; equal arguments give an identical block."""
     return NewBlock(
         receiver_id=claimed.receiver_id,
         epoch=claimed.epoch if epoch is None else epoch,
@@ -46,7 +46,7 @@ def block(
 
 
 def add(connection: sa.Connection, *blocks: NewBlock) -> AddResult:
-    """Add blocks of one receiver; its one result."""
+    """Add blocks of one receiver; return its one result."""
     [result] = add_blocks(connection, blocks)
     return result
 
@@ -72,11 +72,11 @@ class Log:
 
     @property
     def tracker(self) -> ReceivedBlockTracker:
-        """Allocation for the pipeline."""
+        """Return the allocation of the pipeline."""
         return ReceivedBlockTracker(self.connection, self.pipeline_id)
 
     def add_at(self, receiver_id: int, *times: datetime, records: int = 10) -> Claim:
-        """Claim the receiver anew and add a block at each of `times`; its marker stands at the first."""
+        """Claim the receiver again and add a block at each of `times`; the claim's marker gets the first time."""
         claimed = claim_anew(self.connection, receiver_id)
         segment_id = open_segment(
             self.connection,
@@ -99,7 +99,7 @@ class Log:
 
 
 def make_log(connection: sa.Connection, *, receivers: int = 1, pipeline: str = "words", stream: str = "lines") -> Log:
-    """Declare a stream with receivers and a pipeline on it, whose last decided batch time is NOON."""
+    """Declare a stream with receivers and a pipeline on it; the pipeline's last decided batch time is NOON."""
     stream_id = apply_stream(connection, name=stream, declaration={"source": {}, "settings": {}}, receivers=receivers)
     pipeline_id = apply_pipeline(
         connection,
@@ -122,10 +122,10 @@ def oldest_unfinished_batch(connection: sa.Connection, pipeline_id: int) -> Batc
 
 
 def wait_until_blocked(connection: sa.Connection, sessions: int = 1) -> None:
-    """Return as soon as so many sessions of this database wait for a lock."""
+    """Return as soon as `sessions` sessions of this database wait for a lock."""
     statement = sa.text(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     )
     eventually(
-        lambda: connection.execute(statement).scalar_one() >= sessions, f"{sessions} session(s) that wait for a lock"
+        lambda: connection.execute(statement).scalar_one() >= sessions, f"{sessions} session(s) waiting for a lock"
     )

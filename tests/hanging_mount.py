@@ -1,4 +1,4 @@
-"""A file system whose server never answers, as a network mount's is when its server is gone."""
+"""A file system whose server never answers, like a network mount whose server is gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class HangingMountRefusedError(Exception):
 
 @contextlib.contextmanager
 def hanging_mount(path: Path) -> Iterator[Path]:
-    """Mount it at `path`, which is made; who waits there gets an error at the end. Raises HangingMountRefusedError."""
+    """Mount it at `path`, which is created; at the end, processes that wait there get an error.
+
+    Raises HangingMountRefusedError.
+    """
     path.mkdir(parents=True)
     libc = ctypes.CDLL(None, use_errno=True)
     try:
@@ -38,5 +41,5 @@ def hanging_mount(path: Path) -> Iterator[Path]:
         finally:
             libc.umount2(bytes(path), _DETACH)
     finally:
-        # What waits for an answer ends with the last descriptor.
+        # Closing the last descriptor releases the processes that wait for an answer.
         os.close(device)

@@ -1,7 +1,7 @@
-"""Ports that are a server's own while it does not listen: before its start, between two starts, or for ever.
+"""Ports that stay reserved for a server while it does not listen: before its start, between two starts, or for ever.
 
-They are bound here, and not listened to: who connects is refused, a server that asks for SO_REUSEADDR may do both all
-the same, and the system gives them to nobody else.
+They are bound here but not listened on: connections are refused, a server that sets SO_REUSEADDR can still bind and
+listen, and the system gives them to no other process.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
-    """One of 127.0.0.1, within the context."""
+    """Reserve a port of 127.0.0.1 within the context."""
     with _bound("127.0.0.1") as held:
         yield held.getsockname()[1]
 
 
 def held_ports(owner: object, count: int, *, address: str = "127.0.0.1") -> list[int]:
-    """So many, until `owner` is gone."""
+    """Reserve `count` ports until `owner` is garbage-collected."""
     found: list[int] = []
     for _ in range(count):
         held = _bound(address)

@@ -1,9 +1,9 @@
-"""Apache Kafka itself for tests: one KRaft node on loopback or three, which can be killed and started again.
+"""Apache Kafka for tests: one KRaft node on loopback or three, which can be killed and started again.
 
-Maven brings its jars once (93 of them, 54 MB) into a folder of the user's cache that outlives the checkout, for the
-first test that needs them or for ``python -m tests.kafka_broker``. Where it can't, tests have librdkafka's own mock
-cluster instead (`MockKafka`). FOREBAY_TEST_KAFKA decides otherwise: ``real`` insists on Apache Kafka, ``mock`` takes
-the mock, a path is a folder with such jars that is there already.
+Maven downloads its jars once (93 of them, 54 MB) into a folder of the user's cache that outlives the checkout, for the
+first test that needs them or for ``python -m tests.kafka_broker``. If it can't, tests use librdkafka's own mock cluster
+(`MockKafka`). FOREBAY_TEST_KAFKA overrides this: ``real`` requires Apache Kafka, ``mock`` uses the mock, a path is a
+folder that already has these jars.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 VERSION = "4.1.1"
 USER = "forebay"
-# Of a broker that lives for a test.
+# The password of brokers that only live for a test.
 PASSWORD = "only-for-tests-7c1f"
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
-# A JVM beside other tests on few cores takes its time; nothing waits so long that comes earlier.
+# In seconds. A JVM is slow beside other tests on few cores; each wait ends as soon as its condition holds.
 _DEADLINE_SECONDS = 180.0
 _ATTEMPTS = 3
 _CONTROLLERS = "CONTROLLER"
@@ -45,19 +45,19 @@ class NoBrokerError(Exception):
 
 
 def wanted() -> str:
-    """``real``, ``mock``, a folder of jars, or nothing."""
+    """Return ``real``, ``mock``, a folder of jars, or an empty string."""
     return os.environ.get("FOREBAY_TEST_KAFKA", "")
 
 
 def jars() -> Path:
-    """The folder of the broker's jars; fetched if it is not there yet. Raises NoBrokerError."""
+    """Return the folder of the broker's jars; download them if they are missing. Raises NoBrokerError."""
     if wanted() not in ("", "real", "mock"):
         return Path(wanted())
     return maven_jars("kafka", VERSION, _POM)
 
 
 def maven_jars(name: str, version: str, pom: str) -> Path:
-    """A folder of the cache with a pom's dependencies, made once. Raises NoBrokerError."""
+    """Return a folder of the cache with a pom's dependencies, downloaded once. Raises NoBrokerError."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay-tests" / name
     made = folder / version
     if not made.exists():
@@ -70,7 +70,7 @@ def maven_jars(name: str, version: str, pom: str) -> Path:
         for _ in range(_ATTEMPTS):
             fetched = subprocess.run(
                 [
-                    # Or a download that failed is not tried again.
+                    # Without --update-snapshots, Maven does not retry a failed download.
                     *(maven, "--batch-mode", "--quiet", "--update-snapshots", "--file", str(folder / "pom.xml")),
                     *("dependency:copy-dependencies", f"-DoutputDirectory={coming}"),
                 ],
@@ -88,7 +88,7 @@ def maven_jars(name: str, version: str, pom: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Secure:
-    """A broker's second listener: TLS by ``certificate``, which is its own authority, and SASL by USER, PASSWORD."""
+    """A broker's second listener: TLS with a self-signed ``certificate``, and SASL with USER and PASSWORD."""
 
     keystore: Path
     certificate: Path
@@ -135,18 +135,20 @@ class _Place:
 
 
 def _places(owner: object, nodes: int) -> list[_Place]:
-    """Held while a node is down too, else the system may give one away as the near end of any connection: also of one
-    to that very port, which then is connected to itself.
+    """Reserve the nodes' ports, also while a node is down.
+
+    Otherwise the system may use such a port as the local end of a connection, even of a connection to that very port,
+    which is then connected to itself.
     """
     return [_Place(*held_ports(owner, 3)) for _ in range(nodes)]
 
 
 class KafkaBroker:
-    """One node that is broker and controller; alone, or of a `KafkaCluster`.
+    """One node that is broker and controller, alone or in a `KafkaCluster`.
 
     Args:
-        heap_mib: of its JVM.
-        secure: a second listener.
+        heap_mib: the heap size of its JVM.
+        secure: its second listener.
     """
 
     is_real: ClassVar[bool] = True
@@ -218,12 +220,12 @@ class KafkaBroker:
         return f"127.0.0.1:{self._place.secure}"
 
     def start(self) -> None:
-        """Start it; returns when it answers."""
+        """Start the node; return when it answers."""
         self.launch()
         self.wait_until_it_answers()
 
     def launch(self) -> None:
-        """Start it; returns at once."""
+        """Start the node; return at once."""
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._java("kafka.Kafka", str(self._properties)), stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -246,7 +248,7 @@ class KafkaBroker:
                 assert time.monotonic() < deadline, f"Kafka does not answer: {said}"
 
     def kill(self) -> None:
-        """End it at once, if it runs; its data stays."""
+        """Kill the node, if it runs; its data stays."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -261,7 +263,7 @@ class KafkaBroker:
 
 
 class KafkaCluster:
-    """Three nodes, each broker and controller; a topic has three replicas, of which two must have what is sent."""
+    """Three nodes, each broker and controller; a topic has three replicas, two of which must have each record."""
 
     is_real: ClassVar[bool] = True
     replicas: ClassVar[int] = 3
@@ -284,7 +286,7 @@ class KafkaCluster:
         return ",".join(node.address for node in self.nodes.values())
 
     def start(self) -> None:
-        """Start them; returns when each knows all."""
+        """Start the nodes; return when each knows all of them."""
         from confluent_kafka import KafkaException  # noqa: PLC0415  an optional client
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
@@ -307,7 +309,7 @@ class KafkaCluster:
 
 
 class MockKafka:
-    """librdkafka's mock cluster, in this process: groups, offsets and records of a broker, and no more."""
+    """librdkafka's mock cluster, in this process: a broker's groups, offsets and records, nothing else."""
 
     is_real: ClassVar[bool] = False
     replicas: ClassVar[int] = 1
@@ -315,21 +317,21 @@ class MockKafka:
     def __init__(self) -> None:
         from confluent_kafka import Producer  # noqa: PLC0415  an optional client
 
-        # It lives as long as its producer, and makes topics that are asked for.
+        # The cluster lives as long as this producer, and creates topics on request.
         self._owner = Producer({"test.mock.num.brokers": 1, "log_level": 0})
         [broker] = self._owner.list_topics(timeout=10).brokers.values()
         self.address = f"{broker.host}:{broker.port}"
 
     def make(self, topic: str) -> int:
-        """Make a topic; returns how many partitions it has, which can't be chosen."""
+        """Create a topic; return its number of partitions, which can't be chosen."""
         found = self._owner.list_topics(topic, timeout=10).topics[topic]
         return len(found.partitions)
 
     def start(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def kill(self) -> None:
-        """Nothing to do: it can't be taken away."""
+        """Do nothing: the mock can't be killed."""
 
 
 AnyKafka = KafkaBroker | KafkaCluster | MockKafka

@@ -1,4 +1,4 @@
-"""Sends numbered records to a topic at a rate until its standard input ends, from a process of its own.
+"""Send numbered records to a topic at a rate until standard input ends, in a process of its own.
 
 Prints one JSON object: how many were acknowledged, and the rate that was reached.
 """
@@ -23,14 +23,14 @@ _TICK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What came of it."""
+    """The result of a load."""
 
     records: int
     records_per_second: float
 
 
 class KafkaLoad:
-    """The process. ``with KafkaLoad(...) as load: ...``; then ``load.sent``."""
+    """The load's process. ``with KafkaLoad(...) as load: ...``; then ``load.sent``."""
 
     def __init__(self, address: str, topic: str, *, partitions: int, rate: int) -> None:
         self._command = [sys.executable, "-m", "tests.kafka_load", address, topic, str(partitions), str(rate)]
@@ -53,7 +53,7 @@ class KafkaLoad:
 
 
 def main(address: str, topic: str, partitions: int, rate: int) -> None:
-    """Until standard input ends."""
+    """Send until standard input ends."""
     producer = Producer(
         {
             "bootstrap.servers": address,
@@ -86,7 +86,7 @@ def main(address: str, topic: str, partitions: int, rate: int) -> None:
     reached = number / (time.monotonic() - began)
     assert producer.flush(60) == 0
     assert not refused, refused[:3]
-    print(json.dumps({"records": number, "records_per_second": reached}))  # noqa: T201  the answer
+    print(json.dumps({"records": number, "records_per_second": reached}))  # noqa: T201  the result
 
 
 if __name__ == "__main__":

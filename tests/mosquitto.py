@@ -1,8 +1,8 @@
-"""Debian's mosquitto for tests: a broker of one's own on loopback, which can be ended and started again.
+"""Debian's mosquitto for tests: a private broker on loopback, which can be stopped and started again.
 
-It answers a publisher before it has written anything: what it holds is saved when it is ended by SIGTERM, and at
-intervals. So ``stop`` is the end that loses nothing, and a broker that is killed loses what it had promised; no test
-of ours can say anything else of it.
+It answers a publisher before it has written anything: it saves its messages when SIGTERM ends it, and at intervals. So
+``stop`` loses nothing, and a broker that is killed loses messages that it had acknowledged; none of our tests can show
+otherwise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NoMosquittoError(Exception):
 
 
 class Mosquitto:
-    """One broker, on a port that it keeps over restarts; of the settings of mosquitto.conf."""
+    """One broker, on a port that it keeps over restarts; `settings` are those of mosquitto.conf."""
 
     def __init__(self, directory: Path, settings: Mapping[str, object] | None = None) -> None:
         found = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
@@ -38,7 +38,7 @@ class Mosquitto:
         self._program = found
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
-        #: What `close` ends first: a client that is left looks for its broker for ever, beside the tests to come.
+        #: Clients that `close` ends first: one that is left would look for its broker for ever, during later tests.
         self.clients = contextlib.ExitStack()
         data = directory / "data"
         data.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class Mosquitto:
             "allow_anonymous": "true",
             "persistence": "true",
             "persistence_location": f"{data}/",
-            # None of what waits for a receiver is thrown away.
+            # Drop no messages that wait for a receiver.
             "max_queued_messages": 0,
             **(settings or {}),
         }
@@ -57,7 +57,7 @@ class Mosquitto:
         self._configuration.write_text("".join(f"{name} {value}\n" for name, value in lines.items()), encoding="utf-8")
 
     def start(self) -> None:
-        """Start it; returns when it answers."""
+        """Start the broker; return when it answers."""
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._program, "-c", str(self._configuration)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -74,25 +74,25 @@ class Mosquitto:
                 return
 
     def stop(self) -> None:
-        """End it, if it runs; it saves its sessions."""
+        """Stop the broker, if it runs; it saves its sessions."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(_DEADLINE_SECONDS)
             self._process = None
 
     def kill(self) -> None:
-        """End it at once, if it runs; what it had not saved is gone."""
+        """Kill the broker, if it runs; what it had not saved is lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def close(self) -> None:
-        """End it for good, and its clients."""
+        """End the broker for good, and its clients."""
         self.clients.close()
         self.kill()
 
     def said(self) -> str:
-        """Its log."""
+        """Return the broker's log."""
         path = self._directory / "log"
         return path.read_text(errors="replace") if path.exists() else ""
