@@ -1,10 +1,10 @@
-"""Checks a driver log that has come to rest, by its own SQL: it shares nothing with what it checks but the tables of
-transitions.
+"""Check a driver log at rest with SQL of its own; it shares only the tables of transitions with the code it checks.
 
-A witness, installed before the first block, writes down every row of `blocks` and `block_offsets` in the transaction
-that inserts it; clean-up does not reach it. The checker compares the log, and what receivers say was acknowledged, with
-the witness. Safety: nothing lost, nothing twice, nothing out of order, nothing cleaned that was needed, no state moved
-as its table of transitions does not allow. Liveness: no block waits behind a live cursor, and no batch is unfinished.
+A witness, installed before the first block, records every row of `blocks` and `block_offsets` in the transaction that
+inserts it; clean-up does not reach it. The checker compares the log, and the blocks that receivers report as
+acknowledged, with the witness. Safety: nothing lost, nothing twice, nothing out of order, nothing cleaned that was
+needed, no state moved as its table of transitions does not allow. Liveness: no block waits behind a live cursor, and no
+batch is unfinished.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CREATE TRIGGER see_link AFTER INSERT ON forebay.block_offsets FOR EACH ROW EXECU
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A block that its receiver was told is in."""
+    """A block whose addition was acknowledged to its receiver."""
 
     receiver_id: int
     epoch: int
@@ -44,7 +44,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """`check` names the rule; `found` are its first cases, of `count`."""
+    """A broken rule: `check` is its name, `count` the number of cases, `found` the first ones."""
 
     check: str
     count: int
@@ -55,7 +55,7 @@ class Violation:
         return f"{self.check}: {self.count}\n{cases}"
 
 
-# Each finds what must not be. A whole witness has every sequence from 1 on.
+# Each query returns violations. A complete witness has every sequence number from 1 on.
 SAFETY = {
     "a sequence is missing or twice": """
         SELECT receiver_id, sequence, place FROM (
@@ -201,9 +201,9 @@ def check(
     *,
     cleaned: bool = False,
 ) -> list[Violation]:
-    """What is wrong with a log at rest; empty when all is well. `cleaned`: clean-up has ended too, with no retention.
+    """Return the violations in a log at rest; an empty list if there are none.
 
-    `connection` is in autocommit.
+    `connection` is in autocommit. `cleaned`: clean-up has ended too, with no retention.
     """
     checks = {**SAFETY, **LIVENESS, **(CLEANED if cleaned else {})}
     violations = []
@@ -233,7 +233,7 @@ def check(
 
 
 def is_at_rest(connection: psycopg2.extensions.connection, *, cleaned: bool = False) -> bool:
-    """Whether all that was added is allocated, completed, and (`cleaned`) cleaned away."""
+    """Return whether everything that was added is allocated, completed, and (`cleaned`) cleaned up."""
     with connection.cursor() as cursor:
         for query in {**LIVENESS, **(CLEANED if cleaned else {})}.values():
             cursor.execute(query)

@@ -1,8 +1,8 @@
-"""Stress on the driver log: ``python -m tests.stress.driver_log --minutes 3``, on the embedded server or on ``--url``.
+"""Stress the driver log: ``python -m tests.stress.driver_log --minutes 3``, on the embedded server or on ``--url``.
 
-Pairs of receivers whose processes are killed, stopped and started twice; connections that are terminated at random;
-three pipelines at different intervals, each with two sensors that race and a runner whose attempts fail; two cleaners
-that keep nothing. Then a calm, in which everything must come to its end, and a checker that shares no code with any of
+Pairs of receivers have processes that are killed, stopped and started twice. Connections are terminated at random.
+Three pipelines at different intervals each have two racing sensors and a runner whose attempts fail. Two cleaners
+retain nothing. A calm follows, in which everything must finish, and then a checker that shares no code with any of
 this. Exits with 1 and prints what is missing or twice; the database is then left as it is.
 """
 
@@ -73,7 +73,7 @@ PARTITIONS = 6
 MAX_ATTEMPTS = 3
 OUTPUT = "counts"
 CALM_SECONDS = 90.0
-# What an attempt does wrong.
+# Probabilities that an attempt fails, and that its process leaves it unfinished to another.
 FAILS, LEAVES_IT_TO_ANOTHER = 0.1, 0.05
 
 FORK = multiprocessing.get_context("fork")
@@ -85,23 +85,23 @@ class AnomalyError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run lies: the database, and a directory for what processes say."""
+    """The place of a run: its database, and a directory for its processes' journals."""
 
     url: str
     directory: Path
 
     @property
     def calm(self) -> bool:
-        """Whether attempts are to succeed, and batches to be unlimited."""
+        """Return whether attempts must succeed and batches have no limit."""
         return (self.directory / "calm").exists()
 
     def engine(self, name: str, *, through_proxy: bool = False) -> sa.Engine:
-        """An engine whose connections may be terminated at any time, or cut as well."""
+        """Make an engine whose connections may be terminated at any time, and with `through_proxy` also cut."""
         url = (self.directory / "proxy").read_text() if through_proxy else self.url
         return create_engine(url, application_name=f"stress {name}")
 
     def admin(self) -> psycopg2.extensions.connection:
-        """A connection outside of tracker_store, which nobody terminates."""
+        """Open a connection outside tracker_store that is not terminated."""
         url = sa.make_url(self.url).set(drivername="postgresql")
         connection = psycopg2.connect(url.render_as_string(hide_password=False), application_name="admin")
         connection.autocommit = True
@@ -109,23 +109,23 @@ class Place:
 
 
 class Journal:
-    """What one process says happened; a line is whole, or its process was killed."""
+    """One process's record of what happened; a line is only incomplete if its process was killed."""
 
     def __init__(self, directory: Path) -> None:
         self._file = (directory / f"{os.getpid()}-{time.monotonic_ns()}.journal").open("ab", buffering=0)
 
     def acknowledged(self, blocks: list[NewBlock]) -> None:
-        """These are in, says the log."""
+        """Record that the driver log has acknowledged these blocks."""
         lines = [json.dumps([b.receiver_id, b.epoch, b.sequence, b.handle.crc32c]) for b in blocks]
         self._file.write("".join(f"{line}\n" for line in lines).encode())
 
     def count(self, what: str) -> None:
-        """One of something."""
+        """Count one event."""
         self._file.write(f"{json.dumps(what)}\n".encode())
 
     @staticmethod
     def read(directory: Path) -> tuple[list[Acknowledged], Counter[str]]:
-        """What all processes said."""
+        """Read the journals of all processes."""
         acknowledged, counts = [], Counter[str]()
         for path in directory.glob("*.journal"):
             for line in path.read_bytes().splitlines(keepends=True):
@@ -140,7 +140,7 @@ class Journal:
 
 
 def until_answered(engine: sa.Engine, journal: Journal, statement: Callable[[sa.Connection], T]) -> T:
-    """The same statement until its answer arrives."""
+    """Repeat the same statement until its answer arrives."""
     while True:
         try:
             with connect(engine) as connection:
@@ -154,7 +154,7 @@ def until_answered(engine: sa.Engine, journal: Journal, statement: Callable[[sa.
 
 
 class Owner:
-    """One receiver as one process owns it."""
+    """One receiver, with the state of the process that owns it."""
 
     def __init__(self, engine: sa.Engine, journal: Journal, claimed: Claim) -> None:
         self.engine = engine
@@ -163,7 +163,7 @@ class Owner:
         self.next_sequence = claimed.sequence + 1
         self.offset = 0
         self.last_key = ""
-        # The first group and the newest one that are in.
+        # The first and the newest group of blocks that were added.
         self.first: list[NewBlock] = []
         self.newest: list[NewBlock] = []
         self.segment_id = self._next_segment(1)
@@ -182,7 +182,7 @@ class Owner:
         return until_answered(self.engine, self.journal, seal_and_open)
 
     def group(self) -> list[NewBlock]:
-        """The next 1 to 4 blocks; a third of them with links, a third with keys."""
+        """Return the next 1 to 4 blocks; a third of the groups have links, a third keys."""
         if self.offset > 20_000:
             self.offset = 0
             self.segment_id = self._next_segment(self.next_sequence)
@@ -209,7 +209,7 @@ class Owner:
                 made = replace(made, links=(OffsetLink("orders", partition, position.generation, at, at + 3),))
             elif kind == 1:
                 fresh = f"{self.claimed.receiver_id}-{self.claimed.epoch}-{sequence}-{random.getrandbits(40)}"
-                # A sender that got no answer sends the record again.
+                # A sender that got no answer repeats the record.
                 repeated = (self.last_key,) if n == 0 and self.last_key and random.random() < 0.1 else ()
                 made = replace(made, keys=(fresh, *repeated))
                 self.last_key = fresh
@@ -225,11 +225,11 @@ class Receiving:
         self.journal = journal
         self.owners = owners
         self.groups: dict[int, list[NewBlock]] = {}
-        # After a race that undid a whole call, each receiver's blocks go alone.
+        # After a race that rolled back a whole call, send each receiver's blocks in a call of their own.
         self.alone = False
 
     def turn(self) -> bool:
-        """Send what waits and what is new; False when a receiver is another's now."""
+        """Send waiting and new blocks; return False if another process owns a receiver now."""
         for receiver_id, owner in self.owners.items():
             self.groups.setdefault(receiver_id, owner.group())
         calls = [[group] for group in self.groups.values()] if self.alone else [list(self.groups.values())]
@@ -238,7 +238,7 @@ class Receiving:
         return all(ours)
 
     def send(self, blocks: list[NewBlock]) -> bool:
-        """One call; False as above."""
+        """Make one call; return False as above."""
         try:
             results = until_answered(self.engine, self.journal, lambda connection: add_blocks(connection, blocks))
         except sa.exc.IntegrityError:
@@ -249,7 +249,7 @@ class Receiving:
         return all(ours)
 
     def take(self, result: AddResult) -> bool:
-        """One receiver's outcome; False as above."""
+        """Handle one receiver's outcome; return False as above."""
         self.journal.count(result.outcome.value)
         group = self.groups[result.receiver_id]
         if result.outcome in (AddOutcome.ADDED, AddOutcome.ALREADY_ADDED):
@@ -272,7 +272,7 @@ class Receiving:
         return True
 
     def send_old_blocks_again(self) -> None:
-        """As after an answer that was lost for long: whatever has become of them, they are in."""
+        """Send them as after an answer that was lost long ago: they must be there, whatever happened since."""
         for owner in self.owners.values():
             for group in filter(None, (owner.first, owner.newest)):
                 time.sleep(random.random())
@@ -285,13 +285,13 @@ class Receiving:
 
 
 def receive(place: Place, receiver_ids: list[int]) -> None:
-    """Claims its receivers and adds blocks to them until one is fenced."""
+    """Claim the receivers and add blocks to them until one is fenced."""
     engine, journal = place.engine("receiver", through_proxy=True), Journal(place.directory)
     owners = {}
     for receiver_id in receiver_ids:
         try:
             with connect(engine) as connection:
-                # A claim without an answer is not owned: this process ends, and the next one claims.
+                # Without an answer the claim is not owned: this process ends, and the next one claims.
                 owners[receiver_id] = Owner(engine, journal, claim_anew(connection, receiver_id))
         except DriverLogError:
             return
@@ -302,14 +302,14 @@ def receive(place: Place, receiver_ids: list[int]) -> None:
 
 
 def claim_at_last(connection: sa.Connection, receiver_id: int) -> Claim:
-    """A claim after which nobody else claims: what a killed process had sent may still be on its way."""
+    """Claim until it succeeds; then no other process claims. A killed process's statements may still arrive before."""
     while True:
         with contextlib.suppress(ClaimLostError):
             return claim_anew(connection, receiver_id)
 
 
 def cut_connections(place: Place) -> None:
-    """A proxy between receivers and server, which loses some answers after their commit."""
+    """Run a proxy between receivers and server that loses some answers after their commit."""
 
     def decide(request: bytes) -> Cut | None:
         return random.choice(list(Cut)) if is_call(request, "add_block") and random.random() < 0.02 else None
@@ -326,7 +326,7 @@ def cut_connections(place: Place) -> None:
 
 
 def sense(place: Place, pipeline_id: int) -> None:
-    """Allocates what is due, often late, often with limits, and against a rival."""
+    """Allocate what is due, often late, often with limits, and in a race with another sensor."""
     engine, journal = place.engine("sensor"), Journal(place.directory)
     while True:
         times = until_answered(engine, journal, lambda c: batch_times(c, pipeline_id))
@@ -345,7 +345,7 @@ def sense(place: Place, pipeline_id: int) -> None:
             oldest_time=times.next_due,
             max_records=limit,
         )
-        # "Passed" is the rival's merged batch.
+        # The error "passed" means that the other sensor has merged the batch.
         with contextlib.suppress(AllocationError):
             until_answered(engine, journal, allocate)
 
@@ -358,14 +358,14 @@ def allocate_once(
     oldest_time: datetime,
     max_records: int | None,
 ) -> None:
-    """One call."""
+    """Make one call."""
     ReceivedBlockTracker(connection, pipeline_id).allocate_blocks_to_batch(
         batch_time, oldest_time=oldest_time, max_records=max_records
     )
 
 
 def run_batches(place: Place, pipeline_id: int) -> None:
-    """Runs the pipeline's batches in order; attempts fail, and some are left to whoever comes next."""
+    """Run the pipeline's batches in order; some attempts fail, and some are left to the next process."""
     engine, journal = place.engine("runner"), Journal(place.directory)
     process_id = until_answered(
         engine,
@@ -377,7 +377,7 @@ def run_batches(place: Place, pipeline_id: int) -> None:
         if batch is None:
             time.sleep(0.05)
             continue
-        # Somebody else has the batch, or had it meanwhile.
+        # Another process has the batch, or had it meanwhile.
         with contextlib.suppress(BatchHeldError, AttemptSupersededError):
             run_batch(Attempt(engine, journal, pipeline_id, batch, process_id), calm=place.calm)
 
@@ -394,11 +394,11 @@ class Attempt:
 
     @property
     def number(self) -> int:
-        """Counts from 1."""
+        """Return the attempt's number, from 1."""
         return self.batch.attempt if self.batch.state is BatchState.RUNNING else self.batch.attempt + 1
 
     def fail(self, *, max_attempts: int) -> None:
-        """End it as failed."""
+        """End the attempt as failed."""
         until_answered(
             self.engine,
             self.journal,
@@ -417,10 +417,10 @@ class Attempt:
 
 
 def run_batch(attempt: Attempt, *, calm: bool) -> None:
-    """One attempt from claim to completion; raises what it is refused with."""
+    """Make one attempt from claim to completion; raise its refusal."""
     engine, journal, pipeline_id, batch = attempt.engine, attempt.journal, attempt.pipeline_id, attempt.batch
     if batch.state is BatchState.RUNNING:
-        # Left by one that was killed or thought better of it.
+        # Left by a process that was killed or gave it up.
         attempt.fail(max_attempts=1000 if calm else MAX_ATTEMPTS)
         return
     run_id = f"{os.getpid()}-{random.getrandbits(32)}"
@@ -472,7 +472,7 @@ def run_batch(attempt: Attempt, *, calm: bool) -> None:
 
 
 def drive(place: Place, pipeline_id: int) -> None:
-    """A pipeline's two sensors and its runner."""
+    """Run a pipeline's two sensors and its runner."""
     for target in (sense, sense, run_batches):
         threading.Thread(target=guarded, args=(place, target, place, pipeline_id), daemon=True).start()
     while os.getppid() > 1:
@@ -483,7 +483,7 @@ def drive(place: Place, pipeline_id: int) -> None:
 
 
 def clean(place: Place, stream_id: int, receiver_ids: list[int]) -> None:
-    """Takes away whatever may go, against a rival."""
+    """Clean up whatever may be cleaned, in a race with another cleaner."""
     engine, journal = place.engine("cleaner"), Journal(place.directory)
     while os.getppid() > 1:
         for receiver_id in random.sample(receiver_ids, len(receiver_ids)):
@@ -500,7 +500,7 @@ def clean(place: Place, stream_id: int, receiver_ids: list[int]) -> None:
 
 
 def clean_one(connection: sa.Connection, receiver_id: int) -> None:
-    """Rows, then segments."""
+    """Clean up rows, then segments."""
     nothing_is_too_young = datetime.now(UTC) + timedelta(days=1)
     cleanup.clean_up_receiver(
         connection, receiver_id=receiver_id, threshold=nothing_is_too_young, max_rows=random.choice([1, 50, 500, 5000])
@@ -516,7 +516,7 @@ def clean_one(connection: sa.Connection, receiver_id: int) -> None:
 
 
 def guarded(place: Place, target: Callable[..., None], *arguments: object) -> None:
-    """Whatever it raises is an anomaly, and is found by the end."""
+    """Run `target`; record any exception as an anomaly, which the report finds."""
     try:
         target(*arguments)
     except Exception:  # noqa: BLE001  written down, and fails the run
@@ -525,7 +525,7 @@ def guarded(place: Place, target: Callable[..., None], *arguments: object) -> No
 
 
 def start(place: Place, target: Callable[..., None], *arguments: object) -> ForkProcess:
-    """A child that is killed, not asked."""
+    """Start a child process that is ended by a kill, not by a request."""
 
     def run() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -577,11 +577,11 @@ class Stress:
         self.restart_others()
 
     def receiver(self, number: int) -> ForkProcess:
-        """A new owner of a pair of receivers."""
+        """Start a new owner of a pair of receivers."""
         return start(self.place, receive, self.pairs[number])
 
     def restart_others(self) -> None:
-        """Pipelines and cleaners that have ended."""
+        """Restart pipelines and cleaners that have ended."""
         wanted: dict[tuple[str, int], Callable[[], ForkProcess]] = {}
         for pipeline_id in self.pipeline_ids:
             wanted["pipeline", pipeline_id] = lambda p=pipeline_id: start(self.place, drive, p)  # type: ignore[misc]
@@ -592,14 +592,14 @@ class Stress:
                 self.others[key] = begin()
 
     def disturb(self, seconds: float) -> None:
-        """The storm."""
+        """Run the storm."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             time.sleep(0.05)
             self.disturb_once()
 
     def disturb_once(self) -> None:
-        """One turn of the storm."""
+        """Run one turn of the storm."""
         number = self.random.randrange(len(self.pairs))
         process, chance = self.receiving[number], self.random.random()
         if chance < 0.06:
@@ -611,7 +611,7 @@ class Stress:
             self.receiving[number] = self.receiver(number)
             self.counts["receivers stopped"] += 1
         elif chance < 0.16:
-            # Two owners, both running.
+            # Two owners that both run.
             self.zombies.append((time.monotonic(), process))
             self.receiving[number] = self.receiver(number)
             self.counts["owners doubled"] += 1
@@ -632,14 +632,14 @@ class Stress:
         self.wake_zombies(time.monotonic())
 
     def wake_zombies(self, now: float) -> None:
-        """Let those go on whose time has come."""
+        """Resume the processes whose time has come."""
         for due, process in [zombie for zombie in self.zombies if zombie[0] <= now]:
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, signal.SIGCONT)
             self.zombies.remove((due, process))
 
     def calm(self) -> bool:
-        """Zombies wake, receivers end, and a last owner adds one more block each; whether all came to its end."""
+        """Resume zombies, end receivers, let a last owner add one more block each; return whether all came to rest."""
         (self.place.directory / "calm").touch()
         self.wake_zombies(float("inf"))
         time.sleep(0.5)
@@ -661,7 +661,7 @@ class Stress:
         return at_rest
 
     def end_receivers(self) -> None:
-        """Kill them and wait."""
+        """Kill the receivers' processes and wait."""
         for process in self.receiving.values():
             process.kill()
             process.join()
@@ -671,13 +671,13 @@ class Stress:
                 child.join()
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """Kill every process that is left."""
         for child in FORK.active_children():
             child.kill()
             child.join()
 
     def report(self) -> list[str]:
-        """Figures of the run; returns what is wrong."""
+        """Print the run's figures; return the violations."""
         acknowledged, counts = Journal.read(self.place.directory)
         counts += self.counts
         with self.admin.cursor() as cursor:
@@ -704,14 +704,14 @@ FIGURES = {
 
 
 def say(line: str) -> None:
-    """One line to who runs this."""
+    """Print one line at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 @contextlib.contextmanager
 def database(url: str | None) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A new, migrated database on the server of `url`, or on an embedded one; and what drops it."""
+    """Make a new, migrated database on the server of `url`, or on an embedded one; return it and what drops it."""
     with contextlib.ExitStack() as stack:
         if url is None:
             directory = stack.enter_context(state_directory())
@@ -730,12 +730,12 @@ def database(url: str | None) -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def main() -> int:
-    """See the module; returns the exit code."""
+    """Run the stress; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress.driver_log", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=3.0, help="of storm; the calm comes after it")
-    parser.add_argument("--url", help="a server on which a database can be made; else an embedded one is started")
+    parser.add_argument("--minutes", type=float, default=3.0, help="minutes of storm; the calm comes after it")
+    parser.add_argument("--url", help="a server that allows new databases; default: an embedded one")
     parser.add_argument("--receivers", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=None, help="of kills, stops and terminations")
+    parser.add_argument("--seed", type=int, default=None, help="seed of kills, stops and terminations")
     options = parser.parse_args()
     seed = random.randrange(10**6) if options.seed is None else options.seed
     with tempfile.TemporaryDirectory(prefix="forebay-stress-") as directory, database(options.url) as (url, drop):
