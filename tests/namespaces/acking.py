@@ -1,4 +1,4 @@
-"""A source that is acknowledged, on every host at once, and the receiver that acknowledges it."""
+"""A source on every host at once that gets acknowledgements, and the receiver that acknowledges it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _CHUNK = 20
 _PAUSE = 0.05
-# So many chunks may be on their way without an acknowledgement.
+# At most this many chunks may be in flight without an acknowledgement.
 _WINDOW = 4
 
 
 class AckingReceiver(Receiver):
-    """Reads lines of numbers, each line one block, and acknowledges each when it is registered."""
+    """Read lines of numbers, each line one block, and acknowledge each when it is registered."""
 
     columns = (("number", "int64"),)
 
@@ -38,7 +38,7 @@ class AckingReceiver(Receiver):
         self._thread.start()
 
     def on_stop(self) -> None:
-        """What was read is handed on before this returns."""
+        """Stop reading; return when everything that was read has been handed on."""
         self._stopping.set()
         self._thread.join()
 
@@ -51,7 +51,7 @@ class AckingReceiver(Receiver):
             ):
                 self.report_connected(f"127.0.0.1:{self._port}")
                 while not self._stopping.is_set():
-                    # A line comes as a whole, in one piece.
+                    # A line always arrives in one piece.
                     if select.select([connection], [], [], 0.1)[0]:
                         line = lines.readline()
                         if not line:
@@ -66,14 +66,14 @@ class AckingReceiver(Receiver):
     def _store(self, connection: socket.socket, line: bytes) -> None:
         numbers = [int(word) for word in line.split()]
         self.store(numbers)
-        # Only now.
+        # Acknowledge only now, after the block is registered.
         connection.sendall(b"%d\n" % numbers[0])
 
 
 class AckedSource:
-    """Sends 1, 2, 3 … once, in chunks, to whoever connects on whichever host; knows what was acknowledged.
+    """Send 1, 2, 3 … once, in chunks, to any client on any host; record what was acknowledged.
 
-    What a connection took and did not acknowledge is never sent again, so that nothing may come out twice.
+    Chunks that a connection took but did not acknowledge are never sent again, so that nothing may come out twice.
     """
 
     def __init__(self, listeners: Sequence[socket.socket]) -> None:
@@ -87,16 +87,16 @@ class AckedSource:
         self._on_their_way: set[int] = set()
 
     def send(self) -> None:
-        """Go on sending."""
+        """Start or resume sending."""
         self._sending.set()
 
     def pause(self) -> None:
-        """Keep connections, send nothing."""
+        """Keep connections, but send nothing."""
         with self._lock:
             self._sending.clear()
 
     def is_at_rest(self) -> bool:
-        """Whether all that was sent is acknowledged, or its connection has ended."""
+        """Return whether every number sent is acknowledged or its connection has ended."""
         with self._lock:
             return not self._on_their_way
 
@@ -154,7 +154,7 @@ class AckedSource:
                 time.sleep(_PAUSE)
 
     def _next(self) -> int | None:
-        """The next chunk's first number, on its way from here on; None while nothing is to be sent."""
+        """Return the next chunk's first number and mark it as in flight; None while nothing is to be sent."""
         with self._lock:
             if not self._sending.is_set():
                 return None

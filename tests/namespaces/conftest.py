@@ -1,4 +1,4 @@
-"""Three hosts of this machine's own making. Where none can be made that is said; in CI it is a failure."""
+"""Three hosts as network namespaces. If none can be made, tests are skipped with the reason; in CI they fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def network() -> Iterator[Network]:
-    """Hosts on a bridge."""
+    """Make the hosts on a bridge."""
     try:
         made = Network(("h1", "h2", "h3")).__enter__()
     except NoNamespacesError as error:
@@ -31,14 +31,14 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture(scope="session")
 def postgres(network: Network) -> Iterator[BridgedPostgres]:
-    """A durable server that they reach."""
+    """Start a durable server that the hosts can reach."""
     with state_directory() as directory, BridgedPostgres(directory / "postgres", network) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def s3(network: Network) -> Iterator[S3Server]:
-    """An S3 server that they reach."""
+    """Start an S3 server that the hosts can reach."""
     with state_directory() as directory:
         try:
             server = S3Server(directory, address=network.address)

@@ -1,6 +1,6 @@
-"""Hosts with an agent each, and a receiver each of one stream; one driver log and one block store that all share.
+"""Hosts, each with an agent and a receiver of one stream; they share one driver log and one block store.
 
-They are network namespaces, or only names on one machine.
+The hosts are network namespaces, or only names on one machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = structlog.get_logger(__name__)
 
 
 class BridgedPostgres(DriverLogServer):
-    """An embedded server that the hosts on a bridge reach too."""
+    """An embedded server that the hosts on a bridge can also reach."""
 
     def __init__(self, data_directory: Path, network: Network) -> None:
         super().__init__(data_directory, listen_addresses=f"127.0.0.1,{network.address}")
@@ -60,12 +60,12 @@ class BridgedPostgres(DriverLogServer):
         super().start(timeout)
 
     def url_on_hosts(self, url: str) -> str:
-        """The same database's URL for the hosts."""
+        """Return the same database's URL as the hosts reach it."""
         return url.replace("@127.0.0.1:", f"@{self._network.address}:")
 
 
 class Hosts:
-    """The agents, what they run, and what stands in the driver log."""
+    """The agents, their processes, and the contents of the driver log."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Hosts:
         self._agents: dict[str, psutil.Popen] = {}
 
     def start_agent(self, host: str, url: str, **settings: str) -> None:
-        """`forebay agent --host HOST`, in that host, with a home of its own."""
+        """Run `forebay agent --host HOST` in that host, with a home of its own."""
         home = self.home / host
         home.mkdir()
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
@@ -106,7 +106,7 @@ class Hosts:
             )
 
     def stop_agents(self) -> None:
-        """As their service manager does; whatever does not end is killed."""
+        """Stop the agents as their service manager does; kill every process that does not end."""
         families = [process for host in self._agents for process in self.family(host)]
         for agent in self._agents.values():
             agent.stdin.close()
@@ -118,12 +118,12 @@ class Hosts:
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def family(self, host: str) -> list[psutil.Process]:
-        """The agent of a host and all its children; nothing once it has ended."""
+        """Return a host's agent and all its children; an empty list once the agent has ended."""
         agent = self._agents[host]
         return [] if agent.poll() is not None else [agent, *agent.children(recursive=True)]
 
     def receiver_process(self, receiver_id: int) -> psutil.Process:
-        """The process in which a receiver runs."""
+        """Return the process in which a receiver runs."""
         [row] = self.execute(
             "SELECT p.pid FROM forebay.receivers r JOIN forebay.processes p ON p.id = r.process_id WHERE r.id = :id",
             id=receiver_id,
@@ -131,11 +131,11 @@ class Hosts:
         return psutil.Process(row.pid)
 
     def log_of(self, host: str) -> str:
-        """What a host's agent has said."""
+        """Return the log of a host's agent."""
         return (self.home / host / "agent.log").read_text(encoding="utf-8")
 
     def leader(self) -> tuple[str, int]:
-        """The host of the leading tracker, and its term."""
+        """Return the host of the leading tracker, and its term."""
         [row] = self.execute("SELECT term, holder FROM forebay.leadership")
         pid = int(row.holder.rpartition(":")[2])
         host = next(host for host in self._agents if pid in {process.pid for process in self.family(host)})
@@ -144,13 +144,13 @@ class Hosts:
     # -- the driver log ----------------------------------------------------------------------------------------------
 
     def execute(self, statement: str, **values: object) -> list[Any]:
-        """One statement; its rows."""
+        """Run one statement; return its rows."""
         with connect(self.engine) as connection:
             result = connection.execute(sa.text(statement), values)
             return list(result) if result.returns_rows else []
 
     def receivers(self) -> dict[int, tuple[str, str | None, int, int]]:
-        """(state, host, epoch, registered records) of each receiver."""
+        """Return (state, host, epoch, registered records) of each receiver."""
         rows = self.execute(
             "SELECT r.id, r.state, p.host, head.epoch, head.total_records FROM forebay.receivers r "
             "LEFT JOIN forebay.processes p ON p.id = r.agent_id LEFT JOIN LATERAL ("
@@ -160,15 +160,15 @@ class Hosts:
         return {row.id: (row.state, row.host, row.epoch or 0, int(row.total_records or 0)) for row in rows}
 
     def agents(self) -> set[str]:
-        """The hosts that have an agent."""
+        """Return the hosts that have an agent."""
         return {row.host for row in self.execute("SELECT host FROM forebay.processes WHERE kind = 'agent'")}
 
     def on(self, host: str) -> list[int]:
-        """The receivers that are placed on a host."""
+        """Return the receivers that are placed on a host."""
         return [receiver_id for receiver_id, row in self.receivers().items() if row[1] == host]
 
     def events(self, kind: str, receiver_id: int) -> list[tuple[int, str]]:
-        """(epoch, what was said) of a receiver's events of a kind."""
+        """Return (epoch, message and detail) of a receiver's events of a kind."""
         rows = self.execute(
             "SELECT epoch, message || ': ' || detail AS said FROM forebay.receiver_events "
             "WHERE kind = :kind AND receiver_id = :receiver ORDER BY id",
@@ -187,7 +187,7 @@ class Hosts:
         return pytest.fail(f"not within {seconds:g} s: {what}\n{self.report()}")
 
     def flow(self, receiver_ids: Sequence[int], records: int = 200, seconds: float = 30.0) -> None:
-        """Until each of them is ACTIVE and has registered so many more records."""
+        """Wait until each of these receivers is ACTIVE and has registered `records` more."""
         self.source.send()
         goals = {receiver_id: row[3] + records for receiver_id, row in self.receivers().items()}
 
@@ -198,7 +198,7 @@ class Hosts:
         self.until(f"{records} more records of {list(receiver_ids)}", flowed, seconds)
 
     def numbers(self) -> list[int]:
-        """All that is registered, by the rows of the driver log."""
+        """Return every registered number, read through the rows of the driver log."""
         store = open_block_store(self.block_store)
         rows = self.execute(
             'SELECT g.path, b."offset", b.length, b.crc32c FROM forebay.blocks b '
@@ -208,7 +208,7 @@ class Hosts:
         return [number for batch in batches for number in batch["number"].to_pylist()]
 
     def check_every_acknowledged_number_came_out_once(self) -> None:
-        """As a batch reads it; of the rest, which nobody was told to be in, none is there twice."""
+        """Check this as a batch reads it; check that no other number came out twice either."""
         self.source.pause()
         self.until("nothing is on its way but what was given up", self.source.is_at_rest)
         with connect(self.engine) as connection:
@@ -243,7 +243,7 @@ class Hosts:
         )
 
     def report(self) -> str:
-        """The state of things, for a failure."""
+        """Describe the state of the system, for a failure message."""
         lines = []
         for table in ("receiver_status", "processes", "receiver_events", "leadership"):
             lines += [str(row) for row in self.execute(f"SELECT * FROM forebay.{table}")]
@@ -268,9 +268,9 @@ def running_hosts(
     in_host: Callable[[str, Sequence[str]], Sequence[str]] = _here,
     **settings: str,
 ) -> Iterator[Hosts]:
-    """All of it, receiving on each host. The pipeline only says who reads.
+    """Start the hosts, each with a receiver; the pipeline only states who reads.
 
-    `listeners` are the source's, all at one port; `in_host` makes of a command one that runs in a host.
+    `listeners` are the source's, all at one port; `in_host` turns a command into one that runs in a host.
     """
     with ExitStack() as stack:
         source = stack.enter_context(AckedSource(listeners))
@@ -282,7 +282,7 @@ def running_hosts(
         stack.callback(rig.stop_agents)
         for host in hosts:
             rig.start_agent(host, url_on_hosts or database_url, **settings)
-        # Or the first of them gets every receiver.
+        # Otherwise the first agent gets every receiver.
         rig.until("every agent is there", lambda: rig.agents() == set(hosts), 60.0)
         with connect(rig.engine) as connection:
             stream_id = apply_stream(

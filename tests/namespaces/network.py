@@ -1,7 +1,7 @@
 """Hosts as network namespaces on one bridge, each of which can be cut off; needs root and iproute2.
 
-The machine itself is the bridge's other end: what it serves at the bridge's address, a host that is cut off can't
-reach. What runs in a host goes on: its processes, its loopback and its disk.
+The machine itself is the bridge's other end: a host that is cut off can't reach what the machine serves at the bridge's
+address. Everything in the host keeps running: its processes, its loopback and its disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NoNamespacesError(Exception):
 
 
 class Network:
-    """Hosts on a bridge, made when this is entered and gone when it is left."""
+    """Hosts on a bridge, created on entry and removed on exit."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = tuple(hosts)
@@ -38,31 +38,31 @@ class Network:
 
     @property
     def address(self) -> str:
-        """Of this machine, as the hosts see it."""
+        """Return this machine's address, as the hosts see it."""
         return f"{self._subnet}.1"
 
     @property
     def subnet(self) -> str:
-        """All of them, as a CIDR."""
+        """Return the hosts' subnet as a CIDR."""
         return f"{self._subnet}.0/24"
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
-        """The command that runs this in a host; it becomes the very process."""
+        """Return the command that runs this one in a host, by exec: the process stays the same."""
         return ["ip", "netns", "exec", self._namespaces[host], *command]
 
     def cut(self, host: str) -> None:
-        """Pull its cable: what is sent either way is lost, and no one is told."""
+        """Disconnect the host: packets either way are lost without an error."""
         _ip("link", "set", self._links[host], "down")
 
     def heal(self, host: str) -> None:
-        """Put it back."""
+        """Connect the host again."""
         _ip("link", "set", self._links[host], "up")
 
     def listen(self, host: str, port: int = 0) -> socket.socket:
-        """A listener on a host's own loopback, to be used from here."""
+        """Listen on a host's own loopback; the socket is used from this process."""
 
         def made() -> socket.socket:
-            # A thread's namespace is its own, and a socket stays in the one that it was made in.
+            # A thread has its own namespace, and a socket stays in the namespace in which it was created.
             descriptor = os.open(f"/run/netns/{self._namespaces[host]}", os.O_RDONLY)
             try:
                 if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
@@ -104,7 +104,7 @@ class Network:
             _ip("-n", namespace, "link", "set", "eth0", "up")
 
     def _remove(self) -> None:
-        # A namespace takes its end of the cable with it, and that the other.
+        # Deleting a namespace deletes its end of the veth pair, and with it the other end.
         for namespace in self._namespaces.values():
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)

@@ -1,4 +1,4 @@
-"""A host that is cut off for 30 s and comes back: its receiver has moved, and what it still holds is refused."""
+"""Cut a host off for 30 s and reconnect it: its receiver has moved, and what it still holds is refused."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.namespaces, pytest.mark.timeout(240)]
 
 CUT_SECONDS = 30.0
-# Design §4: a candidate waits for 3 s, and looks every second; the rest is for a machine that is busy.
+# In seconds. Design §4: a candidate waits for 3 s and looks every second; the rest is for a busy machine.
 LEADER_SECONDS = 8.0
-# The lease of 10 s, a tick, the start of a process, and salvage.
+# In seconds: the lease of 10 s, a tick, the start of a process, and salvage.
 TAKE_OVER_SECONDS = 25.0
 
 _log = structlog.get_logger(__name__)
@@ -33,9 +33,9 @@ _log = structlog.get_logger(__name__)
 
 @contextmanager
 def three_hosts(network: Network, postgres: BridgedPostgres, home: Path, block_store: str) -> Iterator[Hosts]:
-    """One in each namespace, receiving."""
+    """Start a receiving host in each namespace."""
     first = network.listen(network.hosts[0])
-    # A namespace of our own has every port free.
+    # Every port is free in a new namespace.
     listeners = [first, *(network.listen(host, first.getsockname()[1]) for host in network.hosts[1:])]
     url = postgres.new_database()
     with running_hosts(
@@ -54,7 +54,7 @@ def three_hosts(network: Network, postgres: BridgedPostgres, home: Path, block_s
 def test_w21_k05_a_host_that_was_cut_off_is_replaced_and_refused(
     network: Network, postgres: BridgedPostgres, home: Path, *, leads: bool
 ) -> None:
-    """Its own source goes on and so does its disk, which all share: salvage has something to find."""
+    """Check salvage too: the host's own source keeps sending, and its disk, which all hosts share, keeps working."""
     with three_hosts(network, postgres, home, str(home / "blocks")) as rig:
         moved = cut_and_heal(rig, network, leads=leads)
         [(_, said)] = rig.events("SALVAGED", moved)
@@ -72,7 +72,7 @@ def test_w21_a_host_that_was_cut_off_from_an_object_store_too(
 
 
 def cut_and_heal(rig: Hosts, network: Network, *, leads: bool) -> int:
-    """Cut off the leader's host, or another, for 30 s under load, and put it back; its receiver."""
+    """Cut off the leader's host, or another, for 30 s under load, and reconnect it; return its receiver."""
     leader, term = rig.leader()
     cut = leader if leads else next(host for host in network.hosts if host != leader)
     [receiver_id] = rig.on(cut)
@@ -102,7 +102,7 @@ def cut_and_heal(rig: Hosts, network: Network, *, leads: bool) -> int:
 
     network.heal(cut)
     begin = time.monotonic()
-    # Refused, says so, and ends by the code of those who are.
+    # The old process is refused, reports that, and ends with the exit code for it.
     rig.until("the old process has ended", lambda: not old_process.is_running(), 60.0)
     _log.info("the old process has ended", after=round(time.monotonic() - begin, 1))
     rig.until("it has said so", lambda: rig.events("FENCED", receiver_id))
@@ -115,7 +115,7 @@ def cut_and_heal(rig: Hosts, network: Network, *, leads: bool) -> int:
         ),
     )
     rig.flow(list(placed))
-    # Nobody else ever moved, nor does anyone go back.
+    # No other receiver has ever moved, and none moves back.
     now = rig.receivers()
     assert {one: row[:3] for one, row in now.items()} == {one: row[:3] for one, row in placed.items()}
     assert {one: now[one][1:3] for one in others} == {one: before[one][1:3] for one in others}

@@ -74,7 +74,7 @@ def test_t03_k07_a_receiver_that_is_not_declared_can_neither_claim_nor_add(conne
 
 
 def test_t07_a_tracker_that_comes_new_goes_on_from_the_log_alone(engine: sa.Engine) -> None:
-    """Nothing is replayed: what was allocated is, what was not goes to the next time, whoever asks."""
+    """Check that nothing is replayed: blocks stay allocated, the others go to the next batch time, in any tracker."""
     with connect(engine) as first:
         log = make_log(first)
         log.add_at(log.receiver_ids[0], NOON + SECOND, NOON + INTERVAL + SECOND)
@@ -109,7 +109,7 @@ def test_t08_allocation_of_100000_blocks(connection: sa.Connection) -> None:
     )
     connection.execute(sa.text("ANALYZE forebay.blocks"))
     began = time.monotonic()
-    # The cut lies within them, so their end has to be found.
+    # The cut lies within these blocks, so the end of the range has to be searched.
     log.tracker.allocate_blocks_to_batch(NOON + SECOND + timedelta(seconds=4))
     log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
     took = time.monotonic() - began
@@ -202,11 +202,11 @@ def test_m06_a_batch_counts_what_its_receivers_report_and_an_empty_one_reads_not
 
 
 def test_w06_an_allocation_that_fails_takes_no_block(connection: sa.Connection) -> None:
-    """The original took the blocks out of their queues, and then failed to write it down."""
+    """The original took the blocks out of their queues, and then failed to record the allocation."""
     log = make_log(connection)
     [receiver] = log.receiver_ids
     log.add_at(receiver, NOON + SECOND, NOON + 2 * SECOND)
-    # What a bug would have left: the constraint refuses the ranges after everything else was worked out.
+    # The remains of an imaginary bug: the constraint refuses the ranges after all else was computed.
     connection.execute(
         sa.text("INSERT INTO forebay.batch_allocations VALUES (:p, :t, :r, int8range(3, 4), 1, 1)"),
         {"p": log.pipeline_id, "t": NOON - INTERVAL, "r": receiver},
@@ -224,7 +224,7 @@ def test_w06_an_allocation_that_fails_takes_no_block(connection: sa.Connection) 
 def test_w07_what_is_added_while_a_batch_is_allocated_goes_to_the_next(
     engine: sa.Engine, connection: sa.Connection
 ) -> None:
-    """The original cleared the whole queue for an allocation, and with it what had come meanwhile."""
+    """The original cleared the whole queue for an allocation, including blocks that had arrived meanwhile."""
     log = make_log(connection)
     [receiver] = log.receiver_ids
     claimed = log.add_at(receiver, NOON + SECOND)
@@ -232,7 +232,7 @@ def test_w07_what_is_added_while_a_batch_is_allocated_goes_to_the_next(
         transacting = adder.execution_options(isolation_level="READ COMMITTED")
         with transacting.begin():
             assert add(transacting, block(claimed, 3)).outcome is AddOutcome.ADDED
-            # Uncommitted, though its time is before the cut.
+            # Not committed, although its time is before the cut.
             transacting.execute(
                 sa.text("UPDATE forebay.blocks SET added_at = :t WHERE sequence = 3"), {"t": NOON + 2 * SECOND}
             )
@@ -244,7 +244,7 @@ def test_w07_what_is_added_while_a_batch_is_allocated_goes_to_the_next(
 
 
 def test_w14_a_changed_declaration_goes_on_where_the_old_one_was(connection: sa.Connection) -> None:
-    """The original's checkpoint held the program: after a change of code there was no way back into it."""
+    """The original's checkpoint contained the program: it could not be loaded after a change of the code."""
     log = make_log(connection)
     [receiver] = log.receiver_ids
     log.add_at(receiver, NOON + SECOND, NOON + INTERVAL + SECOND)
@@ -263,7 +263,7 @@ def test_w14_a_changed_declaration_goes_on_where_the_old_one_was(connection: sa.
 
 
 def test_no_function_on_the_path_of_a_block_may_scan(connection: sa.Connection) -> None:
-    """A plan that was made while the table was near empty scanned it for hours."""
+    """A plan that was made while the table was nearly empty kept scanning the table for hours."""
     rows = connection.execute(
         sa.text(
             "SELECT proname, proconfig FROM pg_proc WHERE pronamespace = 'forebay'::regnamespace "
@@ -272,15 +272,15 @@ def test_no_function_on_the_path_of_a_block_may_scan(connection: sa.Connection) 
     )
     settings: dict[str, list[str]] = {row.proname: row.proconfig for row in rows}
     assert {"add_block", "claim", "allocate_blocks_to_batch", "clean_up_receiver", "open_partition"} <= settings.keys()
-    # It copies a quarantined batch's blocks, by its ranges, once in a batch's life.
+    # It copies a quarantined batch's blocks, by its ranges, only once in the batch's life.
     del settings["end_attempt"]
-    # Its session has it: test_add_block.py::test_a_plan_made_on_a_near_empty_table_does_not_scan_the_grown_one.
+    # Its session sets it: test_add_block.py::test_a_plan_made_on_a_near_empty_table_does_not_scan_the_grown_one.
     del settings["add_one_block"]
     assert [name for name, given in settings.items() if "enable_seqscan=off" not in given] == []
 
 
 def test_a_pipeline_that_is_removed_and_applied_again_is_a_new_one(connection: sa.Connection) -> None:
-    """From the earliest on, under its old name: its old ranges are nothing to it."""
+    """Check that it reads from the earliest block on, under its old name, and that its old ranges do not count."""
     log = make_log(connection)
     [receiver] = log.receiver_ids
     log.add_at(receiver, NOON + SECOND, NOON + 2 * SECOND)

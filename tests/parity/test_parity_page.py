@@ -1,4 +1,4 @@
-"""docs/parity.md names tests; each of them is there."""
+"""Check that every test named in docs/parity.md exists."""
 
 from __future__ import annotations
 

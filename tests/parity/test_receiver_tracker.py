@@ -1,4 +1,4 @@
-"""The receiver tracker's rows of the parity list that no test beside the code covers (K01, K02, K06)."""
+"""The receiver tracker's rows of the parity list that no other test covers (K01, K02, K06)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_k02_stop_and_rate_reach_a_receiver_with_its_next_answer(engine: sa.Engi
 
 
 def test_k06_who_registers_again_replaces_the_one_before(connection: sa.Connection) -> None:
-    """As the original's; only here the one before is refused from then on, and an older placement too."""
+    """As in the original, except that the previous process is refused from then on, and an older placement too."""
     [receiver_id] = make_log(connection).receiver_ids
     connection.execute(sa.text("UPDATE forebay.receivers SET state = 'SCHEDULED', assignment = 2"))
     first, second = (claim_anew(connection, receiver_id, assignment=2) for _ in range(2))

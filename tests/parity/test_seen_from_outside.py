@@ -1,4 +1,4 @@
-"""O01, O03: what `/metrics` and the JSON API say has the names that Spark's own classes have."""
+"""O01, O03: check that `/metrics` and the JSON API use the names of Spark's own classes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def spark_fields(name: str, package: str = f"{SPARK_API}.streaming", jar: str = 
 
 def test_o01_the_gauges_are_those_of_sparks_streaming_source() -> None:
     strings = read_class("spark-streaming", "org.apache.spark.streaming.StreamingSource").strings
-    # The source's own name and the application's pattern are no gauges.
+    # The source's own name and the application's pattern are not gauges.
     assert set(STREAMING_SOURCE) == strings - {"streaming", "%s.StreamingMetrics"}
     assert list(streaming_source(PROGRESS)) == list(STREAMING_SOURCE)
 
@@ -92,12 +92,12 @@ def test_o03_an_output_operation_has_sparks_fields() -> None:
 
 def test_o03_an_application_has_sparks_fields_as_far_as_there_are_any() -> None:
     found = api.application(PIPELINE, NOON + SECOND)
-    # Cores and memory are options of Spark's that are left out where nobody knows them.
+    # Cores and memory are optional in Spark, and left out if they are unknown.
     known = [name for name in spark_fields("ApplicationInfo", SPARK_API, "spark-core") if "PerExec" not in name]
     assert list(found) == [name for name in known if name not in ("coresGranted", "maxCores")]
     attempt = list(found["attempts"][0])
     fields = spark_fields("ApplicationAttemptInfo", SPARK_API, "spark-core")
-    # What comes before and after these are options; epochs are methods of its class that Spark's JSON has as well.
+    # The fields before and after these are optional; epochs are methods of its class that Spark's JSON has as well.
     assert attempt[:7] == fields[fields.index("startTime") : fields.index("appSparkVersion") + 1]
     assert attempt[7:] == ["startTimeEpoch", "endTimeEpoch", "lastUpdatedEpoch"]
 

@@ -1,5 +1,6 @@
-"""Rows L and H of the original, the write-ahead log and the block handler, that no test beside the unit is named after;
-and what holds wherever a crash cuts the log (docs/parity.md has them all).
+"""Rows L and H of the original (write-ahead log, block handler) that no unit test is named after, and crash recovery.
+
+The last test checks what holds wherever a crash cuts the log. docs/parity.md lists all rows.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def test_l05_everything_is_read_back_in_order_over_all_segments(tmp_path: Path) 
 
 
 def test_l06_a_damaged_record_is_named_and_hides_nothing_behind_it(tmp_path: Path) -> None:
-    """The original ends the file there and says nothing."""
+    """The original ends the file there and reports nothing."""
     store = LocalBlockStore(tmp_path)
     log, rows = make_log(store)
     handles = [handle for sequence in (1, 2, 3) for handle in log.write([frame(sequence=sequence)])]
@@ -106,7 +107,7 @@ def test_l08_callers_at_once_are_written_one_after_the_other_and_after_the_end_r
 
 
 class HangingObjects(MemoryObjects):
-    """Says when a PUT hangs."""
+    """Set `hangs` when a PUT hangs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +122,7 @@ class HangingObjects(MemoryObjects):
 def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_length(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The original's caller was told "failed", and recovery saw the record all the same."""
+    """In the original, the caller was told "failed", and recovery found the record nevertheless."""
     objects = HangingObjects()
     store = ObjectBlockStore(objects, "s3://bucket", max_attempts=1)
     log, rows = make_log(store)
@@ -130,14 +131,14 @@ def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_leng
     wait, open_segment = store._pool.wait, rows.open_segment
 
     def wait_shortly_for_what_hangs(future: Future[T], seconds: float) -> T:
-        # One that is given up before it began is never made.
+        # A PUT that is given up before it begins is never made, so wait until it hangs.
         if objects.answers.is_set():
             return wait(future, seconds)
         assert objects.hangs.wait(30)
         return wait(future, 0.1)
 
     def open_next_segment(path: str, source_rule: str) -> int:
-        # It was told "failed" at the first segment, and now the store answers again.
+        # The write to the first segment has been reported as failed; from now on the store answers again.
         objects.answers.set()
         return open_segment(path, source_rule)
 
@@ -185,7 +186,7 @@ def test_h05_a_block_without_records_is_refused_and_leaves_nothing(tmp_path: Pat
 
 @dataclass(frozen=True)
 class Crash:
-    """What is left of one replica's newest segment: so many thousandths of its bytes, then so many zeros."""
+    """The remains of one replica's newest segment: `left` thousandths of its bytes, then `zeros` zeros."""
 
     left: int
     zeros: int
@@ -203,7 +204,7 @@ CRASHES = st.lists(
 def test_l06_a_crash_anywhere_leaves_a_prefix_of_the_blocks(
     sizes: list[int], crashes: list[Crash], max_segment_bytes: int, *, zeros: bool
 ) -> None:
-    """Cut at any byte, zeros behind, in any replica: blocks 1 to n are there, and nothing else is taken for a block."""
+    """Cut at any byte, with zeros after it, in any replica: blocks 1 to n are there, and nothing else is a block."""
     with tempfile.TemporaryDirectory() as directory:
         sites = [LocalBlockStore(Path(directory) / str(number)) for number in range(len(crashes))]
         store = sites[0] if len(sites) == 1 else ReplicatedBlockStore(sites)
@@ -222,7 +223,7 @@ def test_l06_a_crash_anywhere_leaves_a_prefix_of_the_blocks(
             whole = path.read_bytes()
             after = whole[: len(whole) * crash.left // 1000] + bytes(crash.zeros)
             path.write_bytes(after)
-            # Zeros may happen to be what was lost.
+            # The lost bytes may have been zeros too.
             count = sum(1 for end in ends if after[:end] == whole[:end])
             assert sequences(site.scan(rows.paths[newest])) == list(range(before + 1, before + count + 1))
             left.append(count)
