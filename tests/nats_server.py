@@ -1,4 +1,4 @@
-"""Debian's nats-server with JetStream for tests: one of one's own on loopback, to be killed and started again."""
+"""Debian's nats-server with JetStream for tests: a private one on loopback, which can be killed and started again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NoNatsError(Exception):
 
 
 class NatsServer:
-    """One server, on a port that it keeps over restarts; `settings` as nats.conf has them."""
+    """One server, on a port that it keeps over restarts; `settings` are lines of nats.conf."""
 
     def __init__(self, directory: Path, settings: str = "") -> None:
         found = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin")
@@ -40,11 +40,11 @@ class NatsServer:
 
     @property
     def address(self) -> str:
-        """As a source takes it."""
+        """Return the address in the form that a source takes."""
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it; returns when it lets clients in."""
+        """Start the server; return when it accepts clients."""
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._program, "-c", str(self._configuration)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -61,13 +61,13 @@ class NatsServer:
             assert time.monotonic() < deadline, f"nats-server does not answer: {self.said()[-2000:]}"
 
     def kill(self) -> None:
-        """End it at once, if it runs."""
+        """Kill the server, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def said(self) -> str:
-        """Its log."""
+        """Return the server's log."""
         path = self._directory / "log"
         return path.read_text(errors="replace") if path.exists() else ""

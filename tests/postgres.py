@@ -1,7 +1,7 @@
-"""One embedded Postgres for a whole run of tests, and a new migrated database for each test that asks for one.
+"""One embedded Postgres for a whole test run, and a new migrated database for each test that asks for one.
 
-The server is the very one that `forebay up` uses, run by the guard that ends it with pytest, however that ends; only
-fsync is off. A database is a copy of a template that was migrated once: that takes milliseconds.
+The server is the same as in `forebay up`, run by the guard that ends it whenever and however pytest ends; only fsync is
+off. A database is a copy of a template that was migrated once, which takes milliseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TEMPLATE = "migrated"
 
 
 class PostgresProcess:
-    """An embedded server that runs while this is entered; its log lies beside its data."""
+    """An embedded server that runs while entered; its log is beside its data."""
 
     def __init__(self, server: EmbeddedPostgres) -> None:
         self.server = server
@@ -57,14 +57,14 @@ class PostgresProcess:
         self.server.wait_until_ready(timeout)
 
     def stop(self) -> None:
-        """End the server and what runs it."""
+        """End the server and its guard."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             self._process.wait(30)
             self._process = None
 
     def wait(self, timeout: float = 30.0) -> int:
-        """Wait until the server has ended by another's hand; its exit code."""
+        """Wait until the server has been ended by something else; return its exit code."""
         assert self._process is not None
         code = self._process.wait(timeout)
         self.stop()
@@ -89,9 +89,9 @@ class PostgresProcess:
 
 
 class InstalledPostgres(EmbeddedPostgres):
-    """The server of another installation, run in the same way."""
+    """A server of another installation, run in the same way."""
 
-    # Postgres 15's initdb has no --set.
+    # initdb of Postgres 15 has no option --set.
     initdb_options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, data_directory: Path, binaries: Path) -> None:
@@ -100,12 +100,12 @@ class InstalledPostgres(EmbeddedPostgres):
 
     @property
     def binaries(self) -> Path:
-        """The folder of initdb and postgres."""
+        """Return the folder of initdb and postgres."""
         return self._installed
 
 
 def _server(data_directory: Path) -> EmbeddedPostgres:
-    """The version that is shipped, unless the environment names another: one of the wheel's, or a folder."""
+    """Return a server of the shipped version, unless the environment names another of the wheel's, or a folder."""
     binaries = os.environ.get("FOREBAY_TEST_POSTGRES_BINARIES")
     if binaries:
         return InstalledPostgres(data_directory, Path(binaries))
@@ -114,7 +114,7 @@ def _server(data_directory: Path) -> EmbeddedPostgres:
 
 
 class TestServer:
-    """The server of a run of tests."""
+    """The server of a test run."""
 
     __test__ = False
 
@@ -124,17 +124,17 @@ class TestServer:
         self._has_template = False
 
     def url(self, database: str) -> str:
-        """SQLAlchemy's URL of a database."""
+        """Return the SQLAlchemy URL of a database."""
         return self.process.server.url(database)
 
     @contextlib.contextmanager
     def database(self, *, migrated: bool = True) -> Iterator[str]:
-        """The URL of a new database, dropped at the end whoever still uses it."""
+        """Make a new database; drop it at the end even if it is in use."""
         if migrated and not self._has_template:
             self._make_template()
         name = f"test_{next(self._numbers)}"
         template = _TEMPLATE if migrated else "template1"
-        # Without fsync a copy of files and its checkpoints cost a quarter of a copy through the log.
+        # Without fsync, a file copy with its checkpoints costs a quarter of a copy through the WAL.
         self._administer("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY", name, template)
         try:
             yield self.url(name)
@@ -144,7 +144,7 @@ class TestServer:
     def _make_template(self) -> None:
         self._administer("CREATE DATABASE {}", _TEMPLATE)
         tracker_store.migrate.upgrade(self.url(_TEMPLATE))
-        # Nobody, autovacuum's workers neither, may be connected to a template that is copied.
+        # No connection to the template may exist while it is copied, not even of an autovacuum worker.
         self._administer("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false", _TEMPLATE)
         self._has_template = True
 
@@ -160,7 +160,7 @@ class TestServer:
 
 
 def ends_within(pid: int, seconds: float) -> bool:
-    """Whether a process that need not be a child ends within so many seconds."""
+    """Return whether a process, which need not be a child, ends within `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

@@ -1,4 +1,4 @@
-"""RabbitMQ as Debian has it, as a private node of a test: its own ports, home, cookie, logs and epmd."""
+"""Debian's RabbitMQ as a private node of a test: its own ports, home, cookie, logs and epmd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PASSWORD = "hunter2"
 
 
 class RabbitMq:
-    """A node on loopback, with TLS too, and one user. ``start`` after ``kill`` finds what was confirmed."""
+    """A node on loopback, also with TLS, and with one user. ``start`` after ``kill`` finds what was confirmed."""
 
     username = "forebay"
 
@@ -56,7 +56,7 @@ class RabbitMq:
 
     def start(self) -> None:
         if self._epmd is None:
-            # Foreground, so that it is ours to end.
+            # In the foreground, so that this process can end it.
             self._epmd = subprocess.Popen(
                 [shutil.which("epmd") or "epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"]
             )
@@ -67,13 +67,13 @@ class RabbitMq:
         eventually(self._answers, "RabbitMQ to answer", seconds=_START_SECONDS, step=0.1)
 
     def kill(self) -> None:
-        """At once, with everything in its process group."""
+        """Kill the node at once, with everything in its process group."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
-            # Its name is free when epmd has seen it go; what it left of the process group is gone by then.
+            # The node's name is free once epmd has noticed its end; by then the rest of its process group is gone.
             eventually(lambda: not self._is_open(), "RabbitMQ to be gone")
 
     def close(self) -> None:
@@ -84,16 +84,17 @@ class RabbitMq:
             self._epmd = None
 
     def connect(self, *, heartbeat: int = 10) -> pika.BlockingConnection:
-        """With a heartbeat of 0 it may be left alone."""
+        """Connect; with a heartbeat of 0 the connection may be left idle."""
         credentials = pika.PlainCredentials(self.username, _PASSWORD)
         return pika.BlockingConnection(
             pika.ConnectionParameters("127.0.0.1", self.port, credentials=credentials, heartbeat=heartbeat)
         )
 
     def has_on_disk(self, quorum_queue: str) -> bool:
-        """Whether the queue outlives `kill`. RabbitMQ writes the name of a new quorum queue to its disk some seconds
-        after it has declared it; killed before, it starts with a queue that has no leader and no messages, confirmed
-        or not (seen with 3.10.8).
+        """Return whether the queue survives `kill`.
+
+        RabbitMQ writes the name of a new quorum queue to disk some seconds after it has declared it. Killed before, it
+        starts with a queue without a leader and without messages, confirmed or not (seen with 3.10.8).
         """
         [names] = (self._directory / "data").glob("*/quorum/*/names.dets")
         return quorum_queue.encode() in names.read_bytes()

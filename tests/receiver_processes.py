@@ -1,4 +1,4 @@
-"""Receiver processes as an agent starts them, each for one receiver, and what they say; for the rigs of a stream."""
+"""Receiver processes as an agent starts them, each for one receiver, with their logs; for the rigs of a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# A process takes 1 s of CPU to begin: on a machine that gives it a fiftieth, most of this.
+# A process needs 1 s of CPU to start: on a machine that gives it a fiftieth of a core, most of this time.
 DEADLINE_SECONDS = 90.0
 
 _RUN = """
@@ -28,13 +28,13 @@ sys.exit(run([(int(receiver_id), int(assignment))], database_url=database_url, b
 
 
 def eventually(predicate: Callable[[], object], what: str, *, seconds: float = DEADLINE_SECONDS) -> None:
-    """Poll until `predicate` holds; fails the test at a deadline that is never reached when all is well."""
+    """Poll until `predicate` holds; fail the test at a deadline that is far off normal times."""
     polling.eventually(predicate, what, seconds=seconds, step=0.02)
 
 
 @dataclass
 class ReceiverProcesses:
-    """Everything that was started ends at `close`."""
+    """Receiver processes of a test; `close` ends all of them."""
 
     database_url: str
     root: Path
@@ -47,7 +47,7 @@ class ReceiverProcesses:
             return list(result) if result.returns_rows else []
 
     def place(self, receiver_id: int, assignment: int) -> None:
-        """As the tracker does before a process is started for it."""
+        """Place a receiver, as the tracker does before a process is started for it."""
         self.execute(
             "UPDATE forebay.receivers SET assignment = :a, state = 'SCHEDULED' WHERE id = :r",
             a=assignment,
@@ -57,7 +57,7 @@ class ReceiverProcesses:
     def spawn(
         self, receiver_id: int, assignment: int, *, block_store: str, database_url: str | None, first: str
     ) -> subprocess.Popen[bytes]:
-        """A process; `first` is what its interpreter runs before (a test's seam)."""
+        """Start a process; its interpreter runs the code `first` first (a test's seam)."""
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / f"process-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(

@@ -1,10 +1,10 @@
-"""A pytest plugin: records every statement that `tracker_store` sends, for the test of the next version's schema.
+"""A pytest plugin that records every statement `tracker_store` sends, to test the next version's schema with them.
 
-Run it at a release, and commit what it writes:
+Run it at a release, and commit the file that it writes:
 
     python -m pytest -p tests.recorded_statements tests/integration/tracker_store
 
-It writes `tests/integration/upgrade/statements.json`: for each role, each statement once, with one call's values in it.
+It writes `tests/integration/upgrade/statements.json`: for each role, each statement once, with the values of one call.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _ROOT = Path(__file__).parents[1]
 STATEMENTS = _ROOT / "tests" / "integration" / "upgrade" / "statements.json"
 _IMPORT = re.compile(r"^from tracker_store\.\w+ import (?P<names>\([^)]*\)|[^\n]*)", re.MULTILINE)
 _MODULE = re.compile(r"^from tracker_store import (?P<names>[^\n]*)", re.MULTILINE)
-# Who calls: the packages whose processes act in the role.
-# What an owner's commands do is no part of a running system.
+# Modules with an owner's commands, which are no part of a running system.
 _OWNERS = ("checks.py", "migrate.py", "programs.py", "roles.py", "schema_reference.py", "env.py")
 _QUERY = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b")
+# The packages whose processes act in each role.
 _CALLERS = {"forebay_receiver": ("receiver_runtime",), "forebay_driver": ("orchestration", "forebay")}
 
 
 def _used(packages: tuple[str, ...]) -> set[str]:
-    """The functions and classes of tracker_store that these packages use."""
+    """Return the functions and classes of tracker_store that these packages use."""
     used: set[str] = set()
     for text in (path.read_text(encoding="utf-8") for package in packages for path in (_ROOT / package).rglob("*.py")):
         for found in _IMPORT.finditer(text):
@@ -68,7 +68,7 @@ class _Recorder:
     def write(self) -> None:
         STATEMENTS.parent.mkdir(exist_ok=True)
         found = {role: sorted(statements.values()) for role, statements in self._found.items()}
-        # Sent past SQLAlchemy, by receivers alone.
+        # Only receivers send these, and not through SQLAlchemy.
         found["forebay_receiver"] += [
             f"PREPARE {prepared.name} ({prepared.types}) AS {prepared.query}"
             for prepared in vars(tracker_store.blocks).values()

@@ -1,4 +1,4 @@
-"""A Dagster run launcher that launches nothing and remembers what it was asked."""
+"""A Dagster run launcher that launches nothing and records the requests it gets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RecordingRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
-    """`asked` has what was asked of it, in order."""
+    """A launcher whose `asked` lists the requests, in order."""
 
     def __init__(self, name: str = "", inst_data: ConfigurableClassData | None = None) -> None:
         self.name = name

@@ -1,6 +1,6 @@
-"""Debian's redis-server for tests: one of one's own on loopback, which can be killed and started again.
+"""Debian's redis-server for tests: a private one on loopback, which can be killed and started again.
 
-It syncs each command to its append-only file, so that what it has answered survives its end.
+It syncs each command to its append-only file, so every command that it has answered survives a kill.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NoRedisError(Exception):
 
 
 class RedisServer:
-    """One server, on a port that it keeps over restarts; of the settings of redis.conf."""
+    """One server, on a port that it keeps over restarts; `settings` are those of redis.conf."""
 
     def __init__(self, directory: Path, settings: Mapping[str, object] | None = None) -> None:
         found = shutil.which("redis-server")
@@ -50,11 +50,11 @@ class RedisServer:
         self._configuration.write_text("".join(f"{name} {value}\n" for name, value in lines.items()), encoding="utf-8")
 
     def client(self, **options: object) -> redis.Redis:
-        """A client, of options of its own."""
+        """Return a client with these options."""
         return redis.Redis(**{"host": "127.0.0.1", "port": self.port, "protocol": 2, **options})  # type: ignore[arg-type]
 
     def start(self, **options: object) -> None:
-        """Start it; returns when it answers a client of these options."""
+        """Start the server; return when it answers a client with these options."""
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._program, str(self._configuration)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -72,13 +72,13 @@ class RedisServer:
                 assert time.monotonic() < deadline, f"redis-server does not answer: {self.said()[-2000:]}"
 
     def kill(self) -> None:
-        """End it at once, if it runs."""
+        """Kill the server, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def said(self) -> str:
-        """Its log."""
+        """Return the server's log."""
         path = self._directory / "log"
         return path.read_text(errors="replace") if path.exists() else ""

@@ -1,7 +1,7 @@
 """A real S3 server for tests: versitygw, on a directory.
 
-Built once with Go (a minute or two) into a folder of the user's cache that outlives the checkout, by the first test
-that needs it or by ``python -m tests.s3_server``; FOREBAY_TEST_VERSITYGW names one that is there already.
+It is built once with Go (a minute or two) into a folder of the user's cache that outlives the checkout, by the first
+test that needs it or by ``python -m tests.s3_server``; FOREBAY_TEST_VERSITYGW names an existing one instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NoServerError(Exception):
 
 
 def program() -> Path:
-    """The server's program; built if it is not there yet. Raises NoServerError."""
+    """Return the server's program; build it if it is missing. Raises NoServerError."""
     named = os.environ.get("FOREBAY_TEST_VERSITYGW")
     if named:
         return Path(named)
@@ -39,7 +39,7 @@ def program() -> Path:
         if go is None:
             raise NoServerError(NoServerError.__doc__)
         folder.mkdir(parents=True, exist_ok=True)
-        # It downloads a hundred modules, none of them twice.
+        # The build downloads a hundred modules and may fail; a retry downloads none of them again.
         for _ in range(_ATTEMPTS):
             built = subprocess.run(
                 [go, "install", f"github.com/versity/versitygw/cmd/versitygw@{VERSION}"],
@@ -66,14 +66,14 @@ class S3Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, prefix: str) -> str:
-        """The block store below a prefix."""
+        """Return the URL of the block store below a prefix."""
         return (
             f"s3://{ACCESS_KEY}:{SECRET_KEY}@{BUCKET}/{prefix}"
             f"?endpoint_override={self._address}:{self.port}&scheme=http&region=us-east-1"
         )
 
     def start(self) -> None:
-        """Start it; returns when it takes connections."""
+        """Start the server; return when it accepts connections."""
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -98,12 +98,12 @@ class S3Server:
                 return
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send the server a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once, if it runs."""
+        """Kill the server, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

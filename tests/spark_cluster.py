@@ -1,4 +1,4 @@
-"""A Spark standalone cluster, and a Spark Connect server, from pyspark's own package: on loopback, at free ports."""
+"""A Spark standalone cluster and a Spark Connect server from pyspark's own package, on loopback at free ports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 def environment(directory: Path, *, host: str = "127.0.0.1") -> dict[str, str]:
-    """Its Python finds no Forebay, not an installed one either: what workers know of it is what a session ships."""
+    """Return an environment whose Python finds no Forebay, even if installed: workers get only what a session ships."""
     site = directory / "site"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(
@@ -43,13 +43,13 @@ def environment(directory: Path, *, host: str = "127.0.0.1") -> dict[str, str]:
         "SPARK_WORKER_DIR": str(directory / "work"),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(site),
-        # Nothing that lies where a process happens to start is code of its.
+        # Python must not import files from the directory in which a process happens to start.
         "PYTHONSAFEPATH": "1",
     }
 
 
 class Program:
-    """A program of Spark's with a log that says where it listens."""
+    """A program of Spark's, with a log that says where it listens."""
 
     def __init__(
         self, name: str, directory: Path, *command: str, host: str = "127.0.0.1", has_forebay: bool = False
@@ -66,7 +66,7 @@ class Program:
             )
 
     def said(self, pattern: str) -> str:
-        """The first group of `pattern` in the log, once it is there."""
+        """Wait until the log matches `pattern`; return its first group."""
 
         def found() -> re.Match[str] | None:
             assert self._process.poll() is None, self.log.read_text(encoding="utf-8")
@@ -78,7 +78,7 @@ class Program:
         return match[1]
 
     def end(self) -> None:
-        """End it and what it started."""
+        """End the program and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(30)
@@ -86,7 +86,7 @@ class Program:
 
 @contextlib.contextmanager
 def standalone_cluster(directory: Path, *, hosts: Sequence[str] = ("127.0.0.1", "127.0.0.1")) -> Iterator[str]:
-    """The URL of a master that has a worker on each of `hosts`, with a core and 512 MB."""
+    """Start a master that has a worker on each of `hosts`, with a core and 512 MB; return its URL."""
     launch = [str(SPARK_HOME / "bin" / "spark-class")]
     programs: list[Program] = []
     try:
@@ -117,11 +117,11 @@ def standalone_cluster(directory: Path, *, hosts: Sequence[str] = ("127.0.0.1", 
 
 @contextlib.contextmanager
 def connect_server(directory: Path, *, has_forebay: bool = False) -> Iterator[str]:
-    """The address, sc://HOST:PORT, of a Spark Connect server with two local threads.
+    """Start a Spark Connect server with two local threads; return its address, sc://HOST:PORT.
 
-    `has_forebay`: as if Forebay was installed in the server's Python.
+    `has_forebay`: whether Forebay is importable in the server's Python, as if installed.
     """
-    # With port 0 it would not say which it has.
+    # With port 0 the server would not report which port it got.
     with held_port() as port:
         configuration = {
             "spark.connect.grpc.binding.address": "127.0.0.1",

@@ -1,6 +1,6 @@
-"""A directory for the state of one test, that an embedded server's own account can pass through.
+"""A directory for the state of one test that the embedded server's own account can traverse.
 
-Not pytest's tmp_path: as root its base is closed to all others, and each run of pytest closes it again.
+pytest's tmp_path does not work: when run as root its base is closed to other users, and each run closes it again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def state_directory() -> Iterator[Path]:
-    """A new directory, removed at the end."""
+    """Make a new directory; remove it at the end."""
     path = Path(tempfile.mkdtemp(prefix="forebay-test-")).resolve()
     path.chmod(0o711)
     try:
         yield path
     finally:
-        # What a killed process still writes may make this fail: the machine's own clean-up has the rest.
+        # A killed process that still writes may make this fail; the machine's own clean-up removes the rest.
         shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Record every move of a state in a driver log, whichever function makes it, and hold it against the transitions.
+"""Record every change of a state in a driver log, whichever function makes it, and compare it with the transitions.
 
-The recorder is a trigger on each table with a state: it sees moves inside functions, and each of several moves in one
-call. A row that is written with the state it has does not move.
+The recorder is a trigger on each table with a state: it sees changes inside functions, and each of several changes in
+one call. Writing a row with the state that it already has is not a change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _moves(transitions: Mapping[State, frozenset[State]]) -> frozenset[tuple[str
     )
 
 
-#: The moves, as (old, new), that the table of transitions of each table with a state allows.
+#: For each table with a state: the moves, as (old, new), that its table of transitions allows.
 MACHINES: Mapping[str, frozenset[tuple[str, str]]] = {
     "batch_attempts": _moves(states.ATTEMPT_TRANSITIONS),
     "batch_drivers": _moves(states.BATCH_DRIVER_TRANSITIONS),
@@ -33,7 +33,7 @@ MACHINES: Mapping[str, frozenset[tuple[str, str]]] = {
     "receivers": _moves(states.RECEIVER_TRANSITIONS),
 }
 
-# Without a unique key: two transactions that make the same move must not wait for each other.
+# No unique key: two transactions that make the same move must not wait for each other.
 RECORDER = """
 CREATE SCHEMA moves;
 CREATE TABLE moves.seen (machine text NOT NULL, old text NOT NULL, new text NOT NULL);

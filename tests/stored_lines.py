@@ -1,4 +1,4 @@
-"""Lines that are received: stored in blocks and registered, as a receiver process would, for tests that read them."""
+"""Store lines in blocks and register them, as a receiver process would, for tests that read them."""
 
 from __future__ import annotations
 

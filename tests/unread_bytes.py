@@ -1,4 +1,4 @@
-"""What was sent between two processes of this machine and not read, as Linux counts it."""
+"""Count the bytes sent between two processes of this machine and not yet read, as Linux reports them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ESTABLISHED = "01"
 
 
 def unread_bytes(server_port: int) -> int:
-    """What the kernel still holds of what was sent over a server's connections, on either side; lost at a stop."""
+    """Return the bytes that the kernel holds for a server's connections, on either side; a stop loses them."""
     count = 0
     for line in _CONNECTIONS.read_text(encoding="ascii").splitlines()[1:]:
         _, local, remote, state, queues, *_ = line.split()
