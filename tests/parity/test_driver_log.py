@@ -93,7 +93,7 @@ def test_t07_a_tracker_that_comes_new_goes_on_from_the_log_alone(engine: sa.Engi
 
 
 def test_t08_allocation_of_100000_blocks(connection: sa.Connection) -> None:
-    """The original's serializer overflowed its stack on a few thousand. Here a batch is two numbers per receiver."""
+    """Store two numbers per receiver in a batch: the original's serializer overflowed its stack on a few thousand."""
     log = make_log(connection)
     [receiver] = log.receiver_ids
     claimed = log.add_at(receiver, NOON + SECOND)
@@ -146,7 +146,7 @@ def test_k07_a_receiver_that_stops_keeps_why_and_one_that_is_unknown_is_no_one(c
 
 
 def test_k08_an_error_is_reported_with_its_own_time_and_changes_no_state(connection: sa.Connection) -> None:
-    """The original kept the time of the first error for all that followed."""
+    """Check what the original got wrong: it kept the time of the first error for all that followed."""
     log = make_log(connection)
     [receiver] = log.receiver_ids
     query = sa.text("SELECT state, last_error, last_error_at FROM forebay.receiver_status")
@@ -161,7 +161,7 @@ def test_k08_an_error_is_reported_with_its_own_time_and_changes_no_state(connect
 
 
 def test_k09_an_addition_needs_the_claim_of_its_sender(connection: sa.Connection) -> None:
-    """The original checked neither sender nor registration."""
+    """Check what the original did not: it checked neither sender nor registration."""
     log = make_log(connection)
     [receiver] = log.receiver_ids
     claimed = claim_anew(connection, receiver)
@@ -202,7 +202,7 @@ def test_m06_a_batch_counts_what_its_receivers_report_and_an_empty_one_reads_not
 
 
 def test_w06_an_allocation_that_fails_takes_no_block(connection: sa.Connection) -> None:
-    """The original took the blocks out of their queues, and then failed to record the allocation."""
+    """Check what the original got wrong: it emptied the queues first, and then failed to record the allocation."""
     log = make_log(connection)
     [receiver] = log.receiver_ids
     log.add_at(receiver, NOON + SECOND, NOON + 2 * SECOND)
@@ -224,7 +224,7 @@ def test_w06_an_allocation_that_fails_takes_no_block(connection: sa.Connection) 
 def test_w07_what_is_added_while_a_batch_is_allocated_goes_to_the_next(
     engine: sa.Engine, connection: sa.Connection
 ) -> None:
-    """The original cleared the whole queue for an allocation, including blocks that had arrived meanwhile."""
+    """Check what the original got wrong: it cleared the whole queue, with the blocks that had arrived meanwhile."""
     log = make_log(connection)
     [receiver] = log.receiver_ids
     claimed = log.add_at(receiver, NOON + SECOND)
@@ -244,7 +244,7 @@ def test_w07_what_is_added_while_a_batch_is_allocated_goes_to_the_next(
 
 
 def test_w14_a_changed_declaration_goes_on_where_the_old_one_was(connection: sa.Connection) -> None:
-    """The original's checkpoint contained the program: it could not be loaded after a change of the code."""
+    """Check what the original could not do: its checkpoint contained the program, and no changed code could load it."""
     log = make_log(connection)
     [receiver] = log.receiver_ids
     log.add_at(receiver, NOON + SECOND, NOON + INTERVAL + SECOND)
@@ -263,7 +263,7 @@ def test_w14_a_changed_declaration_goes_on_where_the_old_one_was(connection: sa.
 
 
 def test_no_function_on_the_path_of_a_block_may_scan(connection: sa.Connection) -> None:
-    """A plan that was made while the table was nearly empty kept scanning the table for hours."""
+    """Guard against plans that were made while the table was nearly empty: one scanned the table for hours."""
     rows = connection.execute(
         sa.text(
             "SELECT proname, proconfig FROM pg_proc WHERE pronamespace = 'forebay'::regnamespace "

@@ -52,7 +52,7 @@ def test_k01_a_second_start_is_no_error_and_decides_nothing(engine: sa.Engine, c
 
 
 def test_k02_stop_and_rate_reach_a_receiver_with_its_next_answer(engine: sa.Engine, connection: sa.Connection) -> None:
-    """The original's StopReceiver and UpdateRateLimit, which a receiver that is not registered misses (K10)."""
+    """Check StopReceiver and UpdateRateLimit, which in the original an unregistered receiver misses (K10)."""
     log: Log = make_log(connection)
     [receiver_id] = log.receiver_ids
     leader = tracker(engine, "one")
@@ -69,7 +69,7 @@ def test_k02_stop_and_rate_reach_a_receiver_with_its_next_answer(engine: sa.Engi
 
 
 def test_k06_who_registers_again_replaces_the_one_before(connection: sa.Connection) -> None:
-    """As in the original, except that the previous process is refused from then on, and an older placement too."""
+    """Replace as the original does, but also refuse the previous process from then on, and an older placement."""
     [receiver_id] = make_log(connection).receiver_ids
     connection.execute(sa.text("UPDATE forebay.receivers SET state = 'SCHEDULED', assignment = 2"))
     first, second = (claim_anew(connection, receiver_id, assignment=2) for _ in range(2))

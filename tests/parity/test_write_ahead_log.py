@@ -67,7 +67,7 @@ def test_l05_everything_is_read_back_in_order_over_all_segments(tmp_path: Path) 
 
 
 def test_l06_a_damaged_record_is_named_and_hides_nothing_behind_it(tmp_path: Path) -> None:
-    """The original ends the file there and reports nothing."""
+    """Check what the original gets wrong: it ends the file there and reports nothing."""
     store = LocalBlockStore(tmp_path)
     log, rows = make_log(store)
     handles = [handle for sequence in (1, 2, 3) for handle in log.write([frame(sequence=sequence)])]
@@ -122,7 +122,7 @@ class HangingObjects(MemoryObjects):
 def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_length(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the original, the caller was told "failed", and recovery found the record nevertheless."""
+    """Check what the original got wrong: its caller was told "failed", and recovery found the record nevertheless."""
     objects = HangingObjects()
     store = ObjectBlockStore(objects, "s3://bucket", max_attempts=1)
     log, rows = make_log(store)
@@ -130,7 +130,7 @@ def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_leng
     objects.answers.clear()
     wait, open_segment = store._pool.wait, rows.open_segment
 
-    def wait_shortly_for_what_hangs(future: Future[T], seconds: float) -> T:
+    def wait_briefly_for_hanging_puts(future: Future[T], seconds: float) -> T:
         # A PUT that is given up before it begins is never made, so wait until it hangs.
         if objects.answers.is_set():
             return wait(future, seconds)
@@ -142,7 +142,7 @@ def test_l09_w04_what_was_called_failed_and_lands_late_is_behind_the_sealed_leng
         objects.answers.set()
         return open_segment(path, source_rule)
 
-    monkeypatch.setattr(store._pool, "wait", wait_shortly_for_what_hangs)
+    monkeypatch.setattr(store._pool, "wait", wait_briefly_for_hanging_puts)
     monkeypatch.setattr(rows, "open_segment", open_next_segment)
     [handle] = log.write([frame(sequence=2)])
     assert (handle.segment_id, handle.offset) == (2, 0)
@@ -177,7 +177,7 @@ def test_h02_a_block_is_serialized_once_and_every_replica_has_the_same_bytes(tmp
 
 
 def test_h05_a_block_without_records_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    """The original accepts it, and it becomes an empty partition."""
+    """Check what the original gets wrong: it accepts such a block, which becomes an empty partition."""
     handler, rows = make_handler(LocalBlockStore(tmp_path))
     with pytest.raises(InvalidFrameError, match="0 records"):
         handler.store_block([lines()], sequence=1)
