@@ -110,12 +110,12 @@ class CuttingProxy:
                     target.sendall(data)
                     if cut is Cut.AFTER_REQUEST:
                         client.close()
-                        self._let_it_end(server)
+                        self._close_gracefully(server)
                         return
                     swallow = swallow or cut is Cut.BEFORE_ANSWER
 
     @staticmethod
-    def _let_it_end(server: socket.socket) -> None:
+    def _close_gracefully(server: socket.socket) -> None:
         """Close without a reset, which could discard the request before the server reads it."""
         server.shutdown(socket.SHUT_WR)
         while server.recv(1 << 16):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 # The exit code of an interrupted run, as shells report it: 128 + SIGINT.
-_BROKEN_OFF = 130
+_INTERRUPTED = 130
 _SYSTEMS: dict[Layout, type[System]] = {Layout.ONE: OneHost, Layout.TWO: TwoHosts}
 
 
@@ -62,7 +62,7 @@ def main() -> int:
         keep = bool(report.violations) or arguments.keep
     except KeyboardInterrupt:
         keep = arguments.keep
-        return _BROKEN_OFF
+        return _INTERRUPTED
     finally:
         _print(console, report)
         if arguments.json is not None:

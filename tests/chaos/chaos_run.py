@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from tests.chaos.status_polls import Poll
     from tests.chaos.system import System
 
-_TICK = 0.1
+_TICK = 0.1  # seconds between two looks at the schedule
 _POLL_SECONDS = 2.0
 _FLOW_SECONDS = 300.0
-_MOST_PATIENCE = 4.0
+_MOST_PATIENCE = 4.0  # the largest factor by which a loaded machine extends waits
 # Load per core. From here on, a process may miss work that it does every few seconds.
 _CROWDED = 2.0
 # Regular expressions, by the beginning of a fault's kind: `status` or an event must match it while the fault lasts.
@@ -189,11 +189,11 @@ class ChaosRun:
             self._say(f"{self._clock()} {planned.kind}: left out: {error}")
             return
         done.hit = injected.hit
-        done.must_be_named = planned.kind in _MUST_BE_NAMED and self._is_met_by_receivers(injected.hit)
+        done.must_be_named = planned.kind in _MUST_BE_NAMED and self._affects_receivers(injected.hit)
         self._say(f"{self._clock()} {planned.kind} for {planned.seconds:g} s: {injected.hit}")
         self._active[len(self._report.done)] = (now + planned.seconds, injected, done)
 
-    def _is_met_by_receivers(self, hit: str) -> bool:
+    def _affects_receivers(self, hit: str) -> bool:
         """Return whether receivers write on the host that a store fault hit, and other load does not delay them."""
         try:
             hosts = DriverLog(self._system.log_dsn()).hosts_with_receivers()
@@ -202,8 +202,8 @@ class ChaosRun:
         host = hit.partition(":")[0]
         points = list(self._system.store_points())
         # The first host runs `forebay up`; its receivers report the machine's own host name.
-        is_met = bool(hosts.difference(points)) if host == points[0] else host in hosts
-        return is_met and _patience() < _CROWDED
+        is_hit = bool(hosts.difference(points)) if host == points[0] else host in hosts
+        return is_hit and _patience() < _CROWDED
 
     def _heal(self, key: int) -> None:
         _, injected, done = self._active.pop(key)

@@ -35,7 +35,7 @@ _DELAYS = (0.05, 0.2, 0.5)
 _SYNC_MILLISECONDS = (200, 800)
 _SPARE_DESCRIPTORS = 3
 _SPARE_BYTES = 8 * 2**20
-_AWAY_POLL = 0.2
+_AWAY_POLL = 0.2  # seconds between two kills of a server, or two fillings of a disk
 
 
 class UnavailableError(Exception):

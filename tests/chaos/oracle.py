@@ -113,7 +113,7 @@ def too_many(output: str, told: Mapping[str, Told], out: Mapping[Record, int]) -
             for source, numbers in twice.items()
         ),
         *(
-            Violation("unknown", f"{output}: {len(numbers)} records of {source} that nobody sent: {_first(numbers)}")
+            Violation("unknown", f"{output}: {len(numbers)} records of {source} were never sent: {_first(numbers)}")
             for source, numbers in unknown.items()
         ),
     ]

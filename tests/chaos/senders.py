@@ -27,7 +27,7 @@ TOPIC = "numbers"
 _PAUSE = 0.1
 _HTTP_TIMEOUT = 40.0
 # Statuses of answers after which a sender sends the same request again.
-_AGAIN = frozenset({408, 429, 500, 502, 503})
+_RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503})
 _LINES_PER_FILE = 2000
 _SOCKET_SECONDS = 1.0
 
@@ -151,7 +151,7 @@ class HttpSender(Sender):
         if answer.status == http.HTTPStatus.OK:
             self.ledger.acknowledged(first, last)
             return True
-        if answer.status not in _AGAIN:
+        if answer.status not in _RETRIED_STATUSES:
             self.refusals.append(f"{first} to {last}: {answer.status} {said[:200]!r}")
             return True
         return False

@@ -136,7 +136,7 @@ class HttpSenders:
             proxy.away = True
             proxy.cut()
         failed = self.failures
-        eventually(lambda: self.failures > failed + _SENDERS, "senders that reach nobody")
+        eventually(lambda: self.failures > failed + _SENDERS, "senders that reach no receiver")
         yield
         self.is_away = False
         for proxy in proxies:

@@ -137,7 +137,7 @@ class SyslogSender:
         came = Counter(row["raw"] for row in rig.rows())
         assert max(came.values()) == 1, "messages came twice"
         sent = {message for connection in self._connections for message in connection.messages}
-        assert not came.keys() - sent, "messages came that nobody sent"
+        assert not came.keys() - sent, "messages came that were never sent"
         for connection in self._connections:
             arrived = [message in came for message in connection.messages]
             wanted = sum(arrived) if connection.lossy else len(arrived)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # In seconds. Each of a test's waits may take long on a busy machine.
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
-# Code for a process whose librdkafka keeps a record's time at an offset that its version does not have.
+# Code for a process that expects a record's time at another offset than its librdkafka has.
 ODD_LIBRARY = """
 from receiver_runtime.receivers.kafka import library as kafka_library
 odd = kafka_library._Layout(time=11, headers_bytes=15)
@@ -69,7 +69,7 @@ def test_non_text_header_names_become_dead_letters_and_block_nothing(
     ]
     assert rig.said(f"{topic.name}/0, offset 10")
     assert not rig.said("reading from Kafka failed")
-    # A second process reads nothing again that lies before the position after them.
+    # The position is past them: a second process reads nothing again.
     second = rig.start()
     topic.send(1, partition=0)
     eventually(lambda: topic.all_came(rig), "one more")

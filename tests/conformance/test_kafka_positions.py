@@ -257,7 +257,7 @@ def test_latest_reads_partitions_and_topics_added_while_stopped_from_the_beginni
     later = KafkaTopic(topic.broker, name=f"{topic.name}-later")
     later.send(20)
     second = rig.start()
-    eventually(lambda: rig.registered() >= 60, "what came while nobody looked")
+    eventually(lambda: rig.registered() >= 60, "what came while no receiver ran")
     topic.send(30)
     sent = {**topic.sent, **later.sent}
     after = {place: value for place, value in sent.items() if place not in before}
@@ -421,7 +421,7 @@ def test_a_recreated_topic_begins_the_next_generation(
 def test_a_recreated_topic_grown_past_the_position_is_read_from_its_beginning(
     real_topic: KafkaTopic, make_rig: Callable[..., SourceRig]
 ) -> None:
-    """The offsets look as if nothing had happened; only the topic's id shows it."""
+    """Check the case in which the offsets look as if nothing had happened; only the topic's id shows it."""
     topic = real_topic
     rig = read_then_recreated(topic, make_rig, records=10)
     topic.send(30, partition=0)

@@ -29,7 +29,7 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
     made.close()
 
 
-def several(request: pytest.FixtureRequest) -> bool:
+def needs_sharing(request: pytest.FixtureRequest) -> bool:
     """Return whether a test needs a shared subscription; the others avoid it.
 
     After a restart, mosquitto 2.0.11 does not know shared subscriptions until their clients subscribe again, and what
@@ -45,7 +45,7 @@ class TestMqtt(ConformanceSuite):
 
     @pytest.fixture
     def adapter(self, mosquitto: Mosquitto, request: pytest.FixtureRequest) -> Iterator[MqttTopic]:
-        made = MqttTopic(mosquitto, shared=several(request))
+        made = MqttTopic(mosquitto, shared=needs_sharing(request))
         yield made
         made.close()
 
@@ -57,7 +57,7 @@ class TestMqtt311(ConformanceSuite):
 
     @pytest.fixture
     def adapter(self, mosquitto: Mosquitto, request: pytest.FixtureRequest) -> Iterator[MqttTopic]:
-        made = MqttTopic(mosquitto, version="3.1.1", qos=2, shared=several(request))
+        made = MqttTopic(mosquitto, version="3.1.1", qos=2, shared=needs_sharing(request))
         yield made
         made.close()
 

@@ -137,7 +137,7 @@ class Running:
 
 
 @pytest.fixture(autouse=True)
-def _hand_over_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def _keep_hand_overs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mqtt_reader, "KeyedHandOver", lambda kept, **_: kept)
     # At each end the broker must learn of everything that is registered, however long that takes here.
     monkeypatch.setattr(mqtt_reader, "_LEAVING_SECONDS", 30.0)
@@ -241,7 +241,7 @@ def test_dead_letters_are_acknowledged_in_order(mosquitto: Mosquitto, version: s
 
 
 def test_x11_restarts_leave_no_client_behind(mosquitto: Mosquitto, version: str) -> None:
-    """The original's `onStop` was empty: each restart left a connected client behind, which went on storing."""
+    """Check what the original got wrong: `onStop` was empty, each restart left a connected client that kept storing."""
     topic = topic_on(mosquitto, version=version)
     process = psutil.Process()
     with Running(topic.source()) as running:
@@ -299,7 +299,7 @@ def test_qos_0_without_room_is_dropped_counted_and_reported(mosquitto: Mosquitto
 
 
 def test_qos_1_without_room_is_left_for_redelivery(mosquitto: Mosquitto, version: str) -> None:
-    """Not every broker respects the limit of messages in flight."""
+    """Check it because not every broker respects the limit of messages in flight."""
     topic = topic_on(mosquitto, version=version, keyed=False)
     kept = Kept(ReceiverSettings(block_interval=0.05, max_block_bytes=2048))
     with Running(topic.source(keepalive=6), kept) as running:
@@ -559,7 +559,7 @@ class FloodingBroker:
 
 
 def test_a_stop_delivers_every_acknowledgement_while_messages_still_arrive() -> None:
-    """Closing a socket with unread bytes resets the connection, and a broker may then not read what came before."""
+    """Read all first: closing a socket with unread bytes resets it, and the broker may then lose what came before."""
     with FloodingBroker() as broker:
         source = Mqtt(host="127.0.0.1", port=broker.port, topics=("a",), version="3.1.1", client_id="c")
         with Running(source) as running:

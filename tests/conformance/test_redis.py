@@ -146,7 +146,7 @@ def test_start_at_latest_reads_entries_that_come_after_the_group(
     # The group resumes at its position.
     keys.send(20)
     second = rig.start()
-    eventually(lambda: rig.registered() == 70, "what came while nobody read")
+    eventually(lambda: rig.registered() == 70, "what came while no receiver ran")
     stop(second)
 
 
@@ -188,7 +188,7 @@ def test_entries_trimmed_after_delivery_are_reported(keys: RedisKeys, make_rig: 
 def test_entries_trimmed_in_flight_are_stored_and_not_reported_as_lost(
     keys: RedisKeys, make_rig: Callable[..., SourceRig], database_url: str
 ) -> None:
-    """Redis removes trimmed entries from the pending list once they are claimed, even by the same receiver."""
+    """Trim them: Redis then removes them from the pending list once they are claimed, even by the same receiver."""
     rig = make_rig(keys.source(claim_after="1s"))
     with proxied(database_url) as (proxy, url):
         process = rig.start(database_url=url)

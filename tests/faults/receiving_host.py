@@ -34,7 +34,7 @@ _log = structlog.get_logger(__name__)
 Found = TypeVar("Found")
 
 POLL_SECONDS = 0.1
-#: Small limits, so that a receiver's memory is full, and its source is held up, within seconds.
+#: Small limits, so that a receiver holds as much as it may, and its source is held up, within seconds.
 SETTINGS = {"block_interval": "100ms", "block_queue_size": 3, "max_block_bytes": "64KiB"}
 #: Bytes by which a receiver may grow while nothing can be registered: it holds 9 blocks of 64 KiB; the rest is Python.
 MOST_GROWTH_BYTES = 48 * 2**20

@@ -72,7 +72,7 @@ def test_k12_s04_w19_a_graceful_stop_loses_nothing_and_a_start_goes_on(monkeypat
     monkeypatch.setenv("NUMBERS_BLOCK_INTERVAL", BLOCK_INTERVAL)
     with state_directory() as home, NumberedSource() as source:
         with running_system(home, source) as system:
-            # A pipeline of its own: the system keeps running.
+            # Stop one pipeline by itself: the system keeps running.
             last = bring_in_flight(system)
             stopped = forebay(system, "stop", "--pipeline", "numbered", "--timeout", "400s")
             assert stopped["stopped"]

@@ -119,5 +119,5 @@ def cut_and_heal(rig: Hosts, network: Network, *, leads: bool) -> int:
     now = rig.receivers()
     assert {one: row[:3] for one, row in now.items()} == {one: row[:3] for one, row in placed.items()}
     assert {one: now[one][1:3] for one in others} == {one: before[one][1:3] for one in others}
-    assert rig.leader()[1] == term, "somebody took the lead from a leader that lives"
+    assert rig.leader()[1] == term, "another tracker took the lead from a live leader"
     return receiver_id

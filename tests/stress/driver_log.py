@@ -74,7 +74,7 @@ MAX_ATTEMPTS = 3
 OUTPUT = "counts"
 CALM_SECONDS = 90.0
 # Probabilities that an attempt fails, and that its process leaves it unfinished to another.
-FAILS, LEAVES_IT_TO_ANOTHER = 0.1, 0.05
+FAILS, ABANDONS = 0.1, 0.05
 
 FORK = multiprocessing.get_context("fork")
 
@@ -446,7 +446,7 @@ def run_batch(attempt: Attempt, *, calm: bool) -> None:
     if chance < FAILS:
         attempt.fail(max_attempts=MAX_ATTEMPTS)
         return
-    if chance < FAILS + LEAVES_IT_TO_ANOTHER:
+    if chance < FAILS + ABANDONS:
         return
     until_answered(
         engine,
@@ -501,9 +501,10 @@ def clean(place: Place, stream_id: int, receiver_ids: list[int]) -> None:
 
 def clean_one(connection: sa.Connection, receiver_id: int) -> None:
     """Clean up rows, then segments."""
-    nothing_is_too_young = datetime.now(UTC) + timedelta(days=1)
+    # No block is too young for this threshold.
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
     cleanup.clean_up_receiver(
-        connection, receiver_id=receiver_id, threshold=nothing_is_too_young, max_rows=random.choice([1, 50, 500, 5000])
+        connection, receiver_id=receiver_id, threshold=tomorrow, max_rows=random.choice([1, 50, 500, 5000])
     )
     for segment in cleanup.segments_to_delete(
         connection, receiver_id=receiver_id, restore_window=timedelta(0), limit=10
