@@ -1,6 +1,6 @@
-"""Light packages stay light: each is imported in a fresh interpreter, and Dagster and Spark must not be there after.
+"""Check that light packages load neither Dagster nor Spark: import each in a new interpreter, look at what it loaded.
 
-import-linter can't see this: it reads imports of modules, not what a parent package's `__init__` loads besides.
+import-linter can't see this: it reads the imports of modules, not what a parent package's `__init__` also loads.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def test_light_packages_load_neither_dagster_nor_spark(name: str) -> None:
     assert [module for module in loaded if module.partition(".")[0] in _HEAVY] == []
 
 
-def test_the_status_is_there_at_once() -> None:
-    """It has five seconds in all: what other commands need is not loaded for it."""
+def test_status_command_loads_quickly() -> None:
+    """Check that `forebay status`, which has five seconds in all, does not load what only other commands need."""
     loaded = _loaded_by("forebay.cli.main", "forebay.cli.status")
     needless = ("alembic", "numpy", "prometheus_client", "pyarrow", "uvicorn", *_HEAVY)
     assert [module for module in loaded if module.partition(".")[0] in needless] == []
 
 
-def test_the_look_at_loaded_modules_can_fail() -> None:
+def test_check_of_loaded_modules_can_fail() -> None:
     assert "dagster" in _loaded_by("dagster")
 
 
@@ -78,13 +78,13 @@ def test_the_look_at_loaded_modules_can_fail() -> None:
         *("receiver_runtime.block_store", "receiver_runtime.sources"),
     ],
 )
-def test_packages_themselves_say_nothing(package: str) -> None:
-    """Design §3: else importing one leaf would load what its parent happens to re-export."""
+def test_package_init_files_are_empty(package: str) -> None:
+    """Check design §3: otherwise, importing one leaf would also load what its parent happens to re-export."""
     assert (_ROOT / package.replace(".", "/") / "__init__.py").read_text().strip() == ""
 
 
-def test_the_guard_is_standard_library_alone() -> None:
-    """It is started by its path without site-packages, several times, and must be there at once."""
+def test_guard_uses_only_the_standard_library() -> None:
+    """Check that the guard starts fast: it is started several times, by its path and without site-packages."""
     answer = subprocess.run(
         [sys.executable, "-I", "-S", str(_ROOT / "forebay" / "cli" / "services" / "guard.py"), "--help"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""A log that can't be written is counted and reported later; nobody who logs is told by an exception."""
+"""Check that log lines that can't be written are counted and reported later, and that logging never raises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 class Disk:
-    """Takes bytes until it is full; then a part, then none."""
+    """Takes bytes until it is full; then part of a write, then nothing."""
 
     def __init__(self) -> None:
         self.room: int | None = None
@@ -46,7 +46,7 @@ def output(disk: Disk) -> UnfailingOutput:
     return UnfailingOutput(99, write=disk.write)
 
 
-def test_lines_that_a_full_disk_refuses_are_counted_and_reported_when_it_takes_some_again() -> None:
+def test_lines_refused_by_a_full_disk_are_counted_and_reported_once_it_has_room() -> None:
     disk = Disk()
     made = output(disk)
     made.write(b"before\n")
@@ -62,7 +62,7 @@ def test_lines_that_a_full_disk_refuses_are_counted_and_reported_when_it_takes_s
     assert made.lost_lines == 0
 
 
-def test_a_line_that_was_cut_off_is_ended_before_the_report() -> None:
+def test_a_truncated_line_is_ended_before_the_report() -> None:
     disk = Disk()
     made = output(disk)
     disk.room = 3
@@ -74,7 +74,7 @@ def test_a_line_that_was_cut_off_is_ended_before_the_report() -> None:
     assert report.endswith("1 log line could not be written: No space left on device")
 
 
-def test_a_report_that_fails_is_made_again() -> None:
+def test_a_failed_report_is_repeated() -> None:
     disk = Disk()
     made = output(disk)
     disk.room = 0
@@ -88,7 +88,7 @@ def test_a_report_that_fails_is_made_again() -> None:
 
 
 class FailingStream(io.StringIO):
-    """A text stream on a disk that is full."""
+    """A text stream on a full disk."""
 
     full = True
 
@@ -98,7 +98,7 @@ class FailingStream(io.StringIO):
         return super().write(text)
 
 
-def test_the_logger_raises_nothing_whatever_its_stream_does() -> None:
+def test_the_logger_never_raises_whatever_its_stream_does() -> None:
     stream = FailingStream()
     streams: list[TextIO] = [stream]
     log = UnfailingLog(lambda: streams[0])
@@ -138,13 +138,13 @@ sys.exit(75)
 
 
 def test_a_service_keeps_its_exit_code_when_nothing_can_be_written() -> None:
-    """Without it: the first line raises, or the flush at the exit fails, which makes the exit code 120."""
+    """Without this, the first line would raise, or the flush at exit would fail and make the exit code 120."""
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run([sys.executable, "-c", _SERVICE], stdout=full, stderr=full, check=False, timeout=60)
     assert ended.returncode == 75
 
 
-def test_what_a_service_writes_comes_out_whole() -> None:
+def test_everything_that_a_service_writes_comes_out() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", _SERVICE], capture_output=True, text=True, check=False, timeout=60, encoding="utf-8"
     )
@@ -163,7 +163,7 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
-def test_lines_of_many_threads_come_out_one_by_one(pipe: tuple[int, int]) -> None:
+def test_lines_of_many_threads_come_out_separately(pipe: tuple[int, int]) -> None:
     made = UnfailingOutput(pipe[1])
     threads = [threading.Thread(target=made.write, args=(b"%d" % n * 100 + b"\n",)) for n in range(8)]
     for thread in threads:
@@ -173,7 +173,7 @@ def test_lines_of_many_threads_come_out_one_by_one(pipe: tuple[int, int]) -> Non
     assert sorted(os.read(pipe[0], 65536).split()) == [b"%d" % n * 100 for n in range(8)]
 
 
-def test_a_child_whose_log_can_not_be_opened_runs_without_one(tmp_path: Path) -> None:
+def test_a_child_runs_without_a_log_if_its_log_can_not_be_opened(tmp_path: Path) -> None:
     with open_child_log(tmp_path / "no such folder" / "child.log") as log:
         log.write(b"to nobody\n")
     with open_child_log(tmp_path / "child.log") as log:

@@ -1,4 +1,4 @@
-"""A folder of a user's project that has the name of one of Forebay's packages is named, before anything of it runs."""
+"""Check that a folder in a user's project with the name of a Forebay package is reported, before any of it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def _run(directory: Path) -> subprocess.CompletedProcess[str]:
-    """Check in a fresh interpreter that is started in a project's directory, as `python -m` is."""
+    """Check in a new interpreter that is started in a project's directory, as `python -m` is."""
     program = (
         "import importlib.util, sys\n"
         "spec = importlib.util.spec_from_file_location('shadowing', sys.argv[1])\n"
@@ -55,11 +55,11 @@ def test_a_shadowing_module_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path / 'orchestration.py'} shadows" in _run(tmp_path).stderr
 
 
-def test_a_folder_that_is_no_package_shadows_nothing(tmp_path: Path) -> None:
+def test_a_folder_without_a_package_shadows_nothing(tmp_path: Path) -> None:
     (tmp_path / "orchestration").mkdir()
     assert _run(tmp_path).returncode == 0
 
 
-def test_a_package_that_is_missing_is_said() -> None:
+def test_a_missing_package_is_reported() -> None:
     shadow = shadowing.Shadow("tracker_store", Path("/site-packages/tracker_store"), None)
     assert "is missing from /site-packages" in str(shadowing.ShadowedPackageError([shadow]))

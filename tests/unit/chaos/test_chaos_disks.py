@@ -1,4 +1,4 @@
-"""The disks of `make chaos` are filled, read-only and gone, in a mount namespace of their own."""
+"""Check the disks of `make chaos`: in their own mount namespace they are full, read-only and missing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ IN_NAMESPACE = textwrap.dedent(
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="it takes root to mount")
-def test_a_disk_is_filled_read_only_and_gone_and_comes_back(tmp_path: Path) -> None:
+def test_disk_is_filled_made_read_only_removed_and_restored(tmp_path: Path) -> None:
     said = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", IN_NAMESPACE, str(tmp_path)],
         cwd=Path(__file__).parents[3],

@@ -1,4 +1,4 @@
-"""The oracle of `make chaos` finds what it is there for: each planted fault is named."""
+"""Check that the oracle of `make chaos` reports each fault planted here."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def everything() -> Counter[oracle.Record]:
     )
 
 
-def test_what_was_acknowledged_and_came_out_once_is_right() -> None:
+def test_acknowledged_record_that_came_out_once_is_right() -> None:
     assert oracle.missing("seen", TOLD, everything()) == []
     assert oracle.too_many("seen", TOLD, everything()) == []
 
 
-def test_what_was_sent_and_not_acknowledged_may_come_out_or_not() -> None:
+def test_unacknowledged_record_may_come_out_or_be_missing() -> None:
     out = everything()
     out["http", 10] += 1
     del out["socket", 3]
@@ -57,14 +57,14 @@ def test_a_missing_record_is_named() -> None:
     ]
 
 
-def test_a_record_that_came_out_twice_is_named_though_nobody_acknowledged_it() -> None:
+def test_duplicate_record_is_named_even_if_never_acknowledged() -> None:
     out = everything()
     out["socket", 3] += 1
     [violation] = oracle.too_many("seen", TOLD, out)
     assert violation == oracle.Violation("duplicate", "seen: 1 records of socket came out twice: 3")
 
 
-def test_a_record_that_nobody_sent_is_named() -> None:
+def test_unsent_record_is_named() -> None:
     out = everything()
     out["kafka", 99] += 1
     [violation] = oracle.too_many("seen", TOLD, out)
@@ -85,7 +85,7 @@ def window(records: int, total: int) -> list[dict[str, object]]:
     return [{"source": "http", "records": records, "total": total}]
 
 
-def test_a_window_is_the_batches_of_its_length_up_to_its_own() -> None:
+def test_window_is_the_batches_within_its_length_up_to_its_own() -> None:
     step = timedelta(seconds=5)
     seen = {NOON + step * number: batch(number) for number in range(5)}
     right = {NOON: window(1, 0), NOON + 2 * step: window(3, 3), NOON + 4 * step: window(3, 9)}
@@ -95,11 +95,11 @@ def test_a_window_is_the_batches_of_its_length_up_to_its_own() -> None:
         assert "12:00:20" in violation.text
 
 
-def test_a_window_has_its_own_sources_alone() -> None:
+def test_window_covers_only_its_own_sources() -> None:
     assert oracle.wrong_windows({NOON: batch(1) + batch(5, source="socket")}, {NOON: window(1, 1)}) == []
 
 
-def test_parquet_is_read_by_batch_and_what_is_hidden_is_not(tmp_path: Path) -> None:
+def test_parquet_is_read_by_batch_without_hidden_folders(tmp_path: Path) -> None:
     for folder in (
         "date=2026-01-01/hour=12/batch_time=20260101T120000Z",
         "_attempts/x",
@@ -116,7 +116,7 @@ def test_parquet_is_read_by_batch_and_what_is_hidden_is_not(tmp_path: Path) -> N
     ("folder", "at"),
     [("batch_time=20260101T120000Z", NOON), ("batch_time=20260101T120000.250Z", NOON + timedelta(seconds=0.25))],
 )
-def test_a_folder_has_its_batch_time(folder: str, at: datetime) -> None:
+def test_folder_name_gives_batch_time(folder: str, at: datetime) -> None:
     assert oracle.batch_time(folder) == at
 
 
@@ -124,7 +124,7 @@ def test_a_ledger_is_read_back(tmp_path: Path) -> None:
     written = Ledger(tmp_path, "http")
     written.sent(1, 8)
     written.acknowledged(1, 4)
-    # Another sender may be told first.
+    # The acknowledgement for another sender may come first.
     written.sent(9, 9)
     written.acknowledged(9, 9)
     written.close()

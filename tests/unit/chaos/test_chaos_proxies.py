@@ -1,4 +1,4 @@
-"""The proxies of `make chaos` do to connections what their names say."""
+"""Check that each fault of a `make chaos` proxy affects connections as its name says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT = 20.0
 
 @pytest.fixture
 def proxy() -> Iterator[Proxy]:
-    """A proxy before a server that sends everything back."""
+    """Give a proxy in front of an echo server."""
     with socket.create_server(("127.0.0.1", 0)) as listener, Proxy(listener.getsockname()[1]) as proxy:
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
         yield proxy
@@ -58,7 +58,7 @@ def is_refused(proxy: Proxy) -> bool:
         return is_cut(connection)
 
 
-def test_bytes_pass_also_when_they_are_delayed(proxy: Proxy) -> None:
+def test_bytes_pass_with_and_without_delay(proxy: Proxy) -> None:
     with client(proxy) as connection:
         for mode in (Mode.PASS, Mode.DELAY):
             proxy.set(mode, delay_seconds=0.05)
@@ -66,7 +66,7 @@ def test_bytes_pass_also_when_they_are_delayed(proxy: Proxy) -> None:
             assert connection.recv(1024) == b"there"
 
 
-def test_a_cut_ends_what_is_open_and_what_comes_until_it_is_healed(proxy: Proxy) -> None:
+def test_a_cut_closes_open_and_new_connections_until_healed(proxy: Proxy) -> None:
     with client(proxy) as connection:
         connection.sendall(b"a")
         assert connection.recv(1) == b"a"
@@ -79,7 +79,7 @@ def test_a_cut_ends_what_is_open_and_what_comes_until_it_is_healed(proxy: Proxy)
         assert healed.recv(1) == b"b"
 
 
-def test_a_reset_ends_what_is_open_and_nothing_else(proxy: Proxy) -> None:
+def test_a_reset_closes_only_open_connections(proxy: Proxy) -> None:
     with client(proxy) as connection:
         connection.sendall(b"a")
         assert connection.recv(1) == b"a"
@@ -90,7 +90,7 @@ def test_a_reset_ends_what_is_open_and_nothing_else(proxy: Proxy) -> None:
         assert other.recv(1) == b"b"
 
 
-def test_what_is_stalled_comes_when_it_is_healed(proxy: Proxy) -> None:
+def test_stalled_bytes_arrive_after_healing(proxy: Proxy) -> None:
     with client(proxy) as connection:
         connection.sendall(b"a")
         assert connection.recv(1) == b"a"
@@ -104,7 +104,7 @@ def test_what_is_stalled_comes_when_it_is_healed(proxy: Proxy) -> None:
         assert connection.recv(1) == b"b"
 
 
-def test_a_target_that_is_not_there_closes_the_connection(proxy: Proxy) -> None:
+def test_missing_target_closes_the_connection(proxy: Proxy) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         proxy.target = gone.getsockname()[1]
     assert is_refused(proxy)

@@ -1,4 +1,4 @@
-"""What a run of `make chaos` leaves behind: its report, and the tables that are made of it."""
+"""Check what a run of `make chaos` leaves behind: its report, and the tables made from reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_report_is_json_with_faults_by_kind_and_violations() -> None:
     assert [each["kind"] for each in plain["timeline"]] == ["kill-agent", "kill-agent", "kill-run"]
 
 
-def test_reports_become_a_table_of_runs_and_one_of_faults() -> None:
+def test_reports_become_a_table_of_runs_and_a_table_of_faults() -> None:
     lines = tables([report().json(), report().json() | {"seed": 4, "layout": "one", "violations": []}]).splitlines()
     assert lines[2] == "| 3 | two | 2 | 10 | 2 | 0 | 1,200 | 1 missing | 12 s | 0.7 s, 2.0 s | 0.9 |"
     assert lines[3] == "| 4 | one | 2 | 10 | 2 | 0 | 1,200 | none | 12 s | 0.7 s, 2.0 s | 0.9 |"

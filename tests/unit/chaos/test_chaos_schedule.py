@@ -1,4 +1,4 @@
-"""The schedule of `make chaos`: a function of its seed."""
+"""Check the schedule of `make chaos`: it is a function of the seed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.chaos.system import _ROLES
 ALL = list(KINDS)
 
 
-def test_one_seed_gives_one_schedule_and_another_seed_another() -> None:
+def test_same_seed_gives_same_schedule_and_other_seed_another() -> None:
     assert schedule(7, 600, ALL) == schedule(7, 600, ALL)
     assert schedule(7, 600, ALL) != schedule(8, 600, ALL)
 
 
-def test_the_schedule_of_a_seed_does_not_change_between_versions_of_python() -> None:
+def test_schedule_of_a_seed_is_the_same_in_every_python_version() -> None:
     found = [planned.kind for planned in schedule(1, 60, ["kill-receiver", "kill-agent", "stop-jvm"])]
     assert found[:4] == ["stop-jvm", "kill-receiver", "kill-agent", "kill-receiver"]
 
 
-def test_each_kind_comes_once_before_any_comes_again() -> None:
+def test_every_kind_comes_once_before_any_is_repeated() -> None:
     kinds = [planned.kind for planned in schedule(3, 7200, ALL)]
     assert len(kinds) > 3 * len(ALL)
     counts = [kinds.count(kind) for kind in ALL]
@@ -32,7 +32,7 @@ def test_each_kind_comes_once_before_any_comes_again() -> None:
     assert max(counts) - min(counts) <= 2
 
 
-def test_two_faults_are_there_at_once_but_never_on_one_resource() -> None:
+def test_faults_overlap_but_never_on_one_resource() -> None:
     overlapping = 0
     by_round: dict[int, list[tuple[float, float, str]]] = {}
     for planned in schedule(5, 7200, ALL):
@@ -53,14 +53,14 @@ def test_rounds_are_equal_and_fill_the_run() -> None:
     assert {planned.round for planned in schedule(1, 900, ALL)} == {0, 1, 2}
 
 
-def test_every_fault_lies_within_its_round_or_begins_there() -> None:
+def test_every_fault_begins_within_its_round() -> None:
     [length, *_] = rounds(1200)
     for planned in schedule(2, 1200, ALL):
         assert 0 <= planned.at < length + 30
         assert 0 <= planned.pick < 1
 
 
-def test_kinds_are_chosen_by_beginnings_of_their_names() -> None:
+def test_kinds_are_chosen_by_name_prefix() -> None:
     assert chosen("") == ALL
     assert chosen("kill-re,memory") == ["kill-receiver", "memory"]
     assert set(chosen("net-http,!net-http-stall")) == {"net-http-cut", "net-http-delay", "net-http-reset"}
@@ -69,7 +69,7 @@ def test_kinds_are_chosen_by_beginnings_of_their_names() -> None:
         chosen("earthquake")
 
 
-def test_a_single_kind_is_repeated_alone() -> None:
+def test_a_single_kind_is_repeated() -> None:
     found = schedule(1, 120, ["stop-postgres"])
     assert len(found) > 3
     assert all(one.at + one.seconds <= other.at for one, other in pairwise(found))

@@ -1,4 +1,4 @@
-"""The library that `make chaos` preloads steps the clock of a process, and not its monotonic one."""
+"""Check that the library that `make chaos` preloads steps a process's clock, but not its monotonic clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shim(tmp_path: Path) -> Shim:
     return Shim(compiled(tmp_path), tmp_path / "control")
 
 
-def test_clocks_are_stepped_while_a_process_runs_and_put_right_again(shim: Shim) -> None:
+def test_clocks_are_stepped_and_restored_while_a_process_runs(shim: Shim) -> None:
     with subprocess.Popen(
         [sys.executable, "-I", "-c", CLOCKS],
         env={**os.environ, **shim.environment()},
@@ -46,7 +46,7 @@ def test_clocks_are_stepped_while_a_process_runs_and_put_right_again(shim: Shim)
             assert before[1] <= monotonic <= after[1]
 
 
-def test_a_sync_waits_while_it_is_slow(shim: Shim, tmp_path: Path) -> None:
+def test_a_sync_waits_while_syncs_are_slow(shim: Shim, tmp_path: Path) -> None:
     sync = "import os, sys, time; f = open(sys.argv[1], 'wb'); b = time.monotonic(); os.fdatasync(f.fileno()); "
     command = [sys.executable, "-I", "-c", sync + "print(time.monotonic() - b)", str(tmp_path / "file")]
     shim.slow_syncs(300)

@@ -1,4 +1,4 @@
-"""`forebay demo` without its services: what it makes of what it sees, and how it ends."""
+"""Check `forebay demo` without its services: what it concludes from what it sees, and how it ends."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_quarantined_batch_ends_it_with_its_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "expected"), [(2, 130), (15, 143)])
-def test_a_signal_stops_all(tmp_path: Path, number: int, expected: int) -> None:
+def test_a_signal_stops_everything(tmp_path: Path, number: int, expected: int) -> None:
     system = FakeSystem(looks=[done(state="RUNNING")], reason=StopReason(signal=number))
     code, text = system.run(tmp_path / "demo")
     assert code == expected
@@ -197,7 +197,7 @@ def test_a_signal_stops_all(tmp_path: Path, number: int, expected: int) -> None:
     assert "all services are stopped" in text
 
 
-def test_a_service_that_was_given_up_is_named(tmp_path: Path) -> None:
+def test_a_service_that_keeps_failing_is_named(tmp_path: Path) -> None:
     system = FakeSystem(looks=[done(state="RUNNING")], reason=StopReason(failed_child="dagster-daemon"))
     code, text = system.run(tmp_path / "demo")
     assert code == 1
@@ -213,7 +213,7 @@ def test_a_service_that_was_given_up_is_named(tmp_path: Path) -> None:
         (KeyboardInterrupt(), 130, "Stopped"),
     ],
 )
-def test_an_end_while_it_starts(tmp_path: Path, error: BaseException, expected: int, words: str) -> None:
+def test_an_end_during_the_start(tmp_path: Path, error: BaseException, expected: int, words: str) -> None:
     def fail(output: Path) -> None:
         raise error
 
@@ -231,7 +231,7 @@ def test_keep_running_waits_for_the_stop_and_keeps_the_result(tmp_path: Path) ->
     assert "until Ctrl-C" in text
 
 
-def test_a_driver_log_that_does_not_answer_for_a_while_is_no_end(tmp_path: Path) -> None:
+def test_a_driver_log_that_does_not_answer_for_a_while_does_not_end_the_demo(tmp_path: Path) -> None:
     system = FakeSystem(publish=publish_flights(), looks=[done()])
     answers = iter([DriverLogError("gone"), sa.exc.OperationalError("SELECT", {}, Exception()), None])
 
@@ -257,7 +257,7 @@ def test_the_home_is_emptied_at_each_start(tmp_path: Path) -> None:
     assert tmp_path.exists()
 
 
-def test_a_folder_that_is_not_the_demos_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_belong_to_the_demo_is_left_unchanged(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
@@ -268,7 +268,7 @@ def test_a_folder_that_is_not_the_demos_is_left_as_it_is(tmp_path: Path) -> None
     assert [path.name for path in precious.iterdir()] == ["thesis.txt"]
 
 
-def test_a_demo_that_runs_keeps_its_home(tmp_path: Path) -> None:
+def test_a_running_demo_keeps_its_home(tmp_path: Path) -> None:
     home = tmp_path / "demo"
     cli.empty_home(home)
     with Supervisor(home):

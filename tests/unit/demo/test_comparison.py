@@ -1,4 +1,4 @@
-"""The comparison with the known answer: it agrees on the right totals only, and says where it doesn't."""
+"""Check the comparison with the known answer: it agrees with the right totals only, and says where totals differ."""
 
 from __future__ import annotations
 

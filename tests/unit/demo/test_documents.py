@@ -1,4 +1,4 @@
-"""README and how-to: what they tell the reader to type does what they say."""
+"""Check README and how-to: what they tell the reader to type does what they say."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def python_blocks(document: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("document", [README, HOW_TO], ids=lambda path: path.name)
-def test_the_first_pipeline_is_one_that_forebay_finds(document: Path, tmp_path: Path) -> None:
+def test_forebay_finds_the_first_pipeline(document: Path, tmp_path: Path) -> None:
     path = tmp_path / f"pipeline_of_{document.stem.replace('-', '_').lower()}.py"
     path.write_text(python_blocks(document)[0], encoding="utf-8")
     found = load_pipelines(str(path))
@@ -60,13 +60,13 @@ def test_the_published_counts_can_be_read_as_it_says(tmp_path: Path) -> None:
     assert result.stdout.splitlines() == ["be 7", "or 2"]
 
 
-def test_the_line_server_of_the_how_to_is_python() -> None:
+def test_the_line_server_of_the_how_to_is_valid_python() -> None:
     server = next(block for block in python_blocks(HOW_TO) if "create_server" in block)
     compile(server, "server", "exec")
 
 
 @pytest.mark.parametrize("document", [README, HOW_TO, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
-def test_every_link_to_a_file_of_ours_leads_somewhere(document: Path) -> None:
+def test_every_link_to_our_files_has_a_target(document: Path) -> None:
     links = re.findall(r"\]\((?!https?://)([^)#]+)", document.read_text(encoding="utf-8"))
     missing = [link for link in links if not (document.parent / link).exists()]
     assert missing == []

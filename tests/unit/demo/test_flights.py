@@ -1,4 +1,4 @@
-"""The flights reader: every row of the file becomes one JSON line with the file's own values."""
+"""Check the flights reader: every row of the file becomes one JSON line with the file's own values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_row_becomes_one_json_line_with_exact_sums(table: pa.Table) -> Non
         lines = bytes(block.data).split(b"\n")
         assert lines.pop() == b""
         assert len(lines) == len(block)
-        # One parse of a whole block: the lines joined are an array.
+        # Parse a whole block at once: its lines, joined, are a JSON array.
         for flight in json.loads(b"[" + b",".join(lines) + b"]"):
             rows += 1
             by_carrier[flight["carrier"]] = by_carrier.get(flight["carrier"], 0) + 1
@@ -44,7 +44,7 @@ def test_every_row_becomes_one_json_line_with_exact_sums(table: pa.Table) -> Non
                 delay_sum += flight["dep_delay"]
     assert rows == known_answer.ROWS
     assert by_carrier == dict(known_answer.FLIGHTS_BY_CARRIER)
-    # Written down from the file with another reader (Python's csv module).
+    # These sums were computed with another reader (Python's csv module).
     assert (departures, delay_sum) == (328_521, 4_152_200)
 
 

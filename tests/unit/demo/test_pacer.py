@@ -1,4 +1,4 @@
-"""The replay's pace, on a clock that the test moves."""
+"""Check the replay's pace, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_lines_fall_due_at_the_rate() -> None:
     assert total == pytest.approx(5000, abs=1)
 
 
-def test_a_stall_is_not_paid_back_in_one_burst() -> None:
+def test_a_stall_is_not_made_up_in_one_burst() -> None:
     clock = Clock()
     pacer = Pacer(1000, clock=clock, burst_seconds=0.5)
     clock.now += 60

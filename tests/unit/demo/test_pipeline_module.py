@@ -1,4 +1,4 @@
-"""The demo's pipeline module: importable with nothing running, its address taken from the environment."""
+"""Check the demo's pipeline module: importable with nothing running, it takes its address from the environment."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def test_the_output_lies_under_the_home_by_default() -> None:
     assert "/srv/forebay/demo-output/flights_by_carrier" in json.dumps(sink)
 
 
-def test_a_port_that_is_no_number_is_refused() -> None:
+def test_a_port_must_be_a_number() -> None:
     with pytest.raises(subprocess.CalledProcessError):
         declared(FOREBAY_DEMO_PORT="nine")

@@ -1,4 +1,4 @@
-"""What the demo concludes from what it sees: the end, what is stuck, and the figures."""
+"""Check what the demo concludes from what it sees: the end, what is stuck, and the figures."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_finished_needs_every_record_in_a_completed_batch() -> None:
     assert not is_finished(replace(DONE, batches=(*DONE.batches, batch(3, "ALLOCATED", 1))))
 
 
-def test_an_empty_batch_that_still_waits_holds_nothing_up() -> None:
+def test_an_empty_waiting_batch_does_not_delay_the_end() -> None:
     assert is_finished(replace(DONE, batches=(*DONE.batches, batch(3, "ALLOCATED", 0))))
 
 
-def test_lag_is_what_no_completed_batch_holds() -> None:
+def test_lag_counts_records_outside_completed_batches() -> None:
     assert replace(DONE, batches=(batch(1, "COMPLETED", 400), batch(2, "FAILED", 600))).lag == 600
     assert DONE.lag == 0
 
@@ -103,7 +103,7 @@ def test_nothing_read_is_named() -> None:
     assert "never be read" in what_is_stuck(None)
 
 
-def test_too_few_records_end_the_demo_only_when_nothing_more_comes() -> None:
+def test_too_few_records_end_the_demo_only_when_no_more_arrive() -> None:
     short = replace(DONE, received=900, batches=(batch(1, "COMPLETED", 900),))
     assert is_short(short)
     watch = Watch(settle_seconds=30)
@@ -119,7 +119,7 @@ def test_a_quarantined_batch_ends_the_demo_at_once() -> None:
     assert Watch().see(look(received=5, batches=(batch(1, "QUARANTINED", 5),)))
 
 
-def test_timings_come_from_what_was_seen() -> None:
+def test_timings_are_measured_from_the_looks() -> None:
     watch = Watch()
     first = batch(1, "COMPLETED", 400, scheduling_delay=1.0, processing_time=3.0)
     second = batch(2, "COMPLETED", 600, scheduling_delay=2.0, processing_time=5.0)
@@ -138,7 +138,7 @@ def test_timings_come_from_what_was_seen() -> None:
     assert timings.median_processing_time == 4.0
 
 
-def test_no_figures_without_anything_seen() -> None:
+def test_without_looks_there_are_no_figures() -> None:
     timings = Watch().timings()
     assert timings.records_per_second is None
     assert timings.first_batch_completed is None

@@ -1,4 +1,4 @@
-"""What the demo prints: the right words for the right numbers."""
+"""Check what the demo prints: the right words for the right numbers."""
 
 from __future__ import annotations
 

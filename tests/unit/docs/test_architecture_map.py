@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md's map has a line for each folder of ours, and for no other."""
+"""Check that ARCHITECTURE.md's map has a line for each of our folders, and for no other."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("forebay", "orchestration", "receiver_runtime", "tracker_store")
-#: Below these the map has one line for all.
+#: These folders have one line each in the map, without lines for their subfolders.
 WHOLE = ("benchmarks", "docs", "examples", "migrations", "tests")
 
 
-def test_each_folder_has_one_line_and_each_line_a_folder() -> None:
+def test_map_lines_and_folders_match() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     table = page[page.index("## Folders") : page.index("## State machines")]
     named = re.findall(r"^\| \[([\w/]+)/\]\(([\w/]+)\) \| \S", table, re.MULTILINE)

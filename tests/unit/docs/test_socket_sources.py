@@ -1,4 +1,4 @@
-"""The pages on socket sources: the examples do what they say, and the tables are the fields."""
+"""Check the pages on socket sources: the examples do what they say, and the tables match the fields."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def port_of(declaration: str) -> str:
 
 @contextmanager
 def listening(declaration: str, folder: Path) -> Iterator[tuple[Rig, str]]:
-    """The receiver of the page, at a port that the system chose, which it says."""
+    """Run the receiver of the page, on a port that the system chose; yield it with that port."""
     source = stream_of(declaration.replace(port_of(declaration), "0"), folder).source
     with rig(folder, make_receiver(source)) as made:
         said = "listening on 127.0.0.1:"
@@ -65,7 +65,7 @@ def listening(declaration: str, folder: Path) -> Iterator[tuple[Rig, str]]:
         (1, [b"\x00\x01\xff", b"", b"any bytes\n"]),
     ],
 )
-def test_a_sender_of_the_how_to_reaches_its_receiver(number: int, expected: list[object], tmp_path: Path) -> None:
+def test_each_sender_of_the_how_to_reaches_its_receiver(number: int, expected: list[object], tmp_path: Path) -> None:
     declaration, sender = blocks("python")[1 + number], blocks("python", sender=True)[number]
     with listening(declaration, tmp_path) as (made, port):
         sender = sender.replace(port_of(declaration), port)
@@ -73,7 +73,7 @@ def test_a_sender_of_the_how_to_reaches_its_receiver(number: int, expected: list
         eventually(lambda: list[object](made.values()) == expected)
 
 
-def test_the_server_of_the_how_to_is_connected_to(tmp_path: Path) -> None:
+def test_the_receiver_connects_to_the_server_of_the_how_to(tmp_path: Path) -> None:
     declaration = blocks("python")[0]
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
         port = str(server.getsockname()[1])
@@ -95,7 +95,7 @@ def test_the_tls_of_the_how_to(tmp_path: Path) -> None:
         eventually(lambda: made.values() == ["for your eyes only"], done.stderr.decode())
 
 
-def test_there_is_nothing_else_to_run() -> None:
+def test_all_examples_of_the_page_are_run_here() -> None:
     assert [len(blocks("python")), len(blocks("python", sender=True)), len(blocks("sh"))] == [4, 2, 2]
 
 
@@ -108,7 +108,7 @@ def test_there_is_nothing_else_to_run() -> None:
         ("## `Tls`", Tls, None),
     ],
 )
-def test_the_tables_are_the_fields(heading: str, model: type[BaseModel], parent: type[BaseModel] | None) -> None:
+def test_the_tables_match_the_fields(heading: str, model: type[BaseModel], parent: type[BaseModel] | None) -> None:
     section = re.split(r"^#+ ", REFERENCE.partition(heading + "\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     rows = {name: default.replace("\\n", "\n") for name, default in _ROW.findall(section)}
     inherited = {"kind", *(parent.model_fields if parent is not None else ())}

@@ -1,6 +1,6 @@
-"""The pages on sources: their declarations are good, and their tables are the fields.
+"""Check the pages on sources: their declarations are valid, and their tables match the fields.
 
-Their statements run in tests/integration/docs.
+tests/integration/docs runs the statements of these pages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def text_of(page: str) -> str:
         ("zeromq.md", [{"prices": ZeroMQ}, {"jobs": ZeroMQ}]),
     ],
 )
-def test_the_declarations_are_good(page: str, declared: list[dict[str, type[Source]]]) -> None:
+def test_the_declarations_are_valid(page: str, declared: list[dict[str, type[Source]]]) -> None:
     found = []
     for declaration in re.findall(r"^```python\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL):
         names: dict[str, object] = {}
@@ -63,8 +63,8 @@ def test_the_declarations_are_good(page: str, declared: list[dict[str, type[Sour
         ("zeromq.md", 0, ZeroMQ),
     ],
 )
-def test_the_table_is_the_fields(page: str, table: int, source: type[Source]) -> None:
-    """`table`: its number among the page's tables of fields."""
+def test_the_table_matches_the_fields(page: str, table: int, source: type[Source]) -> None:
+    """Compare. `table` is the table's number among the page's tables of fields."""
     text = text_of(page).split("\n| field | default |")[1:][table].split("\n\n")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| `?([^`|]*?)`? \|", text, re.MULTILINE))
     defaults = {
@@ -77,7 +77,7 @@ def test_the_table_is_the_fields(page: str, table: int, source: type[Source]) ->
     }
 
 
-def test_whole_files_have_the_same_fields_but_for_the_encoding() -> None:
+def test_whole_files_have_the_same_fields_except_encoding() -> None:
     assert set(FileLines.model_fields) - set(WholeFiles.model_fields) == {"encoding"}
     assert WholeFiles.model_fields["max_record_bytes"].default == 16 * 2**20
 

@@ -1,4 +1,4 @@
-"""The table of sources is what the declarations say, and its links lead somewhere."""
+"""Check that the table of sources matches the declarations, and that its links have targets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "sources"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_table_is_what_the_declarations_say() -> None:
+def test_the_table_matches_the_declarations() -> None:
     rows = re.findall(r"^\| `(\w+)` \| \[`(\w+)`\]\(\S+\) \| ([^|]*?) \| ?(?:`(\w+)`)? ?\|", PAGE, re.MULTILINE)
     assert {kind: (name, guarantee, extra or None) for kind, name, guarantee, extra in rows} == {
         kind: (
@@ -23,7 +23,7 @@ def test_the_table_is_what_the_declarations_say() -> None:
     }
 
 
-def test_its_links_lead_somewhere() -> None:
+def test_its_links_have_targets() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", PAGE)
     assert len(links) > len(KINDS)
     assert [link for link in links if not (FOLDER / link).is_file()] == []

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names every function that writes a state of the driver log, and no other."""
+"""Check that ARCHITECTURE.md names every function that writes a state of the driver log, and no other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _tables_moved_by(sql: str) -> set[str]:
 
 
 def _statements() -> Iterator[tuple[str, str]]:
-    """Give (function, SQL) of everything that `tracker_store` sends or installs."""
+    """Give (function, SQL) for everything that `tracker_store` sends or installs."""
     for file in (STORE / "functions").glob("*.sql"):
         yield file.stem, re.sub(r"--[^\n]*", "", file.read_text(encoding="utf-8"))
     for file in STORE.rglob("*.py"):
@@ -56,11 +56,11 @@ def _named(machine: str) -> set[str]:
 
 
 @pytest.mark.parametrize("machine", TABLES)
-def test_the_functions_that_move_a_state_are_those_that_the_page_names(machine: str) -> None:
+def test_the_page_names_exactly_the_functions_that_move_a_state(machine: str) -> None:
     assert {name for name, sql in _statements() if TABLES[machine] in _tables_moved_by(sql)} == _named(machine)
 
 
-def test_a_state_outside_tracker_store_is_moved_by_no_statement() -> None:
+def test_no_statement_outside_tracker_store_moves_a_state() -> None:
     texts = [
         file.read_text(encoding="utf-8")
         for package in ("forebay", "orchestration", "receiver_runtime")
@@ -78,5 +78,7 @@ def test_a_state_outside_tracker_store_is_moved_by_no_statement() -> None:
         ("UPDATE receivers SET desired_state = 'stopped' WHERE id = 1", set()),
     ],
 )
-def test_a_statement_that_writes_a_state_is_told_from_one_that_reads_it(statement: str, tables: set[str]) -> None:
+def test_a_statement_that_writes_a_state_is_distinguished_from_one_that_reads_it(
+    statement: str, tables: set[str]
+) -> None:
     assert _tables_moved_by(statement) == tables
