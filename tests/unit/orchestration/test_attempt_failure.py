@@ -1,4 +1,4 @@
-"""What an attempt's error says about its batch: its data or code, a store that is away, or what it ran on."""
+"""Check what an attempt's error says: its data or code failed, a store is unavailable, or what it ran on ended."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tracker_store.states import AttemptFailure
 
 
 class Py4JError(Exception):
-    """As the gateway raises it."""
+    """Stands for the error that the gateway raises."""
 
 
 class Py4JNetworkError(Py4JError):
-    """The same."""
+    """Stands for the gateway's network error."""
 
 
 class SparkError(Exception):
-    """As PySpark raises them: the stack of task or JVM is in the text."""
+    """Stands for PySpark's errors: their text contains the stack of the task or the JVM."""
 
 
 for kind in (Py4JError, Py4JNetworkError):
@@ -38,7 +38,7 @@ REFUSED.__context__ = NO_ANSWER
 
 
 def no_end() -> str | None:
-    """Spark lives."""
+    """Report that Spark is alive."""
     return None
 
 
@@ -66,7 +66,7 @@ def caused_by(cause: BaseException) -> Exception:
     ],
     ids=repr,
 )
-def test_what_died_under_an_attempt_says_nothing_about_its_batch(error: BaseException) -> None:
+def test_loss_of_what_an_attempt_ran_on_is_not_blamed_on_its_batch(error: BaseException) -> None:
     failure = failure_of(error, no_end)
     assert failure.kind is AttemptFailure.LOST
     assert type(error).__name__ in failure.message
@@ -77,7 +77,7 @@ def test_what_died_under_an_attempt_says_nothing_about_its_batch(error: BaseExce
     [
         ZeroDivisionError("division by zero"),
         SystemExit(1),
-        # A target that is away is the output's: it may be an address that is wrong.
+        # An unavailable target is the output's problem: its address may be wrong.
         ConnectionRefusedError(111, "Connection refused"),
         AttemptSupersededError("the batch is COMPLETED"),
         SparkError("BlockCorruptError: block 7 is corrupt"),
@@ -95,19 +95,19 @@ def test_data_and_code_fail_the_attempt(error: BaseException) -> None:
     assert failure.message == f"{type(error).__name__}: {error}"
 
 
-def test_an_error_of_spark_is_a_loss_where_spark_has_ended() -> None:
+def test_a_spark_error_is_a_loss_if_spark_has_ended() -> None:
     ended = "its JVM has ended, with code -9"
     assert failure_of(SparkError("some text"), lambda: ended).kind is AttemptFailure.LOST
     assert failure_of(SparkError("some text"), lambda: ended).message == f"{ended}: SparkError: some text"
     assert failure_of(ValueError("bad"), lambda: ended).kind is AttemptFailure.FAILED, "it was not Spark's"
 
 
-def test_a_store_that_is_away_blocks_the_attempt_whatever_else_ended() -> None:
+def test_an_unavailable_store_blocks_the_attempt_whatever_else_ended() -> None:
     away = StoreUnavailableError("/blocks", "there is no such directory")
     failure = failure_of(caused_by(away), lambda: "its JVM has ended")
     assert (failure.kind, failure.message) == (AttemptFailure.BLOCKED, str(away))
 
 
-def test_what_is_kept_of_an_error_is_bounded() -> None:
+def test_the_length_of_a_kept_error_is_bounded() -> None:
     for error in (ValueError("x" * 9_000), SparkError("SPARK_JOB_CANCELLED" + "x" * 9_000)):
         assert len(failure_of(error, no_end).message) == 2_000

@@ -1,4 +1,4 @@
-"""Halving finds the blocks at fault, and only those."""
+"""Check that halving finds the blocks at fault, and only those."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def test_one_block_is_found_in_few_runs(culprit: int) -> None:
     assert bisection.runs <= 2 + 2 * 7
 
 
-def test_several_are_found_each() -> None:
+def test_several_culprits_are_each_found() -> None:
     assert sequences(found(20, lambda part: bool(part & {3, 4, 19}))) == [[3], [4], [19]]
 
 
-def test_blocks_that_fail_only_together_stay_together() -> None:
+def test_blocks_that_fail_only_together_are_found_together() -> None:
     [together] = sequences(found(16, lambda part: {8, 9} <= part))
     assert {8, 9} <= set(together)
 
 
-def test_nothing_fails_and_nothing_is_searched() -> None:
+def test_without_a_failure_nothing_is_searched() -> None:
     bisection = found(16, lambda _: False)
     assert (bisection.error, bisection.culprits, bisection.runs) == ("", [], 1)
 
 
-def test_what_fails_without_a_record_is_the_codes_fault() -> None:
+def test_failure_without_records_is_blamed_on_the_code() -> None:
     bisection = found(16, lambda _: True)
     assert (bisection.without_blocks, bisection.culprits, bisection.runs) == ("boom", [], 2)
 
 
-def test_it_stops_at_many_culprits_and_says_so() -> None:
+def test_it_stops_at_many_culprits_and_reports_that() -> None:
     bisection = found(64, bool)
     assert (len(bisection.culprits), bisection.whole) == (MOST_CULPRITS, False)

@@ -1,4 +1,4 @@
-"""Looks with one deadline: what answers is had, and what hangs or fails is named."""
+"""Check looks that share one deadline: answers that came are used, and what hangs or fails is named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def raising(error: Exception) -> None:
     raise error
 
 
-def test_one_that_hangs_takes_nothing_from_the_others() -> None:
+def test_a_look_that_hangs_does_not_delay_the_others() -> None:
     never = threading.Event()
     began = monotonic()
     looks = BoundedLooks(1.0)
@@ -29,7 +29,7 @@ def test_one_that_hangs_takes_nothing_from_the_others() -> None:
     never.set()
 
 
-def test_what_fails_is_named_with_its_reason_on_one_line() -> None:
+def test_a_failed_look_is_named_with_its_reason_on_one_line() -> None:
     looks = BoundedLooks(60.0)
     statement = DBAPIError(
         "SELECT secrets", None, psycopg2.OperationalError("canceled\ndue to lock timeout\nLINE 1: ...\n")
@@ -49,14 +49,14 @@ def test_what_fails_is_named_with_its_reason_on_one_line() -> None:
     }
 
 
-def test_what_needs_another_is_named_by_that_one_alone() -> None:
+def test_failed_prerequisite_is_named_once_without_its_dependents() -> None:
     looks = BoundedLooks(60.0)
     log = looks.start("driver log", lambda: raising(DriverLogUnavailableError("away")))
     looks.start("receivers", log.result, needs=log)
     assert [missing.part for missing in looks.unreachable()] == ["driver log"]
 
 
-def test_an_answer_after_the_deadline_is_none_of_this_report() -> None:
+def test_an_answer_after_the_deadline_is_not_used() -> None:
     late = threading.Event()
     looks = BoundedLooks(0.0)
     found = looks.start("mount", lambda: late.wait(60))

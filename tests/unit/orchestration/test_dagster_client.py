@@ -1,4 +1,4 @@
-"""The tracker's client of Dagster: what it says to whom, and what it knows when there is no answer."""
+"""Check the tracker's client of Dagster: which requests it sends, and what it concludes without an answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SENSOR = BatchSensor("words_batches", "forebay", "__repository__", is_running=Tr
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Answers each request with `answer`, and keeps it."""
+    """Answer each request with `answer`, and keep the request."""
 
     answer: ClassVar[Any] = None
     asked: ClassVar[list[dict[str, Any]]] = []
@@ -45,7 +45,7 @@ class Answering(BaseHTTPRequestHandler):
         self.asked.append({"path": self.path, **json.loads(self.rfile.read(int(self.headers["Content-Length"])))})
         answer = self.answer
         if isinstance(answer, tuple):
-            # One after the other.
+            # Several answers: one per request, in order.
             answer = answer[len(self.asked) - 1]
         body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(200)
@@ -54,7 +54,7 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -72,8 +72,8 @@ def webserver(answer: object) -> Iterator[tuple[DagsterClient, list[dict[str, An
         server.server_close()
 
 
-def test_what_is_asked_is_in_dagsters_schema() -> None:
-    """Dagster is pinned: a release that changes it fails here."""
+def test_queries_fit_dagsters_schema() -> None:
+    """Check the queries: Dagster's version is pinned, and a release that changes the schema fails here."""
     schema = create_schema().graphql_schema
     for query in (dagster_client._SENSORS, dagster_client._LAUNCH, dagster_client._STATUS, dagster_client._RUNS):
         assert validate(schema, parse(query)) == []
@@ -98,7 +98,7 @@ def test_a_run_is_launched_as_the_sensor_would() -> None:
     }
 
 
-def test_any_job_where_the_sensor_is_can_be_launched_and_its_run_followed() -> None:
+def test_any_job_beside_the_sensor_can_be_launched_and_its_run_followed() -> None:
     with webserver({"data": {"launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": "r1"}}}}) as (
         client,
         asked,
@@ -114,8 +114,8 @@ def test_any_job_where_the_sensor_is_can_be_launched_and_its_run_followed() -> N
         client.run_status("r1")
 
 
-def test_dagsters_sensor_knows_a_run_that_was_pushed_by_its_key() -> None:
-    """What `fetch_existing_runs` looks at is what is sent; so the sensor's request of that key makes no second run."""
+def test_dagsters_sensor_recognizes_a_pushed_run_by_its_key() -> None:
+    """Check that it sends the tags that `fetch_existing_runs` reads, so the sensor's request makes no second run."""
     with webserver({"data": {"launchRun": {"__typename": "LaunchRunSuccess", "run": {"runId": "r1"}}}}) as (
         client,
         asked,
@@ -144,7 +144,7 @@ def repositories(*nodes: dict[str, Any]) -> dict[str, Any]:
     return {"data": {"repositoriesOrError": {"__typename": "RepositoryConnection", "nodes": list(nodes)}}}
 
 
-def test_only_sensors_of_ours_that_are_in_one_place_are_known() -> None:
+def test_only_our_sensors_with_unique_names_are_known() -> None:
     answer = repositories(
         sensors("words_batches", "twice_batches"),
         sensors("twice_batches"),
@@ -161,12 +161,12 @@ def test_only_sensors_of_ours_that_are_in_one_place_are_known() -> None:
     }
 
 
-def test_nobody_there_is_known_to_have_done_nothing() -> None:
+def test_unreachable_webserver_has_certainly_launched_nothing() -> None:
     with held_port() as port, pytest.raises(DagsterUnreachableError):
         DagsterClient(f"http://127.0.0.1:{port}").launch(SENSOR, "words", LAUNCH)
 
 
-def test_no_answer_in_time_is_unknown() -> None:
+def test_outcome_is_unknown_without_an_answer_in_time() -> None:
     with create_server(("127.0.0.1", 0)) as silent:
         client = DagsterClient(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_seconds=0.2)
         with pytest.raises(DagsterUnansweredError, match="timed out"):
@@ -185,8 +185,8 @@ LOST = {"data": {"launchRun": {"__typename": "PythonError", "message": "lost"}}}
         (b"<html>502</html>", DagsterUnansweredError),
     ],
 )
-def test_a_launch_that_failed_is_looked_for(runs: object, error: type[Exception]) -> None:
-    """Dagster's code server is away, say: without a run of it the launch need not wait until its lease is over."""
+def test_after_a_failed_launch_its_run_is_looked_for(runs: object, error: type[Exception]) -> None:
+    """Check an unavailable code server, say: if no run exists, the launch need not wait until its lease ends."""
     with webserver((LOST, runs)) as (client, asked), pytest.raises(error) as raised:
         client.launch(SENSOR, "words", LAUNCH)
     assert isinstance(raised.value, DagsterUnansweredError) == (error is DagsterUnansweredError)
@@ -206,6 +206,6 @@ def test_a_launch_that_failed_is_looked_for(runs: object, error: type[Exception]
         ([], DagsterUnansweredError),
     ],
 )
-def test_what_is_refused_and_what_is_unknown(answer: object, error: type[Exception]) -> None:
+def test_refused_and_unknown_outcomes_are_distinguished(answer: object, error: type[Exception]) -> None:
     with webserver(answer) as (client, _), pytest.raises(error):
         client.launch(SENSOR, "words", LAUNCH)

@@ -1,4 +1,4 @@
-"""How blocks become tasks."""
+"""Check how blocks become tasks."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def test_every_block_is_in_one_task_in_order_and_tasks_are_as_large_as_asked(len
     )
     sizes = [sum(length for _, _, length, _, _ in partition.blocks) for partition in partitions]
     assert all(size <= target or len(p.blocks) == 1 for size, p in zip(sizes, partitions, strict=True))
-    # No two neighbours would have fitted into one.
+    # No two neighbouring tasks would have fitted into one.
     firsts = [partition.blocks[0][2] for partition in partitions]
     assert all(size + first > target for size, first in zip(sizes, firsts[1:], strict=False))
 
 
-def test_the_columns_of_a_text_source_in_sparks_words() -> None:
+def test_columns_of_a_text_source_have_spark_types() -> None:
     assert spark_schema(SocketText.columns) == "`value` STRING"
 
 
-def test_the_driver_logs_password_does_not_travel_to_the_tasks() -> None:
+def test_the_driver_logs_password_is_not_sent_to_the_tasks() -> None:
     reader = ForebayReader({"database_url": "postgresql://u:secret@h/d", "stream": "lines"})
     travelled = pickle.dumps(reader)
     assert b"secret" not in travelled
@@ -67,13 +67,13 @@ LOCATIONS = st.lists(
 
 
 @given(LOCATIONS, st.dictionaries(st.text(max_size=5), st.lists(st.text(max_size=5), max_size=2), max_size=2))
-def test_an_allocation_comes_back_as_it_was_handed_on(
+def test_allocation_survives_encoding_and_decoding(
     locations: list[BlockLocation], expected: dict[str, list[str]]
 ) -> None:
     assert decode_allocation(encode_allocation(locations, expected)) == (locations, expected)
 
 
-def test_a_planner_that_is_handed_the_allocation_asks_nobody_and_keeps_it_from_the_tasks() -> None:
+def test_planner_with_a_given_allocation_needs_no_driver_log_and_does_not_send_it_to_tasks() -> None:
     locations: list[BlockLocation] = [("a", 0, 10, 1, False), ("b", 5, 10, 2, True)]
     handed_on = encode_allocation(locations, {"": ["id"]})
     reader = ForebayReader({"database_url": "postgresql://nobody@127.0.0.1:1/none", ALLOCATION: handed_on})
@@ -86,9 +86,7 @@ def test_a_planner_that_is_handed_the_allocation_asks_nobody_and_keeps_it_from_t
 
 
 @pytest.mark.parametrize("ephemeral", [False, True])
-def test_a_task_knows_which_store_it_reads_and_passes_over_nothing_in_another(
-    tmp_path: Path, *, ephemeral: bool
-) -> None:
+def test_task_fails_if_its_store_is_not_the_expected_one(tmp_path: Path, *, ephemeral: bool) -> None:
     reader = ForebayReader({"block_store": str(tmp_path)})
     [partition] = [BlockPartition([("p", 0, 1, 2, ephemeral)], {str(tmp_path): ["directory-1"]})]
     task = reader.read(pickle.loads(pickle.dumps(partition)))
@@ -105,7 +103,7 @@ def test_a_task_knows_which_store_it_reads_and_passes_over_nothing_in_another(
         ("object store", BlockCorruptError("p", 0, "a", "b", "other"), False),
     ],
 )
-def test_h01_a_task_passes_over_what_the_run_counts_and_nothing_else(
+def test_h01_task_skips_only_the_losses_that_the_run_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, error: Exception, *, passed_over: bool
 ) -> None:
     made = (

@@ -1,4 +1,4 @@
-"""When more executors are asked for, and when one fewer (O04), by the original's rules."""
+"""Check when executors are added, and when one is removed (O04), by Spark Streaming's rules."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_o04_up_is_more_than_down_and_both_more_than_nothing(ratios: tuple[float
 def test_o04_the_bounds_hold() -> None:
     assert executors_in_all(3, 2, least=1) == 5
     assert executors_in_all(3, 2, least=1, most=4) == 4
-    # Below the least it goes up to that, also where less was asked for.
+    # Below the minimum, scaling up goes up to the minimum, even if fewer were asked for.
     assert executors_in_all(1, 1, least=4) == 4
     assert executors_in_all(3, -1, least=2) == 2
     assert executors_in_all(2, -1, least=2) == 2
@@ -81,7 +81,7 @@ def test_o04_which_masters_have_executors(master: str, *, executors: bool) -> No
 
 def test_o04_a_session_is_bound_to_what_is_wanted() -> None:
     configuration = executor_configuration("yarn", executors=2, least=3)
-    # Never more at least than at most: Spark refuses that.
+    # minExecutors is never more than maxExecutors: Spark refuses that.
     assert configuration["spark.dynamicAllocation.minExecutors"] == "2"
     assert configuration["spark.dynamicAllocation.maxExecutors"] == "2"
 
@@ -94,7 +94,7 @@ def test_o04_a_session_is_bound_to_what_is_wanted() -> None:
         (Scaling(0.5, 1, 0), 3, 3, "3 executors as before"),
         (Scaling(2.0, 1, 2), 4, 4, "4 executors as before, the most that is allowed: lengthen the interval"),
         (Scaling(0.1, 1, -1), 1, 1, "1 executor as before"),
-        # Somebody has lowered the most that is allowed.
+        # An operator has lowered the maximum.
         (Scaling(0.5, 1, 0), 6, 4, "4 executors instead of 6"),
     ],
 )
@@ -111,7 +111,7 @@ def test_o04_executors_on_a_cluster(found: Scaling, before: int, wanted: int, sa
         (Scaling(1.6, 2, 2), 1, 1, 1, "no more than 1 batch of it may run at a time: lengthen the interval"),
         (Scaling(0.2, 2, -1), 2, 4, 1, "1 batch driver instead of 2"),
         (Scaling(0.2, 2, -1), 1, 4, 1, "1 batch driver as before"),
-        # concurrent_batches was lowered: what is more has nothing to do.
+        # concurrent_batches was lowered: further drivers have nothing to do.
         (Scaling(0.5, 2, 0), 4, 1, 1, "1 batch driver instead of 4"),
     ],
 )
@@ -128,7 +128,7 @@ def test_o04_batch_drivers_on_a_local_master(found: Scaling, before: int, at_onc
     assert said in decision.reason
 
 
-def test_o04_what_does_not_take_effect_says_so() -> None:
+def test_o04_advice_that_does_not_take_effect_says_so() -> None:
     for master in ("yarn", "local[*]"):
         decision = decide(
             Scaling(2.0, 1, 2),

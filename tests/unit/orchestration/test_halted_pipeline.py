@@ -1,4 +1,4 @@
-"""A pipeline that a quarantined batch has halted makes no batch, and says which way out there is."""
+"""Check that a pipeline halted by a quarantined batch makes no batches, and names the commands that resume it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ROW = PipelineRow(1, "words", 1, {}, (1,), timedelta(seconds=10), NOON, PipelineState.RUNNING)
 
 
-def test_it_stands_still_and_names_batch_and_commands() -> None:
+def test_it_makes_no_batches_and_names_batch_and_commands() -> None:
     assert stands_still(ROW) is None
     said = stands_still(replace(ROW, halted_by=NOON))
     assert said is not None
@@ -30,7 +30,7 @@ def test_it_stands_still_and_names_batch_and_commands() -> None:
         assert part in said
 
 
-def test_what_follows_a_quarantined_batch_is_declared() -> None:
+def test_action_after_a_quarantined_batch_is_declared() -> None:
     assert Pipeline("words", interval="10s").declaration()["settings"]["on_failure"] == "continue"
     assert Pipeline("words", interval="10s", on_failure="halt").declaration()["settings"]["on_failure"] == "halt"
     with pytest.raises(DeclarationError, match="on_failure='stop'"):

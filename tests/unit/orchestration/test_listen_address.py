@@ -1,4 +1,4 @@
-"""Where the tracker may listen, and what is said when it may not."""
+"""Check where the tracker may listen, and the error when it may not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_loopback_needs_no_token(value: str, host: str, port: int) -> None:
 
 
 @pytest.mark.parametrize("value", ["0.0.0.0:3070", "[::]:3070", "10.0.0.1:3070", "tracker.example:3070"])
-def test_elsewhere_a_token_is_needed(value: str) -> None:
+def test_other_addresses_need_a_token(value: str) -> None:
     with pytest.raises(ListenAddressError, match="set FOREBAY_TRACKER_TOKEN"):
         listen_address(value, None)
     address = listen_address(value, SecretStr("secret"))
@@ -34,14 +34,14 @@ def test_elsewhere_a_token_is_needed(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "3070", "127.0.0.1", "127.0.0.1:", ":3070", "::1:3070", "h:70000", "http://h:1"])
-def test_what_is_no_address_is_named(value: str) -> None:
+def test_invalid_address_is_named(value: str) -> None:
     with pytest.raises(ListenAddressError, match="is no address: give HOST:PORT") as refused:
         listen_address(value, SecretStr("secret"))
     assert repr(value) in str(refused.value)
 
 
 @pytest.mark.parametrize("token", ["", " ", "two\nlines", " secret", "sécret"])
-def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -> None:
+def test_a_token_invalid_in_a_header_is_refused_and_not_shown(token: str) -> None:
     with pytest.raises(ListenAddressError, match="FOREBAY_TRACKER_TOKEN can't be sent") as refused:
         listen_address("127.0.0.1:0", SecretStr(token))
     assert token.strip() == "" or token not in str(refused.value)

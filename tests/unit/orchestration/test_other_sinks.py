@@ -1,4 +1,4 @@
-"""ForeachBatchSink and ConsoleSink, without Spark: what they are given, and what they refuse."""
+"""Check ForeachBatchSink and ConsoleSink without Spark: what they are given, and what they refuse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Shown:
         self.calls.append((rows, truncate))
 
 
-def test_the_function_gets_the_frame_and_an_id_that_is_the_same_for_each_attempt() -> None:
+def test_the_function_gets_the_frame_and_the_same_id_in_each_attempt() -> None:
     calls: list[tuple[object, int]] = []
 
     def keep(frame: DataFrame, batch_id: int) -> None:
@@ -44,8 +44,8 @@ def test_the_function_gets_the_frame_and_an_id_that_is_the_same_for_each_attempt
     assert sink.declaration()["function"].endswith("keep")
 
 
-def test_a_function_that_does_not_take_both_is_refused_where_it_is_declared() -> None:
-    one: Any = lambda frame: None  # noqa: E731  what the test is about
+def test_a_function_that_does_not_take_both_arguments_is_refused_when_declared() -> None:
+    one: Any = lambda frame: None  # noqa: E731  a function with one parameter is the point of this test
     with pytest.raises(DeclarationError, match=r"can't be called with \(frame, batch_id\).*write def function"):
         ForeachBatchSink(one)
 

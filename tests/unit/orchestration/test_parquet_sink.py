@@ -1,4 +1,4 @@
-"""What a ParquetSink publishes, without Spark: attempts' directories are made by hand."""
+"""Check what a ParquetSink publishes, without Spark: the tests make attempts' directories themselves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sink(tmp_path: Path) -> ParquetSink:
 
 
 def attempt(sink: ParquetSink, number: int, *files: list[int]) -> str:
-    """An attempt's directory as Spark leaves it."""
+    """Make an attempt's directory as Spark leaves it."""
     directory = sink.path / attempt_directory(TIME, number)
     directory.mkdir(parents=True)
     (directory / "_SUCCESS").touch()
@@ -50,7 +50,7 @@ def test_the_layout_is_by_date_hour_and_batch_time() -> None:
     assert batch_directory(TIME.replace(microsecond=500_000)).endswith("batch_time=20260101T120010.500000Z")
 
 
-def test_an_attempt_is_not_seen_before_it_is_published(sink: ParquetSink) -> None:
+def test_an_attempt_is_invisible_until_published(sink: ParquetSink) -> None:
     location = attempt(sink, 1, [1, 2], [3])
     assert ds.dataset(sink.path, format="parquet").files == []
     sink.publish(location, batch_time=TIME)
@@ -67,8 +67,8 @@ def test_publishing_again_changes_nothing(sink: ParquetSink) -> None:
     assert visible(sink) == [1]
 
 
-def test_what_was_written_before_attempts_had_tokens_is_published_and_replaced(sink: ParquetSink) -> None:
-    """As after an upgrade between a commit and its publishing."""
+def test_output_written_before_attempts_had_tokens_is_published_and_replaced(sink: ParquetSink) -> None:
+    """Check an upgrade between a commit and its publishing."""
     location = attempt(sink, 1, [1, 2])
     before = location.rpartition("-")[0]
     Path(location).rename(before)
@@ -79,7 +79,7 @@ def test_what_was_written_before_attempts_had_tokens_is_published_and_replaced(s
     assert not Path(before).exists()
 
 
-def test_another_attempt_replaces_what_was_published_and_adds_nothing(sink: ParquetSink) -> None:
+def test_another_attempt_replaces_the_published_one_and_adds_nothing(sink: ParquetSink) -> None:
     sink.publish(attempt(sink, 1, [1], [2]), batch_time=TIME)
     sink.publish(attempt(sink, 2, [7]), batch_time=TIME)
     assert visible(sink) == [7]
@@ -87,8 +87,8 @@ def test_another_attempt_replaces_what_was_published_and_adds_nothing(sink: Parq
     assert [entry.name for entry in hour.iterdir() if entry.name[0] != "."] == ["batch_time=20260101T120010Z"]
 
 
-def test_what_can_not_be_committed_any_more_goes_when_another_is_published(sink: ParquetSink) -> None:
-    """Of this attempt by another process, and of older attempts; a newer one's may be written at this moment."""
+def test_publishing_removes_attempts_that_can_no_longer_be_committed(sink: ParquetSink) -> None:
+    """Another process's copy of this attempt and older attempts go; a newer attempt stays: it may be in progress."""
     made = [attempt(sink, number, [number]) for number in (1, 2, 2, 3)]
     named_before = sink.path / ATTEMPTS / "20260101T120010Z" / "attempt=1"
     named_before.mkdir()
@@ -98,7 +98,7 @@ def test_what_can_not_be_committed_any_more_goes_when_another_is_published(sink:
 
 
 @pytest.mark.parametrize("left", [".batch_time=20260101T120010Z.attempt=1", ".batch_time=20260101T120010Z.replaced"])
-def test_what_a_crash_left_half_done_is_done_again(sink: ParquetSink, left: str) -> None:
+def test_publishing_is_completed_after_a_crash_halfway(sink: ParquetSink, left: str) -> None:
     location = attempt(sink, 1, [1])
     hour = sink.path / "date=2026-01-01" / "hour=12"
     (hour / left).mkdir(parents=True)
@@ -107,14 +107,14 @@ def test_what_a_crash_left_half_done_is_done_again(sink: ParquetSink, left: str)
     assert visible(sink) == [1]
 
 
-def test_a_result_without_rows_is_published_as_nothing(sink: ParquetSink) -> None:
+def test_a_result_without_rows_is_published_as_an_empty_directory(sink: ParquetSink) -> None:
     sink.publish(attempt(sink, 1), batch_time=TIME)
     [directory] = sink.path.glob("date=*/hour=*/batch_time=*")
     assert list(directory.iterdir()) == []
 
 
-def test_a_batch_that_is_replaced_is_never_absent(sink: ParquetSink) -> None:
-    """Two renames would leave a moment without it: here the two directories change places in one step."""
+def test_a_batch_is_never_absent_while_it_is_replaced(sink: ParquetSink) -> None:
+    """Two renames would leave a moment without the batch: here the two directories are exchanged in one step."""
     first, *others = [attempt(sink, number, [number]) for number in range(1, 202)]
     sink.publish(first, batch_time=TIME)
     target = sink.path / batch_directory(TIME)
@@ -128,7 +128,7 @@ def test_a_batch_that_is_replaced_is_never_absent(sink: ParquetSink) -> None:
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     for number, other in enumerate(others):
-        # It looks far more often, unless it does not get to run.
+        # The looking thread looks far more often than this, unless it gets no time to run.
         eventually(lambda: len(absent) > number, "a look", step=0.0)  # noqa: B023  called here
         sink.publish(other, batch_time=TIME)
     done.set()
@@ -137,7 +137,7 @@ def test_a_batch_that_is_replaced_is_never_absent(sink: ParquetSink) -> None:
     assert not any(absent)
 
 
-def test_where_names_can_not_be_exchanged_it_takes_two_renames(
+def test_where_directories_can_not_be_exchanged_it_takes_two_renames(
     sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directories, "exchanged", lambda *_: False)
@@ -148,10 +148,10 @@ def test_where_names_can_not_be_exchanged_it_takes_two_renames(
     assert visible(sink) == [3]
 
 
-def test_what_was_replaced_stays_for_those_who_list_it_and_goes_later(
+def test_replaced_output_stays_for_current_readers_and_is_removed_later(
     sink: ParquetSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory that is emptied while somebody lists it would show half of a batch."""
+    """A reader that lists a directory while it is emptied would see half of a batch."""
     sink.publish(attempt(sink, 1, [1], [2]), batch_time=TIME)
     target = sink.path / batch_directory(TIME)
     with os.scandir(target) as listing:
@@ -169,7 +169,7 @@ def test_what_was_replaced_stays_for_those_who_list_it_and_goes_later(
     assert visible(sink) == [7]
 
 
-def test_an_hour_that_was_away_between_two_renames_comes_back(sink: ParquetSink) -> None:
+def test_an_hour_missing_between_two_renames_is_restored(sink: ParquetSink) -> None:
     sink.publish(attempt(sink, 1, [1]), batch_time=TIME)
     hour = sink.path / "date=2026-01-01" / "hour=12"
     hour.rename(hour.with_name(".hour=12.replaced"))
@@ -179,7 +179,7 @@ def test_an_hour_that_was_away_between_two_renames_comes_back(sink: ParquetSink)
     assert visible(sink) == [1, 2]
 
 
-def test_who_may_not_publish_any_more_changes_nothing(sink: ParquetSink) -> None:
+def test_a_process_that_may_no_longer_publish_changes_nothing(sink: ParquetSink) -> None:
     sink.publish(attempt(sink, 1, [1]), batch_time=TIME)
 
     def lost() -> None:
@@ -190,7 +190,7 @@ def test_who_may_not_publish_any_more_changes_nothing(sink: ParquetSink) -> None
     assert visible(sink) == [1]
 
 
-def test_an_hour_with_files_that_have_no_batch_time_stays_as_it_is(sink: ParquetSink) -> None:
+def test_an_hour_with_files_without_batch_time_is_not_compacted(sink: ParquetSink) -> None:
     for second in (0, 1):
         sink.publish(attempt(sink, second, [second]), batch_time=TIME + timedelta(seconds=second))
     sink.compact = True
@@ -200,7 +200,7 @@ def test_an_hour_with_files_that_have_no_batch_time_stays_as_it_is(sink: Parquet
     assert list(sink.path.glob("date=*/.*")) == []
 
 
-def test_columns_that_came_later_are_empty_in_earlier_batches_of_a_compacted_hour(sink: ParquetSink) -> None:
+def test_later_columns_are_null_in_earlier_batches_of_a_compacted_hour(sink: ParquetSink) -> None:
     later = TIME + timedelta(seconds=10)
     for batch_time, columns in ((TIME, {"n": [1]}), (later, {"n": [2], "more": ["x"]})):
         stamped = pa.table({**columns, "_batch_time": pa.array([batch_time], pa.timestamp("us", "UTC"))})
@@ -221,13 +221,13 @@ def test_columns_that_came_later_are_empty_in_earlier_batches_of_a_compacted_hou
         ("s3:///x", r"neither a directory nor of an object store"),
     ],
 )
-def test_an_object_store_that_can_not_be_is_refused_where_it_is_declared(path: str, says: str) -> None:
+def test_invalid_object_store_is_refused_when_declared(path: str, says: str) -> None:
     with pytest.raises(DeclarationError, match=says) as refused:
         ParquetSink(path)
     assert "word" not in str(refused.value).replace("password", "")
 
 
-def test_which_hours_of_an_object_store_have_work_is_seen_by_names_alone() -> None:
+def test_hours_with_work_in_an_object_store_are_found_by_names_alone() -> None:
     hour = "date=2026-01-01/hour"
     keys = [
         *(f"{hour}=00/batch_time=20260101T000{minute}00Z/{name}" for minute in (1, 2) for name in ("_SUCCESS", "a")),
@@ -239,7 +239,7 @@ def test_which_hours_of_an_object_store_have_work_is_seen_by_names_alone() -> No
     assert [time.hour for time in hours_with_work(keys)] == [0, 2]
 
 
-def test_the_declaration_holds_references_and_where_the_files_lie() -> None:
+def test_the_declaration_holds_references_and_the_location_of_the_files() -> None:
     assert ParquetSink("/out").declaration() == {"kind": "parquet", "path": "/out"}
     assert ParquetSink("/out", compact=True).declaration() == {"kind": "parquet", "path": "/out", "compact": True}
     assert ParquetSink("s3://bucket/x?region=eu").declaration()["path"] == "s3://bucket/x?region=eu"

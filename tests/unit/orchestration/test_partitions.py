@@ -1,4 +1,4 @@
-"""Partitions by batch time are in UTC: an hour that a country leaves out, or has twice, is one of theirs."""
+"""Check partitions by batch time: they are in UTC, so hours that local time skips or repeats are still partitions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from forebay import Pipeline
 from orchestration.dagster_defs.partitions import partition_key, partitions_of
 
 BERLIN = ZoneInfo("Europe/Berlin")
-# The day before, of and after a change, by Berlin's clocks.
+# The days before, of and after a change to or from summer time in Berlin.
 CHANGES = [datetime(2026, 3, 28, tzinfo=BERLIN), datetime(2026, 10, 24, tzinfo=BERLIN)]
 
 
 @pytest.mark.parametrize("partitions", ["hour", "day"])
 @pytest.mark.parametrize("start", CHANGES)
-def test_each_batch_lies_in_one_partition_whatever_clocks_show(start: datetime, partitions: str) -> None:
+def test_each_batch_is_in_one_partition_across_clock_changes(start: datetime, partitions: str) -> None:
     pipeline = Pipeline("words", interval="30m", partitions=partitions)
     definition = partitions_of(pipeline)
     assert definition is not None

@@ -1,4 +1,4 @@
-"""A commit waits for a driver log that is away; a refusal, and an outage that lasts, come out."""
+"""Check that a commit waits while the driver log is unavailable, and raises a refusal, and an outage that lasts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _no_database(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Statement:
-    """Raises each of `errors`, then answers."""
+    """Raises each of `errors` in turn, then returns."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -42,7 +42,7 @@ class Statement:
 NO_ENGINE = cast("sa.Engine", None)
 
 
-def test_an_outage_is_waited_for_with_growing_bounded_pauses() -> None:
+def test_an_outage_is_waited_out_with_growing_bounded_pauses() -> None:
     pauses: list[float] = []
     away = [DriverLogUnavailableError(), OutcomeUnknownError(), *[DriverLogUnavailableError()] * 6]
     assert patiently(NO_ENGINE, Statement(*away), "commit", pause=pauses.append) == "done"
@@ -51,13 +51,13 @@ def test_an_outage_is_waited_for_with_growing_bounded_pauses() -> None:
     assert len(pauses) == len(away)
 
 
-def test_a_refusal_comes_out_at_once() -> None:
+def test_a_refusal_is_raised_at_once() -> None:
     statement = Statement(AttemptSupersededError(), DriverLogUnavailableError())
     with pytest.raises(AttemptSupersededError):
         patiently(NO_ENGINE, statement, "commit", pause=lambda _: None)
     assert len(statement.errors) == 1
 
 
-def test_an_outage_that_lasts_comes_out() -> None:
+def test_a_lasting_outage_is_raised() -> None:
     with pytest.raises(DriverLogUnavailableError):
         patiently(NO_ENGINE, Statement(DriverLogUnavailableError()), "commit", seconds=0.0, pause=lambda _: None)

@@ -1,4 +1,4 @@
-"""The estimator against numbers worked by hand, and beside Spark's own class (C04-C06)."""
+"""Check the estimator against numbers computed by hand, and against Spark's own class (C04-C06)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_c04_worked_by_hand_with_the_defaults() -> None:
     assert estimator.state == EstimatorState(3000, 1500.0, -600.0)
 
 
-def test_c04_worked_by_hand_with_a_derivative() -> None:
+def test_c04_computed_by_hand_with_a_derivative() -> None:
     estimator = PIDRateEstimator(2000, proportional=0.5, integral=0.1, derivative=2.0, min_rate=1)
     estimator.compute(10_000, 1000, 1000, 0)
     # 1600 in 2000 ms: 800/s. Error 200; backlog 1000 * 800 / 2000 = 400; change 200 in 4 s = 50.
@@ -43,7 +43,7 @@ def test_c04_worked_by_hand_with_a_derivative() -> None:
 
 
 def test_c04_in_the_originals_order_of_operations() -> None:
-    """Divided first, then multiplied: the other way round the last digits are others."""
+    """Divide first, then multiply: in the other order the last digits differ."""
     estimator = PIDRateEstimator(1000)
     estimator.compute(1000, 138, 583, 0)
     assert estimator.state == EstimatorState(1000, 236.7066895368782, 0.0)
@@ -54,7 +54,7 @@ def test_c04_never_below_the_least_rate() -> None:
     estimator = PIDRateEstimator(1000, min_rate=50)
     estimator.compute(1000, 100, 1000, 0)
     assert estimator.compute(2000, 100, 1000, 60_000) == 50.0
-    # That is what is remembered, too: the next error is reckoned from it.
+    # This rate is also remembered: the next error is computed from it.
     assert estimator.state == EstimatorState(2000, 50.0, 0.0)
 
 
@@ -71,7 +71,7 @@ def test_c04_a_batch_that_says_nothing_changes_nothing(time: int, elements: int,
 
 
 def test_c05_time_0_is_after_the_beginning() -> None:
-    """The original's latest time is -1 at first."""
+    """The original's latest time starts at -1."""
     estimator = PIDRateEstimator(1000)
     estimator.compute(-1, 100, 100, 0)
     assert estimator.state is None
@@ -118,7 +118,7 @@ batches = st.lists(
 
 
 @given(batches=batches, cut=st.integers(0, 20), derivative=st.sampled_from([0.0, 0.7]))
-def test_one_that_is_made_anew_of_the_state_goes_on_as_if_nothing_had_been(
+def test_estimator_restored_from_state_continues_identically(
     batches: list[tuple[int, int, int, int]], cut: int, derivative: float
 ) -> None:
     whole = PIDRateEstimator(1000, derivative=derivative)
@@ -134,7 +134,7 @@ def test_one_that_is_made_anew_of_the_state_goes_on_as_if_nothing_had_been(
 
 @pytest.mark.spark
 def test_c04_c05_c06_beside_sparks_own_class(tmp_path: Path) -> None:
-    """Random inputs, equal outputs, to the last bit."""
+    """Compare both on random inputs: the outputs are equal to the last bit."""
     from benchmarks.spark_tracker import spark_context  # noqa: PLC0415  loads pyspark
 
     numbers = random.Random(6)

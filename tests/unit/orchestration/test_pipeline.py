@@ -1,4 +1,4 @@
-"""Declarations are checked where they are made: an error names the thing, the value and the way out."""
+"""Check that declarations are validated where they are made: an error names the thing, the value and the fix."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def test_a_pipeline_as_in_the_readme() -> None:
         ({"interval": "1s", "backpressure_rate_estimator": "other"}, "backpressure_rate_estimator.*'pid'"),
     ],
 )
-def test_a_pipeline_that_can_not_work_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_pipeline_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         Pipeline("p", **arguments)
 
 
 @pytest.mark.parametrize("name", ["", "two words", "9lives", "a-b", "a/b", "é"])
-def test_names_are_such_as_every_part_takes(name: str) -> None:
+def test_names_must_be_valid_in_every_part(name: str) -> None:
     with pytest.raises(DeclarationError, match="letters, digits"):
         Pipeline(name, interval="1s")
     with pytest.raises(DeclarationError, match="letters, digits"):
         Stream(name, SOURCE)
 
 
-def test_a_setting_that_does_not_exist_names_the_one_that_was_meant() -> None:
+def test_unknown_setting_suggests_the_closest_name() -> None:
     with pytest.raises(DeclarationError, match=r"block_intervall.*did you mean block_interval\?"):
         Stream("lines", SOURCE, block_intervall="1s")
 
@@ -83,7 +83,7 @@ def test_a_settings_value_is_checked() -> None:
         Stream("lines", SOURCE, receivers=0)
 
 
-def test_two_outputs_of_one_name_are_refused() -> None:
+def test_two_outputs_with_one_name_are_refused() -> None:
     pipeline = Pipeline("p", interval="1s")
     pipeline.output(inputs=[lines()], sink=SINK, name="out")(lambda frame: frame)
     with pytest.raises(DeclarationError, match="'out' of pipeline 'p' is declared twice"):
@@ -114,14 +114,14 @@ def test_an_output_needs_an_input() -> None:
         Pipeline("p", interval="1s").output(inputs=[], sink=SINK, name="out")(lambda: None)
 
 
-def test_two_streams_of_one_name_are_refused() -> None:
+def test_two_streams_with_one_name_are_refused() -> None:
     pipeline = Pipeline("p", interval="1s")
     with pytest.raises(DeclarationError, match="two streams are named 'lines'"):
         pipeline.output(inputs=[lines(), lines()], sink=SINK, name="out")(lambda a, b: (a, b))
     assert pipeline.outputs == {}
 
 
-def test_an_input_that_is_no_stream_is_refused() -> None:
+def test_input_must_be_a_stream() -> None:
     with pytest.raises(DeclarationError, match="input 'lines' is no stream: give the Stream itself"):
         Pipeline("p", interval="1s").output(inputs=["lines"], sink=SINK, name="out")(  # type: ignore[list-item]
             lambda frame: frame
@@ -134,8 +134,8 @@ def _error_of(function: Callable[[], object]) -> str:
     return str(raised.value)
 
 
-def test_a_mistake_names_the_line_of_the_declaration() -> None:
-    """Wherever in Forebay it is found: the file and the line are those that the user wrote."""
+def test_an_error_names_the_line_of_the_declaration() -> None:
+    """Check that the error names the file and line that the user wrote, wherever in Forebay it is found."""
     line = inspect.currentframe()
     assert line is not None
     assert _error_of(lambda: Pipeline("p", interval="0s")).endswith(f"({__file__}:{line.f_lineno})")
@@ -145,7 +145,7 @@ def test_a_mistake_names_the_line_of_the_declaration() -> None:
     def declare() -> None:
         @pipeline.output(inputs=[lines()], sink=SINK)
         def first(one: DataFrame, two: DataFrame) -> None:
-            """Takes more than it is given."""
+            """Take more inputs than declared."""
 
     number = inspect.getsourcelines(declare)[1] + 1
     assert _error_of(declare).endswith(f"({__file__}:{number})")
@@ -165,7 +165,7 @@ def test_a_window_is_declared_by_its_length_and_slide() -> None:
 
 
 def test_a_batch_of_an_earlier_interval_is_due_though_its_time_fits_the_present_one_no_more() -> None:
-    """It waited while the interval was changed: its blocks are in no other batch."""
+    """Check a batch that waited while the interval was changed: its blocks are in no other batch."""
     output = Pipeline("p", interval="1m").output(inputs=[lines()], sink=SINK, name="out")(lambda frame: frame)
     assert output.is_due(datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC))
 
@@ -178,7 +178,7 @@ def test_a_batch_of_an_earlier_interval_is_due_though_its_time_fits_the_present_
         lambda stream: [stream.window("60s", slide="10s"), Stream("others", SOURCE).window("60s", slide="20s")],
     ],
 )
-def test_an_input_of_which_every_other_batch_would_be_missed_is_refused(
+def test_input_whose_every_other_batch_would_be_missed_is_refused(
     inputs: Callable[[Stream], list[Stream | Window]],
 ) -> None:
     declare = Pipeline("p", interval="10s").output(inputs=inputs(lines()), sink=SINK, name="out")
@@ -228,15 +228,15 @@ def test_a_module_gives_its_pipelines(tmp_path: Path) -> None:
         ("", "declares no Pipeline"),
         ("p = Pipeline('p', interval='1s')", "'p'.*has no output"),
         ("\n\nPipeline('p', interval='0s')", r"longer than 0.*declared\.py:6\)"),
-        # Without the value: it may be a secret in the wrong field.
+        # The value is not shown: it may be a secret in the wrong field.
         ("SocketText(host='127.0.0.1', port='a secret')", r"^module 'declared': SocketText: port: [^']*$"),
     ],
 )
-def test_a_mistake_in_a_module_names_the_line_or_the_thing(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_in_a_module_names_the_line_or_the_thing(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(PipelineModuleError, match=message):
         load_pipelines(module(tmp_path, text))
 
 
-def test_a_module_that_is_not_there_is_named() -> None:
+def test_missing_module_is_named() -> None:
     with pytest.raises(PipelineModuleError, match="no_such_module_at_all"):
         load_pipelines("no_such_module_at_all")

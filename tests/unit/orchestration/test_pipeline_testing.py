@@ -1,4 +1,4 @@
-"""`forebay.testing.run_batch`: what doesn't fit is refused before Spark is asked for anything."""
+"""Check `forebay.testing.run_batch`: it refuses arguments that don't fit before it starts Spark."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pipeline() -> Pipeline:
         ({lines: pa.table({"value": [[1]]})}, ["one"], "stream 'lines'.*list"),
     ],
 )
-def test_what_does_not_fit_is_named(
+def test_arguments_that_do_not_fit_are_named(
     records: dict[Stream | str, Records], outputs: list[str] | None, message: str
 ) -> None:
     with pytest.raises(GivenRecordsError, match=message):
@@ -54,7 +54,7 @@ def test_records_get_the_streams_columns(records: Records) -> None:
     assert _table(lines, records) == pa.table({"value": ["a", None]})
 
 
-def test_unless_a_time_is_given_all_outputs_are_due() -> None:
+def test_all_outputs_are_due_unless_a_time_is_given() -> None:
     time = _time_of_all(pipeline())
     assert (time - EPOCH) % timedelta(seconds=120) == timedelta(0)
     assert all(output.is_due(time) for output in pipeline().outputs.values())

@@ -1,4 +1,4 @@
-"""What follows from batches: the rate of a stream, each receiver's part, and that a slow pipeline settles (C03-C06)."""
+"""Check what follows from batches: a stream's rate, each receiver's share, that a slow pipeline settles (C03-C06)."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_c03_the_first_batch_decides_nothing_and_the_second_does() -> None:
 def test_c03_a_clock_that_is_set_back_does_not_keep_the_rate_as_it_is() -> None:
     first = reckon(SETTINGS, INTERVAL, NOTHING, [batch(3600, start=3600, end=3605)])
     second = reckon(SETTINGS, INTERVAL, first, [batch(3610, records=1500, start=3612, end=3622)])
-    # Batch times go on; the hour in which they were made is over again.
+    # Batch times go on; the clock now repeats the hour in which those batches ran.
     anew = reckon(SETTINGS, INTERVAL, second, [batch(3620, records=2000, start=20, end=30)])
     assert (anew.rate_limit, anew.latest_rate, anew.latest_at) == (second.rate_limit, 200.0, at(30))
     after = reckon(SETTINGS, INTERVAL, anew, [batch(3630, records=1000, start=40, end=50)])
     assert after.rate_limit == 100.0
-    # One that ends a little later than the next, beside it, says nothing, as ever.
+    # As always, a batch that ran beside its predecessor and ended a little before it says nothing.
     late = reckon(SETTINGS, INTERVAL, after, [batch(3640, records=9000, start=40, end=49)])
     assert (late.rate_limit, late.latest_at) == (100.0, at(50))
 
@@ -58,26 +58,26 @@ def test_c03_a_merged_batch_waited_since_the_oldest_boundary_in_it() -> None:
     plain = reckon(SETTINGS, INTERVAL, first, [batch(40, records=10_000, start=40, end=45)])
     merged = reckon(SETTINGS, INTERVAL, first, [batch(40, records=10_000, start=40, end=45, oldest=20)])
     assert plain.rate_limit == 2000.0
-    # 20 s: 2000 * 20 / 10 = 4000, a fifth of it.
+    # It waited for 20 s: 2000 * 20 / 10 = 4000, of which a fifth (0.2) counts.
     assert merged.rate_limit == 1200.0
 
 
 def test_c03_what_a_limit_left_behind_counts_as_the_delay_that_it_will_have() -> None:
-    """Else a pipeline with a limit would look as if it kept up."""
+    """Otherwise a pipeline with a limit would look as if it kept up."""
     first = reckon(SETTINGS, INTERVAL, NOTHING, [batch(10, records=10_000, start=10, end=15)])
     kept_up = reckon(SETTINGS, INTERVAL, first, [batch(20, records=10_000, start=20, end=25)])
     cut_short = reckon(SETTINGS, INTERVAL, first, [batch(20, records=10_000, start=20, end=25, left=20_000)])
     waited = reckon(SETTINGS, INTERVAL, first, [batch(20, records=10_000, start=20, end=25, oldest=10)])
     assert kept_up.rate_limit == 2000.0
-    # 20,000 at 2000/s are 10 s.
+    # 20,000 records at 2000/s take 10 s.
     assert cut_short.rate_limit == waited.rate_limit == 1600.0
 
 
 @pytest.mark.parametrize(
     "ignored",
     [
-        batch(20, start=50, end=60),  # a replay of the newest that counted, or a leader that asks twice
-        batch(10, start=50, end=60),  # a replay of an older one
+        batch(20, start=50, end=60),  # a replay of the newest batch that counted, or a leader that asks twice
+        batch(10, start=50, end=60),  # a replay of an older batch
     ],
 )
 def test_c03_a_replay_changes_nothing(ignored: ReckonedBatch) -> None:
@@ -90,12 +90,12 @@ def test_c03_a_replay_changes_nothing(ignored: ReckonedBatch) -> None:
     [
         batch(30, records=0, start=30, end=35),
         batch(30, start=30, end=30),
-        batch(30, start=31, end=30),  # a clock that was set back in between
+        batch(30, start=31, end=30),  # the clock was set back in between
         batch(30, start=20, end=24),
-        ReckonedBatch(CompletedBatch(at(30), at(30), 0, None, at(30))),  # an interval without records: nothing ran
+        ReckonedBatch(CompletedBatch(at(30), at(30), 0, None, at(30))),  # an interval without records: no batch ran
     ],
 )
-def test_c03_a_batch_that_says_nothing_is_passed_and_the_rate_stays(says_nothing: ReckonedBatch) -> None:
+def test_c03_a_batch_without_information_is_skipped_and_the_rate_stays(says_nothing: ReckonedBatch) -> None:
     before = reckon(SETTINGS, INTERVAL, NOTHING, [batch(10, start=10, end=15), batch(20, start=20, end=25)])
     assert before.rate_limit == 200.0
     assert reckon(SETTINGS, INTERVAL, before, [says_nothing]) == replace(before, batch_time=at(30))
@@ -137,7 +137,7 @@ def test_c03_a_streams_rate_is_divided_and_the_slowest_pipeline_decides() -> Non
     assert receiver_rates({1: [900.0, 300.0], 7: [50.0]}, receivers) == {1: 150.0, 2: 150.0, 3: 50.0, 4: None}
 
 
-def test_c03_who_can_not_receive_takes_no_part_from_others_and_has_one_when_it_can() -> None:
+def test_c03_receiver_that_can_not_receive_takes_no_share_and_has_one_when_it_can() -> None:
     receivers = [
         receiver(1),
         receiver(2, state=ReceiverState.FAILED),
@@ -151,7 +151,7 @@ def test_c03_who_can_not_receive_takes_no_part_from_others_and_has_one_when_it_c
 
 @dataclass(frozen=True)
 class Interval:
-    """One of a simulation: records per second that came in, how long its batch waited and ran, the rate after it."""
+    """Hold one interval of a simulation: records received per second, the batch's wait and run time, the new rate."""
 
     input_rate: float
     scheduling_delay: float
@@ -169,7 +169,7 @@ def simulate(
     most: int | None = None,
     intervals: int = 80,
 ) -> list[Interval]:
-    """A source, a receiver that holds to its rate, and batches of known cost, one at a time, in virtual time."""
+    """Simulate a source, a receiver that keeps to its rate, and single batches of known cost, in virtual time."""
     interval, step = INTERVAL.total_seconds(), 0.2
     rates: list[tuple[float, float | None]] = [(0.0, first_rate)]
     decided, free, waiting, seen = NOTHING, 0.0, 0.0, []
@@ -202,8 +202,8 @@ def test_c03_w18_a_pipeline_that_is_slower_than_its_source_settles(source: float
         assert interval.scheduling_delay + interval.processing_time < 2 * 10
 
 
-def test_c03_without_back_pressure_that_pipeline_would_not_settle() -> None:
-    """So that the test above can fail: the same batches, and nobody who sets a rate."""
+def test_c03_without_back_pressure_the_same_pipeline_does_not_settle() -> None:
+    """Show that the test above can fail: run the same batches without a rate limit."""
     seen = simulate(source=2000, capacity=1000, intervals=2)
     assert [interval.rate for interval in seen] == [None, 800.0]
     assert seen[1].scheduling_delay > seen[0].scheduling_delay
@@ -216,7 +216,7 @@ def test_c03_w18_a_first_rate_holds_back_a_source_that_is_ten_times_too_fast() -
     assert seen[-1].input_rate == pytest.approx(1000, rel=0.1)
 
 
-def test_c03_a_limited_pipeline_settles_too_and_works_its_backlog_off() -> None:
+def test_c03_a_limited_pipeline_settles_too_and_clears_its_backlog() -> None:
     seen = simulate(source=5000, capacity=1000, most=12_000)
     assert seen[1].rate == 100.0
     assert seen[-1].input_rate == pytest.approx(1000, rel=0.1)

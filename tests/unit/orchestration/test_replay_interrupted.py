@@ -1,4 +1,4 @@
-"""A replay of several batches: cancelled halfway it goes on with none of the others; one that fails holds none up."""
+"""Check a replay of several batches: when cancelled it starts no further batch; a batch that fails does not stop it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMES = [datetime(2026, 1, 1, tzinfo=UTC) + hour * timedelta(hours=1) for hour i
 def replayed(
     monkeypatch: pytest.MonkeyPatch, second: Callable[[], BaseException]
 ) -> tuple[list[datetime], list[replay.ReplayedBatch]]:
-    """Replay three, the second of which raises; which were begun, and what was said of each."""
+    """Replay three batches, the second of which raises; return those that were begun, and the results."""
     begun: list[datetime] = []
     said: list[replay.ReplayedBatch] = []
 
@@ -40,17 +40,17 @@ def replayed(
     )
     try:
         said.extend(found)
-    except BaseException:  # noqa: BLE001  what it raised
+    except BaseException:  # noqa: BLE001  the error that was raised
         return begun, said
     return begun, said
 
 
-def test_a_replay_that_is_cancelled_begins_none_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_replay_starts_no_further_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, _ = replayed(monkeypatch, KeyboardInterrupt)
     assert begun == TIMES[:2]
 
 
-def test_a_batch_that_fails_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_batch_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, said = replayed(monkeypatch, lambda: RuntimeError("no luck"))
     assert begun == TIMES
     assert [bool(batch.error) for batch in said] == [False, True, False]

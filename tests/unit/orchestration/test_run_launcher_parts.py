@@ -1,4 +1,4 @@
-"""What of launcher and batch driver can be seen without services: routing, states, replaced code."""
+"""Check the parts of launcher and batch driver that need no services: routing, states, changed code."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
         ({}, False),
     ],
 )
-def test_a_batch_run_is_known_by_two_tags(tags: dict[str, str], expected: bool) -> None:
+def test_a_batch_run_is_recognized_by_two_tags(tags: dict[str, str], expected: bool) -> None:
     assert is_batch_run(tags) is expected
 
 
-def test_every_state_of_a_driver_is_in_its_table_and_can_end() -> None:
+def test_every_driver_state_is_in_the_table_and_leads_to_an_end() -> None:
     assert set(DRIVER_TRANSITIONS) == set(DriverState)
     assert set(BATCH_DRIVER_TRANSITIONS) == set(BatchDriverState)
     for state in DriverState:
@@ -48,7 +48,7 @@ def test_every_state_of_a_driver_is_in_its_table_and_can_end() -> None:
         assert DriverState.ENDED in reached
 
 
-def test_a_move_that_the_table_does_not_have_is_an_error() -> None:
+def test_a_move_missing_from_the_table_is_an_error() -> None:
     states = DriverStates()
     with pytest.raises(IllegalTransitionError, match="starting -> running"):
         states.move(DriverState.RUNNING)
@@ -59,7 +59,7 @@ def test_a_move_that_the_table_does_not_have_is_an_error() -> None:
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("users_pipeline_of_this_test", "users_helper_of_this_test"):
-        # As if this process had not loaded an earlier test's.
+        # Act as if this process had not loaded them in an earlier test.
         monkeypatch.delitem(sys.modules, name, raising=False)
     file = tmp_path / "users_pipeline_of_this_test.py"
     file.write_text("import users_helper_of_this_test\n", encoding="utf-8")
@@ -68,7 +68,7 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_changed_code_is_seen_in_a_users_module_and_in_what_it_imports(user_module: Path) -> None:
+def test_changes_to_a_users_module_and_its_imports_are_noticed(user_module: Path) -> None:
     code = LoadedCode("users_pipeline_of_this_test")
     assert code.changed() is None
     helper = user_module.with_name("users_helper_of_this_test.py")
@@ -76,13 +76,13 @@ def test_changed_code_is_seen_in_a_users_module_and_in_what_it_imports(user_modu
     assert code.changed() == str(helper)
 
 
-def test_a_file_that_is_gone_has_changed(user_module: Path) -> None:
+def test_a_deleted_file_counts_as_changed(user_module: Path) -> None:
     code = LoadedCode(str(user_module))
     user_module.unlink()
     assert code.changed() == str(user_module)
 
 
-def test_what_is_installed_or_ours_is_no_users_code() -> None:
+def test_installed_packages_and_our_own_are_not_users_code() -> None:
     files = LoadedCode("forebay.demo.pipeline")._seen
     for name in ("structlog", "orchestration.run_launcher.routing", "json"):
         assert sys.modules[name].__file__ not in files
@@ -95,7 +95,7 @@ def test_a_driver_is_replaced_for_three_reasons(user_module: Path) -> None:
     many.runs = 10
     assert many.reason() == "10 runs (at most 10)"
     large = Recycling(code, max_runs=1_000, max_memory_mb=1)
-    # One that begins above the mark is not replaced by its like for ever.
+    # A driver that starts above the limit is not replaced at once: each successor would start above it too.
     assert large.reason() is None
     large.runs = 10
     assert "MiB (at most 1)" in str(large.reason())

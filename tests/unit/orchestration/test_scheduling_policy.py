@@ -1,4 +1,4 @@
-"""Placement: the original's two algorithms (P01-P03), and what must hold of any fleet."""
+"""Check placement: Spark Streaming's two algorithms (P01-P03), and what must hold for any fleet."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def test_p01_preferred_hosts_first_then_evenly() -> None:
     assert Counter(firsts(plan).values()) == {1: 2, 2: 2, 3: 2}
 
 
-def test_p01_of_several_agents_on_the_preferred_host_the_least_taken() -> None:
+def test_p01_of_several_agents_on_the_preferred_host_the_least_loaded_is_chosen() -> None:
     receivers = [WaitingReceiver(n, preferred_host="a") for n in range(4)]
     assert Counter(firsts(schedule_receivers(receivers, fleet("a", "a", "b"))).values()) == {1: 2, 2: 2}
 
 
 @pytest.mark.parametrize("agents", [fleet("a", "b"), [AgentCapacity(7, "gone", 0), *fleet("a", "b")]])
-def test_p01_a_wish_that_can_not_be_met_is_no_reason_to_wait(agents: list[AgentCapacity]) -> None:
-    """The original left the bare host as the only candidate, and the register check refused everybody else."""
+def test_p01_a_preference_that_can_not_be_met_does_not_delay_a_receiver(agents: list[AgentCapacity]) -> None:
+    """The original offered only the preferred host, even without an agent, and the register check refused others."""
     assert firsts(schedule_receivers([WaitingReceiver(1, preferred_host="gone")], agents)) == {1: 1}
 
 
-def test_a_receiver_of_one_host_runs_there_or_waits_and_comes_before_wishes() -> None:
+def test_a_receiver_of_one_host_runs_there_or_waits_and_precedes_preferences() -> None:
     agents = fleet("a", "b", slots=1)
     receivers = [
         WaitingReceiver(1, preferred_host="a"),
@@ -115,14 +115,14 @@ def test_p02_all_of_the_least_weight_if_none_is_idle() -> None:
     assert reschedule_receiver(WaitingReceiver(0, stream_id=9), fleet("a", "b", "c", "d", "e"), placed) == (2, 4, 5)
 
 
-def test_p02_thirds_add_up_to_one() -> None:
+def test_p02_three_thirds_are_one_whole_weight() -> None:
     thirds = [PlacedReceiver(n, 0, SCHEDULED, (1, 3, 4)) for n in range(1, 4)]
     placed = [*thirds, PlacedReceiver(4, 0, ACTIVE, (2,)), PlacedReceiver(5, 0, ACTIVE, (3,))]
     assert reschedule_receiver(WaitingReceiver(0, stream_id=9), fleet("a", "b", "c"), placed) == (1, 2)
 
 
 def test_p02_neither_an_inactive_receiver_nor_the_receiver_itself_nor_a_dead_agents_weighs() -> None:
-    """In the original the receiver's own weight counted, and that on dead executors."""
+    """In the original, the receiver's own weight counted, and so did weights on dead executors."""
     placed = [
         PlacedReceiver(0, 0, SCHEDULED, (1,)),
         PlacedReceiver(1, 0, INACTIVE, (2,)),
@@ -137,7 +137,7 @@ def test_p02_a_full_agent_is_no_candidate() -> None:
     assert reschedule_receiver(WaitingReceiver(0, preferred_host="a"), agents, placed) == (2,)
 
 
-# -- what must hold of any fleet -------------------------------------------------------------------------------------
+# -- what must hold for any fleet ------------------------------------------------------------------------------------
 
 HOSTS = ["a", "b", "c", "d"]
 agents = st.lists(st.tuples(st.sampled_from(HOSTS), st.integers(0, 5), st.integers(0, 5)), max_size=6).map(
@@ -150,7 +150,7 @@ receivers = st.lists(st.tuples(st.integers(1, 3), hosts, hosts), max_size=15).ma
 
 
 def placed_on(agents: Sequence[AgentCapacity]) -> list[PlacedReceiver]:
-    """Who makes the agents as taken as they are."""
+    """Return placed receivers that account for each agent's running ones."""
     takers = [agent.agent_id for agent in agents for _ in range(agent.running)]
     return [PlacedReceiver(1000 + n, n % 3, ACTIVE, (agent_id,)) for n, agent_id in enumerate(takers)]
 
@@ -161,7 +161,7 @@ def loads(agents: Sequence[AgentCapacity], plan: dict[int, int]) -> dict[int, in
 
 
 def one_by_one(receivers: Sequence[WaitingReceiver], agents: Sequence[AgentCapacity]) -> dict[int, int]:
-    """Rescheduled one after the other, as the tracker does it."""
+    """Place the receivers one after the other with `reschedule_receiver`, as the tracker does it."""
     placed, plan = placed_on(agents), dict[int, int]()
     for receiver in receivers:
         now = [
@@ -176,7 +176,7 @@ def one_by_one(receivers: Sequence[WaitingReceiver], agents: Sequence[AgentCapac
 
 def check(receivers: Sequence[WaitingReceiver], agents: Sequence[AgentCapacity], plan: dict[int, int]) -> None:
     by_id = {agent.agent_id: agent for agent in agents}
-    # Only agents that were given (so no dead or draining one), only receivers that wait (so nobody moves).
+    # Only the given agents are used (so no dead or draining one), only waiting receivers are placed (so none moves).
     assert set(plan.values()) <= set(by_id)
     assert set(plan) <= {receiver.receiver_id for receiver in receivers}
     after = loads(agents, plan)
@@ -185,7 +185,7 @@ def check(receivers: Sequence[WaitingReceiver], agents: Sequence[AgentCapacity],
         if receiver.receiver_id in plan:
             assert receiver.only_host in (None, by_id[plan[receiver.receiver_id]].host)
         else:
-            # Nobody waits beside a slot that he may have.
+            # No receiver waits while a slot is free that it may have.
             allowed = [agent for agent in agents if receiver.only_host in (None, agent.host)]
             assert all(after[agent.agent_id] >= agent.slots for agent in allowed)
 
@@ -201,7 +201,7 @@ def test_p01_never_dead_never_over_slots_never_elsewhere_and_nobody_waits_beside
 
 
 @given(receivers=receivers, agents=agents)
-def test_p02_never_dead_never_over_slots_never_elsewhere_and_nobody_waits_beside_a_free_slot(
+def test_p02_uses_only_free_slots_of_allowed_live_agents_and_leaves_none_free_while_a_receiver_waits(
     receivers: list[WaitingReceiver], agents: list[AgentCapacity]
 ) -> None:
     check(receivers, agents, one_by_one(receivers, agents))
@@ -215,7 +215,7 @@ def test_p02_never_dead_never_over_slots_never_elsewhere_and_nobody_waits_beside
 def test_w15_balance_within_one_of_all_receivers_and_of_each_stream(
     streams: list[int], count: int, *, together: bool
 ) -> None:
-    """The original's receivers ended up two here and eight there."""
+    """In the original, two receivers could end up on one executor and eight on another."""
     agents = fleet(*(f"h{n}" for n in range(count)))
     waiting = [WaitingReceiver(n, stream) for n, stream in enumerate(streams)]
     plan = firsts(schedule_receivers(waiting, agents)) if together else one_by_one(waiting, agents)
@@ -238,7 +238,7 @@ def test_w15_who_is_free_to_go_anywhere_goes_where_the_fewest_are(
             assert all(after[taker] <= after[agent.agent_id] + 1 for taker in plan.values())
 
 
-def test_a_stream_is_spread_over_hosts_and_not_only_over_agents() -> None:
+def test_a_stream_is_spread_over_hosts_and_then_over_agents() -> None:
     """Two agents on one host: the stream's second receiver goes to the other host."""
     agents = fleet("a", "a", "b")
     waiting = [WaitingReceiver(1, stream_id=7), WaitingReceiver(2, stream_id=7)]

@@ -1,4 +1,4 @@
-"""A pipeline's Spark configuration comes from one place: settings, then what build_definitions was given."""
+"""Check that a pipeline's Spark configuration comes from one place: settings, then what build_definitions was given."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def settings(**values: object) -> Settings:
     return Settings.model_validate(values)
 
 
-def test_a_local_session_keeps_to_loopback_and_one_on_a_cluster_does_not() -> None:
+def test_only_a_local_session_is_bound_to_loopback() -> None:
     local = session_configuration(settings())
     assert (local["spark.master"], local["spark.driver.host"]) == ("local[*]", "127.0.0.1")
     cluster = session_configuration(settings(spark_master="spark://m:7077"))
@@ -39,7 +39,7 @@ def test_a_local_session_keeps_to_loopback_and_one_on_a_cluster_does_not() -> No
     assert cluster["spark.sql.session.timeZone"] == "UTC"
 
 
-def test_what_is_given_goes_before_settings_and_those_before_our_own() -> None:
+def test_given_configuration_overrides_settings_and_settings_override_defaults() -> None:
     of_settings = settings(
         spark_master="spark://m:7077",
         spark_configuration={"spark.executor.memory": "1g", "spark.sql.shuffle.partitions": "9"},
@@ -59,7 +59,7 @@ def test_what_is_given_goes_before_settings_and_those_before_our_own() -> None:
         ),
     ],
 )
-def test_a_connect_server_gets_what_was_asked_for_alone(asked: Settings) -> None:
+def test_a_connect_server_gets_only_the_requested_configuration(asked: Settings) -> None:
     assert session_configuration(asked) == {"spark.remote": "sc://h:1", "spark.sql.shuffle.partitions": "3"}
 
 
@@ -87,7 +87,7 @@ def test_a_resource_is_flattened_as_spark_names_things() -> None:
     assert spark_configuration(None) == {}
 
 
-def test_what_is_no_resource_is_refused() -> None:
+def test_invalid_resource_is_refused() -> None:
     with pytest.raises(SparkResourceError, match="PySparkResource"):
         spark_configuration("spark://m:7077")
 
@@ -100,7 +100,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("definitions", None)
 
 
-def test_the_pages_definitions_carry_their_configuration(modules: Path) -> None:
+def test_definitions_of_the_page_carry_their_configuration(modules: Path) -> None:
     [code] = re.findall(
         r"^```python file=definitions\.py\n(.*?)^```$", CLUSTERS.read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
@@ -113,7 +113,7 @@ def test_the_pages_definitions_carry_their_configuration(modules: Path) -> None:
     assert spark_master(settings(), pipeline.spark_configuration) == "spark://spark-master:7077"
 
 
-def test_one_session_for_several_pipelines_has_what_any_of_them_asks_for() -> None:
+def test_shared_session_combines_the_configuration_of_all_its_pipelines() -> None:
     first, second, third = (Pipeline(name, interval="10s") for name in ("first", "second", "third"))
     second.spark_configuration = {"spark.executor.memory": "4g", "spark.ui.enabled": "false"}
     third.spark_configuration = {"spark.executor.memory": "8g", "spark.x": "1"}
@@ -124,7 +124,7 @@ def test_one_session_for_several_pipelines_has_what_any_of_them_asks_for() -> No
     assert said[0]["keys"] == ["spark.executor.memory"]
 
 
-def test_the_archive_is_the_code_that_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_archive_contains_the_running_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = shipping.code_archive(tmp_path)
     assert shipping.code_archive(tmp_path) == archive
     with zipfile.ZipFile(archive) as read:
@@ -139,8 +139,8 @@ def test_the_archive_is_the_code_that_runs_here(tmp_path: Path, monkeypatch: pyt
     assert shipping.code_archive(tmp_path) != archive
 
 
-def test_an_archive_that_two_processes_make_at_once_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batch drivers of one home start together: the other begins and ends while this one writes."""
+def test_archive_is_whole_when_two_processes_write_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check batch drivers of one home that start together: one begins and finishes while the other is still writing."""
     opened = zipfile.ZipFile
     others: list[Path] = []
 

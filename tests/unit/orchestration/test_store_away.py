@@ -1,4 +1,4 @@
-"""A store that is away is told from a block that is missing, also through a Spark task's text."""
+"""Check that an unavailable store is distinguished from a missing block, also in the text of a Spark task's error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AWAY = StoreUnavailableError("/blocks", "there is no such directory")
 
 
 class SparkError(Exception):
-    """As Spark raises them: the task's stack is in the text."""
+    """Stands for Spark's errors: their text contains the task's stack."""
 
 
 SparkError.__module__ = "pyspark.errors.exceptions.captured"
@@ -29,7 +29,7 @@ def caused_by(cause: Exception) -> Exception:
 
 
 @pytest.mark.parametrize("error", [AWAY, caused_by(AWAY), SparkError(TEXT), caused_by(SparkError(TEXT))])
-def test_a_store_that_is_away_is_seen_with_what_it_said(error: Exception) -> None:
+def test_unavailable_store_is_recognized_and_its_message_returned(error: Exception) -> None:
     assert store_away(error) == str(AWAY)
 
 

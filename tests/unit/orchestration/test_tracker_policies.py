@@ -1,4 +1,4 @@
-"""Liveness: pure decisions."""
+"""Check the pure decisions about liveness."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Clock:
         return self.now
 
 
-def test_a_counter_that_stands_still_for_the_limit_is_dead_and_not_before() -> None:
+def test_a_counter_is_dead_once_it_stands_still_for_the_limit() -> None:
     clock = Clock()
     watch: CounterWatch[str] = CounterWatch(10, clock)
     assert watch.unmoved([("a", 5), ("b", 1)]) == []
@@ -24,14 +24,14 @@ def test_a_counter_that_stands_still_for_the_limit_is_dead_and_not_before() -> N
     assert watch.unmoved([("a", 5), ("b", 2)]) == [("a", 5)]
 
 
-def test_a_watch_that_is_new_accuses_nobody() -> None:
+def test_a_new_watch_declares_nothing_dead() -> None:
     clock = Clock()
     clock.now = 1e9
     assert CounterWatch[str](10, clock).unmoved([("a", 5)]) == []
 
 
-def test_a_counter_that_goes_back_has_moved() -> None:
-    """A restored database: the counter is lower, and someone raised it."""
+def test_a_counter_that_goes_back_counts_as_moved() -> None:
+    """A restored database has a lower counter, which its process has raised since."""
     clock = Clock()
     watch: CounterWatch[str] = CounterWatch(10, clock)
     watch.unmoved([("a", 5)])
@@ -39,8 +39,8 @@ def test_a_counter_that_goes_back_has_moved() -> None:
     assert watch.unmoved([("a", 4)]) == []
 
 
-def test_time_in_which_nobody_could_look_accuses_nobody() -> None:
-    """The driver log was away for a minute: nobody could raise a counter, and each gets the time to."""
+def test_time_without_looks_does_not_count() -> None:
+    """When the driver log was unavailable for a minute, no process could raise its counter: each gets time to do so."""
     clock = Clock()
     watch: CounterWatch[str] = CounterWatch(10, clock)
     watch.unmoved([("a", 5)])

@@ -1,4 +1,4 @@
-"""Spark's Python workers load PySpark as it is installed, and not from a file without compiled modules."""
+"""Check that Spark's Python workers load the installed PySpark, not one from a zip file without compiled modules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def path_as_spark_sets_it() -> list[str]:
     return [*map(str, sorted(lib.glob("*.zip"))), str(next((PACKAGE / "jars").glob("spark-core_*.jar")))]
 
 
-def test_a_worker_has_the_installed_package_and_all_else_as_it_was(tmp_path: Path) -> None:
+def test_a_worker_uses_the_installed_package_and_is_otherwise_unchanged(tmp_path: Path) -> None:
     command = worker_python(tmp_path)
     assert command != sys.executable
     own = tmp_path / "a folder * of mine"
@@ -45,7 +45,7 @@ def test_a_worker_has_the_installed_package_and_all_else_as_it_was(tmp_path: Pat
     assert executable == sys.executable
 
 
-def test_it_is_written_once_and_what_was_cut_off_again(tmp_path: Path) -> None:
+def test_script_is_written_once_and_again_if_it_was_truncated(tmp_path: Path) -> None:
     script = Path(worker_python(tmp_path))
     before = script.stat().st_ino
     assert Path(worker_python(tmp_path)).stat().st_ino == before
@@ -54,7 +54,7 @@ def test_it_is_written_once_and_what_was_cut_off_again(tmp_path: Path) -> None:
     assert "exec" in script.read_text(encoding="utf-8")
 
 
-def test_two_installations_with_one_home_have_a_script_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_installations_with_one_home_have_separate_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = worker_python(tmp_path)
     monkeypatch.setattr(sys, "executable", "/another/bin/python")
     theirs = worker_python(tmp_path)
@@ -63,7 +63,7 @@ def test_two_installations_with_one_home_have_a_script_each(tmp_path: Path, monk
     assert sys.executable not in Path(ours).read_text(encoding="utf-8")
 
 
-def test_a_link_to_the_installed_package_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_to_the_installed_package_is_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = tmp_path / "spark"
     link.symlink_to(PACKAGE)
     monkeypatch.setenv("SPARK_HOME", str(link))
@@ -80,7 +80,7 @@ def test_another_spark_keeps_its_own_modules(tmp_path: Path, monkeypatch: pytest
     assert worker_python(tmp_path / "written") != sys.executable
 
 
-def test_what_can_not_be_written_costs_time_and_nothing_else(tmp_path: Path) -> None:
+def test_unwritable_script_only_costs_time(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("", encoding="utf-8")
     with capture_logs() as logs:
