@@ -1,4 +1,4 @@
-"""An object store in memory whose calls fail, lie or hang when a test says so."""
+"""Hold an object store in memory whose calls fail, hang or lose their answer when a test says so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class MemoryObjects(Objects):
-    """Faults are taken from `put_faults`, one per PUT: "error" (nothing stored), "lost answer" (stored), ""."""
+    """Keeps objects in a dict.
+
+    `put_faults` has one fault per PUT: "error" (not stored), "lost answer" (stored), or "".
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -46,7 +49,7 @@ class MemoryObjects(Objects):
 
     def sizes(self, prefix: str) -> list[tuple[str, int]]:
         start = f"{prefix}/" if prefix else ""
-        # A copy, made at once: a PUT that was given up may land meanwhile.
+        # Copy the dict first: a PUT that was given up may still land meanwhile.
         return sorted((key, len(data)) for key, data in list(self.objects.items()) if key.startswith(start))
 
     def bucket_exists(self) -> bool:

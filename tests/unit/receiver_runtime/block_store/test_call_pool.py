@@ -1,4 +1,4 @@
-"""Calls that hang cost a bounded number of threads, and nobody waits for them."""
+"""Check that calls that hang hold a bounded number of threads, and that callers don't wait for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def fail() -> None:
     raise ValueError("its own")
 
 
-def test_a_call_gives_what_it_returns_and_raises_what_it_raises() -> None:
+def test_a_call_returns_and_raises_as_its_function_does() -> None:
     pool = CallPool("store", limit=1)
     assert pool.call(lambda: 1, 10) == 1
     with pytest.raises(ValueError, match="its own"):
@@ -23,7 +23,7 @@ def test_a_call_gives_what_it_returns_and_raises_what_it_raises() -> None:
     assert pool.threads == 1
 
 
-def test_a_call_that_hangs_is_given_up_and_later_ones_are_refused_until_it_is_answered() -> None:
+def test_a_hanging_call_is_given_up_and_later_ones_are_refused_until_it_is_answered() -> None:
     pool = CallPool("store", limit=1)
     began, answer = threading.Event(), threading.Event()
 
@@ -32,7 +32,7 @@ def test_a_call_that_hangs_is_given_up_and_later_ones_are_refused_until_it_is_an
         return answer.wait()
 
     call = pool.submit(hang)
-    # One that has not begun hangs nowhere.
+    # Only a call that has begun can hang.
     assert began.wait(60)
     with pytest.raises(TimeoutError, match=r"store: no answer in 0\.01 s"):
         pool.wait(call, 0.01)
@@ -44,7 +44,7 @@ def test_a_call_that_hangs_is_given_up_and_later_ones_are_refused_until_it_is_an
     assert pool.threads == 1
 
 
-def test_a_call_that_never_began_is_given_up_for_good() -> None:
+def test_a_call_given_up_before_it_began_is_never_made() -> None:
     pool = CallPool("store", limit=1)
     answer, made = threading.Event(), []
     first = pool.submit(answer.wait)
@@ -57,7 +57,7 @@ def test_a_call_that_never_began_is_given_up_for_good() -> None:
     assert made == []
 
 
-def test_with_one_thread_calls_are_made_in_their_order() -> None:
+def test_with_one_thread_calls_are_made_in_order() -> None:
     pool = CallPool("store", limit=1)
     made: list[int] = []
     futures = [pool.submit(lambda n=n: made.append(n)) for n in range(100)]  # type: ignore[misc]
@@ -65,7 +65,7 @@ def test_with_one_thread_calls_are_made_in_their_order() -> None:
     assert made == list(range(100))
 
 
-def test_threads_end_when_they_have_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_pool, "_IDLE_SECONDS", 0.01)
     pool = CallPool("store", limit=3)
     barrier = threading.Barrier(3)

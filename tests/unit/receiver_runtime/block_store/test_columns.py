@@ -1,4 +1,4 @@
-"""Columns in text and as Arrow has them: every type there and back, and batches of two versions."""
+"""Check columns as text and as Arrow types: every type converts both ways, and batches of two versions fit together."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ TYPES = st.recursive(
 
 
 @given(TYPES)
-def test_every_type_that_can_be_stored_is_read_from_its_own_text(kind: pa.DataType) -> None:
+def test_every_type_that_can_be_stored_is_parsed_from_its_own_text(kind: pa.DataType) -> None:
     assert arrow_type(str(kind)) == kind
 
 
 @given(st.lists(st.tuples(NAMES, TYPES), min_size=1, max_size=4, unique_by=lambda column: column[0].lower()))
-def test_columns_are_a_schemas_and_back(fields: list[tuple[str, pa.DataType]]) -> None:
+def test_columns_and_schemas_convert_both_ways(fields: list[tuple[str, pa.DataType]]) -> None:
     schema = pa.schema(fields)
     assert arrow_schema(columns_of(schema)) == schema
 
 
 @pytest.mark.parametrize("kind", [pa.uint64(), pa.time64("us"), pa.null(), pa.duration("s"), pa.list_(pa.uint64())])
-def test_a_type_that_spark_has_none_for_is_refused_by_the_columns_name(kind: pa.DataType) -> None:
+def test_a_type_unknown_to_spark_is_refused_with_the_columns_name(kind: pa.DataType) -> None:
     with pytest.raises(ColumnsError, match=r"column 'x': .*can't be read by Spark|column 'x': there is no type"):
         columns_of(pa.schema([("x", kind)]))
 
 
-def test_what_is_no_type_is_refused_with_those_that_are() -> None:
+def test_an_unknown_type_is_refused_with_a_list_of_the_known_ones() -> None:
     with pytest.raises(ColumnsError, match=r"there is no type 'text' for a column: use one of .*int64.*string"):
         arrow_type("text")
 
 
 @pytest.mark.parametrize("names", [["a", "a"], ["price", "Price"]])
-def test_two_columns_that_are_one_to_spark_are_refused(names: list[str]) -> None:
+def test_two_columns_with_one_name_in_spark_are_refused(names: list[str]) -> None:
     with pytest.raises(ColumnsError, match=f"the columns '{names[0]}' and '{names[1]}' have one name in Spark"):
         columns_of(pa.schema([(name, pa.int64()) for name in names]))
 
 
-def test_the_fingerprint_is_of_names_and_types_in_order_and_stands_in_the_schema() -> None:
+def test_the_fingerprint_covers_names_and_types_in_order_and_is_stored_in_the_schema() -> None:
     one = pa.schema([("a", pa.int64()), ("b", pa.string())])
     same = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())], metadata={"made": "today"})
     assert fingerprint_of(columns_of(one)) == fingerprint_of(columns_of(same))
@@ -77,7 +77,7 @@ def test_the_fingerprint_is_of_names_and_types_in_order_and_stands_in_the_schema
     assert stamped(same).metadata == {b"made": b"today", FINGERPRINT_KEY: fingerprint_of(columns_of(one)).encode()}
 
 
-def test_the_union_has_every_column_once_in_the_order_in_which_they_came() -> None:
+def test_the_union_has_every_column_once_in_order_of_appearance() -> None:
     assert union([("a", "int64"), ("b", "string")], [("c", "double"), ("b", "string")]) == (
         ("a", "int64"),
         ("b", "string"),
@@ -86,15 +86,15 @@ def test_the_union_has_every_column_once_in_the_order_in_which_they_came() -> No
     assert union() == ()
 
 
-def test_batches_of_any_version_fit_by_name_with_nulls() -> None:
+def test_batches_of_any_version_are_fitted_by_name_with_nulls() -> None:
     wanted = pa.schema([("a", pa.int64()), ("b", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
     fit = fitted(wanted)
     older = pa.record_batch([pa.array(["x"]), pa.array([1], pa.uint32())], names=["b", "a"])
     assert fit(older).schema == wanted
     assert fit(older).to_pylist() == [{"a": 1, "b": "x", "at": None}]
-    # A nanosecond that Spark can't hold is cut off.
+    # Nanoseconds, which Spark can't hold, are truncated to microseconds.
     finer = pa.record_batch([pa.array([1_001], pa.timestamp("ns", tz="UTC"))], names=["at"])
     assert fit(finer).column(2).cast(pa.int64()).to_pylist() == [1]
-    # What fits is not touched, whatever its metadata says.
+    # A batch that fits is not copied, whatever its metadata says.
     fitting = pa.RecordBatch.from_pylist([{"a": 1}], schema=wanted.with_metadata({"made": "today"}))
     assert fit(fitting) is fitting

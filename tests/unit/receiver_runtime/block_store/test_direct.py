@@ -36,7 +36,7 @@ def joined(parts: Sequence[pa.Buffer]) -> bytes:
 
 
 class CountingFiles(Files):
-    """The operating system; of direct writes, the one with the number ``at`` (from 1) goes wrong as ``fault`` says."""
+    """The operating system, except that direct write number ``at`` (from 1) fails as ``fault`` says."""
 
     def __init__(self, fault: str = "", at: int = 1) -> None:
         self.fault = fault
@@ -62,7 +62,7 @@ class CountingFiles(Files):
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """On a file system that takes direct writes; on one that does not, these tests would prove nothing."""
+    """Return a directory on a file system with direct writes; skip if there is none: the tests would prove nothing."""
     probe = tmp_path / "probe"
     probe.touch()
     with probe.open("rb") as file:
@@ -79,7 +79,7 @@ def store_of(directory: Path, files: Files) -> tuple[LocalBlockStore, SegmentWri
 
 
 @given(sizes=st.lists(st.integers(0, 9000), min_size=1, max_size=6), offset=st.integers(0, 20_000))
-def test_a_frame_is_split_at_pages_wherever_it_begins(sizes: list[int], offset: int) -> None:
+def test_a_frame_is_split_at_page_boundaries_wherever_it_begins(sizes: list[int], offset: int) -> None:
     parts = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
     head, middle, tail = split(parts, offset)
     assert joined(head) + joined(middle) + joined(tail) == b"".join(parts)
@@ -89,7 +89,7 @@ def test_a_frame_is_split_at_pages_wherever_it_begins(sizes: list[int], offset: 
     assert len(joined(tail)) < DIRECT_BYTES
 
 
-def test_what_is_copied_is_all_of_it_in_order() -> None:
+def test_copies_contain_all_bytes_in_order() -> None:
     data = bytes(range(256)) * (2 * PORTION_BYTES // 256 + 3)
     cuts = [0, 5, PORTION_BYTES - 7, PORTION_BYTES + 1, len(data)]
     parts = [pa.py_buffer(data[a:b]) for a, b in pairwise(cuts)]
@@ -99,7 +99,7 @@ def test_what_is_copied_is_all_of_it_in_order() -> None:
     assert [len(portion) for portion in found] == [PORTION_BYTES, PORTION_BYTES, 768]
 
 
-def test_a_borrowed_buffer_is_nobody_elses_and_is_used_again() -> None:
+def test_a_borrowed_buffer_is_exclusive_and_is_reused() -> None:
     portions = Portions()
     with portions.borrowed() as first, portions.borrowed() as second:
         assert first is not second
@@ -108,7 +108,7 @@ def test_a_borrowed_buffer_is_nobody_elses_and_is_used_again() -> None:
 
 
 @pytest.mark.parametrize(("fault", "at"), [("", 1), ("no direct", 1), ("refused", 1), ("refused", 2), ("refused", 3)])
-def test_frames_of_every_size_lie_one_behind_the_other(directory: Path, fault: str, at: int) -> None:
+def test_frames_of_every_size_follow_each_other_without_gaps(directory: Path, fault: str, at: int) -> None:
     files = CountingFiles(fault, at)
     store, writer = store_of(directory, files)
     sizes = [10, LARGE, 5000, LARGE + 777, LEAST_DIRECT_BYTES - 64, LEAST_DIRECT_BYTES - 65, 1]
@@ -124,18 +124,16 @@ def test_frames_of_every_size_lie_one_behind_the_other(directory: Path, fault: s
     assert writer.synced_length == sum(item.length for item in frames)
     for item, offset in zip(frames, offsets, strict=True):
         assert store.read_frame(PATH, offset, item.length, item.crc32c).data == whole(item)
-    # Once the file system has refused, it is not asked again.
+    # After the file system has refused once, no direct write is tried again.
     assert files.direct_writes == {"no direct": 0, "refused": at}.get(fault, 5)
 
 
 @pytest.mark.parametrize("fault", ["short", "error"])
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_a_direct_write_that_fails_ends_the_segment_and_leaves_a_torn_tail(
-    directory: Path, fault: str, at: int
-) -> None:
+def test_a_failed_direct_write_ends_the_segment_and_leaves_a_torn_tail(directory: Path, fault: str, at: int) -> None:
     files = CountingFiles(fault, at)
     store, writer = store_of(directory, files)
-    # Two direct writes of each frame.
+    # Each frame takes two direct writes.
     done = (at - 1) // 2
     for number in range(1, done + 1):
         writer.append(of_size(LARGE, number))
@@ -152,7 +150,7 @@ def test_a_direct_write_that_fails_ends_the_segment_and_leaves_a_torn_tail(
     assert [type(item) for item in found] == [IntactFrame] * done + [TornTail] * torn
 
 
-def test_frames_that_nobody_syncs_and_small_ones_go_to_the_page_cache(directory: Path) -> None:
+def test_unsynced_and_small_frames_go_to_the_page_cache(directory: Path) -> None:
     files = CountingFiles()
     _, writer = store_of(directory, files)
     writer.append(of_size(LEAST_DIRECT_BYTES - 65))
@@ -166,7 +164,7 @@ def test_frames_that_nobody_syncs_and_small_ones_go_to_the_page_cache(directory:
     assert files.direct_writes == 0
 
 
-def test_a_frame_of_more_parts_than_one_write_takes_is_whole(directory: Path) -> None:
+def test_a_frame_with_more_parts_than_one_write_takes_is_whole(directory: Path) -> None:
     store, writer = store_of(directory, Files())
     parts = [pa.py_buffer(bytes([number % 251])) for number in range(5000)]
     item = frame(b"x")

@@ -27,7 +27,7 @@ IDS = st.integers(0, 2**63 - 1)
     numbers=st.tuples(IDS, IDS, IDS, IDS),
     records=st.integers(1, 2**32 - 1),
 )
-def test_a_header_comes_back_as_it_was(
+def test_a_header_is_decoded_as_it_was_encoded(
     payload: bytes, rule: SourceRule, numbers: tuple[int, int, int, int], records: int
 ) -> None:
     receiver_id, epoch, sequence, through = numbers
@@ -47,7 +47,7 @@ def test_a_header_comes_back_as_it_was(
     assert encoded.length == header.frame_length == HEADER_LENGTH + len(payload)
 
 
-def test_the_checksum_is_crc32c_over_the_header_without_it_and_the_payload() -> None:
+def test_the_checksum_is_crc32c_over_the_payload_and_the_rest_of_the_header() -> None:
     data = whole(frame(b"abc"))
     stored = int.from_bytes(data[HEADER_LENGTH - 4 : HEADER_LENGTH], "little")
     assert stored == google_crc32c.value(data[: HEADER_LENGTH - 4] + data[HEADER_LENGTH:])
@@ -84,7 +84,7 @@ def test_any_flipped_bit_in_the_header_is_noticed(position: int, bit: int) -> No
         (b"x", 1, DeadLetterReason.TRUNCATED, "a block has none"),
     ],
 )
-def test_what_can_not_be_framed_is_refused(
+def test_an_invalid_frame_is_refused(
     payload: bytes, records: int, reason: DeadLetterReason | None, message: str
 ) -> None:
     with pytest.raises(InvalidFrameError, match=message):
@@ -101,7 +101,7 @@ def test_what_can_not_be_framed_is_refused(
         )
 
 
-def test_a_frame_of_a_newer_release_is_named_as_such() -> None:
+def test_a_frame_of_a_newer_release_is_reported_as_such() -> None:
     data = bytearray(frame().header)
     data[4] = 2
     with pytest.raises(InvalidFrameError, match="header version 2 is not known"):

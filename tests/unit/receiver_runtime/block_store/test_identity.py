@@ -1,4 +1,4 @@
-"""Which block store it is: the same for all who see one directory, whatever they call it."""
+"""Check a block store's identity: the same for every process that uses the directory, whatever path it uses."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def test_one_directory_under_two_names_has_one_identity(tmp_path: Path) -> None:
     assert make_identity(there) == identity_of(there) == identity_of(here) == made
 
 
-def test_two_directories_have_two(tmp_path: Path) -> None:
+def test_two_directories_have_two_identities(tmp_path: Path) -> None:
     assert make_identity(LocalBlockStore(tmp_path / "a")) != make_identity(LocalBlockStore(tmp_path / "b"))
 
 
-def test_of_many_who_make_it_at_once_all_get_the_same(tmp_path: Path) -> None:
+def test_concurrent_makers_all_get_the_same_identity(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as threads:
         stores = [LocalBlockStore(tmp_path / "blocks") for _ in range(64)]
         assert len(set(threads.map(make_identity, stores))) == 1
     assert [path.name for path in (tmp_path / "blocks").iterdir()] == [IDENTITY_FILE]
 
 
-def test_it_is_no_segment_and_neither_is_one_that_a_crash_left_unfinished(tmp_path: Path) -> None:
+def test_identity_files_are_not_segments_even_if_a_crash_left_them_unfinished(tmp_path: Path) -> None:
     store = LocalBlockStore(tmp_path)
     make_identity(store)
     (tmp_path / f"{IDENTITY_FILE}.0123abcd").write_text("directory-", encoding="ascii")
@@ -45,7 +45,7 @@ def test_it_is_no_segment_and_neither_is_one_that_a_crash_left_unfinished(tmp_pa
     assert list(store.segment_paths()) == ["stray"]
 
 
-def test_a_file_system_without_links_has_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_links_has_an_identity_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_self: Path, _target: Path) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -55,7 +55,7 @@ def test_a_file_system_without_links_has_one_too(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == [IDENTITY_FILE]
 
 
-def test_an_object_store_has_one_in_an_object_of_its_own(tmp_path: Path) -> None:
+def test_an_object_store_keeps_its_identity_in_an_object(tmp_path: Path) -> None:
     objects = MemoryObjects()
     store = ObjectBlockStore(objects, "s3://bucket/forebay")
     assert identity_of(store) is None
@@ -67,7 +67,7 @@ def test_an_object_store_has_one_in_an_object_of_its_own(tmp_path: Path) -> None
     assert make_identity(ObjectBlockStore(MemoryObjects(), "s3://bucket/forebay")) != made
 
 
-def test_a_person_may_say_which_store_an_empty_one_is(tmp_path: Path) -> None:
+def test_an_operator_may_choose_the_identity_of_an_empty_store(tmp_path: Path) -> None:
     assert make_identity(LocalBlockStore(tmp_path / "a"), "directory-1") == "directory-1"
     assert make_identity(LocalBlockStore(tmp_path / "a"), "directory-2") == "directory-1", "it is one already"
     assert make_identity(ObjectBlockStore(MemoryObjects(), "s3://bucket/forebay"), "objects-1") == "objects-1"

@@ -67,7 +67,7 @@ def test_text_is_stored_compressed() -> None:
     assert block_frame(lines).length < sum(map(len, lines)) / 2
 
 
-def test_a_missing_file_and_a_file_that_is_too_short_are_missing_blocks(tmp_path: Path) -> None:
+def test_a_missing_or_too_short_file_is_a_missing_block(tmp_path: Path) -> None:
     store = LocalBlockStore(tmp_path)
     item = block_frame(["a"])
     with pytest.raises(BlockMissingError, match=r"r/1\.segment, offset 0.*no such file") as missing:
@@ -95,7 +95,7 @@ def test_a_changed_byte_anywhere_is_corruption_with_place_and_checksums(tmp_path
     assert again.expected == corrupt.value.expected
 
 
-def test_another_block_in_its_place_is_corruption(tmp_path: Path) -> None:
+def test_another_block_at_its_place_is_corruption(tmp_path: Path) -> None:
     store = LocalBlockStore(tmp_path)
     mine, other = block_frame(["a"]), block_frame(["b"])
     stored(store, other)
@@ -105,7 +105,7 @@ def test_another_block_in_its_place_is_corruption(tmp_path: Path) -> None:
         store.read_frame("r/1.segment", 0, other.length - 1, other.crc32c)
 
 
-def test_a_dead_letter_is_no_block(tmp_path: Path) -> None:
+def test_a_dead_letter_is_not_read_as_a_block(tmp_path: Path) -> None:
     store = LocalBlockStore(tmp_path)
     item = dead_letter_frame(b"\xff\x00raw")
     stored(store, item)
@@ -114,14 +114,14 @@ def test_a_dead_letter_is_no_block(tmp_path: Path) -> None:
         store.read_batches("r/1.segment", 0, item.length, item.crc32c)
 
 
-def test_a_file_that_is_there_is_never_opened_for_writing(tmp_path: Path) -> None:
+def test_an_existing_file_is_never_opened_for_writing(tmp_path: Path) -> None:
     store = LocalBlockStore(tmp_path)
     stored(store, frame())
     with pytest.raises(FileExistsError):
         store.create_segment("r/1.segment")
 
 
-def test_a_new_file_and_each_new_directory_are_durable_by_name(tmp_path: Path) -> None:
+def test_names_of_new_files_and_directories_are_synced(tmp_path: Path) -> None:
     files = FaultyFiles()
     store = LocalBlockStore(tmp_path / "a" / "b", files=files)
     store.create_segment("r/1.segment").close()
@@ -132,12 +132,12 @@ def test_a_new_file_and_each_new_directory_are_durable_by_name(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("path", ["", "/etc/x", "../x", "a/../../x"])
-def test_a_path_out_of_the_store_is_refused(tmp_path: Path, path: str) -> None:
+def test_a_path_outside_the_store_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(InvalidPathError):
         LocalBlockStore(tmp_path).create_segment(path)
 
 
-def test_a_scan_by_path_sees_what_a_short_write_left(tmp_path: Path) -> None:
+def test_a_scan_reports_the_torn_tail_of_a_short_write(tmp_path: Path) -> None:
     files = FaultyFiles()
     store = LocalBlockStore(tmp_path, files=files)
     segment = store.create_segment("r/1.segment")
@@ -150,7 +150,7 @@ def test_a_scan_by_path_sees_what_a_short_write_left(tmp_path: Path) -> None:
     assert [type(item).__name__ for item in store.scan("r/1.segment")] == ["IntactFrame", "TornTail"]
 
 
-def test_a_spark_worker_loads_pyarrow_and_google_crc32c_and_nothing_else_of_others() -> None:
+def test_a_spark_worker_loads_only_pyarrow_and_google_crc32c_besides_the_standard_library() -> None:
     code = (
         "import sys, pyarrow, google_crc32c; before = set(sys.modules)\n"
         "import receiver_runtime.block_store.stores\n"
@@ -163,7 +163,7 @@ def test_a_spark_worker_loads_pyarrow_and_google_crc32c_and_nothing_else_of_othe
     assert done.stdout.split("\n")[:2] == ["['receiver_runtime']", "[]"]
 
 
-def test_a_root_that_was_emptied_takes_segments_again_and_one_that_is_gone_does_not(tmp_path: Path) -> None:
+def test_an_emptied_root_takes_segments_again_and_a_missing_root_does_not(tmp_path: Path) -> None:
     root = tmp_path / "blocks"
     store = LocalBlockStore(root)
     store.create_segment("receiver-7/9-000001.segment").close()

@@ -1,4 +1,4 @@
-"""A root that is not the store that it should be takes nothing, says nothing about blocks, and is left as it is."""
+"""Check that a root with the wrong store takes nothing, says nothing about blocks, and is left unchanged."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ AT = FrameAt(0, FRAME.length, FRAME.crc32c)
 
 
 class MountedStore(Mount):
-    """A store from the beginning."""
+    """A mount whose directory is a block store from the start."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.identity = make_identity(LocalBlockStore(root))
 
     def replace(self, instead: str) -> None:
-        """Unmount it; another store may be there then."""
+        """Unmount the store, and perhaps put another store in its place."""
         self.unmount("nothing" if instead == "nothing" else "an empty directory")
         if instead == "another store":
             make_identity(LocalBlockStore(self.root))
@@ -85,7 +85,7 @@ USES: dict[str, Callable[[LocalBlockStore], object]] = {
 
 @pytest.mark.parametrize("instead", ["an empty directory", "another store", "nothing"])
 @pytest.mark.parametrize("use", USES)
-def test_a_store_that_is_not_mounted_is_unavailable_and_nothing_is_made_in_its_place(
+def test_an_unmounted_store_is_unavailable_and_nothing_is_made_in_its_place(
     mount: MountedStore, use: str, instead: str
 ) -> None:
     store = mount.store()
@@ -102,7 +102,7 @@ def test_a_store_that_is_not_mounted_is_unavailable_and_nothing_is_made_in_its_p
     assert set(store.segment_paths()) == {PATH, "receiver-7/9-000003.segment"}
 
 
-def test_a_block_that_can_be_read_costs_no_look_at_the_identity(mount: MountedStore) -> None:
+def test_the_identity_is_not_read_again_for_a_block_that_can_be_read(mount: MountedStore) -> None:
     class Counting(Files):
         looked = 0
 
@@ -121,8 +121,8 @@ def test_a_block_that_can_be_read_costs_no_look_at_the_identity(mount: MountedSt
     assert files.looked == looked + 1
 
 
-def test_a_store_that_comes_back_between_two_looks_has_not_lost_its_blocks(mount: MountedStore) -> None:
-    """Missing is only what is missing in the very directory whose identity was right."""
+def test_a_store_that_returns_between_two_looks_has_not_lost_its_blocks(mount: MountedStore) -> None:
+    """A block is missing only if it is missing in the same open directory whose identity was right."""
 
     class MountedMeanwhile(Files):
         away = False
@@ -143,7 +143,7 @@ def test_a_store_that_comes_back_between_two_looks_has_not_lost_its_blocks(mount
     assert store.lost_frames(PATH, [AT]) == set()
 
 
-def test_a_store_that_goes_between_the_look_and_the_file_takes_the_file_along(mount: MountedStore) -> None:
+def test_a_file_created_while_the_store_is_unmounted_is_in_the_store(mount: MountedStore) -> None:
     class UnmountedMeanwhile(Files):
         def create(self, path: PurePath, *, dir_fd: int | None = None) -> int:
             mount.unmount()
@@ -155,8 +155,8 @@ def test_a_store_that_goes_between_the_look_and_the_file_takes_the_file_along(mo
     assert [type(item) for item in mount.store().scan(PATH)] == [IntactFrame]
 
 
-def test_a_directory_whose_identity_can_not_be_read_says_nothing_about_its_blocks(mount: MountedStore) -> None:
-    """As a network mount whose server has gone: its root can be opened, and nothing in it."""
+def test_a_directory_with_an_unreadable_identity_says_nothing_about_its_blocks(mount: MountedStore) -> None:
+    """This happens on a network mount whose server is gone: its root can be opened, but nothing in it."""
     store = mount.store()
     (mount.root / IDENTITY_FILE).unlink()
     (mount.root / IDENTITY_FILE).mkdir()
@@ -164,7 +164,7 @@ def test_a_directory_whose_identity_can_not_be_read_says_nothing_about_its_block
         store.read_frame(PATH, *AT)
 
 
-def test_an_error_of_the_disk_stays_one_where_the_store_is_the_right_one(mount: MountedStore) -> None:
+def test_a_disk_error_stays_a_disk_error_in_the_right_store(mount: MountedStore) -> None:
     class Failing(Files):
         def read(self, fd: int, length: int, offset: int) -> bytes:
             raise OSError(errno.EIO, "Input/output error")
@@ -175,14 +175,16 @@ def test_an_error_of_the_disk_stays_one_where_the_store_is_the_right_one(mount: 
     assert error.value.errno == errno.EIO
 
 
-def test_a_root_that_nobody_attached_takes_nothing(tmp_path: Path) -> None:
+def test_a_root_that_was_never_attached_takes_nothing(tmp_path: Path) -> None:
     make_identity(LocalBlockStore(tmp_path))
     store = LocalBlockStore(tmp_path, expected=())
     with pytest.raises(StoreUnavailableError, match="restart its agent"):
         store.create_segment(PATH)
 
 
-def test_the_log_makes_no_row_and_no_file_while_the_store_is_away_and_goes_on_by_itself(mount: MountedStore) -> None:
+def test_the_log_makes_no_row_and_no_file_while_the_store_is_unavailable_and_then_continues(
+    mount: MountedStore,
+) -> None:
     rows = MemorySegments()
     log = WriteAheadLog(
         mount.store(),
@@ -221,7 +223,7 @@ class Told:
         raise AssertionError((name, receiver_id, detail))
 
 
-def test_a_replica_that_is_not_mounted_is_away_and_the_other_takes_the_blocks(tmp_path: Path) -> None:
+def test_an_unmounted_replica_is_unavailable_and_the_other_takes_the_blocks(tmp_path: Path) -> None:
     here, there = MountedStore(tmp_path / "a"), MountedStore(tmp_path / "b")
     told = Told()
     store = ReplicatedBlockStore([here.store(), there.store()], listener=told)
@@ -243,7 +245,7 @@ def test_a_replica_that_is_not_mounted_is_away_and_the_other_takes_the_blocks(tm
     assert told.back == [str(here.root)]
 
 
-def test_a_segment_that_only_a_replica_has_that_is_away_is_not_missing(tmp_path: Path) -> None:
+def test_a_segment_is_not_missing_while_its_only_replica_is_unavailable(tmp_path: Path) -> None:
     here, there = MountedStore(tmp_path / "a"), MountedStore(tmp_path / "b")
     store = ReplicatedBlockStore([here.store(), there.store()])
     there.unmount()
@@ -259,7 +261,7 @@ def test_a_segment_that_only_a_replica_has_that_is_away_is_not_missing(tmp_path:
 
 
 @pytest.mark.parametrize("instead", ["an empty bucket", "another store"])
-def test_an_object_store_is_known_by_its_object(instead: str) -> None:
+def test_an_object_store_is_identified_by_an_object(instead: str) -> None:
     objects = MemoryObjects()
     identity = make_identity(ObjectBlockStore(objects, "s3://bucket/forebay"))
     store = ObjectBlockStore(objects, "s3://bucket/forebay", expected=[identity])
@@ -281,7 +283,7 @@ def test_an_object_store_is_known_by_its_object(instead: str) -> None:
     assert store.lost_frames("receiver-7/9-000003.segment", [AT]) == {AT}
 
 
-def test_the_roots_of_a_setting_have_the_names_of_their_stores(tmp_path: Path) -> None:
+def test_the_roots_of_a_setting_are_named_as_their_stores(tmp_path: Path) -> None:
     setting = f"{tmp_path}/a,file://{tmp_path}/b%2Cc,s3://key:secret@bucket/forebay?region=eu-central-1"
     names = root_names(setting)
     assert names == [f"{tmp_path}/a", f"{tmp_path}/b,c", "s3://bucket/forebay"]

@@ -1,4 +1,4 @@
-"""A block is an object: the layout, and what failures of the store leave behind."""
+"""Check that each write of a block store becomes one object: the layout, and what the store's failures leave behind."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_each_write_is_one_object_named_by_its_offset(store: ObjectBlockStore, o
     ]
 
 
-def test_a_put_whose_answer_is_lost_is_repeated_with_the_identical_bytes(
+def test_a_put_with_a_lost_answer_is_repeated_with_identical_bytes(
     store: ObjectBlockStore, objects: MemoryObjects
 ) -> None:
     objects.put_faults = ["lost answer", "error", ""]
@@ -87,7 +87,7 @@ def test_attempts_are_bounded_and_a_failed_write_ends_the_segment(
         segment.append(frame())
 
 
-def test_a_store_that_does_not_answer_is_given_up_in_time_and_holds_a_bounded_number_of_threads(
+def test_a_hanging_store_is_given_up_in_time_and_holds_a_bounded_number_of_threads(
     objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store, "_THREADS", 2)
@@ -95,7 +95,7 @@ def test_a_store_that_does_not_answer_is_given_up_in_time_and_holds_a_bounded_nu
     objects.answers.clear()
 
     def writes_that_hang() -> int:
-        """After one more; one whose thread was too slow to begin it is given up too, and hangs nowhere."""
+        """Let one more write hang and return the count; a write given up before its thread began it does not count."""
         store._timeout = 10
         segment = store.create_segment(PATH)
         segment.append(frame())
@@ -112,17 +112,17 @@ def test_a_store_that_does_not_answer_is_given_up_in_time_and_holds_a_bounded_nu
     assert store._pool.threads == 2
     objects.answers.set()
     eventually(lambda: not store._pool._given_up)
-    # What landed late is the same bytes at the same place.
+    # The write that landed late has the same bytes, at the same place.
     assert list(objects.objects) == [f"{PATH}/{0:020d}"]
 
 
-def test_a_segment_of_another_process_is_not_written_to(store: ObjectBlockStore) -> None:
+def test_an_existing_segment_is_not_written_to(store: ObjectBlockStore) -> None:
     stored(store, 1)
     with pytest.raises(FileExistsError, match=PATH):
         store.create_segment(PATH)
 
 
-def test_missing_corrupt_and_unreachable_are_told_apart(store: ObjectBlockStore, objects: MemoryObjects) -> None:
+def test_missing_corrupt_and_unreachable_are_distinguished(store: ObjectBlockStore, objects: MemoryObjects) -> None:
     stored(store, 2)
     item = frame(sequence=2)
     key = f"{PATH}/{LENGTH:020d}"
@@ -143,7 +143,7 @@ def test_missing_corrupt_and_unreachable_are_told_apart(store: ObjectBlockStore,
         store.read_frame(PATH, 0, LENGTH, frame().crc32c)
 
 
-def test_a_bucket_or_prefix_that_is_not_there_is_no_missing_block(
+def test_a_missing_bucket_or_prefix_does_not_make_a_block_missing(
     store: ObjectBlockStore, objects: MemoryObjects
 ) -> None:
     item = frame()
@@ -153,7 +153,7 @@ def test_a_bucket_or_prefix_that_is_not_there_is_no_missing_block(
         store.read_frame(PATH, *at)
     with pytest.raises(StoreUnavailableError, match="nothing below this prefix"):
         store.lost_frames(PATH, [at])
-    # A segment of which nothing was ever stored, in a new store, is missing and no more.
+    # In a new store, a segment of which nothing was ever stored is only missing.
     with pytest.raises(FileNotFoundError):
         list(store.scan(PATH))
     objects.bucket_is_there = False
@@ -194,7 +194,7 @@ def cut(data: bytes) -> bytes:
     ],
     ids=["missing between", "last missing", "cut between", "last cut"],
 )
-def test_a_scan_tells_damage_from_a_torn_end(
+def test_a_scan_distinguishes_damage_from_a_torn_end(
     store: ObjectBlockStore,
     objects: MemoryObjects,
     number: int,
@@ -209,7 +209,7 @@ def test_a_scan_tells_damage_from_a_torn_end(
     assert [(item.offset, type(item)) for item in store.scan(PATH)] == expected
 
 
-def test_a_segment_without_objects_is_no_file(store: ObjectBlockStore) -> None:
+def test_a_segment_without_objects_does_not_exist(store: ObjectBlockStore) -> None:
     store.create_segment(PATH).close()
     with pytest.raises(FileNotFoundError, match=PATH):
         list(store.scan(PATH))
@@ -231,7 +231,7 @@ def test_segments_are_listed_deleted_and_set_aside_as_a_whole(store: ObjectBlock
     assert list(store.segment_paths()) == []
 
 
-def test_a_segment_is_restored_from_frames_and_the_old_one_is_kept_aside(
+def test_a_segment_is_restored_from_frames_and_the_old_one_is_set_aside(
     store: ObjectBlockStore, objects: MemoryObjects
 ) -> None:
     stored(store, 2)
@@ -244,6 +244,6 @@ def test_a_segment_is_restored_from_frames_and_the_old_one_is_kept_aside(
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "a/../../b"])
-def test_a_path_that_leads_out_is_refused(store: ObjectBlockStore, path: str) -> None:
+def test_a_path_outside_the_store_is_refused(store: ObjectBlockStore, path: str) -> None:
     with pytest.raises(InvalidPathError):
         store.create_segment(path)

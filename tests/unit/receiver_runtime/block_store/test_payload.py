@@ -37,7 +37,7 @@ BATCHES = [
 
 
 class Rows:
-    """Rows of segments that are always written."""
+    """Stands for the rows of segments; each is always written."""
 
     def open_segment(self, path: str, source_rule: str) -> int:
         del path, source_rule
@@ -47,7 +47,7 @@ class Rows:
         del segment_id, length, sequence
 
 
-def test_every_compression_gives_the_same_batches_back() -> None:
+def test_batches_survive_every_compression() -> None:
     for compression in CODECS:
         payload = encode_batches(SCHEMA, BATCHES, compression=compression)
         assert list(decode_batches(payload)) == BATCHES
@@ -55,24 +55,24 @@ def test_every_compression_gives_the_same_batches_back() -> None:
             assert reader.schema.equals(SCHEMA)
 
 
-def test_a_payload_in_parts_is_the_same_payload() -> None:
+def test_a_payload_encoded_in_parts_has_the_same_bytes() -> None:
     for compression in CODECS:
         parts = encode_parts(SCHEMA, BATCHES, compression=compression)
         assert b"".join(parts) == encode_batches(SCHEMA, BATCHES, compression=compression).to_pybytes()
 
 
-def test_what_is_not_compressed_is_not_copied_but_for_the_crumbs() -> None:
+def test_uncompressed_data_is_not_copied_except_small_batches() -> None:
     large = pa.record_batch([pa.array(["x" * 99] * 10_000), pa.array(range(10_000), pa.int64())], schema=SCHEMA)
     small = large.slice(0, 10)
     parts = encode_parts(SCHEMA, [large, *[small] * 1000, large], compression="none")
     assert list(decode_batches(pa.py_buffer(b"".join(parts)))) == [large, *[small] * 1000, large]
     [text] = [part for part in parts if part.size == 990_000][:1]
     assert text.address == large.column(0).buffers()[2].address
-    # A thousand small batches are no parts of their own.
+    # A thousand small batches do not become parts of their own.
     assert len(parts) < 14
 
 
-def test_each_compression_is_what_it_says() -> None:
+def test_the_compressions_differ_in_size_as_expected() -> None:
     size = {compression: encode_batches(SCHEMA, BATCHES, compression=compression).size for compression in CODECS}
     assert size["none"] > sum(batch.nbytes for batch in BATCHES)
     assert size["none"] > 1.5 * size["lz4"]
@@ -80,7 +80,7 @@ def test_each_compression_is_what_it_says() -> None:
     assert encode_batches(SCHEMA, BATCHES).size == size["lz4"]
 
 
-def test_a_payload_of_another_writer_is_read_whatever_its_options() -> None:
+def test_a_payload_of_another_writer_is_read_whatever_its_options_are() -> None:
     for options in (
         pa.ipc.IpcWriteOptions(),
         pa.ipc.IpcWriteOptions(compression="lz4", use_threads=True),
@@ -93,7 +93,7 @@ def test_a_payload_of_another_writer_is_read_whatever_its_options() -> None:
         assert list(decode_batches(sink.getvalue())) == BATCHES
 
 
-def test_the_setting_knows_what_the_payload_knows() -> None:
+def test_the_setting_and_the_payload_know_the_same_compressions() -> None:
     assert ReceiverSettings().compression == "lz4"
     for compression in CODECS:
         assert ReceiverSettings.of_row({"compression": compression}).compression == compression
@@ -101,7 +101,7 @@ def test_the_setting_knows_what_the_payload_knows() -> None:
         ReceiverSettings.model_validate({"compression": "gzip"})
 
 
-def test_blocks_of_every_compression_lie_in_one_segment_and_are_verified(tmp_path: Path) -> None:
+def test_blocks_of_every_compression_share_a_segment_and_are_verified(tmp_path: Path) -> None:
     store = LocalBlockStore(tmp_path)
     log = WriteAheadLog(
         store,

@@ -1,4 +1,4 @@
-"""Replicas: written at once, under one handle, read in turn; what is lost with one of them."""
+"""Check replicas: written at the same time, under one handle, read in turn; and what is lost if one is lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LENGTH = frame().length
 
 
 class HangingFiles(FaultyFiles):
-    """Writes wait while `answers` is not set, syncs for each other at `meet`, and deleting may be refused."""
+    """Writes wait until `answers` is set, syncs wait for each other at `meet`, and a delete may be refused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Listener:
 
 
 class Replicas:
-    """Replicas in directories a, b, …, a write-ahead log on them."""
+    """Holds replicas in directories a, b, …, and a write-ahead log on them."""
 
     def __init__(self, root: Path, count: int = 2, *, min_replicas: int = 1, timeout: float = 10) -> None:
         self.files = [HangingFiles() for _ in range(count)]
@@ -111,7 +111,7 @@ class Replicas:
         return handle.segment_id, handle.offset
 
     def sequences(self, site: int) -> dict[int, list[int]]:
-        """Of the intact frames in one replica, by segment."""
+        """Return the sequences of the intact frames in one replica, by segment."""
         return {
             segment_id: [i.header.sequence for i in self.sites[site].scan(path) if isinstance(i, IntactFrame)]
             for segment_id, path in self.rows.paths.items()
@@ -167,7 +167,7 @@ def test_h02_h04_a_replica_that_fails_is_told_and_gets_nothing_more_of_the_segme
 
 
 def test_h02_a_replica_that_hangs_is_given_up_in_time_and_costs_one_thread(tmp_path: Path) -> None:
-    # It is waited for once; as long, the other one has for each of its writes.
+    # The first write waits this long for it, once. The other replica has as long for each of its writes.
     replicas = Replicas(tmp_path, timeout=3)
     replicas.write(1)
     hanging = replicas.files[1]
@@ -186,11 +186,11 @@ def test_h02_a_replica_that_hangs_is_given_up_in_time_and_costs_one_thread(tmp_p
     replicas.write(22)
     assert replicas.sequences(1)[22] == [22]
     assert replicas.listener.back == [str(tmp_path / "b")]
-    # What landed late is at its own offset, and nothing follows it.
+    # The write that landed late is at its own offset, and nothing follows it.
     assert replicas.sequences(1)[2] == [2]
 
 
-def test_a_replica_that_is_away_from_the_start_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_replica_unavailable_from_the_start_is_reported_and_the_others_continue(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path, 3, min_replicas=2)
     replicas.files[0].create_faults = 1
     assert replicas.write(1) == (1, 0)
@@ -205,12 +205,12 @@ def test_fewer_than_min_replicas_is_a_failed_write_that_is_made_again_in_a_new_s
     assert replicas.write(2) == (2, 0)
     assert [replicas.sequences(site)[2] for site in range(2)] == [[2], [2]]
     replicas.log.close()
-    # The copy that the first replica has of it lies behind the sealed length.
+    # The first replica's copy of the failed block lies after the sealed length.
     assert replicas.rows.lengths == {1: LENGTH, 2: LENGTH}
     assert replicas.sequences(0)[1] == [1, 2]
 
 
-def test_fewer_than_min_replicas_for_ever_is_said_and_bounded(tmp_path: Path) -> None:
+def test_with_fewer_than_min_replicas_for_good_attempts_are_bounded_and_the_error_says_so(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path, min_replicas=2)
     replicas.files[1].create_faults = 99
     with pytest.raises(WriteAheadLogError, match=r"1 of the 2 replicas that min_replicas asks for.*No space left"):
@@ -220,7 +220,7 @@ def test_fewer_than_min_replicas_for_ever_is_said_and_bounded(tmp_path: Path) ->
         replicas.store.create_segment("other")
 
 
-def test_a_segment_that_ended_takes_nothing(tmp_path: Path) -> None:
+def test_an_ended_segment_takes_nothing(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path, min_replicas=2)
     segment = replicas.store.create_segment(PATH)
     replicas.files[0].write_faults = ["short"]
@@ -232,13 +232,13 @@ def test_a_segment_that_ended_takes_nothing(tmp_path: Path) -> None:
 
 
 def stored(replicas: Replicas) -> list[Path]:
-    """Three blocks in one segment; its file in each replica."""
+    """Store three blocks in one segment; return its file in each replica."""
     for sequence in (1, 2, 3):
         replicas.write(sequence)
     return [site.root / PATH for site in replicas.sites]
 
 
-def test_a_block_is_read_from_whichever_replica_has_it_whole(tmp_path: Path) -> None:
+def test_a_block_is_read_from_any_replica_that_has_it_whole(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path)
     one, other = stored(replicas)
     data = bytearray(one.read_bytes())
@@ -257,7 +257,7 @@ def test_a_block_is_read_from_whichever_replica_has_it_whole(tmp_path: Path) -> 
         replicas.read(1, 1, 0)
 
 
-def test_a_block_is_not_called_missing_while_a_replica_can_not_be_asked(tmp_path: Path) -> None:
+def test_a_block_is_not_called_missing_while_a_replica_is_unreachable(tmp_path: Path) -> None:
     objects = MemoryObjects()
     away = ObjectBlockStore(objects, "s3://bucket", max_attempts=1)
     here = LocalBlockStore(tmp_path)
@@ -268,7 +268,7 @@ def test_a_block_is_not_called_missing_while_a_replica_can_not_be_asked(tmp_path
         store.read_frame(PATH, 0, LENGTH, frame().crc32c)
 
 
-def test_a_scan_finds_what_any_replica_has_whole(tmp_path: Path) -> None:
+def test_a_scan_finds_frames_that_any_replica_has_whole(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path)
     one, other = stored(replicas)
 
@@ -300,7 +300,7 @@ def test_l07_a_segment_is_deleted_in_every_replica_also_when_one_refuses(tmp_pat
     assert not one.exists()
 
 
-def test_a_directory_and_an_object_store_are_replicas_of_each_other(tmp_path: Path) -> None:
+def test_a_directory_and_an_object_store_can_be_replicas_of_each_other(tmp_path: Path) -> None:
     objects = MemoryObjects()
     store = ReplicatedBlockStore([LocalBlockStore(tmp_path), ObjectBlockStore(objects, "s3://bucket")], min_replicas=2)
     log = WriteAheadLog(
@@ -325,7 +325,7 @@ def test_h01_a_frame_is_lost_when_every_replica_lost_it(tmp_path: Path) -> None:
     assert replicas.store.lost_frames(path, frames) == set()
     first, second = (site.root / path for site in replicas.sites)
     whole_file = first.read_bytes()
-    # The first lost the end, the second has other bytes in the middle.
+    # The first replica lost its end, the second has other bytes in the middle.
     first.write_bytes(whole_file[: LENGTH + 7])
     second.write_bytes(whole_file[:LENGTH] + bytes(LENGTH) + whole_file[2 * LENGTH :])
     assert replicas.store.lost_frames(path, frames) == {frames[1]}
@@ -335,13 +335,13 @@ def test_h01_a_frame_is_lost_when_every_replica_lost_it(tmp_path: Path) -> None:
     assert replicas.store.lost_frames(path, frames[:1]) == set()
 
 
-def test_h01_other_bytes_are_a_crash_s_doing_only_where_a_crash_may_leave_them(tmp_path: Path) -> None:
+def test_h01_a_crash_explains_other_bytes_only_in_stores_where_it_can_leave_them(tmp_path: Path) -> None:
     here, there = LocalBlockStore(tmp_path), ObjectBlockStore(MemoryObjects(), "s3://bucket/prefix")
     assert ReplicatedBlockStore([here, here]).crash_may_spoil
     assert not ReplicatedBlockStore([here, there]).crash_may_spoil
 
 
-def test_a_read_tells_of_a_replica_that_is_damaged_or_lags_and_a_reader_leaves_word_of_it(tmp_path: Path) -> None:
+def test_a_read_reports_a_damaged_or_lagging_replica_and_leaves_a_note_about_it(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path)
     replicas.write(1)
     replicas.write(2)
@@ -376,7 +376,7 @@ def test_a_read_tells_of_a_replica_that_is_damaged_or_lags_and_a_reader_leaves_w
     assert list(take_notes(store)) == []
 
 
-def test_what_is_there_is_listed_from_all_replicas_and_one_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+def test_segments_are_listed_from_all_replicas_without_waiting_for_one_that_hangs(tmp_path: Path) -> None:
     answers = threading.Event()
 
     class Hanging(LocalBlockStore):

@@ -85,7 +85,7 @@ def test_a_complete_frame_with_a_bad_checksum_is_reported_and_the_rest_is_read()
     assert middle.expected != middle.found
 
 
-def test_a_damaged_last_frame_that_is_complete_is_damage_and_no_torn_write() -> None:
+def test_a_damaged_last_frame_of_full_length_is_damage_and_not_a_torn_write() -> None:
     first, second, _ = three()
     damaged = bytearray(second)
     damaged[-1] ^= 1
@@ -109,7 +109,7 @@ def test_zeros_at_the_end_are_a_torn_tail() -> None:
     assert [type(item) for item in found] == [IntactFrame, TornTail]
 
 
-def test_a_frame_of_another_epoch_inside_a_torn_payload_is_not_taken_for_ours() -> None:
+def test_a_frame_of_another_epoch_inside_a_torn_payload_is_ignored() -> None:
     inner = whole(frame(b"smuggled", sequence=9, epoch=1))
     outer = whole(frame(inner * 3, sequence=1))
     broken = bytearray(outer)

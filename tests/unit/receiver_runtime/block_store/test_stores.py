@@ -1,4 +1,4 @@
-"""From the setting to stores."""
+"""Check how stores are opened from the setting."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def test_what_can_not_be_opened_says_why_and_names_the_way_out(block_store: str,
         open_block_store(block_store)
 
 
-def test_more_replicas_than_there_are_roots_can_not_be_asked_for(tmp_path: Path) -> None:
+def test_min_replicas_can_not_exceed_the_number_of_roots(tmp_path: Path) -> None:
     with pytest.raises(BlockStoreError, match="min_replicas is 3, and the block store has 2"):
         open_block_store(f"{tmp_path}/a,{tmp_path}/b", min_replicas=3)
 
 
-def test_paths_become_absolute_and_urls_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_paths_become_absolute_and_urls_stay_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert absolute_roots(f"blocks,{S3}") == f"{tmp_path}/blocks,{S3}"
 
 
-def test_a_comma_in_a_directory_s_name_survives(tmp_path: Path) -> None:
+def test_a_directory_name_may_contain_a_comma(tmp_path: Path) -> None:
     directory = tmp_path / "a,b"
     [root] = split_roots(one_root(directory))
     assert local_root(root) == directory
