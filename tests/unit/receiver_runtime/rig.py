@@ -1,4 +1,4 @@
-"""A supervisor with everything real below it but the database: segments on disk, a registrar, a chain in memory."""
+"""Run a supervisor with everything real below it except the database: segments, registrar, a chain in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAST: dict[str, Any] = {
 
 
 class RecordingReporter:
-    """Keeps what it is told."""
+    """Keeps the reports that it gets."""
 
     def __init__(self) -> None:
         self.states: list[tuple[ReceiverState, str]] = []
@@ -57,7 +57,7 @@ class RecordingReporter:
 
 
 class HandReceiver(Receiver):
-    """A receiver that a test moves by hand."""
+    """A receiver that a test controls."""
 
     columns: ClassVar[Sequence[tuple[str, str]]] = (("value", "string"),)
 
@@ -90,7 +90,7 @@ class Rig:
     endings: list[Ending] = field(default_factory=list)
 
     def values(self) -> list[str]:
-        """Of the registered blocks, read back from the store, in order."""
+        """Return the values in the registered blocks, read back from the store, in order."""
         found: list[str] = []
         for item in self.log.chain(1):
             handle = item.handle
@@ -102,7 +102,7 @@ class Rig:
         return found
 
     def dead_letters(self) -> list[tuple[str, int, bytes]]:
-        """As (reason, part, raw bytes), read back from the store."""
+        """Return the dead letters as (reason, part, raw bytes), read back from the store."""
         return [
             (
                 reason,
@@ -186,13 +186,13 @@ def batch(*values: str) -> pa.RecordBatch:
 
 
 def in_thread(action: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
-    """Run on a thread of its own; what it raises is collected."""
+    """Run the action on its own thread; return the thread, and a list that collects what the action raises."""
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
             action()
-        except BaseException as error:  # noqa: BLE001  handed to the test
+        except BaseException as error:  # noqa: BLE001  the test looks at it
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)

@@ -1,4 +1,4 @@
-"""What the data plane's tests share: a clock to move by hand, files that fail on demand, a driver log in memory."""
+"""Share with the data plane's tests a clock to move by hand, files that fail on demand, and a driver log in memory."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ DEADLINE_SECONDS = 60.0
 
 
 def eventually(predicate: Callable[[], object], what: str = "it") -> None:
-    """Poll until `predicate` holds; fails the test after a deadline that is never reached when all is well."""
+    """Poll until `predicate` holds; fail the test after a deadline that a correct program never reaches."""
     polling.eventually(predicate, what, seconds=DEADLINE_SECONDS, step=0.002)
 
 
 def reaches(figure: Callable[[], int], least: int) -> Callable[[], bool]:
-    """Whether a figure has come to be `least` or more, to be asked again and again."""
+    """Return a predicate that says, each time it is called, whether `figure` is at least `least`."""
     return lambda: figure() >= least
 
 
 class ManualClock:
-    """Time passes when a test says so."""
+    """A clock on which time passes when a test says so."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class ManualClock:
         with self._lock:
             _, waiters = self._waiting.get(id(condition), (condition, 0))
             self._waiting[id(condition)] = (condition, waiters + 1)
-        # The short real time-out closes the gap between looking at the clock and waiting.
+        # The short real timeout covers a clock that moves between the look at it and this wait.
         condition.wait(0.02)
 
     def advance(self, seconds: float) -> None:
@@ -71,7 +71,7 @@ class ManualClock:
 
 
 class PaidClock(ManualClock):
-    """Time passes only while one thread waits, and by exactly what it waits for; how busy the machine is counts not.
+    """A clock that moves only while one thread waits, by exactly the time waited for, however busy the machine is.
 
     The thread is the one that calls `pays`.
     """
@@ -88,14 +88,14 @@ class PaidClock(ManualClock):
             super().wait_on(condition, seconds)
         elif seconds > 0:
             with self._lock:
-                # What is left after a rounding must not be too small to count.
+                # At least a microsecond: a smaller rest of a rounding would not move the clock.
                 self._now += max(seconds, 1e-6)
-            # As a wait does: the others have their turn.
+            # Let other threads run, as a wait does.
             condition.wait(0.001)
 
 
 def advance_until(clock: ManualClock, predicate: Callable[[], object], *, step: float = 0.05) -> float:
-    """Let time pass in small steps until `predicate` holds; returns the seconds that passed by the clock."""
+    """Let time pass in small steps until `predicate` holds; return the seconds that passed on the clock."""
     start = clock.monotonic()
 
     def step_on() -> bool:
@@ -109,7 +109,7 @@ def advance_until(clock: ManualClock, predicate: Callable[[], object], *, step: 
 
 
 class FaultyFiles(Files):
-    """The operating system, with writes that fail or are short, and syncs that fail, when a test says so."""
+    """The operating system, but writes, syncs and creates fail, or writes are short, when a test says so."""
 
     def __init__(self) -> None:
         self.write_faults: list[str] = []
@@ -147,7 +147,7 @@ class FaultyFiles(Files):
 
 
 class MemorySegments:
-    """The rows of segments."""
+    """Stands for the rows of segments."""
 
     def __init__(self) -> None:
         self.paths: dict[int, str] = {}
@@ -176,12 +176,12 @@ class MemorySegments:
 
 
 class MemoryBlockLog:
-    """The chain of blocks as `add_block` has it, in memory: all or nothing per receiver, outcomes in order.
+    """The chain of blocks in memory, as `add_block` keeps it: all or nothing per receiver, outcomes in order.
 
-    Attributes a test sets: `lose_answers` (commit, then say nothing), `away` (do nothing, say nothing), `say_again`,
-    `fence` (receiver ids that another process has claimed), `refuse_call` (raise for a call with these receivers),
-    `offset_conflicts` (so many groups with links are refused), `tells_newest` (a heartbeat's answer has the newest
-    sequence, as the real one's).
+    A test sets these attributes: `lose_answers` (commit, but don't answer), `away` (neither commit nor answer),
+    `say_again`, `fence` (receiver ids that another process has claimed), `refuse_call` (raise for a call with these
+    receivers), `offset_conflicts` (how many groups with links to refuse), `tells_newest` (a heartbeat's answer has the
+    newest sequence, as the real one's has).
     """
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class MemoryBlockLog:
 
     def add_blocks(self, blocks: Sequence[NewBlock]) -> list[AddResult]:
         with self._lock:
-            # Asked before the call is seen: a test that has seen it may let the log come back.
+            # Read `away` before the call becomes visible: a test that sees the call may make the log available again.
             away = self.away
             self.calls.append(list(blocks))
             if away:
@@ -269,18 +269,18 @@ class MemoryBlockLog:
                     )
                     for item in steerings
                 ]
-            # Last: a test that has seen it count may steer otherwise.
+            # Count last: a test that sees the count may change the steering.
             self.heartbeats += 1
             return steerings
 
 
 def block(sequence: int, *, receiver_id: int = 1, epoch: int = 1, records: int = 1) -> NewBlock:
-    """A stored block that waits to be registered."""
+    """Return a stored block that waits to be registered."""
     return NewBlock(receiver_id, epoch, sequence, records, 100, BlockHandle(1, sequence * 100, 100, sequence))
 
 
 def frame(payload: bytes = b"payload", *, sequence: int = 1, receiver_id: int = 7, epoch: int = 9) -> EncodedFrame:
-    """A frame of a block; its payload needs not be Arrow where nobody decodes it."""
+    """Encode a block's frame; the payload need not be Arrow if nothing decodes it."""
     return encode_frame(
         payload,
         kind=FrameKind.BLOCK,
@@ -294,7 +294,7 @@ def frame(payload: bytes = b"payload", *, sequence: int = 1, receiver_id: int = 
 
 
 def dead_letter_frame(data: bytes, *, part: int = 0) -> EncodedFrame:
-    """A frame of a dead letter."""
+    """Encode a dead letter's frame."""
     return encode_frame(
         data,
         kind=FrameKind.DEAD_LETTER,
@@ -310,5 +310,5 @@ def dead_letter_frame(data: bytes, *, part: int = 0) -> EncodedFrame:
 
 
 def whole(encoded: EncodedFrame) -> bytes:
-    """A frame's bytes as they lie in the file."""
+    """Return the frame's bytes as the file has them."""
     return b"".join((encoded.header, encoded.payload.to_pybytes()))

@@ -7,7 +7,7 @@ from tests.unit.receiver_runtime.support import block
 from tracker_store.blocks import OffsetLink
 
 
-def test_it_says_what_was_acknowledged_behind_a_sequence() -> None:
+def test_it_describes_blocks_acknowledged_after_a_sequence() -> None:
     acknowledged = AcknowledgedBlocks()
     assert acknowledged.describe_after(0) is None
     for sequence in range(2, 6):
@@ -18,7 +18,7 @@ def test_it_says_what_was_acknowledged_behind_a_sequence() -> None:
     assert acknowledged.describe_after(2) == "3 blocks, 9 records (sequences 3..5), positions kafka/orders/0: 30..50"
 
 
-def test_it_forgets_old_ones_and_says_so() -> None:
+def test_old_blocks_are_forgotten_and_only_counted() -> None:
     acknowledged = AcknowledgedBlocks()
     for sequence in range(1, 1_011):
         acknowledged.add(block(sequence))

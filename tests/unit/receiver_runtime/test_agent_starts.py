@@ -1,4 +1,4 @@
-"""Which receivers an agent starts."""
+"""Check which receivers an agent starts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_processes_that_hang_and_can_not_die_do_not_become_ever_more(
+def test_the_number_of_hanging_processes_that_can_not_be_killed_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a disk that answers no more: who waits for it there is not even killed."""
+    """A process that waits for a disk that no longer answers can't even be killed."""
     engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
     agent = Agent(
         engine,
@@ -38,7 +38,7 @@ def test_processes_that_hang_and_can_not_die_do_not_become_ever_more(
         return _ReceiverProcess(child, ours, {}, strays={7})
 
     with ours, theirs:
-        # Where others run, it may have failed as often as it likes.
+        # A process in which other receivers run does not count, however often this one failed there.
         shared = hanging(0)
         shared.members[8] = _Member(1, 0.0, accepted=True)
         agent._processes = [shared, hanging(1), hanging(2)]
@@ -47,7 +47,7 @@ def test_processes_that_hang_and_can_not_die_do_not_become_ever_more(
         agent._processes.append(hanging(3))
         agent._start_wanted({7: 1})
         assert started == [[(7, 1)]]
-        # One has ended: the disk answers again.
+        # One hanging process has ended: the disk answers again.
         del agent._processes[1]
         agent._start_wanted({7: 1})
         assert started == [[(7, 1)]] * 2

@@ -7,7 +7,7 @@ import pytest
 from receiver_runtime.backoff import Backoff
 
 
-def test_delays_double_up_to_the_longest_and_begin_anew() -> None:
+def test_delays_double_up_to_the_longest_and_start_over_after_a_reset() -> None:
     backoff = Backoff(1, 5, jitter=0)
     assert [backoff.next_delay() for _ in range(5)] == [1, 2, 4, 5, 5]
     assert backoff.failures == 5
@@ -15,14 +15,14 @@ def test_delays_double_up_to_the_longest_and_begin_anew() -> None:
     assert backoff.next_delay() == 1
 
 
-def test_delays_are_spread_downwards() -> None:
+def test_jitter_only_shortens_delays() -> None:
     backoff = Backoff(1, 1, jitter=0.5, source=random.Random(1))
     delays = [backoff.next_delay() for _ in range(100)]
     assert 0.5 <= min(delays) < 0.6
     assert 0.9 < max(delays) <= 1
 
 
-def test_it_never_overflows() -> None:
+def test_many_failures_do_not_overflow() -> None:
     backoff = Backoff(1, 9, jitter=0)
     for _ in range(3000):
         assert backoff.next_delay() <= 9

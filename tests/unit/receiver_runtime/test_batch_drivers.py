@@ -1,4 +1,4 @@
-"""The agent's batch drivers, with small scripts in their place."""
+"""Check the agent's batch drivers, with small scripts in their place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Says that it is ready; asks to be replaced when its file is there; ends when told to drain, or when its agent is gone.
+# A driver that reports ready, asks to be replaced when its pid is in its file, and ends when told to drain or without
+# an agent.
 DRIVER = """
 import os, pathlib, select, sys, time
 os.write(0, b"ready\\n")
@@ -33,7 +34,7 @@ while True:
 """
 
 
-# Has a long run: it asks to be replaced, hears that it is to drain, and goes on.
+# A driver with a long run: it asks to be replaced, is told to drain, and continues.
 BUSY_DRIVER = DRIVER.replace('sys.exit(0 if data in (b"", b"drain\\n") else 7)', "time.sleep(600)")
 
 
@@ -76,7 +77,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.drivers.stop()
 
 
-def test_one_is_started_and_drains_with_its_agent(rig: Rig) -> None:
+def test_a_driver_is_started_and_drains_with_its_agent(rig: Rig) -> None:
     rig.until("it is ready", rig.ready)
     pid = rig.pids()[0]
     assert rig.drivers.stop() == [pid]
@@ -99,7 +100,7 @@ def test_a_successor_is_ready_before_the_old_one_drains(rig: Rig) -> None:
     assert rig.ready() == [pid for pid in seen_together if pid != old]
 
 
-def test_a_killed_one_is_reported_and_started_again(rig: Rig) -> None:
+def test_a_killed_driver_is_reported_and_started_again(rig: Rig) -> None:
     rig.until("it is ready", rig.ready)
     old = rig.pids()[0]
     psutil.Process(old).kill()
@@ -107,7 +108,7 @@ def test_a_killed_one_is_reported_and_started_again(rig: Rig) -> None:
     assert rig.ended == [old]
 
 
-def test_one_that_has_worked_for_a_while_is_started_again_at_once(rig: Rig) -> None:
+def test_a_driver_that_ran_for_a_while_is_restarted_at_once(rig: Rig) -> None:
     rig.until("it is ready", rig.ready)
     old = rig.pids()[0]
     assert not rig.drivers.has_ended()
@@ -117,19 +118,19 @@ def test_one_that_has_worked_for_a_while_is_started_again_at_once(rig: Rig) -> N
     rig.tick()
     assert rig.ended == [old]
     assert rig.pids(), "the tick that finds it gone starts the next"
-    # That one has worked for no time.
+    # This driver has hardly run.
     psutil.Process(rig.pids()[0]).kill()
     eventually(rig.drivers.has_ended, "its end is noticed")
     rig.tick()
     assert not rig.pids()
 
 
-def test_one_that_ends_at_once_is_started_ever_later(tmp_path: Path) -> None:
+def test_a_driver_that_ends_at_once_is_restarted_after_growing_pauses(tmp_path: Path) -> None:
     now = [0.0]
     drivers = BatchDrivers([sys.executable, "-c", "raise SystemExit(5)"], tmp_path, clock=lambda: now[0])
     starts: list[float] = []
     for _ in range(4):
-        # Nothing is due while the clock stands, so that what follows is the end of the one that this starts.
+        # No start is due while the clock stands still, so the next tick finds the end of the driver started here.
         assert drivers.tick() == []
         eventually(drivers.tick, "it has ended")
         starts.append(drivers._not_before - now[0])
@@ -139,7 +140,7 @@ def test_one_that_ends_at_once_is_started_ever_later(tmp_path: Path) -> None:
     drivers.stop()
 
 
-def test_the_number_may_change(rig: Rig) -> None:
+def test_the_number_of_drivers_may_change(rig: Rig) -> None:
     rig.until("it is ready", rig.ready)
     first = rig.pids()[0]
     rig.drivers.wanted = 2
@@ -149,8 +150,8 @@ def test_the_number_may_change(rig: Rig) -> None:
     assert rig.pids() == [first], "the one that has been there longer stays"
 
 
-def test_a_driver_that_is_replaced_ends_its_run_however_long_it_takes(tmp_path: Path) -> None:
-    """New code, or the hundredth run, is no reason to use an attempt up; the agent's own end is."""
+def test_a_replaced_driver_finishes_its_run_however_long_it_takes(tmp_path: Path) -> None:
+    """New code or the hundredth run must not cost the batch an attempt; the end of the agent may."""
     assert BUSY_DRIVER != DRIVER
     rig = Rig(tmp_path, BUSY_DRIVER)
     rig.until("it is ready", rig.ready)
@@ -204,8 +205,8 @@ def test_the_preparation_ends_with_the_drivers(tmp_path: Path) -> None:
     assert preparing.returncode is not None
 
 
-def test_what_the_preparation_has_started_ends_with_it(tmp_path: Path) -> None:
-    """A JVM that has lost its parent ends in order, which writes an archive."""
+def test_a_child_of_the_preparation_ends_with_it(tmp_path: Path) -> None:
+    """A JVM that loses its parent exits normally, and writes an archive then."""
     said = tmp_path / "said"
     script = (
         "import pathlib, subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; "
@@ -223,7 +224,7 @@ def test_what_the_preparation_has_started_ends_with_it(tmp_path: Path) -> None:
 
     def has_ended() -> bool:
         try:
-            # Where nobody asks for its exit code it stays as a zombie.
+            # If no process reads its exit code, it stays as a zombie.
             return not started.is_running() or started.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
@@ -232,10 +233,10 @@ def test_what_the_preparation_has_started_ends_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_preparation_that_can_not_be_started_or_has_no_log_costs_nothing_else(
+def test_a_preparation_that_can_not_be_started_or_logged_does_not_end_the_agent(
     tmp_path: Path, *, exists: bool
 ) -> None:
-    """Neither may end the agent: on a full disk, say."""
+    """This happens on a full disk, for example."""
     (tmp_path / "batch-driver-preparation.log").mkdir()
     said = tmp_path / "said"
     program = sys.executable if exists else str(tmp_path / "none")
@@ -252,7 +253,7 @@ def test_a_preparation_that_can_not_be_started_or_has_no_log_costs_nothing_else(
         rig.drivers.stop()
 
 
-def test_without_a_driver_nothing_is_prepared(tmp_path: Path) -> None:
+def test_without_drivers_nothing_is_prepared(tmp_path: Path) -> None:
     rig = Rig(tmp_path, wanted=0, preparation=[sys.executable, "-c", PREPARATION, str(tmp_path / "said")])
     rig.tick()
     rig.ahead += 2 * batch_drivers.PREPARE_AFTER_SECONDS

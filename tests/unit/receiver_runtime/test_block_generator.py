@@ -33,7 +33,7 @@ SCHEMA = pa.schema([("value", pa.string())])
 
 
 class Listener:
-    """Keeps what it is told; pushes wait while `gate` is shut and fail while `failures` are left."""
+    """Keeps what it is called with; pushes wait until `gate` is set, and fail while `failures` are left."""
 
     def __init__(self) -> None:
         self.pushed: list[Block] = []
@@ -121,7 +121,7 @@ def test_b01_the_states_are_walked_in_order_and_start_comes_once() -> None:
         made.start()
 
 
-def test_b01_no_state_is_left_out_of_the_table_and_the_last_is_final() -> None:
+def test_b01_the_table_has_every_state_and_the_last_is_final() -> None:
     assert set(TRANSITIONS) == set(GeneratorState)
     assert TRANSITIONS[GeneratorState.STOPPED_ALL] == frozenset()
 
@@ -179,9 +179,9 @@ def test_b02_two_threads_200_ms_and_a_queue_of_ten_blocks() -> None:
         assert len(set(threading.enumerate()) - before) == 2
         for n in range(12):
             made.add_data(str(n))
-            # Until there is room for it: the first one may not have been taken from the queue yet.
+            # Wait until there is room for it: the first block may not have been taken from the queue yet.
             advance_until(clock, reaches(lambda: len(listener.generated), n + 1), step=0.2)
-        # One is being pushed, ten wait, and one waits for the queue.
+        # One block is being pushed, ten wait, and one waits for the queue.
         eventually(lambda: made.waiting_blocks == 10)
         assert listener.pushed == []
 
@@ -208,7 +208,7 @@ def test_b03_what_is_larger_than_a_block_comes_in_pieces_that_fit() -> None:
     assert [value for block in listener.values for value in block] == values
     larger = [block for block in listener.pushed if block.nbytes > 1000]
     assert [block.records for block in larger] == [1, 1]
-    # Pieces fill their blocks: not many more than the bytes need.
+    # Pieces fill their blocks: there are not many more blocks than the bytes need.
     assert len(listener.pushed) <= 2 * sum(block.nbytes for block in listener.pushed) // 1000
 
 
@@ -223,7 +223,7 @@ def test_b03_pieces_are_the_batch_and_each_fits(sizes: list[int], most: int) -> 
     assert all(head.nbytes <= most or head.num_rows == 1 for head in heads)
 
 
-def test_b03_records_of_both_kinds_keep_their_order() -> None:
+def test_b03_single_records_and_batches_keep_their_order() -> None:
     listener, clock = Listener(), ManualClock()
     with generator(listener, clock) as made:
         made.add_data("1")
@@ -245,7 +245,7 @@ def test_b03_adding_needs_an_active_generator() -> None:
         made.add_multiple_data(batch("x"))
 
 
-def test_a_record_of_the_wrong_type_is_refused_and_harms_no_other() -> None:
+def test_a_record_of_the_wrong_type_is_refused_without_harm_to_others() -> None:
     listener = Listener()
     with generator(listener, ManualClock()) as made:
         made.add_data("before")
@@ -315,7 +315,7 @@ def test_b07_w05_a_failing_push_is_reported_and_tried_again_in_order() -> None:
     with generator(listener, clock) as made:
         made.add_data("a")
         for n in range(3):
-            # In steps: what failed is told before its next try is due at any moment.
+            # Advance in small steps: a failure is reported before its repetition is due.
             advance_until(clock, reaches(lambda: len(listener.errors), n + 1))
             made.add_data("later")
         advance_until(clock, reaches(lambda: len(listener.pushed), 1))
@@ -347,7 +347,7 @@ def test_w05_w17_a_full_queue_stops_who_adds_and_memory_is_bounded() -> None:
     listener.gate.clear()
     chunk = batch(*["x" * 100] * 10)
     added = [0]
-    # No tick passes, which would cut a block that is not full.
+    # No tick passes: it would cut a block that is not full.
     with generator(listener, ManualClock(), queue_size=7, max_block_bytes=2 * chunk.nbytes) as made:
 
         def add() -> None:
@@ -361,8 +361,8 @@ def test_w05_w17_a_full_queue_stops_who_adds_and_memory_is_bounded() -> None:
         adder = threading.Thread(target=add)
         adder.start()
         eventually(lambda: made.waiting_blocks == 2)
-        # One block is being pushed, two wait, for the queue takes no more bytes, one waits for the queue, one is being
-        # filled; then nothing moves.
+        # One block is being pushed; two wait, because the queue takes no more bytes; one waits for the queue; one is
+        # being filled; then nothing moves.
         eventually(lambda: made._buffer.nbytes + chunk.nbytes > made._max_block_bytes)
         held = added[0]
         assert held * chunk.nbytes <= 7 * made._max_block_bytes
@@ -378,7 +378,7 @@ def test_w05_w17_a_full_queue_stops_who_adds_and_memory_is_bounded() -> None:
     assert sum(block.records for block in listener.pushed) == added[0] * 10
 
 
-def test_w05_a_queue_of_small_blocks_takes_as_many_as_it_is_set_to() -> None:
+def test_w05_a_queue_takes_as_many_small_blocks_as_it_is_set_to() -> None:
     listener, clock = Listener(), ManualClock()
     listener.gate.clear()
     with generator(listener, clock, queue_size=7) as made:
@@ -397,14 +397,14 @@ def test_a_block_is_cut_early_when_it_is_full() -> None:
     with generator(listener, clock, max_block_bytes=1000) as made:
         for n in range(100):
             made.add_data(f"{n:>46}")
-        # No tick has passed.
+        # No tick has passed so far.
         eventually(lambda: sum(block.records for block in listener.pushed) >= 80)
         made.stop()
     assert max(block.nbytes for block in listener.pushed) <= 1000
     assert [int(value) for values in listener.values for value in values] == list(range(100))
 
 
-def test_an_abort_frees_everybody_and_drops_what_is_held() -> None:
+def test_an_abort_frees_every_waiting_caller_and_drops_held_data() -> None:
     listener = Listener()
     listener.failures = 10**6
     with generator(listener, interval=0.001, queue_size=1, max_block_bytes=100) as made:
@@ -445,7 +445,7 @@ def test_small_chunks_become_one_batch_and_large_ones_are_not_copied() -> None:
     assert [len(block.batches) for block in listener.pushed] == [1, 3]
 
 
-def test_the_limiter_is_asked_for_every_record() -> None:
+def test_every_record_needs_a_permit_of_the_limiter() -> None:
     clock = ManualClock()
     limiter = RateLimiter(10, clock=clock)
     began = clock.monotonic()
@@ -460,14 +460,14 @@ def test_the_limiter_is_asked_for_every_record() -> None:
         limiter.acquire(1)
         adder = threading.Thread(target=made.add_multiple_data, args=(batch(*"abcde"),))
         adder.start()
-        # The permits of all five, before the first of them is added.
+        # It waits for the permits of all five before it adds the first of them.
         assert advance_until(clock, lambda: not adder.is_alive(), step=0.02) >= 0.49
         made.stop()
     assert min(cut_at) - began >= 0.49
     assert listener.values == [["a", "b", "c", "d", "e"]]
 
 
-def test_a_listener_that_fails_at_a_cut_loses_no_block() -> None:
+def test_a_listener_that_fails_at_a_cut_does_not_lose_the_block() -> None:
     class Failing(Listener):
         def on_generate_block(self, block: Block) -> None:
             raise RuntimeError("no")
@@ -484,7 +484,7 @@ def test_a_listener_that_fails_at_a_cut_loses_no_block() -> None:
     assert listener.errors
 
 
-def test_a_cut_that_fails_keeps_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_cut_keeps_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     listener, clock = Listener(), ManualClock()
     with generator(listener, clock) as made:
         made.add_data("x")
@@ -497,7 +497,7 @@ def test_a_cut_that_fails_keeps_the_buffer(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_b03_a_callback_that_fails_is_reported_and_the_data_is_in() -> None:
-    """Whoever added it must not add it again."""
+    """The caller must not add the data again."""
 
     class Failing(Listener):
         def on_generate_block(self, block: Block) -> None:
@@ -531,7 +531,7 @@ def _die(_: object) -> None:
 def test_w16_small_single_records_take_no_more_room_than_their_data() -> None:
     """As Python objects they would take ten times as much."""
     listener, clock = Listener(), ManualClock()
-    # What pyarrow imports at its first conversion is no room that records take.
+    # Convert once before measuring: what pyarrow imports then is not memory of records.
     batch("x")
     with generator(listener, clock, max_block_bytes=2**20) as made:
         tracemalloc.start()

@@ -1,4 +1,4 @@
-"""A segment is closed only when its file says what was acknowledged of it."""
+"""Check that a segment is closed only once its file says which of its blocks were acknowledged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Setup:
         self.handler.registered_through.sequence = through
 
     def said_through(self) -> list[int]:
-        """What notes say, by segment."""
+        """Return the sequences that notes say are registered, by segment."""
         return [
             item.header.registered_through
             for path in self.rows.paths.values()
@@ -62,8 +62,8 @@ def setup(tmp_path: Path) -> Setup:
     return Setup(tmp_path, SourceRule.SENT_AGAIN)
 
 
-def test_a_segment_that_is_closed_by_its_age_gets_its_note_before(setup: Setup) -> None:
-    """Its newest block was stored just before."""
+def test_a_segment_gets_its_note_before_it_is_closed_at_its_age(setup: Setup) -> None:
+    """Check a segment whose newest block was stored just before."""
     setup.keep(1)
     setup.clock.advance(INTERVAL)
     setup.registered(1)
@@ -72,8 +72,8 @@ def test_a_segment_that_is_closed_by_its_age_gets_its_note_before(setup: Setup) 
     assert list(setup.rows.lengths) == [1]
 
 
-def test_a_segment_is_not_closed_while_a_block_in_it_waits_for_its_acknowledgement(setup: Setup) -> None:
-    """The driver log is away for longer than a segment lasts."""
+def test_a_segment_is_not_closed_while_a_block_in_it_is_unacknowledged(setup: Setup) -> None:
+    """The driver log is unavailable for longer than a segment lasts."""
     setup.keep(1)
     setup.keep(2)
     setup.clock.advance(INTERVAL)
@@ -87,7 +87,7 @@ def test_a_segment_is_not_closed_while_a_block_in_it_waits_for_its_acknowledgeme
 
 
 @pytest.mark.parametrize("rule", [SourceRule.OFFSETS, SourceRule.NOT_SENT_AGAIN])
-def test_a_segment_without_need_of_a_note_is_closed_by_its_age(tmp_path: Path, rule: SourceRule) -> None:
+def test_a_segment_that_needs_no_note_is_closed_at_its_age(tmp_path: Path, rule: SourceRule) -> None:
     setup = Setup(tmp_path, rule)
     setup.keep(1)
     setup.clock.advance(INTERVAL)
@@ -95,7 +95,7 @@ def test_a_segment_without_need_of_a_note_is_closed_by_its_age(tmp_path: Path, r
     setup.handler.keep_house()
     assert setup.said_through() == []
     assert setup.rows.lengths == {}
-    # It is closed, not sealed: what comes next goes to another one.
+    # It is closed, not sealed: the next block goes to another segment.
     setup.keep(2, registered_through=1)
     assert len(setup.rows.paths) == 2
     assert list(setup.rows.lengths) == [1]

@@ -1,4 +1,4 @@
-"""The threads that block generators share: few while all goes well, more when one hangs, and nobody's order changes."""
+"""Check the threads that block generators share: few normally, more when one hangs, and blocks always stay in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = pa.schema([("value", pa.string())])
 
 
 class Listener:
-    """Keeps the blocks; pushes wait while `gate` is shut and fail while `failures` are left."""
+    """Keeps the blocks that are pushed; pushes wait until `gate` is set, and fail while `failures` are left."""
 
     def __init__(self) -> None:
         self.pushed: list[Block] = []
@@ -74,7 +74,7 @@ def threads(clock: ManualClock | None = None) -> Iterator[BlockThreads]:
 
 
 def push_threads(shared: BlockThreads) -> int:
-    """Count the push threads that exist now, busy or idle."""
+    """Count the existing push threads, busy or idle."""
     with shared._lock:
         return shared._busy + len(shared._idle)
 
@@ -110,7 +110,7 @@ def test_b02_many_generators_share_one_timer_and_few_push_threads() -> None:
             for generator, _ in made:
                 generator.add_data(str(round_number))
             eventually(reaches(lambda: min(len(listener.pushed) for _, listener in made), round_number + 1))
-        # One a generator would be 200; a slow disk may ask for some.
+        # Without sharing, there would be 200 threads; here, a slow disk may add a few.
         assert len(set(threading.enumerate()) - before) <= 1 + 16
         assert [listener.values for _, listener in made] == [["0", "1", "2"]] * 100
 
@@ -152,7 +152,7 @@ def test_w05_a_push_that_is_tried_again_holds_no_thread_meanwhile() -> None:
             generator.add_data("fails")
         clock.advance(0.25)
         eventually(lambda: all(listener.errors for _, listener in made[:3]))
-        # The clock stands still: nothing is tried again, and there are two push threads.
+        # The clock stands still: no push is repeated, and there are two push threads.
         made[3][0].add_data("x")
         made[3][0].stop()
         assert made[3][1].values == ["x"]
@@ -193,7 +193,7 @@ def test_a_large_block_is_not_cut_on_the_shared_timer() -> None:
     assert names == ["receivers block push", "receivers block timer"]
 
 
-def test_who_pushes_nothing_for_a_second_keeps_house() -> None:
+def test_an_idle_generator_calls_on_idle_after_a_second() -> None:
     clock = ManualClock()
     with threads(clock) as shared, generators(shared, 2, clock, interval=0.2) as made:
         for _ in range(7):
@@ -201,7 +201,7 @@ def test_who_pushes_nothing_for_a_second_keeps_house() -> None:
         eventually(lambda: all(listener.idle for _, listener in made))
 
 
-def test_data_that_would_have_to_wait_is_not_added() -> None:
+def test_add_if_free_refuses_data_that_would_have_to_wait() -> None:
     listener = Listener()
     limiter = RateLimiter(10)
     generator = BlockGenerator(listener, SCHEMA, limiter=limiter, block_interval=60, max_block_bytes=100)
@@ -220,7 +220,7 @@ def test_data_that_would_have_to_wait_is_not_added() -> None:
 
 
 class DyingClock(ManualClock):
-    """Fails on threads whose name has `name`, while `failures` are left."""
+    """A clock that raises on threads with `name` in their name, while `failures` are left."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class DyingClock(ManualClock):
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), MemoryError(), KeyboardInterrupt()])
-def test_what_escapes_from_a_call_is_counted_and_told_and_ends_no_thread(error: BaseException) -> None:
+def test_an_error_that_escapes_a_call_is_counted_and_reported_and_ends_no_thread(error: BaseException) -> None:
     def die() -> None:
         raise error
 
@@ -259,7 +259,7 @@ def test_what_escapes_from_a_call_is_counted_and_told_and_ends_no_thread(error: 
         assert push_threads(shared) == 2
 
 
-def test_one_who_can_not_be_told_keeps_nobody_waiting() -> None:
+def test_a_failing_death_callback_delays_no_other_call() -> None:
     def die(error: BaseException | None = None) -> None:
         raise SystemExit from error
 
@@ -274,7 +274,7 @@ def test_one_who_can_not_be_told_keeps_nobody_waiting() -> None:
 
 
 @pytest.mark.parametrize("role", ["timer", "push"])
-def test_a_thread_that_fails_in_itself_is_counted_and_replaced(role: str) -> None:
+def test_a_thread_that_fails_itself_is_counted_and_replaced(role: str) -> None:
     clock = DyingClock(f"block {role}")
     with threads(clock) as shared, generators(shared, 3, clock) as made:
         for number in range(5):
@@ -284,13 +284,13 @@ def test_a_thread_that_fails_in_itself_is_counted_and_replaced(role: str) -> Non
             advance_until(clock, lambda: clock.failures == 0)
         values = [str(number) for number in range(5)]
         advance_until(clock, lambda: all(listener.values == values for _, listener in made))
-        # One more may be under way.
+        # Another failure may still be in progress.
         eventually(reaches(lambda: shared.deaths, 15))
         assert not any(listener.errors for _, listener in made)
 
 
-def test_a_tick_that_fails_is_told_to_its_generator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a receiver that has no tick any more is there for ever and pushes nothing."""
+def test_a_failed_tick_is_reported_to_its_generator_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a receiver without a tick would stay for ever and push nothing."""
 
     def die() -> None:
         raise OSError(28, "No space left on device")
@@ -306,7 +306,7 @@ def test_a_tick_that_fails_is_told_to_its_generator_alone(monkeypatch: pytest.Mo
         eventually(lambda: listener.values == ["y"])
 
 
-def test_work_waits_for_a_system_that_has_no_threads_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_waits_only_until_the_system_can_start_threads_again(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     with threads(clock) as shared:
         shared.attach()

@@ -12,7 +12,7 @@ from tracker_store.errors import DriverLogUnavailableError, NotAssignedError, Ou
 
 
 class Engine:
-    """Gives out itself as a connection."""
+    """Stands for an engine: it is its own connection."""
 
     def connect(self) -> AbstractContextManager[Any]:
         return nullcontext(self)
@@ -22,11 +22,11 @@ def make(clock: ManualClock | None = None) -> DriverLog:
     return DriverLog(Engine(), clock=clock)  # type: ignore[arg-type]
 
 
-def test_an_answer_is_given_back_at_once() -> None:
+def test_an_answer_is_returned_at_once() -> None:
     assert make().until_answered("ask", lambda _: 42) == 42
 
 
-def test_a_call_is_made_again_until_it_is_answered() -> None:
+def test_a_call_is_repeated_until_it_is_answered() -> None:
     clock = ManualClock()
     log = make(clock)
     asked: list[float] = []
@@ -46,7 +46,7 @@ def test_a_call_is_made_again_until_it_is_answered() -> None:
     assert asked[-1] - asked[-2] >= 1.8
 
 
-def test_what_is_refused_for_good_is_not_asked_again() -> None:
+def test_a_refused_call_is_not_repeated() -> None:
     asked = 0
 
     def statement(_: object) -> None:
@@ -94,7 +94,7 @@ class Listener:
         self.told.append(f"{what}: {seconds:.0f} s")
 
 
-def test_only_a_call_that_waits_long_is_told_of_once_and_at_its_end() -> None:
+def test_only_a_long_wait_is_reported_once_and_at_its_end() -> None:
     clock, listener = PaidClock(), Listener()
     clock.pays()
     log = make(clock)

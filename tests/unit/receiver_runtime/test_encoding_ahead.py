@@ -1,4 +1,4 @@
-"""A block is compressed while its predecessor is written: the timer encodes, the push thread waits for the disk."""
+"""Check that a block is compressed while the one before it is written: the timer encodes, a push thread writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = pa.schema([("value", pa.string())])
 
 
 class Listener:
-    """Keeps the blocks; pushes wait while `gate` is shut."""
+    """Keeps the blocks that are pushed; pushes wait until `gate` is set."""
 
     def __init__(self) -> None:
         self.pushed: list[Block] = []
@@ -47,7 +47,7 @@ class Listener:
 
 
 class Encoder:
-    """Encodes, or fails while it is told to."""
+    """Encodes, or fails while `broken` is set."""
 
     def __init__(self) -> None:
         self.encoded = 0
@@ -88,11 +88,11 @@ def test_a_block_is_encoded_while_the_one_before_it_is_written() -> None:
     ]
     assert values == [["first"], ["second"]]
     assert [encoded.records for encoded in blocks if encoded is not None] == [1, 1]
-    # What waits is held once, in its smaller form.
+    # A waiting block is held once, in its smaller, encoded form.
     assert [block.batches for block in listener.pushed] == [(), ()]
 
 
-def test_a_block_that_could_not_be_encoded_ahead_is_pushed_as_it_is() -> None:
+def test_a_block_that_could_not_be_encoded_ahead_is_pushed_unencoded() -> None:
     listener, encoder = Listener(), Encoder()
     encoder.broken = True
     listener.gate.set()

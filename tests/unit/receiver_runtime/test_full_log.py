@@ -1,6 +1,6 @@
-"""A disk that takes no line of the log: every error is handled all the same, and whoever waits for it is told.
+"""Check that on a disk with no room for log lines every error is still handled, and reported to those that wait for it.
 
-In a service no line raises (``process_output``). These hold without that: state first, words after it.
+In a service no line raises (``process_output``). These tests hold even without that: change the state first, log then.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FullLog:
 def full_log() -> Iterator[FullLog]:
     before = structlog.get_config() if structlog.is_configured() else None
     log = FullLog()
-    # Without what makes a traceback beautiful, which takes seconds.
+    # Log without formatted tracebacks, which take seconds.
     structlog.configure(logger_factory=lambda *_: log, processors=[lambda _, __, event: str(event)])
     yield log
     structlog.reset_defaults()
@@ -76,7 +76,7 @@ def full_log() -> Iterator[FullLog]:
 
 
 class DyingListener(Listener):
-    """Its push raises what ends a thread."""
+    """A listener whose push raises an error that ends a thread."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class DyingListener(Listener):
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
-def test_a_role_that_dies_ends_the_generator_and_tells(error: BaseException) -> None:
+def test_a_dying_thread_ends_the_generator_and_is_reported(error: BaseException) -> None:
     listener = DyingListener(error)
     made = BlockGenerator(listener, SCHEMA, limiter=RateLimiter(), block_interval=0.001)
     made.start()
@@ -97,11 +97,11 @@ def test_a_role_that_dies_ends_the_generator_and_tells(error: BaseException) -> 
     eventually(lambda: listener.deaths, "the death")
     assert listener.deaths == [error]
     assert made.state is GeneratorState.STOPPED_ALL
-    # Nobody waits for what is gone.
+    # Nothing waits for a thread that has ended.
     made.stop()
 
 
-def test_a_push_is_tried_again_though_neither_log_nor_listener_takes_the_error() -> None:
+def test_a_push_is_repeated_even_if_neither_log_nor_listener_takes_the_error() -> None:
     listener, clock = DyingListener(OSError(errno.ENOSPC, "No space left on device")), ManualClock()
 
     def refuse(message: str, error: Exception) -> None:
@@ -119,7 +119,7 @@ def test_a_push_is_tried_again_though_neither_log_nor_listener_takes_the_error()
 
 
 class FailingReporter(RecordingReporter):
-    """Every report raises."""
+    """A reporter that raises on every report."""
 
     def state(self, state: ReceiverState, reason: str) -> None:
         super().state(state, reason)
@@ -134,7 +134,7 @@ class FailingReporter(RecordingReporter):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_is_waited_for_and_then_everything_is_registered(tmp_path: Path) -> None:
+def test_a_full_disk_is_waited_out_and_then_everything_is_registered(tmp_path: Path) -> None:
     with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
         made.files.create_faults = 5
         made.supervisor.block_path.push_single("x")
@@ -143,7 +143,7 @@ def test_a_full_disk_is_waited_for_and_then_everything_is_registered(tmp_path: P
         assert made.values() == ["x"]
 
 
-def test_a_dead_role_ends_the_receiver_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_thread_ends_the_receiver_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(_: object) -> None:
         raise SystemExit
 
@@ -155,7 +155,7 @@ def test_a_dead_role_ends_the_receiver_for_another_process(tmp_path: Path, monke
         assert "the block generator failed: SystemExit" in ending.reason
 
 
-def test_an_end_that_can_not_be_told_comes(tmp_path: Path) -> None:
+def test_the_end_comes_even_if_it_can_not_be_reported(tmp_path: Path) -> None:
     with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
         eventually(made.supervisor.is_started)
         made.supervisor.stop("broken", OSError("away"))
@@ -174,14 +174,14 @@ def test_a_failed_write_ends_its_segment_before_it_is_logged(tmp_path: Path) -> 
     )
     files.write_faults = ["short"]
     with pytest.raises(OSError, match="No space left"):
-        # The line's own error.
+        # This error comes from the log line.
         log.write([frame()])
     [handle] = log.write([frame()])
     assert (handle.segment_id, handle.offset) == (2, 0)
 
 
 class DeafListener:
-    """What it is told of the driver log raises."""
+    """A listener that raises when it is informed about the driver log."""
 
     def on_driver_log_away(self, what: str, error: Exception) -> None:
         raise RuntimeError(what) from error
@@ -190,9 +190,9 @@ class DeafListener:
         raise RuntimeError(what, seconds)
 
 
-def test_a_listener_that_fails_ends_no_registrar(full_log: FullLog) -> None:
+def test_a_failing_listener_does_not_end_the_registrar(full_log: FullLog) -> None:
     log, clock = MemoryBlockLog(), ManualClock()
-    # The registrar's own lines come out: what is tested is the listener.
+    # Let the registrar's own lines through: this test is about the listener.
     structlog.configure(logger_factory=lambda *_: structlog.testing.CapturingLogger())
     registrar = Registrar(log, clock=clock)
     registrar.start()
@@ -208,7 +208,7 @@ def test_a_listener_that_fails_ends_no_registrar(full_log: FullLog) -> None:
     assert full_log.lines == 0
 
 
-def test_a_registrar_that_dies_refuses_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dying_registrar_refuses_the_blocks_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     log = MemoryBlockLog()
 
     def die(_: object) -> None:
@@ -228,7 +228,7 @@ def test_a_registrar_that_dies_refuses_what_it_holds(monkeypatch: pytest.MonkeyP
     registrar.stop()
 
 
-def test_a_report_that_is_refused_stops_no_other() -> None:
+def test_a_refused_report_does_not_stop_the_others() -> None:
     rows = Rows()
     reporter = StatusReporter(rows)  # type: ignore[arg-type]
     receiver = reporter.for_receiver(Claim(1, 1, 0), assignment=1, process_id=1)
@@ -236,7 +236,7 @@ def test_a_report_that_is_refused_stops_no_other() -> None:
     rows.refuse = True
     for n, message in enumerate(("refused", "kept")):
         with pytest.raises(OSError, match="No space left"):
-            # The line's own error: the report was taken before it.
+            # This error comes from the log line: the report was taken before it.
             receiver.event(ReceiverEventKind.ERROR, message)
         eventually(reaches(lambda: rows.attempts, n + 1))
         rows.refuse = False
@@ -244,7 +244,9 @@ def test_a_report_that_is_refused_stops_no_other() -> None:
     reporter.stop()
 
 
-def test_records_that_can_not_be_registered_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sender_gets_an_error_if_its_records_can_not_be_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with rig(tmp_path, HandReceiver(), reporter=FailingReporter()) as made:
         monkeypatch.setattr(made.supervisor.block_path, "known_keys", _no_memory)
         monkeypatch.setattr(made.supervisor.block_path, "push_keyed", _no_memory)
@@ -259,7 +261,7 @@ def _no_memory(*_: object, **__: object) -> None:
     raise MemoryError
 
 
-def test_a_reading_loop_that_fails_gives_back_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_reading_loop_ends_the_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = ReadingLoop()
     monkeypatch.setattr(loop, "_welcome", _no_memory)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)

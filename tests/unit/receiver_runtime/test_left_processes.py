@@ -1,4 +1,4 @@
-"""What an agent finds of the processes of one that was killed."""
+"""Check what an agent finds out about the processes that a killed agent left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that waits until it is killed."""
+    """Run a process that waits until it is killed."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         yield process
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "run" / "agent.processes"
 
 
-def test_a_process_that_is_gone_is_named_once_and_one_that_lives_is_not(file: Path) -> None:
+def test_a_process_that_ended_is_named_once_and_a_live_one_is_not(file: Path) -> None:
     with child() as first, child() as second:
         LeftProcesses(file, host="here").note([first.pid, second.pid])
         end(first)
@@ -52,7 +52,7 @@ def test_a_process_that_is_gone_is_named_once_and_one_that_lives_is_not(file: Pa
         assert left.take_gone() == [second.pid]
 
 
-def test_one_that_still_lives_is_known_to_the_agent_after_the_next_too(file: Path) -> None:
+def test_a_surviving_process_is_passed_on_to_later_agents(file: Path) -> None:
     with child() as lasting:
         LeftProcesses(file, host="here").note([lasting.pid])
         LeftProcesses(file, host="here").note([])
@@ -61,7 +61,7 @@ def test_one_that_still_lives_is_known_to_the_agent_after_the_next_too(file: Pat
 
 
 def test_a_zombie_is_gone(file: Path) -> None:
-    """It has its pid until somebody asks for its exit code, and does nothing more."""
+    """A zombie keeps its pid until its parent reads the exit code, but does nothing more."""
     with child() as process:
         LeftProcesses(file, host="here").note([process.pid])
         process.kill()
@@ -69,7 +69,7 @@ def test_a_zombie_is_gone(file: Path) -> None:
         assert LeftProcesses(file, host="here").take_gone() == [process.pid]
 
 
-def test_a_pid_that_another_process_has_by_now_ends_nobody(file: Path) -> None:
+def test_a_reused_pid_does_not_count_as_the_old_process(file: Path) -> None:
     with child() as successor:
         LeftProcesses(file, host="here").note([successor.pid])
         noted = json.loads(file.read_text())
@@ -79,7 +79,7 @@ def test_a_pid_that_another_process_has_by_now_ends_nobody(file: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["host", "machine"])
-def test_a_note_from_elsewhere_says_nothing_of_the_processes_here(file: Path, key: str) -> None:
+def test_a_note_from_another_host_or_machine_is_ignored(file: Path, key: str) -> None:
     with child() as process:
         LeftProcesses(file, host="here").note([process.pid])
         end(process)
@@ -89,13 +89,13 @@ def test_a_note_from_elsewhere_says_nothing_of_the_processes_here(file: Path, ke
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"host": "here"}'])
-def test_a_note_that_can_not_be_read_is_no_note(file: Path, text: str) -> None:
+def test_an_unreadable_note_is_ignored(file: Path, text: str) -> None:
     file.parent.mkdir()
     file.write_text(text)
     assert LeftProcesses(file, host="here").take_gone() == []
 
 
-def test_an_agent_that_said_all_itself_leaves_no_note(file: Path) -> None:
+def test_an_agent_that_reported_everything_leaves_no_note(file: Path) -> None:
     left = LeftProcesses(file, host="here")
     left.note([])
     assert file.exists()
@@ -103,7 +103,7 @@ def test_an_agent_that_said_all_itself_leaves_no_note(file: Path) -> None:
     assert not file.exists()
 
 
-def test_a_note_that_can_not_be_removed_hinders_no_agent_from_signing_off(file: Path) -> None:
-    """On a disk that is read-only, say."""
+def test_an_agent_signs_off_even_if_its_note_can_not_be_removed(file: Path) -> None:
+    """This happens on a read-only disk, for example."""
     file.mkdir(parents=True)
     LeftProcesses(file, host="here").forget()

@@ -26,7 +26,7 @@ MESSAGES: list[Message] = [
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_lines_arrive_whole_however_they_are_cut(size: int) -> None:
+def test_lines_are_read_whole_however_they_are_cut(size: int) -> None:
     stream = b"".join(map(encode, MESSAGES))
     lines = Lines()
     heard: list[Message] = []
@@ -35,7 +35,7 @@ def test_lines_arrive_whole_however_they_are_cut(size: int) -> None:
     assert heard == MESSAGES
 
 
-def test_a_reason_is_one_line_of_bounded_length() -> None:
+def test_a_reason_is_sent_as_one_line_of_bounded_length() -> None:
     line = encode(Ended(1, 1, ExitCode.FAILED, "first\nsecond " + "x" * 10_000))
     assert line.count(b"\n") == 1
     assert len(line) < 600
@@ -44,12 +44,12 @@ def test_a_reason_is_one_line_of_bounded_length() -> None:
     assert ended.reason.startswith("first second xxx")
 
 
-def test_what_is_not_understood_says_so() -> None:
+def test_an_unknown_line_is_refused_with_its_text() -> None:
     with pytest.raises(ValueError, match="dance 12"):
         list(Lines().feed(b"dance 12\n"))
 
 
-def test_a_receiver_on_the_command_line() -> None:
+def test_a_receiver_is_parsed_from_the_command_line() -> None:
     assert parse_receiver("12:3") == (12, 3)
     for wrong in ("12", "12:", ":3", "a:1", "-1:2"):
         with pytest.raises(ValueError, match="RECEIVER_ID:ASSIGNMENT"):

@@ -1,4 +1,4 @@
-"""Who holds data and gets nothing done is hindered where a thread says why, and stuck where none does."""
+"""Check that a receiver with data and no progress is hindered if a thread reports an error, and otherwise stuck."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def verdicts(watch: ProgressWatch, looks: int, *, holds_data: bool = True) -> li
     return [watch.look(holds_data=holds_data, limit=LIMIT, seconds=1.0) for _ in range(looks)]
 
 
-def test_one_that_holds_nothing_may_do_nothing_for_ever() -> None:
+def test_a_receiver_without_data_may_be_idle_for_ever() -> None:
     watch = ProgressWatch(Progress())
     assert set(verdicts(watch, 1000, holds_data=False)) == {Verdict.MOVING}
 
 
-def test_one_that_holds_data_and_gets_it_done_is_moving_however_long() -> None:
+def test_a_receiver_with_steady_progress_is_moving() -> None:
     progress = Progress()
     watch = ProgressWatch(progress)
     for _ in range(20):
@@ -47,12 +47,12 @@ def test_one_that_holds_data_and_gets_it_done_is_moving_however_long() -> None:
         progress.made()
 
 
-def test_one_that_does_nothing_and_does_not_even_fail_is_stuck_at_its_limit() -> None:
+def test_a_receiver_without_progress_or_failures_is_stuck_at_its_limit() -> None:
     watch = ProgressWatch(Progress())
     assert verdicts(watch, 60) == [Verdict.MOVING] * 59 + [Verdict.STUCK]
 
 
-def test_one_that_fails_by_a_named_error_is_hindered_for_as_long_as_it_does() -> None:
+def test_a_receiver_with_repeated_named_failures_is_hindered() -> None:
     progress = Progress()
     watch = ProgressWatch(progress)
     found = []
@@ -60,11 +60,11 @@ def test_one_that_fails_by_a_named_error_is_hindered_for_as_long_as_it_does() ->
         found += verdicts(watch, 10)
         progress.failed("No space left on device")
     assert found == [Verdict.MOVING] * 59 + [Verdict.HINDERED] * 141
-    # The thread that tried is gone, or waits yet to try again.
+    # The thread that tried has ended, or is still waiting before it tries again.
     assert verdicts(watch, 71)[-2:] == [Verdict.HINDERED, Verdict.STUCK]
 
 
-def test_one_that_waits_to_try_again_is_not_stuck_however_short_its_limit() -> None:
+def test_a_receiver_in_a_retry_pause_is_not_stuck_however_short_its_limit() -> None:
     progress = Progress()
     watch = ProgressWatch(progress)
     for _ in range(5):
@@ -73,17 +73,17 @@ def test_one_that_waits_to_try_again_is_not_stuck_however_short_its_limit() -> N
         assert Verdict.STUCK not in found
 
 
-def test_time_in_which_nobody_looked_does_not_count() -> None:
-    """A process that was stopped, or a machine that slept, has done nothing meanwhile, and is well."""
+def test_time_without_looks_does_not_count() -> None:
+    """A process that was stopped, or whose machine slept, made no progress in that time but is well."""
     progress = Progress()
     watch = ProgressWatch(progress)
     verdicts(watch, 59)
-    # An hour later.
+    # The next look comes an hour later.
     progress.made()
     assert verdicts(watch, 1) == [Verdict.MOVING]
 
 
-def test_the_limit_leaves_a_write_and_an_interval_their_time() -> None:
+def test_the_limit_leaves_enough_time_for_a_write_and_an_interval() -> None:
     assert progress_limit(ReceiverSettings()) == 60.0
     assert progress_limit(ReceiverSettings.model_validate({"block_store_timeout": "2m"})) == 240.0
     assert progress_limit(ReceiverSettings.model_validate({"block_interval": "1h"})) == 3 * 3600.0
@@ -92,7 +92,7 @@ def test_the_limit_leaves_a_write_and_an_interval_their_time() -> None:
 
 
 class Held:
-    """A receiver that holds data."""
+    """Stands for a receiver that holds data."""
 
     def __init__(self) -> None:
         self.progress = Progress()
@@ -110,7 +110,7 @@ class Held:
         self.said.append("moving")
 
 
-def test_the_watchdog_has_it_said_once_and_then_that_it_is_over() -> None:
+def test_the_watchdog_reports_a_hindered_receiver_once_and_its_recovery() -> None:
     held = Held()
     watchdog = ProgressWatchdog(lambda: [held], lambda _: True)
     for _ in range(10):
@@ -128,7 +128,7 @@ def test_the_watchdog_has_it_said_once_and_then_that_it_is_over() -> None:
     eventually(look_again)
 
 
-def test_one_that_can_say_nothing_holds_up_no_look() -> None:
+def test_a_report_that_hangs_does_not_delay_the_looks() -> None:
     silent, stuck = Held(), Held()
     silent.may_say.clear()
     watchdog = ProgressWatchdog(lambda: [silent, stuck], lambda _: True)
@@ -140,13 +140,13 @@ def test_one_that_can_say_nothing_holds_up_no_look() -> None:
     silent.may_say.set()
 
 
-def test_the_watchdogs_thread_hands_over_those_that_are_stuck_until_the_process_ends() -> None:
+def test_the_watchdogs_thread_hands_over_stuck_receivers_until_the_process_ends() -> None:
     held = Held()
     handed: list[Sequence[Watched]] = []
 
     def hand(stuck: Sequence[Watched]) -> bool:
         handed.append(stuck)
-        # At first it could not end.
+        # The first time, the process could not end.
         return len(handed) > 1
 
     watchdog = ProgressWatchdog(lambda: [held], hand, look_seconds=0.01)
@@ -156,7 +156,7 @@ def test_the_watchdogs_thread_hands_over_those_that_are_stuck_until_the_process_
     assert handed == [[held], [held]]
 
 
-def test_a_look_that_fails_is_made_again() -> None:
+def test_a_failed_look_is_repeated() -> None:
     held = Held()
     handed: list[Sequence[Watched]] = []
     failures = [MemoryError(), RuntimeError()]
@@ -193,11 +193,11 @@ def test_a_receiver_holds_data_from_its_buffer_to_the_driver_logs_answer(tmp_pat
         assert supervisor.block_path.holds_data
         made.log.away = False
         eventually(lambda: not supervisor.block_path.holds_data, "nothing held")
-        # Stored, and registered.
+        # It was stored, and it was registered.
         assert supervisor.block_path.progress.done >= 2
 
 
-def test_a_full_disk_is_a_named_failure_on_every_way_to_store(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_named_failure_in_every_way_to_store(tmp_path: Path) -> None:
     with rig(tmp_path, HandReceiver()) as made:
         supervisor = made.supervisor
         made.files.create_faults = 1_000_000
@@ -224,7 +224,7 @@ def test_a_full_disk_is_a_named_failure_on_every_way_to_store(tmp_path: Path) ->
         assert sorted(made.values()) == ["x", "y"]
 
 
-def test_a_write_that_hangs_is_no_failure_and_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_write_is_neither_failure_nor_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, hanging = threading.Event(), threading.Event()
     with rig(tmp_path, HandReceiver()) as made:
         sync = made.files.sync
@@ -249,8 +249,8 @@ def test_a_write_that_hangs_is_no_failure_and_no_progress(tmp_path: Path, monkey
 # --- the end of a process ---
 
 
-def test_a_process_that_is_stuck_ends_though_the_driver_log_can_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything that could be asked hangs or fails; the agent is told, and the process ends by its own code."""
+def test_a_stuck_process_ends_even_if_the_driver_log_can_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that could be asked hangs or fails; the agent is informed, and the process ends with its exit code."""
     told: list[Message] = []
     codes: list[int] = []
     engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
@@ -258,12 +258,12 @@ def test_a_process_that_is_stuck_ends_though_the_driver_log_can_not_be_told(monk
         engine, block_store="/nowhere", host="here", tell_agent=told.append, exit_process=codes.append
     )
     monkeypatch.setattr("receiver_runtime.receiver_process._LAST_SECONDS", 0.5)
-    # It went away after it was asked.
+    # The driver log becomes unavailable only after this question.
     monkeypatch.setattr(process, "_why_no_other_could_go_on", lambda: None)
     stuck = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
     other = ReceiverLife(engine, 8, 1, on_ended=lambda *_: None)
     process._lives = {7: stuck, 8: other}
-    # Whoever hangs may hold it.
+    # A thread that hangs may hold this lock.
     with process._changed:
         assert process._on_stuck([stuck])
     [ended] = told
@@ -271,17 +271,17 @@ def test_a_process_that_is_stuck_ends_though_the_driver_log_can_not_be_told(monk
     assert (ended.receiver_id, ended.assignment, ended.code) == (7, 3, ExitCode.STUCK)
     assert "nothing was done or even failed for 60 s" in ended.reason
     assert codes == [ExitCode.STUCK]
-    # The other one was asked to drain.
+    # The other receiver was asked to drain.
     assert other._wanted_end is not None
     assert other._wanted_end.drained
     engine.dispose()
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_nothing_is_ended_while_the_driver_log_answers_no_other_process_either(
+def test_nothing_is_ended_while_the_driver_log_does_not_answer_other_processes_either(
     frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What hangs may hang in it: a server that is stopped, or its disk. Another process could not even begin."""
+    """The receiver may hang in the driver log (its server or disk hangs); then another process could not even start."""
     codes: list[int] = []
     monkeypatch.setattr("receiver_runtime.receiver_process._LAST_SECONDS", 0.5 if frozen else 60.0)
     with socket.socket() as server:
@@ -302,7 +302,7 @@ def test_nothing_is_ended_while_the_driver_log_answers_no_other_process_either(
         engine.dispose()
 
 
-def test_nothing_is_ended_that_goes_on_while_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_that_moves_during_the_check_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
     process = _ReceiverProcess(
@@ -315,7 +315,7 @@ def test_nothing_is_ended_that_goes_on_while_that_is_asked(monkeypatch: pytest.M
     engine.dispose()
 
 
-def test_who_waits_for_its_turn_to_start_is_not_stuck() -> None:
+def test_a_receiver_that_waits_for_its_turn_to_start_is_not_stuck() -> None:
     """A hundred receivers salvage, a few at a time, when their store is mounted again."""
     engine = create_engine("postgresql://nobody@127.0.0.1:1/none", application_name="tests")
     life = ReceiverLife(engine, 7, 3, on_ended=lambda *_: None)
@@ -332,7 +332,7 @@ def test_who_waits_for_its_turn_to_start_is_not_stuck() -> None:
     may_go_on = threading.Event()
     thread, errors = in_thread(start)
     assert waits.wait(60)
-    # The store is asked.
+    # Now it waits for its store, not for its turn: that counts as holding data.
     assert life.holds_data
     with turn:
         may_go_on.set()

@@ -13,7 +13,7 @@ from tests.unit.receiver_runtime.support import ManualClock, advance_until, even
 
 
 class SelfWinding:
-    """A clock that moves on by itself whenever somebody waits."""
+    """A clock that moves by the waiting time whenever a thread waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -23,7 +23,7 @@ class SelfWinding:
 
     def wait_on(self, condition: threading.Condition, seconds: float | None) -> None:
         assert seconds is not None
-        # Never less than a clock can show, so that rounding can't stand still.
+        # Move at least a microsecond: a smaller step would be lost in rounding, and the clock would stand still.
         self.now += max(seconds, 1e-6)
 
 
@@ -40,7 +40,7 @@ def total_within(passed: list[tuple[float, int]], first: int, last: int) -> int:
     rate=st.floats(0.5, 1e6),
     steps=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 2)), min_size=1, max_size=40),
 )
-def test_no_window_lets_more_through_than_rate_and_a_tenth_of_a_second(
+def test_any_window_lets_through_at_most_the_rate_and_a_tenth_of_a_second(
     rate: float, steps: list[tuple[float, float]]
 ) -> None:
     clock = SelfWinding()
@@ -61,7 +61,7 @@ def test_no_window_lets_more_through_than_rate_and_a_tenth_of_a_second(
     rate=st.floats(0.5, 1e6),
     steps=st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 2)), min_size=1, max_size=40),
 )
-def test_who_takes_more_at_once_has_waited_for_it_before(rate: float, steps: list[tuple[int, float]]) -> None:
+def test_permits_beyond_the_bucket_were_waited_for_before(rate: float, steps: list[tuple[int, float]]) -> None:
     clock = SelfWinding()
     limiter = RateLimiter(rate, clock=clock)
     passed: list[tuple[float, int]] = []
@@ -71,7 +71,7 @@ def test_who_takes_more_at_once_has_waited_for_it_before(rate: float, steps: lis
         clock.now += pause
     for first in range(len(passed)):
         for last in range(first, len(passed)):
-            # The first of a window was paid for before it.
+            # The first permits of a window were paid for before it.
             seconds = passed[last][0] - passed[first][0]
             later = total_within(passed, first, last) - passed[first][1]
             assert later <= rate * (seconds + 0.1) + 1 + 1e-6 * rate
@@ -97,7 +97,7 @@ def test_both_limits_hold_together(rate: float, bytes_rate: float, steps: list[t
         clock.now += pause
 
 
-def test_each_limit_alone_decides_where_it_is_the_lower() -> None:
+def test_the_lower_of_the_two_limits_decides() -> None:
     clock = SelfWinding()
     limiter = RateLimiter(1000, max_bytes_rate=10_000, clock=clock)
     for _ in range(1000):
@@ -113,7 +113,7 @@ RATES = [100, 1000, 10_000, 100_000, 1_000_000]
 
 
 def mean_rate(rate: float, permits: int, seconds: float) -> float:
-    """What passes in so long a time, per second, from a full bucket."""
+    """Return the mean rate over `seconds`, starting with a full bucket."""
     clock = SelfWinding()
     limiter = RateLimiter(rate, clock=clock)
     total = 0
@@ -131,7 +131,7 @@ def test_c01_within_3_percent_of_the_rate_over_ten_seconds_in_bulk(rate: float, 
 
 @pytest.mark.parametrize("rate", RATES)
 def test_c01_within_3_percent_of_the_rate_one_by_one(rate: float) -> None:
-    # The fewer seconds, the more the full bucket at the start counts: a tenth of a second's worth.
+    # A full bucket at the start holds a tenth of a second's permits: the shorter the time, the more that counts.
     seconds = min(10.0, 200_000 / rate)
     assert mean_rate(rate, 1, seconds) * seconds - rate * 0.1 == pytest.approx(rate * seconds, rel=0.005, abs=2)
     assert seconds < 10 or mean_rate(rate, 1, seconds) == pytest.approx(rate, rel=0.03)
@@ -160,7 +160,7 @@ def test_c01_within_3_percent_of_rates_that_change(rates: list[tuple[float, floa
             limiter.acquire(permits)
             total += permits
         expected = rate * (clock.now - began)
-        # What had collected under the last rate is at most a tenth of a second of this one.
+        # The permits collected under the last rate are at most a tenth of a second's at this one.
         assert expected * 0.97 - permits <= total <= expected * 1.03 + tokens
 
 
@@ -169,7 +169,7 @@ def test_w17_rates_above_1000_work(rate: float) -> None:
     assert mean_rate(rate, 1, 0.2) > rate
 
 
-def test_c01_none_is_the_initial_rate_and_0_is_no_limit_below_the_ceiling() -> None:
+def test_c01_no_rate_means_the_initial_rate_and_0_means_only_the_ceiling() -> None:
     limiter = RateLimiter(initial_rate=50, max_rate=100)
     assert limiter.rate == 50
     limiter.update_rate(0)
@@ -180,7 +180,7 @@ def test_c01_none_is_the_initial_rate_and_0_is_no_limit_below_the_ceiling() -> N
     assert RateLimiter(initial_rate=0).rate is None
 
 
-def test_the_limit_in_bytes_is_lifted_at_a_stop_and_counts_again_afterwards() -> None:
+def test_the_limit_in_bytes_is_lifted_by_close_and_applies_again_after_reopen() -> None:
     clock = SelfWinding()
     limiter = RateLimiter(max_bytes_rate=100, clock=clock)
     limiter.close()
@@ -203,7 +203,7 @@ def test_c02_none_and_0_are_unlimited(rate: float | None) -> None:
 
 
 @pytest.mark.parametrize("rate", [-1, math.nan])
-def test_c02_a_rate_that_is_none_is_refused(rate: float) -> None:
+def test_c02_an_invalid_rate_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match="give a positive number"):
         RateLimiter(rate)
     with pytest.raises(ValueError, match="give a positive number"):
@@ -235,7 +235,7 @@ def test_c01_a_new_rate_takes_effect_at_once_for_who_waits() -> None:
     thread.join()
 
 
-def test_going_unlimited_frees_who_waits() -> None:
+def test_removing_the_limit_frees_waiting_callers() -> None:
     limiter = RateLimiter(0.001, clock=ManualClock())
     limiter.acquire(1)
     thread = threading.Thread(target=limiter.acquire, args=(5,))
@@ -297,7 +297,7 @@ def test_a_piece_is_a_tenth_of_a_second_of_either_limit() -> None:
 
 
 class WouldWaitError(Exception):
-    """Where a limiter would let its caller wait."""
+    """Raised when a limiter would make its caller wait."""
 
 
 class ImpatientClock(ManualClock):
@@ -321,7 +321,7 @@ def test_c01_single_permits_that_are_paid_for_together_pass_no_more_than_a_full_
     for _ in range(before):
         limiter.acquire()
     clock.advance(60)
-    # What is left of the last lot is a part of the bucket, not more than it.
+    # What is left of the last batch of permits is part of the bucket, not added to it.
     assert 980 <= _pass_at_once(limiter) <= 1_000
     clock.advance(0.05)
     assert 499 <= _pass_at_once(limiter) <= 500
@@ -338,7 +338,7 @@ def test_c01_a_new_rate_takes_back_what_was_paid_for_and_not_used() -> None:
     assert _pass_at_once(limiter) == 1
 
 
-def test_c01_what_was_paid_for_is_gone_when_a_closed_limiter_opens_again() -> None:
+def test_c01_unused_permits_are_gone_when_a_closed_limiter_opens_again() -> None:
     clock = ImpatientClock()
     limiter = RateLimiter(100_000, clock=clock)
     limiter.acquire()

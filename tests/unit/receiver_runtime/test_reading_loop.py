@@ -1,4 +1,4 @@
-"""Quiet connections are read by one thread; what takes long goes to the connection's own."""
+"""Check that one thread reads from quiet connections, and that slow work is given to the connection's own thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loop() -> Iterator[ReadingLoop]:
 
 
 class Reader:
-    """Keeps what comes; gives `!` and the end back to its thread, and raises at `?`."""
+    """Keeps what it reads; returns `!` and the end of the connection to the connection's thread, and raises at `?`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -64,12 +64,12 @@ def test_one_thread_reads_from_all_until_a_connection_needs_its_own() -> None:
         pairs[0][1].send(b"!")
         waiting[0][0].join(20)
         assert readers[0].read == [b"a", b"!", b"! back"]
-        # What comes from then on is its own thread's to read.
+        # From now on, the connection's own thread reads what comes.
         pairs[0][1].send(b"b")
         pairs[1][1].send(b"b")
         eventually(lambda: readers[1].read == [b"a", b"b"])
         assert readers[0].read[-1] == b"! back"
-        # The end is given back too.
+        # The end of a connection is given back too.
         for _, theirs in pairs:
             theirs.close()
         for thread, errors in waiting:
@@ -80,7 +80,7 @@ def test_one_thread_reads_from_all_until_a_connection_needs_its_own() -> None:
         mine.close()
 
 
-def test_what_a_read_raises_is_raised_in_the_connection_s_own_thread() -> None:
+def test_an_error_of_a_read_is_raised_in_the_connections_own_thread() -> None:
     mine, theirs = socket.socketpair()
     with mine, theirs, loop() as made:
         theirs.send(b"?")
@@ -88,7 +88,7 @@ def test_what_a_read_raises_is_raised_in_the_connection_s_own_thread() -> None:
             made.wait(mine, Reader(mine))
 
 
-def test_who_waits_is_told_of_the_loop_s_end_and_nobody_waits_after_it() -> None:
+def test_closing_the_loop_ends_waits_and_refuses_later_ones() -> None:
     mine, theirs = socket.socketpair()
     with mine, theirs:
         with loop() as made:
@@ -100,8 +100,8 @@ def test_who_waits_is_told_of_the_loop_s_end_and_nobody_waits_after_it() -> None
             made.wait(mine, Reader(mine))
 
 
-def test_who_comes_while_the_loop_closes_is_told_so_and_nothing_else() -> None:
-    """The socket that wakes the loop goes with it: writing to it then was a BrokenPipeError of the connection's."""
+def test_a_wait_that_begins_while_the_loop_closes_gets_only_the_closed_error() -> None:
+    """The loop closes the socket that wakes it: writing to it raised BrokenPipeError in the connection's thread."""
     with ExitStack() as stack:
         pairs = [[stack.enter_context(end) for end in socket.socketpair()] for _ in range(4)]
         for _ in range(100):
@@ -114,7 +114,7 @@ def test_who_comes_while_the_loop_closes_is_told_so_and_nothing_else() -> None:
                 assert [type(error) for error in errors] == [ReadingLoopClosedError]
 
 
-def test_a_loop_that_fails_gives_every_connection_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_loop_gives_every_connection_back(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, theirs = socket.socketpair()
     with mine, theirs, loop() as made:
         thread, errors = in_thread(lambda: made.wait(mine, Reader(mine)))

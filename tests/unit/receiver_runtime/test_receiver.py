@@ -1,4 +1,4 @@
-"""What a receiver may hand to `store`, and what it declares."""
+"""Check what a receiver may pass to `store`, and what it declares."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_r02_bytes_are_one_record_where_the_one_column_takes_them(tmp_path: Path
         eventually(receiver.is_started)
         receiver.store(b"alone")
         eventually(lambda: made.log.chain(1), "the block of the buffer")
-        # A buffer of pyarrow's is never a record.
+        # A pyarrow buffer is never taken for a record.
         receiver.store(serialised)
         assert [
             bytes(str(row["value"]), "ascii") if isinstance(row["value"], str) else row["value"]
@@ -103,7 +103,7 @@ def test_r02_bytes_that_are_no_stream_of_the_schema_are_refused_and_nothing_is_s
         assert rows_of(made) == []
 
 
-def test_an_arrow_schema_counts_before_columns_and_blocks_carry_its_fingerprint(tmp_path: Path) -> None:
+def test_an_arrow_schema_overrides_columns_and_blocks_carry_its_fingerprint(tmp_path: Path) -> None:
     class Declared(HandReceiver):
         schema = pa.schema([("at", pa.timestamp("us", tz="UTC"))], metadata={"made": "by hand"})
 
@@ -118,7 +118,7 @@ def test_an_arrow_schema_counts_before_columns_and_blocks_carry_its_fingerprint(
         }
 
 
-def test_columns_of_a_type_that_there_is_not_are_refused_by_name() -> None:
+def test_columns_of_an_unknown_type_are_refused_by_name() -> None:
     class Wrong(HandReceiver):
         columns = (("value", "text"),)
 

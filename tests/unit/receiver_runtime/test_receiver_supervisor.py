@@ -105,7 +105,7 @@ def test_r02_many_records_raise_when_they_can_not_be_registered(receiver: HandRe
         assert made.values() == ["a"]
 
 
-def test_b03_a_buffered_chunk_is_wholly_in_one_block(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_b03_a_buffered_chunk_is_in_one_block(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver) as made:
         eventually(receiver.is_started)
         for n in range(20):
@@ -164,11 +164,11 @@ def test_s04_k12_a_graceful_stop_registers_all_that_store_accepted(receiver: Han
         assert made.values() == []
         assert made.stop().drained
         assert made.values() == [str(n) for n in range(10_000)]
-        # Everything is sealed at its true length, too.
+        # All segments are also sealed with their true length.
         assert sum(made.rows.lengths.values()) == sum(item.bytes for item in made.log.chain(1))
 
 
-def test_s04_what_a_receiver_hands_on_while_it_stops_is_drained(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_s04_records_stored_during_the_stop_are_drained(receiver: HandReceiver, tmp_path: Path) -> None:
     receiver.on_stopping = lambda: receiver.store_buffered(batch("read", "before"))
     with rig(tmp_path, receiver, block_interval="3s", receiver_max_rate=0.001) as made:
         eventually(receiver.is_started)
@@ -189,14 +189,14 @@ def test_s04_a_stop_while_the_driver_log_is_away_waits_for_it(receiver: HandRece
         assert made.values() == ["x"]
 
 
-def test_s04_a_stop_while_the_driver_log_is_away_puts_all_of_it_on_the_disk(
+def test_s04_a_stop_while_the_driver_log_is_away_puts_everything_on_the_disk(
     receiver: HandReceiver, tmp_path: Path
 ) -> None:
-    """More blocks than may wait: who kills the process now leaves them to salvage."""
+    """There are more blocks than may wait: if the process is killed now, salvage finds them."""
     with rig(tmp_path, receiver, block_queue_size=2, max_block_bytes="1KiB") as made:
         eventually(receiver.is_started)
         made.log.away = True
-        # Two wait to be registered, one to be stored, two are in the queue, and the next cut has one.
+        # Two blocks wait to be registered, one to be stored, two are in the queue, and one is in the next cut.
         taken = [str(n) * 1024 for n in range(6)]
         for value in taken:
             receiver.store(value)
@@ -208,7 +208,7 @@ def test_s04_a_stop_while_the_driver_log_is_away_puts_all_of_it_on_the_disk(
 
 
 def stored(made: Rig) -> list[int]:
-    """The sequences of the blocks that are on the disk."""
+    """Return the sequences of the blocks on the disk."""
     return [
         item.header.sequence
         for path in made.rows.paths.values()
@@ -230,7 +230,7 @@ def test_s04_a_receiver_that_hangs_in_on_stop_holds_no_end_up(receiver: HandRece
         [error] = [message for kind, message, _ in made.reporter.events if kind is ReceiverEventKind.ERROR]
         assert error.startswith("on_stop has not returned after 0.1 s")
         assert made.reporter.events[-1][1] == "stopped, everything handed over is registered"
-        # What it brings from now on is refused, and so is not taken for stored.
+        # Records that it brings from now on are refused, so that it doesn't take them for stored.
         with pytest.raises(GeneratorStateError):
             receiver.store("too late")
         with pytest.raises(WriteAheadLogClosedError):
@@ -239,7 +239,7 @@ def test_s04_a_receiver_that_hangs_in_on_stop_holds_no_end_up(receiver: HandRece
 
 
 def test_s04_a_receiver_that_waits_for_the_driver_log_does_not_hang(receiver: HandReceiver, tmp_path: Path) -> None:
-    """The last records of a source are handed on however long the driver log is away, by the same on_stop."""
+    """The same on_stop hands on the last records of a source, however long the driver log is unavailable."""
 
     def read() -> None:
         for n in range(12):
@@ -257,7 +257,7 @@ def test_s04_a_receiver_that_waits_for_the_driver_log_does_not_hang(receiver: Ha
         eventually(lambda: generator._held is not None and generator._buffer.records, "nothing to have room any more")
         made.supervisor.stop("now")
         eventually(receiver.is_stopped)
-        # Three times as long as an on_stop may take. Then the clock stands: how long the rest takes is the machine's.
+        # Wait three times as long as an on_stop may take. Then stop the clock: the rest depends on the machine's speed.
         over = clock.monotonic() + 15
         advance_until(clock, lambda: clock.monotonic() > over, step=0.1)
         assert made.supervisor.await_termination(0) is None
@@ -291,7 +291,7 @@ def test_s05_a_receiver_that_hangs_in_on_stop_is_started_by_another_process(
         assert "on_stop hangs" in ending.reason
         assert made.values() == ["kept"]
         assert receiver.starts == 1
-        # The agent starts another: nothing that a person has to heal.
+        # The agent starts another process: no operator has to act.
         assert made.reporter.states == []
         let_go.set()
 
@@ -372,7 +372,7 @@ def test_w05_a_supervisor_that_fails_in_its_own_code_still_ends(
         assert made.values() == ["x"]
 
 
-def test_w05_an_end_that_fails_is_an_end(
+def test_w05_a_failing_end_is_still_an_end(
     receiver: HandReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with rig(tmp_path, receiver) as made:
@@ -388,7 +388,7 @@ def _fail(*_: object) -> None:
 
 
 def wait_for_starts(made: Rig, clock: ManualClock, over: Callable[[], object]) -> None:
-    """Until `over` holds, let time pass while the supervisor waits for its next start, and no more than that."""
+    """Let time pass until `over` holds, but only while the supervisor waits for its next start."""
 
     def step_on() -> bool:
         if over():
@@ -441,7 +441,7 @@ def test_restarts_wait_longer_each_time_until_something_is_received(receiver: Ha
 
 
 def test_s05_s06_a_restart_keeps_claim_and_buffer_and_asks_nobody(receiver: HandReceiver, tmp_path: Path) -> None:
-    """The original registered anew, and its driver might move the receiver or refuse it: an endless loop (W15)."""
+    """The original registered again, and its driver might move the receiver or refuse it: an endless loop (W15)."""
     with rig(tmp_path, receiver, block_interval="60s") as made:
         eventually(receiver.is_started)
         receiver.store("before")
@@ -500,7 +500,7 @@ def test_s10_a_push_that_fails_is_an_error_event_and_the_block_is_kept(receiver:
 
 
 def test_s11_there_is_no_receiver_without_a_place_for_its_log() -> None:
-    """A declared place that can't be is an error that names it, before anything is received."""
+    """An invalid place is refused with an error that names it, before anything is received."""
     with pytest.raises(BlockStoreError, match="gopher://store"):
         open_block_store("gopher://store")
 
@@ -516,14 +516,14 @@ def test_w12_a_record_is_written_once_and_synced_once_with_its_block(receiver: H
         assert written == sum(item.bytes for item in made.log.chain(1))
 
 
-def test_only_the_first_of_many_wishes_to_restart_counts(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_only_the_first_of_many_restart_requests_counts(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver, receiver_restart_delay="60s", receiver_max_restart_delay="60s") as made:
         eventually(receiver.is_started)
         for _ in range(10):
             receiver.restart("again")
         eventually(receiver.is_stopped)
         receiver.restart("too late")
-        # Told after the stop, by the thread that would stop it again.
+        # The event comes after the stop, from the same thread that would stop it again.
         eventually(lambda: made.reporter.events)
         assert receiver.stops == 1
         assert [message for _, message, _ in made.reporter.events] == ["again"]
@@ -544,7 +544,7 @@ def by_default(name: str) -> object:
     return ReceiverSettings.model_fields[name].default
 
 
-#: As a stream has them that sets nothing.
+#: The restart settings of a stream that sets none of them.
 RESTARTS: dict[str, Any] = {
     name: by_default(name)
     for name in (
@@ -572,7 +572,7 @@ def test_k04_an_on_start_that_raises_for_ever_fails_the_receiver_with_its_reason
     assert ending.exit_code is ExitCode.FAILED
     assert "150 restarts in a row did not help: Error starting receiver (OSError: no such host)" in ending.reason
     assert made.reporter.states[-1] == (ReceiverState.FAILED, ending.reason)
-    # Nobody is called for a source that is away for an hour, and nobody tries for a day.
+    # An hour's outage of a source needs no operator; and restarts are not repeated for a day.
     assert 3600 < seconds < 3 * 3600
 
 
@@ -668,7 +668,7 @@ def test_a_pause_during_the_wait_for_a_restart_starts_nothing(receiver: HandRece
         assert receiver.starts == 1
 
 
-def test_a_newer_assignment_ends_it_drained(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_a_newer_assignment_drains_and_ends_the_receiver(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver, block_interval="60s") as made:
         eventually(receiver.is_started)
         receiver.store("x")
@@ -694,7 +694,7 @@ def test_c01_the_initial_rate_counts_until_back_pressure_sets_one(receiver: Hand
         eventually(lambda: made.supervisor.block_path.limiter.rate == 200)
         made.log.rates[1] = 20.0
         eventually(lambda: made.supervisor.block_path.limiter.rate == 20)
-        # Back pressure has ended: nobody knows any more than at the start.
+        # Back pressure has ended: the initial rate applies again.
         del made.log.rates[1]
         eventually(lambda: made.supervisor.block_path.limiter.rate == 50)
 
@@ -712,13 +712,13 @@ def test_c01_the_limit_in_bytes_holds_for_every_way_in(receiver: HandReceiver, t
                 receiver.store("x" * 2000)
             else:
                 receiver.store_buffered(batch("x" * 1000, "y" * 1000))
-        # 20,000 bytes and their offsets, less what lay in the bucket.
+        # 20,000 bytes and their Arrow offsets, less what was in the bucket.
         assert 1.9 <= clock.monotonic() - began <= 2.02
         assert made.supervisor.block_path.limiter.rate is None
 
 
 def test_c02_store_of_many_records_is_limited_too(receiver: HandReceiver, tmp_path: Path) -> None:
-    """In the original it went past the limit."""
+    """In the original this bypassed the limit."""
     clock = PaidClock()
     with rig(tmp_path, receiver, clock=clock, receiver_max_rate=100) as made:
         eventually(receiver.is_started)
@@ -729,7 +729,7 @@ def test_c02_store_of_many_records_is_limited_too(receiver: HandReceiver, tmp_pa
         assert len(made.values()) == 200
 
 
-def test_with_a_rate_limit_a_chunk_flows_in_even_pieces(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_with_a_rate_limit_a_chunk_is_cut_into_even_pieces(receiver: HandReceiver, tmp_path: Path) -> None:
     clock = ManualClock()
     with rig(tmp_path, receiver, clock=clock, receiver_max_rate=100) as made:
         eventually(receiver.is_started)
@@ -746,7 +746,7 @@ def test_with_a_rate_limit_a_chunk_flows_in_even_pieces(receiver: HandReceiver, 
         assert len(made.log.chain(1)) >= 3
 
 
-def test_w21_fenced_stops_everything_at_once(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_w21_fencing_stops_everything_at_once(receiver: HandReceiver, tmp_path: Path) -> None:
     def keep_adding() -> None:
         while True:
             receiver.store("x" * 1000)
@@ -762,7 +762,7 @@ def test_w21_fenced_stops_everything_at_once(receiver: HandReceiver, tmp_path: P
         assert isinstance(errors[0], GeneratorStateError)
         assert made.reporter.kinds()[-1] is ReceiverEventKind.FENCED
         assert receiver.stops == 1
-        # The row belongs to another process: its state is not ours to write.
+        # The row now belongs to another process: this one must not write its state.
         assert made.reporter.states == []
         assert set(made.values()) == {"x" * 1000}
 
@@ -782,7 +782,7 @@ def test_a_gap_ends_the_process_for_a_new_claim_and_is_no_failed_receiver(
         assert made.reporter.kinds()[-1] is ReceiverEventKind.ERROR
 
 
-def test_fenced_while_it_drains_ends_it_as_fenced(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_a_receiver_fenced_during_its_drain_ends_as_fenced(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver, block_interval="60s") as made:
         eventually(receiver.is_started)
         receiver.store("x")
@@ -805,7 +805,7 @@ def test_w05_a_full_disk_is_a_state_and_no_end(receiver: HandReceiver, tmp_path:
         assert "short write" in errors[0][2]
 
 
-def test_w02_answers_that_are_lost_at_random_lose_and_double_nothing(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_w02_randomly_lost_answers_neither_lose_nor_double_records(receiver: HandReceiver, tmp_path: Path) -> None:
     source = random.Random(3)
     with rig(tmp_path, receiver, block_interval="1ms") as made:
         eventually(receiver.is_started)
@@ -831,7 +831,7 @@ def test_blocks_are_stored_while_earlier_ones_wait_to_be_registered(receiver: Ha
         eventually(lambda: made.values() == ["0", "1", "2"])
 
 
-def test_a_full_disk_loses_no_dead_letter_and_no_line_behind_it(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_a_full_disk_loses_neither_dead_letters_nor_later_lines(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver) as made:
         eventually(receiver.is_started)
         made.files.write_faults = ["short"] * 4
@@ -840,7 +840,7 @@ def test_a_full_disk_loses_no_dead_letter_and_no_line_behind_it(receiver: HandRe
         assert made.reporter.kinds() == [ReceiverEventKind.ERROR, ReceiverEventKind.BAD_RECORD]
 
 
-def test_dead_letters_are_durable_recorded_and_reported(receiver: HandReceiver, tmp_path: Path) -> None:
+def test_dead_letters_are_synced_recorded_and_reported(receiver: HandReceiver, tmp_path: Path) -> None:
     with rig(tmp_path, receiver) as made:
         eventually(receiver.is_started)
         receiver.store_dead_letters([])
@@ -854,7 +854,7 @@ def test_dead_letters_are_durable_recorded_and_reported(receiver: HandReceiver, 
         assert made.values() == ["good"]
 
 
-def test_many_dead_letters_take_few_syncs_and_few_statements_and_keep_their_order(
+def test_many_dead_letters_take_few_syncs_and_statements_and_keep_their_order(
     receiver: HandReceiver, tmp_path: Path
 ) -> None:
     bad = [b"\xff%d" % number for number in range(2_500)]
@@ -871,7 +871,7 @@ COMMANDS = st.lists(
 
 
 class Watched(Receiver):
-    """Checks that starts and stops alternate, and never overlap."""
+    """Checks that starts and stops alternate and never overlap."""
 
     columns = (("value", "string"),)
 
@@ -892,7 +892,7 @@ class Watched(Receiver):
 
 
 def carry_out(command: str, n: int, receiver: Receiver, log: MemoryBlockLog) -> list[str]:
-    """One command; returns the records that it stored."""
+    """Carry out a command; return the records that it stored."""
     match command:
         case "store":
             receiver.store(f"s{n}")
@@ -929,7 +929,7 @@ def test_any_order_of_store_restart_and_pause_keeps_states_legal_and_loses_nothi
         assert [item.sequence for item in made.log.chain(1)] == list(range(2, 2 + len(made.log.chain(1))))
 
 
-def test_the_table_of_states_leaves_none_out() -> None:
+def test_the_table_of_transitions_has_every_state() -> None:
     assert set(TRANSITIONS) == set(SupervisorState)
 
 
@@ -946,7 +946,7 @@ def test_no_thread_is_left_behind(receiver: HandReceiver, tmp_path: Path) -> Non
     )
 
 
-def test_operators_see_why_nothing_is_registered_and_afterwards_how_long_that_was(tmp_path: Path) -> None:
+def test_operators_see_why_nothing_is_registered_and_later_how_long_it_took(tmp_path: Path) -> None:
     with rig(tmp_path, HandReceiver()) as r:
         r.supervisor.report_connected("the source")
         r.supervisor.block_path.on_driver_log_away(
@@ -954,7 +954,7 @@ def test_operators_see_why_nothing_is_registered_and_afterwards_how_long_that_wa
         )
         r.supervisor.block_path.on_driver_log_away("open a segment", OutcomeUnknownError("cut"))
         assert r.reporter.reasons[-2].endswith("reading stops when the queue is full: no space left")
-        # What else happens does not hide it.
+        # Other reports do not hide it.
         r.supervisor.report_connected("the source again")
         assert r.reporter.reasons[-1].endswith(": cut")
         r.supervisor.block_path.on_driver_log_back("open a segment", 3.0)
@@ -971,10 +971,10 @@ def test_operators_see_why_nothing_is_registered_and_afterwards_how_long_that_wa
 # -- positions ---------------------------------------------------------------------------------------------------------
 
 
-def test_w01_after_a_conflict_of_positions_the_receiver_goes_on_in_the_same_epoch(
+def test_w01_after_an_offset_conflict_the_receiver_continues_in_the_same_epoch(
     receiver: HandReceiver, tmp_path: Path
 ) -> None:
-    """The refused block's number is the next one's, and nothing of it is registered."""
+    """The next block takes the number of the refused block, of which nothing is registered."""
     links = [OffsetLink("orders", "0", 0, 0, 2)]
     with rig(tmp_path, receiver) as made:
         eventually(receiver.is_started)

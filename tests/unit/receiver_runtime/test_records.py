@@ -60,7 +60,7 @@ def test_a_batch_must_have_names_and_types_of_the_schema() -> None:
         ("binary", memoryview(bytearray(b"x" * 1000)), lambda value: value.__setitem__(0, 0), 1000),
     ],
 )
-def test_what_is_kept_is_not_the_callers_to_change(
+def test_later_changes_by_the_caller_do_not_affect_a_kept_record(
     alias: str, value: object, change: Callable[[object], None], least: int
 ) -> None:
     schema = schema_of((("value", alias),))

@@ -63,7 +63,7 @@ def submit(registration: Registration, item: NewBlock) -> Future[NewBlock]:
     return registration.submit(item)
 
 
-def test_a_block_is_registered_and_its_future_says_so(registrar: Registrar, log: MemoryBlockLog) -> None:
+def test_a_block_is_registered_and_its_future_is_resolved(registrar: Registrar, log: MemoryBlockLog) -> None:
     lane = attach(registrar)
     assert submit(lane, block(1)).result(20) == block(1)
     assert lane.registered_through == 1
@@ -106,9 +106,7 @@ def test_a_group_that_was_sent_is_sent_again_identically(
     assert [item.sequence for item in log.chain(1)] == [1, 2, 3]
 
 
-def test_w02_an_answer_that_is_lost_many_times_adds_nothing_twice(
-    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
-) -> None:
+def test_w02_lost_answers_add_nothing_twice(registrar: Registrar, log: MemoryBlockLog, clock: ManualClock) -> None:
     lane = attach(registrar)
     for sequence in range(1, 30):
         log.lose_answers = sequence % 3
@@ -119,7 +117,7 @@ def test_w02_an_answer_that_is_lost_many_times_adds_nothing_twice(
 
 
 @pytest.mark.parametrize("error", [DriverLogUnavailableError("53300"), OutcomeUnknownError("cut")])
-def test_a_driver_log_that_is_away_is_asked_again_with_growing_pauses(
+def test_an_unavailable_driver_log_is_asked_again_with_growing_pauses(
     registrar: Registrar, log: MemoryBlockLog, clock: ManualClock, error: Exception
 ) -> None:
     lane = attach(registrar)
@@ -134,7 +132,7 @@ def test_a_driver_log_that_is_away_is_asked_again_with_growing_pauses(
     future = submit(lane, block(1))
     advance_until(clock, lambda: len(asked) == 8)
     pauses = [after - before for before, after in pairwise(asked)]
-    # A heartbeat that fails counts too, so that the first pauses may be skipped.
+    # A failed heartbeat also counts as a failure, so the first pauses may be skipped.
     assert all(pause >= 0.09 * 2 ** min(n, 4) for n, pause in enumerate(pauses))
     assert pauses[-1] >= 1.8
     log.refuse_call, log.heartbeat_error = lambda _: None, None
@@ -142,7 +140,9 @@ def test_a_driver_log_that_is_away_is_asked_again_with_growing_pauses(
     assert future.result() == block(1)
 
 
-def test_again_is_sent_again(registrar: Registrar, log: MemoryBlockLog, clock: ManualClock) -> None:
+def test_blocks_answered_with_again_are_sent_again(
+    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
+) -> None:
     lane = attach(registrar)
     log.say_again = 2
     future = submit(lane, block(1))
@@ -150,7 +150,7 @@ def test_again_is_sent_again(registrar: Registrar, log: MemoryBlockLog, clock: M
     assert len(log.calls) == 3
 
 
-def test_w21_a_fenced_receiver_fails_by_name_and_no_other_notices(
+def test_w21_a_fenced_receiver_fails_by_name_without_effect_on_others(
     registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
 ) -> None:
     fenced, other = attach(registrar, 1), attach(registrar, 2)
@@ -168,7 +168,7 @@ def test_w21_a_fenced_receiver_fails_by_name_and_no_other_notices(
     submit(other, block(2, receiver_id=2)).result(20)
 
 
-def test_a_block_that_was_in_before_the_take_over_is_acknowledged(
+def test_a_block_registered_before_the_take_over_is_acknowledged(
     registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
 ) -> None:
     lane = attach(registrar)
@@ -188,7 +188,7 @@ def test_conflict_and_gap_fail_by_name(registrar: Registrar, log: MemoryBlockLog
             future.result(20)
 
 
-def test_a_block_that_the_database_refuses_holds_back_nobody_else(
+def test_a_block_that_the_database_refuses_does_not_delay_other_receivers(
     registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
 ) -> None:
     lanes = {receiver_id: attach(registrar, receiver_id) for receiver_id in (1, 2, 3)}
@@ -208,7 +208,7 @@ def test_a_block_that_the_database_refuses_holds_back_nobody_else(
     submit(lanes[1], block(2)).result(20)
 
 
-def test_what_waits_here_is_bounded(registrar: Registrar, log: MemoryBlockLog, clock: ManualClock) -> None:
+def test_the_number_of_waiting_blocks_is_bounded(registrar: Registrar, log: MemoryBlockLog, clock: ManualClock) -> None:
     lane = attach(registrar, limit=2)
     log.away = True
     futures = [submit(lane, block(1)), submit(lane, block(2))]
@@ -230,7 +230,7 @@ def test_what_waits_here_is_bounded(registrar: Registrar, log: MemoryBlockLog, c
     lane.wait_until_settled()
 
 
-def test_a_heartbeat_goes_out_each_second_and_brings_steering(log: MemoryBlockLog, clock: ManualClock) -> None:
+def test_a_heartbeat_is_sent_each_second_and_returns_steering(log: MemoryBlockLog, clock: ManualClock) -> None:
     told: list[Steering] = []
     registrar = Registrar(log, clock=clock)
     registrar.attach(5, registered_through=RegisteredThrough(0), limit=1, on_steering=told.append)
@@ -246,7 +246,7 @@ def test_a_heartbeat_goes_out_each_second_and_brings_steering(log: MemoryBlockLo
     assert log.heartbeats == 5
 
 
-def test_steering_comes_with_every_block_too_and_a_bad_callback_stops_nothing(
+def test_steering_also_comes_with_every_block_and_a_failing_callback_stops_nothing(
     log: MemoryBlockLog, clock: ManualClock
 ) -> None:
     told: list[Steering] = []
@@ -264,7 +264,7 @@ def test_steering_comes_with_every_block_too_and_a_bad_callback_stops_nothing(
     assert len(told) >= 2
 
 
-def test_a_process_that_was_declared_dead_is_told(log: MemoryBlockLog, clock: ManualClock) -> None:
+def test_a_process_that_was_declared_dead_is_informed(log: MemoryBlockLog, clock: ManualClock) -> None:
     expired: list[ProcessExpiredError] = []
     registrar = Registrar(log, clock=clock, on_expired=expired.append)
     log.heartbeat_error = ProcessExpiredError("process 3")
@@ -273,7 +273,7 @@ def test_a_process_that_was_declared_dead_is_told(log: MemoryBlockLog, clock: Ma
     registrar.stop()
 
 
-def test_at_the_end_what_is_not_registered_says_so(log: MemoryBlockLog, clock: ManualClock) -> None:
+def test_at_the_end_the_futures_of_unregistered_blocks_fail(log: MemoryBlockLog, clock: ManualClock) -> None:
     registrar = Registrar(log, clock=clock)
     lane = attach(registrar)
     registrar.start()
@@ -287,14 +287,14 @@ def test_at_the_end_what_is_not_registered_says_so(log: MemoryBlockLog, clock: M
         lane.reserve()
 
 
-def test_a_receiver_is_attached_once(registrar: Registrar) -> None:
+def test_a_receiver_can_be_attached_only_once(registrar: Registrar) -> None:
     attach(registrar)
     with pytest.raises(ValueError, match="attached already"):
         attach(registrar)
 
 
 class RecordingListener:
-    """Keeps what it is told of waiting."""
+    """Keeps the waits that are reported to it."""
 
     def __init__(self) -> None:
         self.away: list[tuple[str, str]] = []
@@ -307,7 +307,7 @@ class RecordingListener:
         self.back.append(seconds)
 
 
-def test_a_long_wait_is_told_once_and_then_how_long_it_was(
+def test_a_long_wait_is_reported_once_and_then_its_length(
     registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
 ) -> None:
     listener = RecordingListener()
@@ -325,7 +325,7 @@ def test_a_long_wait_is_told_once_and_then_how_long_it_was(
     assert listener.back[0] > 1.0
 
 
-def test_an_answer_that_is_lost_once_is_nothing_to_tell(log: MemoryBlockLog) -> None:
+def test_one_lost_answer_is_not_reported(log: MemoryBlockLog) -> None:
     listener, clock = RecordingListener(), PaidClock()
     registrar = Registrar(log, clock=clock)
     lane = registrar.attach(1, registered_through=RegisteredThrough(0), limit=100, listener=listener)
@@ -333,7 +333,7 @@ def test_an_answer_that_is_lost_once_is_nothing_to_tell(log: MemoryBlockLog) -> 
     def pay(_: Sequence[NewBlock]) -> None:
         clock.pays()
 
-    # No more time passes than the registrar's own waits take.
+    # Only the registrar's own waits make time pass.
     log.refuse_call = pay
     log.lose_answers = 1
     registrar.start()
@@ -345,7 +345,7 @@ def test_an_answer_that_is_lost_once_is_nothing_to_tell(log: MemoryBlockLog) -> 
 
 
 class SlowBlockLog(MemoryBlockLog):
-    """Its additions wait for a lock that somebody else holds."""
+    """A block log whose additions wait for a lock that another process holds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -358,7 +358,7 @@ class SlowBlockLog(MemoryBlockLog):
         return super().add_blocks(blocks)
 
 
-def test_a_process_whose_blocks_wait_for_a_lock_goes_on_showing_that_it_lives(clock: ManualClock) -> None:
+def test_heartbeats_continue_while_blocks_wait_for_a_lock(clock: ManualClock) -> None:
     log = SlowBlockLog()
     registrar = Registrar(log, clock=clock)
     registrar.start()
@@ -372,7 +372,7 @@ def test_a_process_whose_blocks_wait_for_a_lock_goes_on_showing_that_it_lives(cl
     registrar.stop()
 
 
-def test_a_receiver_that_is_detached_is_gone_and_may_come_again(registrar: Registrar, log: MemoryBlockLog) -> None:
+def test_a_detached_receiver_is_gone_and_may_be_attached_again(registrar: Registrar, log: MemoryBlockLog) -> None:
     leaving, other = attach(registrar, 1), attach(registrar, 2)
     submit(leaving, block(1)).result(20)
     registrar.detach(1)
@@ -386,14 +386,14 @@ def test_a_receiver_that_is_detached_is_gone_and_may_come_again(registrar: Regis
     registrar.detach(3)
 
 
-def test_what_a_detached_receiver_had_here_fails_and_is_not_sent_again(
+def test_waiting_blocks_of_a_detached_receiver_fail_and_are_not_sent_again(
     registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
 ) -> None:
     leaving, other = attach(registrar, 1), attach(registrar, 2)
     log.away = True
     futures = [submit(leaving, block(1)), submit(other, block(1, receiver_id=2))]
     eventually(lambda: log.calls)
-    # While the driver log is away, too.
+    # Detach while the driver log is unavailable.
     registrar.detach(1)
     with pytest.raises(RegistrarStoppedError):
         futures[0].result(20)
@@ -416,7 +416,7 @@ def test_a_detached_receiver_is_in_no_later_heartbeat(log: MemoryBlockLog, clock
     registrar.stop()
 
 
-def test_a_receiver_that_stops_being_attached_before_the_start_is_no_matter(log: MemoryBlockLog) -> None:
+def test_a_receiver_may_be_detached_before_the_start(log: MemoryBlockLog) -> None:
     registrar = Registrar(log)
     attach(registrar)
     registrar.detach(1)
@@ -431,7 +431,7 @@ def test_many_small_receivers_share_calls(log: MemoryBlockLog, clock: ManualCloc
     lanes = {receiver_id: attach(registrar, receiver_id) for receiver_id in range(1, 51)}
     registrar.start()
     submit(lanes[1], block(1)).result(20)
-    # A call was just made: what comes now is gathered for the next.
+    # A call was just made: blocks that come now are gathered for the next call.
     futures = [submit(lanes[n], block(1, receiver_id=n)) for n in range(2, 51)]
     assert len(log.calls) == 1
     clock.advance(0.05)
@@ -444,7 +444,7 @@ def linked(sequence: int) -> NewBlock:
     return replace(block(sequence), links=(OffsetLink("orders", "0", 0, sequence, sequence + 1),))
 
 
-def test_after_an_offset_conflict_nothing_is_taken_until_the_receiver_goes_on(
+def test_after_an_offset_conflict_nothing_is_taken_until_the_receiver_continues(
     registrar: Registrar, log: MemoryBlockLog
 ) -> None:
     lane = attach(registrar)
@@ -459,7 +459,9 @@ def test_after_an_offset_conflict_nothing_is_taken_until_the_receiver_goes_on(
     assert [item.sequence for item in log.chain(1)] == [1, 2]
 
 
-def test_who_was_fenced_after_an_offset_conflict_does_not_go_on(registrar: Registrar, log: MemoryBlockLog) -> None:
+def test_a_receiver_fenced_after_an_offset_conflict_does_not_continue(
+    registrar: Registrar, log: MemoryBlockLog
+) -> None:
     lane = attach(registrar)
     log.fence.add(1)
     with pytest.raises(ReceiverFencedError):
@@ -468,10 +470,10 @@ def test_who_was_fenced_after_an_offset_conflict_does_not_go_on(registrar: Regis
         lane.go_on()
 
 
-def test_a_heartbeat_finds_that_the_driver_log_lost_what_it_had_acknowledged(
+def test_a_heartbeat_finds_that_the_driver_log_lost_acknowledged_blocks(
     log: MemoryBlockLog, registrar: Registrar, clock: ManualClock
 ) -> None:
-    """The receiver is idle: nothing that it adds would find a gap."""
+    """The receiver is idle: it adds no block that would find a gap."""
     told: list[LostCommitsError] = []
     lost = registrar.attach(1, registered_through=RegisteredThrough(0), limit=100, on_lost=told.append)
     other = attach(registrar, 2)
@@ -487,14 +489,16 @@ def test_a_heartbeat_finds_that_the_driver_log_lost_what_it_had_acknowledged(
     assert "the newest of receiver 1 is sequence 1, and 2 was registered" in str(told[0])
     with pytest.raises(LostCommitsError):
         lost.reserve()
-    # Told once, and the other receiver notices nothing.
+    # It is reported once, and the other receiver is not affected.
     heartbeats = log.heartbeats
     advance_until(clock, lambda: log.heartbeats > heartbeats + 1)
     assert len(told) == 1
     assert submit(other, block(3, receiver_id=2)).result(20).sequence == 3
 
 
-def test_lost_segments_are_their_receivers_alone(registrar: Registrar, log: MemoryBlockLog, clock: ManualClock) -> None:
+def test_lost_segments_concern_only_their_receiver(
+    registrar: Registrar, log: MemoryBlockLog, clock: ManualClock
+) -> None:
     lost, other = attach(registrar, 1), attach(registrar, 2)
     log.away = True
     failing = submit(lost, block(1))
@@ -514,7 +518,7 @@ def test_lost_segments_are_their_receivers_alone(registrar: Registrar, log: Memo
 
 
 class ReattachingBlockLog(MemoryBlockLog):
-    """A receiver ends and comes again while a heartbeat is under way."""
+    """A block log during whose heartbeat a receiver is detached and attached again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -526,7 +530,7 @@ class ReattachingBlockLog(MemoryBlockLog):
         return super().heartbeat(receiver_ids)
 
 
-def test_a_receiver_that_came_again_is_not_measured_by_what_its_predecessor_knew(clock: ManualClock) -> None:
+def test_a_reattached_receiver_is_not_compared_with_what_its_predecessor_had_registered(clock: ManualClock) -> None:
     log = ReattachingBlockLog()
     registrar = Registrar(log, clock=clock)
     told: list[LostCommitsError] = []

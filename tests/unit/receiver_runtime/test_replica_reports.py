@@ -1,4 +1,4 @@
-"""What operators read of replicas."""
+"""Check what operators read about replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A signal is heard whichever thread the kernel gives it to, also while the main thread waits for a lock."""
+"""Check that a signal is handled on any thread that gets it, even while the main thread waits for a lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _main_thread_sleeps() -> bool:
     return "State:\tS" in status
 
 
-def test_a_signal_on_another_thread_is_heard_while_the_main_thread_waits() -> None:
+def test_a_signal_on_another_thread_is_handled_while_the_main_thread_waits() -> None:
     heard: list[str] = []
     waiting = threading.Lock()
     waiting.acquire()
@@ -33,7 +33,7 @@ def test_a_signal_on_another_thread_is_heard_while_the_main_thread_waits() -> No
             done.wait(0.005)
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         if not done.wait(20):
-            # It was not: the main thread is to go on all the same.
+            # The signal was not handled: let the main thread continue anyway.
             heard.append("nothing")
             waiting.release()
 
@@ -43,7 +43,7 @@ def test_a_signal_on_another_thread_is_heard_while_the_main_thread_waits() -> No
     watcher.start()
     sender = threading.Thread(target=send)
     sender.start()
-    # Without a time-out, as the process waits for its receivers.
+    # Wait without a timeout, as the process waits for its receivers.
     waiting.acquire()
     done.set()
     sender.join()

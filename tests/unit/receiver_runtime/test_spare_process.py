@@ -1,4 +1,4 @@
-"""The one line that a spare process waits for."""
+"""Check the one line that a spare process waits for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(said: bytes) -> tuple[int, str]:
     return done.returncode, (done.stdout + done.stderr).decode()
 
 
-def test_it_writes_to_its_receivers_log_and_reads_nothing_of_what_comes_next(tmp_path: Path) -> None:
+def test_it_writes_to_its_receivers_log_and_leaves_the_following_lines_unread(tmp_path: Path) -> None:
     log_file = tmp_path / "a folder" / "receiver-12.log"
     log_file.parent.mkdir()
     log_file.write_text("what was there before\n")
@@ -36,12 +36,12 @@ def test_it_writes_to_its_receivers_log_and_reads_nothing_of_what_comes_next(tmp
     assert log_file.read_text() == f"what was there before\n[(12, 3), (13, 4)]\n{next_line!r}\n"
 
 
-def test_without_an_agent_there_is_nothing_to_do() -> None:
+def test_without_an_agent_it_does_nothing() -> None:
     assert run(b"") == (0, "gone\nb''\n")
     assert run(b"begin 12:3 /no") == (0, "gone\nb''\n")
 
 
-def test_another_line_is_an_error_that_shows_it() -> None:
+def test_an_unexpected_line_is_an_error_that_shows_it() -> None:
     code, said = run(b"run 12 3\n")
     assert code == 1
     assert "'run 12 3' is no line that a spare process knows" in said

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Rows:
-    """Takes statements as the driver log does; keeps the parameters of each."""
+    """Takes statements as the driver log does, and keeps each one's parameters."""
 
     def __init__(self) -> None:
         self.away = False
@@ -26,7 +26,8 @@ class Rows:
         self._lock = threading.Lock()
 
     def once(self, statement: Callable[[Any], object]) -> object:
-        # Asked before the attempt is seen: a test that has seen it may let the driver log come back.
+        # Read the flags before the attempt becomes visible: a test that sees it may make the driver log available
+        # again.
         away, refuse = self.away, self.refuse
         self.attempts += 1
         if away:
@@ -85,7 +86,9 @@ def test_a_state_is_written_with_its_assignment_and_process(receiver: ReceiverRe
     assert rows.written[1]["process"] is None
 
 
-def test_the_same_state_is_written_once_and_a_reason_keeps_it(receiver: ReceiverReporter, rows: Rows) -> None:
+def test_an_unchanged_state_is_written_once_and_a_new_reason_keeps_the_state(
+    receiver: ReceiverReporter, rows: Rows
+) -> None:
     receiver.reason("before any state: nothing to say it of")
     for _ in range(5):
         receiver.state(ReceiverState.PAUSED, "by an operator")
@@ -108,7 +111,9 @@ def test_while_the_driver_log_is_away_the_newest_state_waits(
     assert rows.events() == [("ERROR", "something", "1")]
 
 
-def test_what_repeats_is_told_once_and_then_counted(receiver: ReceiverReporter, rows: Rows, clock: ManualClock) -> None:
+def test_repeated_events_are_reported_once_and_then_counted(
+    receiver: ReceiverReporter, rows: Rows, clock: ManualClock
+) -> None:
     for n in range(1000):
         receiver.event(ReceiverEventKind.RESTARTED, "refused", f"try {n}")
     receiver.event(ReceiverEventKind.RESTARTED, "another reason")
@@ -122,7 +127,7 @@ def test_what_repeats_is_told_once_and_then_counted(receiver: ReceiverReporter, 
     assert rows.events()[3] == ("RESTARTED", "refused", "anew")
 
 
-def test_a_report_that_is_refused_stops_no_other(receiver: ReceiverReporter, rows: Rows) -> None:
+def test_a_refused_report_does_not_stop_the_others(receiver: ReceiverReporter, rows: Rows) -> None:
     rows.refuse = True
     receiver.event(ReceiverEventKind.ERROR, "bad")
     eventually(lambda: rows.attempts == 1)
@@ -131,7 +136,7 @@ def test_a_report_that_is_refused_stops_no_other(receiver: ReceiverReporter, row
     eventually(lambda: rows.events() == [("ERROR", "good", "")])
 
 
-def test_a_stop_writes_what_waits_and_the_counts(rows: Rows) -> None:
+def test_a_stop_writes_waiting_reports_and_the_counts(rows: Rows) -> None:
     reporter = StatusReporter(rows)  # type: ignore[arg-type]
     receiver = reporter.for_receiver(Claim(1, 1, 0), assignment=1, process_id=1)
     for _ in range(3):
@@ -143,7 +148,7 @@ def test_a_stop_writes_what_waits_and_the_counts(rows: Rows) -> None:
     assert rows.events() == [("BAD_RECORD", "aside", "x"), ("BAD_RECORD", "aside", "x (2 more since the last report)")]
 
 
-def test_a_stop_does_not_wait_for_ever(rows: Rows) -> None:
+def test_a_stop_is_bounded_in_time(rows: Rows) -> None:
     rows.away = True
     reporter = StatusReporter(rows)  # type: ignore[arg-type]
     reporter.for_receiver(Claim(1, 1, 0), assignment=1, process_id=1).state(ReceiverState.INACTIVE, "over")
@@ -153,7 +158,9 @@ def test_a_stop_does_not_wait_for_ever(rows: Rows) -> None:
     assert rows.states() == []
 
 
-def test_events_that_wait_are_bounded(reporter: StatusReporter, receiver: ReceiverReporter, rows: Rows) -> None:
+def test_the_number_of_waiting_events_is_bounded(
+    reporter: StatusReporter, receiver: ReceiverReporter, rows: Rows
+) -> None:
     rows.away = True
     for n in range(5000):
         receiver.event(ReceiverEventKind.ERROR, f"message {n}")
@@ -161,7 +168,7 @@ def test_events_that_wait_are_bounded(reporter: StatusReporter, receiver: Receiv
     rows.away = False
 
 
-def test_a_receiver_that_is_detached_has_told_everything_and_tells_no_more(
+def test_a_detached_receiver_has_reported_everything_and_reports_no_more(
     reporter: StatusReporter, receiver: ReceiverReporter, rows: Rows
 ) -> None:
     other = reporter.for_receiver(Claim(5, 1, 0), assignment=1, process_id=7)
@@ -178,7 +185,7 @@ def test_a_receiver_that_is_detached_has_told_everything_and_tells_no_more(
     assert len(rows.events()) == 2
 
 
-def test_a_detach_does_not_wait_for_ever(
+def test_a_detach_is_bounded_in_time(
     reporter: StatusReporter, receiver: ReceiverReporter, rows: Rows, clock: ManualClock
 ) -> None:
     rows.away = True
@@ -187,7 +194,7 @@ def test_a_detach_does_not_wait_for_ever(
     detaching.start()
     advance_until(clock, lambda: not detaching.is_alive(), step=0.5)
     reporter.for_receiver(Claim(5, 1, 0), assignment=1, process_id=7).state(ReceiverState.ACTIVE, "here")
-    # One may still be under way for the receiver that is gone.
+    # An attempt for the detached receiver may still be in progress.
     attempts = rows.attempts
     advance_until(clock, lambda: rows.attempts >= attempts + 2)
     rows.away = False
@@ -195,7 +202,7 @@ def test_a_detach_does_not_wait_for_ever(
     assert rows.states() == [("ACTIVE", "here")]
 
 
-def test_one_that_has_always_something_to_say_does_not_silence_the_others(rows: Rows) -> None:
+def test_a_receiver_with_many_reports_does_not_silence_the_others(rows: Rows) -> None:
     reporter = StatusReporter(rows)  # type: ignore[arg-type]
     loud = reporter.for_receiver(Claim(1, 1, 0), assignment=1, process_id=1)
     quiet = reporter.for_receiver(Claim(2, 1, 0), assignment=1, process_id=1)

@@ -1,7 +1,7 @@
-"""Any interleaving of what can happen to a receiver keeps its states legal, and loses and doubles nothing accepted.
+"""Check that in any interleaving a receiver's states stay legal, and accepted records are neither lost nor doubled.
 
 The supervisor, the generator, the segments and the registrar are real, with their real threads and small bounds; the
-chain of blocks is in memory. A reader thread hands records over in its own time while rules happen beside it.
+chain of blocks is in memory. A reader thread hands records over in its own time while rules run beside it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tests.unit.receiver_runtime.support import eventually
 from tracker_store.errors import ReceiverFencedError
 from tracker_store.states import DesiredState, ReceiverState
 
-# What may be told to who hands over when it is too late, or when the disk takes nothing three times in a row.
+# What a hand-over may raise when it comes too late, or when the disk fails three times in a row.
 REFUSALS = (GeneratorStateError, ReceiverFencedError, WriteAheadLogClosedError, WriteAheadLogError)
 
 
 class ModelReceiver(Receiver):
-    """Checks that starts and stops alternate and never overlap; fails when it is told to."""
+    """Checks that starts and stops alternate and never overlap; fails when a test says so."""
 
     columns = (("value", "string"),)
 
@@ -61,12 +61,12 @@ class ModelReceiver(Receiver):
 
 
 class Reader:
-    """Hands over one job after the other, and keeps what became of each record."""
+    """Hands over one job after the other, and keeps the outcome for each record."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         self._jobs: queue.Queue[tuple[str, list[str]] | None] = queue.Queue()
-        # Accepted: `store` returned. Registered: `store` of many returned. Refused: it raised.
+        # Accepted: `store` returned. Registered: `store` with many records returned. Refused: it raised.
         self.accepted: list[str] = []
         self.registered: list[str] = []
         self.refused: list[str] = []
@@ -98,14 +98,14 @@ class Reader:
                     self.registered += values
             except REFUSALS:
                 self.refused += values
-            except BaseException as error:  # noqa: BLE001  told to the test
+            except BaseException as error:  # noqa: BLE001  the test looks at it
                 self.faults.append(error)
             else:
                 self.accepted += values
 
 
 class SupervisorMachine(RuleBasedStateMachine):
-    """The rules are what an operator, a source, a disk and a driver log may do, in any order."""
+    """Holds rules for everything that an operator, a source, a disk and a driver log may do, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class SupervisorMachine(RuleBasedStateMachine):
                 receiver_max_restart_delay="1ms",
             )
         )
-        # Two dozen answers that are lost in a row would take a minute.
+        # With the usual pauses, two dozen lost answers in a row would take a minute.
         self.rig.registrar._backoff = Backoff(0.001, 0.02)
         self.reader = Reader(self.receiver)
         self.wanted: str | None = None
@@ -141,7 +141,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.receiver.restart("again")
 
-    # An operator who takes a stop back in time has not stopped it.
+    # An operator who revokes a stop in time has not stopped the receiver: no such rule after a stop.
     @precondition(lambda self: self.wanted != "operator")
     @rule(state=st.sampled_from([DesiredState.PAUSED, DesiredState.RUNNING]))
     def desire(self, state: DesiredState) -> None:
@@ -202,7 +202,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         assert self.rig.supervisor.state in SupervisorState
 
     def teardown(self) -> None:
-        # Every outage ends; then so does the receiver.
+        # First end every outage, then the receiver.
         try:
             self.rig.log.away = False
             ending = self._end()
@@ -233,7 +233,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             return
         assert (ending.exit_code, ending.drained) == (ExitCode.STOPPED, True), ending.reason
         assert set(self.reader.accepted) <= set(values), "what was accepted is lost"
-        # A chunk in pieces may have been refused after its first ones.
+        # A chunk that was cut into pieces may have been refused after its first pieces.
         assert set(values) - set(self.reader.accepted) <= {v for v in self.reader.refused if v.startswith("buffered")}
         assert self.rig.reporter.states[-1] == (ReceiverState.INACTIVE, ending.reason)
 
@@ -245,7 +245,7 @@ def test_any_interleaving_keeps_the_states_legal_and_loses_and_doubles_nothing_a
             max_examples=25,
             stateful_step_count=25,
             deadline=None,
-            # Threads decide what happens: a smaller example that fails too would take minutes to find.
+            # Threads decide what happens: it would take minutes to find a smaller example that fails too.
             phases=(Phase.reuse, Phase.generate),
             suppress_health_check=[HealthCheck.too_slow],
         ),

@@ -35,7 +35,7 @@ class Setup:
         )
 
     def sequences(self) -> list[list[int]]:
-        """Of the intact frames, by segment."""
+        """Return the sequences of the intact frames, by segment."""
         return [
             [item.header.sequence for item in self.store.scan(path) if isinstance(item, IntactFrame)]
             for path in self.rows.paths.values()
@@ -65,7 +65,7 @@ def test_l01_a_handle_reads_what_was_written(setup: Setup) -> None:
         assert read.payload.to_pybytes() == item.payload.to_pybytes()
 
 
-def test_the_row_comes_before_the_file_and_the_name_has_the_epoch(setup: Setup) -> None:
+def test_the_row_is_written_before_the_file_and_the_name_has_the_epoch(setup: Setup) -> None:
     setup.files.create_faults = 1
     setup.log.write([frame()])
     assert setup.rows.paths == {1: "receiver-7/9-000001.segment", 2: "receiver-7/9-000002.segment"}
@@ -74,7 +74,7 @@ def test_the_row_comes_before_the_file_and_the_name_has_the_epoch(setup: Setup) 
     assert setup.rows.rules == {1: "not_sent_again", 2: "not_sent_again"}
 
 
-def test_one_sync_for_one_write_of_many_frames(setup: Setup) -> None:
+def test_one_write_of_many_frames_takes_one_sync(setup: Setup) -> None:
     setup.log.write([frame(sequence=n) for n in range(1, 4)])
     assert setup.files.syncs == 1
     assert setup.sequences() == [[1, 2, 3]]
@@ -116,7 +116,7 @@ def test_an_idle_segment_is_sealed_at_its_age(setup: Setup) -> None:
     assert setup.rows.lengths == {1: frame().length}
 
 
-def test_a_seal_that_fails_is_made_later(setup: Setup) -> None:
+def test_a_failed_seal_is_repeated_later(setup: Setup) -> None:
     setup.rows.fail_seals = True
     setup.log.write([frame()])
     setup.clock.advance(61)
@@ -134,7 +134,7 @@ def test_l03_a_failed_write_is_made_again_in_a_new_segment(setup: Setup, fault: 
     assert handle.segment_id == 2
     assert setup.sequences() == [[1], [2]]
     setup.log.close()
-    # The sealed length is what is good, whatever the file has behind it; nobody cuts the file.
+    # Everything up to the sealed length is good, whatever follows in the file; the file is not truncated.
     assert setup.rows.lengths[1] == frame().length
     tail = list(setup.store.scan(setup.rows.paths[1]))[1:]
     assert [type(item) for item in tail] == ([TornTail] if fault == "short" else [])
@@ -160,7 +160,7 @@ def test_l03_attempts_are_bounded_and_the_same_frame_may_come_again(setup: Setup
     assert setup.rows.lengths == {1: 0, 2: 0, 3: 0}
 
 
-def test_l03_of_a_group_that_failed_all_is_written_again(setup: Setup) -> None:
+def test_l03_after_a_failure_the_whole_group_is_written_again(setup: Setup) -> None:
     setup.files.write_faults = ["", "short"]
     handles = setup.log.write([frame(sequence=1), frame(sequence=2)])
     assert [(handle.segment_id, handle.offset) for handle in handles] == [(2, 0), (2, frame().length)]
