@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the openssl command."""
+"""Make certificates for tests with the openssl command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Certificate:
 
 
 class Authority:
-    """Signs certificates; its own is in ``ca_file``."""
+    """Signs certificates; its own certificate is in ``ca_file``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -30,7 +30,7 @@ class Authority:
         )
 
     def issue(self, name: str, *, address: str = "127.0.0.1") -> Certificate:
-        """A certificate for a host's name and address."""
+        """Issue a certificate for a host's name and address."""
         made = Certificate(str(self._folder / f"{name}.pem"), str(self._folder / f"{name}.key"))
         request = str(self._folder / f"{name}.csr")
         extensions = self._folder / f"{name}.ext"

@@ -1,4 +1,4 @@
-"""The hand-over of records with keys, with everything real below it but the database."""
+"""Check the hand-over of records with keys, with everything real below it except the database."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    # With whether its rows share their keys.
+    # The last element says whether the rows share their keys.
     Submitted = tuple[Future[HandedOver], list[str], list[str | None], bool]
 
 DEADLINE = 30.0
 
 
 class KeyedBlockLog(MemoryBlockLog):
-    """As `add_block` has it: a key is in once, its block goes in with all of its keys or not at all."""
+    """A block log with `add_block`'s rules: a key is stored once, and a block with all of its keys or not at all."""
 
     def __init__(self) -> None:
         super().__init__()
         self.keys: set[str] = set()
         self.asked: list[list[str]] = []
-        # Keys that another receiver brings between the comparison and the insert, once.
+        # Keys that another receiver adds, once, between the comparison and the insert.
         self.races: set[str] = set()
         self.refusals = 0
 
@@ -92,7 +92,7 @@ def answer(future: Future[HandedOver]) -> tuple[int, int]:
 
 
 def optimistic(hand_over: KeyedHandOver, log: KeyedBlockLog) -> None:
-    """Let so many blocks pass that keys are not asked for before."""
+    """Register blocks until the hand-over no longer looks their keys up before it stores them."""
     n = 0
     while True:
         before = len(log.asked)
@@ -114,13 +114,13 @@ def test_what_is_answered_is_registered_with_its_keys(running: Rig, log: KeyedBl
     assert answer(future) == (3, 0)
     assert answer(hand_over.submit(batch("d"), None)) == (1, 0)
     hand_over.close()
-    # Already in the callback.
+    # The result is already available in the callback.
     assert seen == [["a", "b", "c"]]
     assert running.values() == ["a", "b", "c", "d"]
     assert log.keys == {"1", "3"}
 
 
-def test_known_keys_are_left_out_and_counted_and_the_rest_goes_in(running: Rig, log: KeyedBlockLog) -> None:
+def test_rows_with_known_keys_are_left_out_and_counted(running: Rig, log: KeyedBlockLog) -> None:
     log.keys |= {"2", "4"}
     hand_over = KeyedHandOver(running.supervisor)
     assert answer(hand_over.submit(batch("a", "b", "c", "d"), ["1", "2", None, "4"])) == (2, 2)
@@ -128,10 +128,10 @@ def test_known_keys_are_left_out_and_counted_and_the_rest_goes_in(running: Rig, 
     assert running.values() == ["a", "c"]
 
 
-def test_a_refusal_takes_those_under_way_along_and_all_go_in_without_the_known_rows(
+def test_a_refusal_drops_later_blocks_in_flight_and_all_are_stored_without_known_rows(
     running: Rig, log: KeyedBlockLog
 ) -> None:
-    """Optimistic: the keys came to be known by another receiver, after they were asked for."""
+    """Check the optimistic mode: another receiver adds the keys after they were looked up."""
     hand_over = KeyedHandOver(running.supervisor)
     optimistic(hand_over, log)
     log.away = True
@@ -142,7 +142,7 @@ def test_a_refusal_takes_those_under_way_along_and_all_go_in_without_the_known_r
     assert [answer(future) for future in futures] == [(1, 1), (2, 0), (1, 1)]
     assert values(running) == ["x0", "x1", "y1", "y2"]
     assert log.refusals
-    # It goes on.
+    # The hand-over continues.
     assert answer(hand_over.submit(batch("z"), ["z"])) == (1, 0)
     running.stop()
 
@@ -162,7 +162,7 @@ def test_a_key_that_comes_again_while_it_is_under_way_waits_for_the_first(runnin
     assert values(running) == ["a"]
 
 
-def test_a_key_that_the_driver_log_has_forgotten_is_new(running: Rig, log: KeyedBlockLog) -> None:
+def test_a_key_forgotten_by_the_driver_log_is_new(running: Rig, log: KeyedBlockLog) -> None:
     hand_over = KeyedHandOver(running.supervisor)
     assert answer(hand_over.submit(batch("a"), ["k"])) == (1, 0)
     log.keys.clear()
@@ -170,8 +170,8 @@ def test_a_key_that_the_driver_log_has_forgotten_is_new(running: Rig, log: Keyed
     assert running.values() == ["a", "b"]
 
 
-def test_a_key_that_comes_again_in_one_submit_is_left_out_and_counted(running: Rig, log: KeyedBlockLog) -> None:
-    """As where a publisher had no confirmation, and both of its messages are read at once."""
+def test_a_key_repeated_in_one_submit_is_stored_once_and_counted(running: Rig, log: KeyedBlockLog) -> None:
+    """This happens if a publisher got no confirmation, and both of its messages are read at once."""
     hand_over = KeyedHandOver(running.supervisor)
     rows = batch("a", "b", "a again", "c", "d", "a once more", "c again")
     assert answer(hand_over.submit(rows, ["1", None, "1", "2", None, "1", "2"])) == (4, 3)
@@ -180,16 +180,14 @@ def test_a_key_that_comes_again_in_one_submit_is_left_out_and_counted(running: R
     assert answer(hand_over.submit(batch("e", "f"), ["2", "2"])) == (0, 2)
 
 
-def test_keys_that_the_rows_of_one_submit_share_stay_together_and_go_together(
-    tmp_path: Path, log: KeyedBlockLog
-) -> None:
+def test_rows_that_share_a_key_in_one_submit_stay_in_one_block(tmp_path: Path, log: KeyedBlockLog) -> None:
     with made(tmp_path, log, max_block_bytes=1024) as one:
         hand_over = KeyedHandOver(one.supervisor)
         rows = [f"{n:0100d}" for n in range(60)]
         shared = ["one"] * 30 + [None] * 10 + ["two"] * 20
         assert answer(hand_over.submit(batch(*rows), shared, rows_share_keys=True)) == (60, 0)
         blocks = [block for block in log.chain(1) if block.keys]
-        # Above the size, and the rows of a key in its block.
+        # The blocks are above the maximum size, and have all rows of their key.
         assert [(block.keys, block.records >= least) for block, least in zip(blocks, (30, 20), strict=True)] == [
             (("one",), True),
             (("two",), True),
@@ -198,7 +196,7 @@ def test_keys_that_the_rows_of_one_submit_share_stay_together_and_go_together(
         assert one.values() == rows + rows[30:40]
 
 
-def test_blocks_are_of_a_bounded_size_and_a_row_that_is_larger_goes_alone(tmp_path: Path, log: KeyedBlockLog) -> None:
+def test_blocks_have_a_bounded_size_and_a_larger_row_has_its_own_block(tmp_path: Path, log: KeyedBlockLog) -> None:
     with made(tmp_path, log, max_block_bytes=2048) as one:
         hand_over = KeyedHandOver(one.supervisor)
         rows = ["x" * 100] * 100 + ["y" * 10_000] + ["z" * 100] * 100
@@ -208,7 +206,7 @@ def test_blocks_are_of_a_bounded_size_and_a_row_that_is_larger_goes_alone(tmp_pa
         assert max(block.records for block in log.chain(1)) < 25
 
 
-def test_submits_that_come_together_share_a_block(running: Rig, log: KeyedBlockLog) -> None:
+def test_concurrent_submits_share_a_block(running: Rig, log: KeyedBlockLog) -> None:
     hand_over = KeyedHandOver(running.supervisor)
     log.away = True
     futures = [hand_over.submit(batch(str(n)), [str(n)]) for n in range(500)]
@@ -218,7 +216,7 @@ def test_submits_that_come_together_share_a_block(running: Rig, log: KeyedBlockL
     assert running.values() == [str(n) for n in range(500)]
 
 
-def test_a_submit_waits_while_too_much_is_not_answered(running: Rig, log: KeyedBlockLog) -> None:
+def test_a_submit_waits_while_too_many_are_unanswered(running: Rig, log: KeyedBlockLog) -> None:
     hand_over = KeyedHandOver(running.supervisor, most_in_flight=3)
     log.away = True
     for n in range(3):
@@ -234,7 +232,7 @@ def test_a_submit_waits_while_too_much_is_not_answered(running: Rig, log: KeyedB
     assert running.values() == ["0", "1", "2", "3"]
 
 
-def test_bytes_are_bounded_and_one_that_is_larger_than_all_goes_by_itself(running: Rig, log: KeyedBlockLog) -> None:
+def test_bytes_in_flight_are_bounded_and_a_larger_submit_goes_alone(running: Rig, log: KeyedBlockLog) -> None:
     hand_over = KeyedHandOver(running.supervisor, most_bytes=1000)
     log.away = True
     large = hand_over.submit(batch("x" * 5000), None)
@@ -249,10 +247,10 @@ def test_bytes_are_bounded_and_one_that_is_larger_than_all_goes_by_itself(runnin
     assert answer(taken[0]) == (1, 0)
 
 
-def test_a_lost_answer_and_a_race_are_found_out(running: Rig, log: KeyedBlockLog) -> None:
+def test_a_lost_answer_and_a_race_are_detected(running: Rig, log: KeyedBlockLog) -> None:
     hand_over = KeyedHandOver(running.supervisor)
     log.away = True
-    # Not asked for before it is stored, where nobody answers.
+    # While the driver log does not answer, keys are not looked up before storing.
     early = hand_over.submit(batch("early"), ["early"])
     eventually(lambda: log.calls and log.calls[-1][-1].keys == ("early",), "a stored block")
     log.away = False
@@ -282,7 +280,7 @@ def test_fenced_nobody_is_acknowledged_and_nothing_more_is_taken(running: Rig, l
     assert running.values() == ["a"]
 
 
-def test_what_fails_in_between_is_told_to_everybody_who_waits(running: Rig, log: KeyedBlockLog) -> None:
+def test_an_unexpected_error_is_raised_in_all_waiting_submits(running: Rig, log: KeyedBlockLog) -> None:
     hand_over = KeyedHandOver(running.supervisor)
     log.away = True
     log.known_keys = no_keys  # type: ignore[method-assign]
@@ -302,7 +300,7 @@ def no_keys(keys: Sequence[str], *, wait: bool = True) -> set[str]:
     raise ConnectionError(f"away for good, {len(keys)} keys")
 
 
-def test_a_stop_drains_and_then_nothing_is_taken(
+def test_a_stop_drains_and_afterwards_nothing_is_taken(
     tmp_path: Path, log: KeyedBlockLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver = HandReceiver()
@@ -324,10 +322,10 @@ def test_a_stop_drains_and_then_nothing_is_taken(
 
         monkeypatch.setattr(hand_overs, "any_since", counted)
         one.supervisor.stop("the test says so")
-        # Of a condition; nothing public shows it.
+        # These are the waiters of a condition; nothing public shows them.
         waiting = hand_over._changed._waiters  # type: ignore[attr-defined]
         eventually(lambda: len(waiting) == 2, "the hand-over and its close, which wait for the driver log")
-        # Longer than an on_stop may take by itself: it waits for the driver log. Ten looks are that long.
+        # Ten looks take as long as an on_stop may take itself; it may take longer while it waits for the driver log.
         advance_until(clock, lambda: looks >= 20)
         assert one.supervisor.await_termination(0) is None
         log.away = False
@@ -339,10 +337,8 @@ def test_a_stop_drains_and_then_nothing_is_taken(
             hand_over.submit(batch("late"), None)
 
 
-def test_a_block_that_is_refused_after_the_hand_over_has_failed_holds_nobody_up(
-    tmp_path: Path, log: KeyedBlockLog
-) -> None:
-    """At a stop, with a disk that takes nothing, and records of other senders that were answered already."""
+def test_a_block_refused_after_the_hand_over_failed_does_not_delay_the_stop(tmp_path: Path, log: KeyedBlockLog) -> None:
+    """Check a stop with a disk that takes nothing, while other senders' records were already answered."""
     receiver = HandReceiver()
     with made(tmp_path, log, receiver=receiver) as one:
         hand_over = KeyedHandOver(one.supervisor)
@@ -372,7 +368,7 @@ def test_a_block_that_is_refused_after_the_hand_over_has_failed_holds_nobody_up(
         assert values(one) == ["plain"]
 
 
-def test_what_does_not_fit_is_refused_at_once_and_nothing_is_taken(running: Rig) -> None:
+def test_an_invalid_submit_is_refused_at_once_and_takes_nothing(running: Rig) -> None:
     hand_over = KeyedHandOver(running.supervisor)
     with pytest.raises(RecordTypeError):
         hand_over.submit(pa.record_batch([pa.array([1])], names=["value"]), None)
@@ -383,7 +379,7 @@ def test_what_does_not_fit_is_refused_at_once_and_nothing_is_taken(running: Rig)
     assert running.values() == []
 
 
-def test_keys_that_the_driver_log_could_not_hold_are_known_by_their_digests(running: Rig, log: KeyedBlockLog) -> None:
+def test_keys_that_the_driver_log_can_not_hold_are_stored_as_digests(running: Rig, log: KeyedBlockLog) -> None:
     hand_over = KeyedHandOver(running.supervisor)
     odd = ["nul \0 in it", "ü" * 5000, ""]
     assert answer(hand_over.submit(batch("a", "b", "c"), odd)) == (3, 0)
@@ -391,10 +387,8 @@ def test_keys_that_the_driver_log_could_not_hold_are_known_by_their_digests(runn
     assert all("\0" not in key and len(key) < 600 for key in log.keys)
 
 
-def test_blocks_without_keys_are_never_refused_along_with_those_that_have_them(
-    running: Rig, log: KeyedBlockLog
-) -> None:
-    """A sender that was answered before its record was registered does not bring it again."""
+def test_blocks_without_keys_are_never_refused_together_with_blocks_with_keys(running: Rig, log: KeyedBlockLog) -> None:
+    """A sender that was answered before its record was registered does not send it again."""
     hand_over = KeyedHandOver(running.supervisor)
     optimistic(hand_over, log)
     lock = threading.Lock()
@@ -427,7 +421,7 @@ def test_blocks_without_keys_are_never_refused_along_with_those_that_have_them(
     assert set().union(*kinds) == {SourceRule.SENT_AGAIN, SourceRule.NOT_SENT_AGAIN}
 
 
-def test_a_disk_that_is_full_is_waited_for(running: Rig, log: KeyedBlockLog) -> None:
+def test_a_full_disk_is_waited_out(running: Rig, log: KeyedBlockLog) -> None:
     hand_over = KeyedHandOver(running.supervisor)
     running.files.write_faults = ["error"] * 4
     assert answer(hand_over.submit(batch("a"), ["a"])) == (1, 0)
@@ -435,18 +429,18 @@ def test_a_disk_that_is_full_is_waited_for(running: Rig, log: KeyedBlockLog) -> 
     assert any("could not be stored" in message for _, message, _ in running.reporter.events)
 
 
-def test_a_rate_limit_holds_and_is_paid_once(tmp_path: Path, log: KeyedBlockLog) -> None:
+def test_a_rate_limit_applies_once(tmp_path: Path, log: KeyedBlockLog) -> None:
     with made(tmp_path, log, receiver_max_rate=1000) as one:
         hand_over = KeyedHandOver(one.supervisor)
         future = hand_over.submit(batch(*map(str, range(300))), list(map(str, range(300))))
         assert answer(future) == (300, 0)
-        # A tenth of a second's worth at once.
+        # At most a tenth of a second's permits are in one block.
         assert max(block.records for block in log.chain(1)) <= 100
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", None]), max_size=30))
 @settings(deadline=None)
-def test_no_cut_parts_a_key(keys: list[str | None]) -> None:
+def test_no_cut_separates_rows_with_one_key(keys: list[str | None]) -> None:
     cuts = _cuts(pa.array(keys, pa.string()))
     for cut in cuts:
         assert not {key for key in keys[:cut] if key} & {key for key in keys[cut:] if key}
@@ -457,12 +451,12 @@ def test_no_cut_parts_a_key(keys: list[str | None]) -> None:
 
 
 class Trouble:
-    """What may go wrong at the driver log, and what others bring to it."""
+    """Makes the driver log fail, and adds keys of other receivers."""
 
     def __init__(self, log: KeyedBlockLog, chance: random.Random) -> None:
         self._log = log
         self._chance = chance
-        #: Keys that came to the log by others.
+        #: Keys that other receivers added to the log.
         self.elsewhere: set[str] = set()
 
     def key(self) -> str:
@@ -486,12 +480,12 @@ class Trouble:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_model(tmp_path: Path, seed: int) -> None:
-    """Many submits, of keys that come again, and that other receivers bring too.
+def test_model_of_submits_with_repeated_keys(tmp_path: Path, seed: int) -> None:
+    """Submit many batches with keys that come again, and that other receivers add too.
 
-    However answers are lost and keys race: a key's rows are in the blocks once and by one submit (all of them where
-    they share it, else one), or in another receiver's; a row without a key is there as often as it was handed over;
-    submits are answered in order.
+    However answers are lost and keys race: the rows of a key are in the blocks once, from one submit (all of its rows
+    if they share it, else one), or in another receiver's blocks. A row without a key is stored as often as it was
+    handed over. Submits are answered in order.
     """
     chance = random.Random(seed)
     log = KeyedBlockLog()
@@ -538,5 +532,5 @@ def check_model(submits: Sequence[Submitted], stored: Counter[str], known: set[s
                 assert sum(its) == (len(its) if shared else 1)
     assert all(len(numbers) == 1 for numbers in by_key.values())
     assert not by_key.keys() & elsewhere
-    # What was left out is there by another.
+    # Rows that were left out are stored elsewhere under the same key.
     assert {key for _, _, keys, _ in submits for key in keys if key is not None} <= known

@@ -1,4 +1,4 @@
-"""An ``on_start`` that is so slow that its ``on_stop`` comes first leaves no reader behind, whatever the source is."""
+"""Check each source: an ``on_start`` so slow that its ``on_stop`` is called first leaves no reader behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECONDS = 30.0
 
 
 class _SlowRun:
-    """In place of a source's reader; it takes long to be made."""
+    """Stands for a source's reader; making it takes long."""
 
     def __init__(self) -> None:
         self.may_be_made = threading.Event()

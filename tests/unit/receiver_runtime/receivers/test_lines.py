@@ -26,7 +26,7 @@ LIMIT = 10
 PART = 7
 
 
-# A buffer as small as it gets, so that every boundary is met.
+# The smallest buffer possible, so that every boundary occurs.
 READ = 5
 
 
@@ -77,7 +77,7 @@ def run(
 
 
 def model(stream: bytes, *, clean: bool, delimiter: bytes, encoding: str) -> tuple[list[str], list[DeadLetter]]:
-    """The same by the plainest Python."""
+    """Do the same in plain Python."""
     lines: list[str] = []
     letters: list[DeadLetter] = []
 
@@ -88,7 +88,8 @@ def model(stream: bytes, *, clean: bool, delimiter: bytes, encoding: str) -> tup
     ended = [(raw, True) for raw in whole] + ([(rest, False)] if rest else [])
     for raw, has_end in ended:
         text = raw.removesuffix(b"\r") if has_end and delimiter == b"\n" else raw
-        # Of a record that breaks off, the last bytes may yet turn out to be its end, and not count.
+        # If a record breaks off, its last bytes may still turn out to be the start of a delimiter, so they do not
+        # count.
         ending = b"\r\n" if delimiter == b"\n" else delimiter
         least = min((len(text) - n for n in range(len(ending)) if text.endswith(ending[:n])), default=len(text))
         if (len(text) if has_end or clean else least) > LIMIT:
@@ -111,12 +112,12 @@ FRAGMENTS = st.sampled_from((*PLAIN, *OTHER, *BROKEN, *LONG))
 STREAMS = st.lists(FRAGMENTS, max_size=25).map(b"".join)
 
 
-# Of one byte and of several, in which a match may or may not overlap the next, and which are no text.
+# Of one byte and of several, whose matches may or may not overlap, and some that are not text.
 DELIMITERS = (b"\n", b";", b"\0", b"\r\n", b"||", b"aba", b"aab", b"\xff", "§".encode(), b"\r\n\r\n", b"a;b;a;b;a")
 ENCODINGS = ("utf-8", "ascii", "iso8859-1", "cp1252", "cp866", "koi8-r", "cp932", "gb18030", "euc_jp", "big5")
 
 
-# The first call into Arrow takes longer than the rest.
+# No deadline: the first call into Arrow takes longer than the rest.
 @settings(deadline=None)
 @given(
     stream=STREAMS,
@@ -141,18 +142,18 @@ def test_a_stream_cut_in_any_way_gives_the_same(
     lines, letters = run(pieces, clean=clean, delimiter=delimiter, encoding=encoding)
     expected_lines, expected_letters = model(stream, clean=clean, delimiter=delimiter, encoding=encoding)
     assert lines == expected_lines
-    # A line aside is put aside when it is cut, all of its parts in a row; the order between lines holds too.
+    # A bad line becomes a dead letter when it is cut, all its parts in a row; the order between lines is also kept.
     assert _by_line(letters) == _by_line(expected_letters)
 
 
-# The first call into Arrow takes longer than the rest.
+# No deadline: the first call into Arrow takes longer than the rest.
 @settings(deadline=None)
 @given(
     streams=st.lists(STREAMS, min_size=1, max_size=5),
     turns=st.lists(st.tuples(st.integers(0, 4), st.integers(1, READ)), max_size=60),
     delimiter=st.sampled_from(DELIMITERS),
 )
-def test_connections_that_are_cut_together_give_what_each_would_alone(
+def test_connections_that_are_cut_together_give_the_same_as_each_alone(
     streams: list[bytes], turns: list[tuple[int, int]], delimiter: bytes
 ) -> None:
     framing = framing_of(delimiter=delimiter)
@@ -188,7 +189,7 @@ def _by_line(letters: list[DeadLetter]) -> list[tuple[DeadLetterReason, bytes]]:
     return joined
 
 
-def test_crlf_loses_one_cr_right_before_the_newline_only() -> None:
+def test_only_one_cr_directly_before_the_newline_is_removed() -> None:
     assert run([b"a\r\nb\r\r\nc\rd\n\r\n"]) == (["a", "b\r", "c\rd", ""], [])
 
 
@@ -196,11 +197,11 @@ def test_crlf_split_between_two_reads() -> None:
     assert run([b"a\r", b"\nb\n"]) == (["a", "b"], [])
 
 
-def test_cr_belongs_to_the_record_where_another_delimiter_is_set() -> None:
+def test_cr_belongs_to_the_record_with_another_delimiter() -> None:
     assert run([b"a\r;b\n;"], delimiter=";") == (["a\r", "b\n"], [])
 
 
-def test_nul_bytes_stay() -> None:
+def test_nul_bytes_are_kept() -> None:
     assert run([b"\x00a\x00\n\x00\n"]) == (["\x00a\x00", "\x00"], [])
 
 
@@ -213,13 +214,13 @@ def test_an_empty_stream_gives_nothing() -> None:
     assert run([b""], clean=False) == ([], [])
 
 
-def test_invalid_utf8_goes_aside_whole_and_takes_nothing_with_it() -> None:
+def test_a_line_of_invalid_utf8_becomes_a_dead_letter_without_effect_on_others() -> None:
     lines, letters = run([b"good\nb\xffd\r\nfine\n\xc3\nend\n"])
     assert lines == ["good", "fine", "end"]
     assert letters == [DeadLetter(ENCODING, b"b\xffd\r"), DeadLetter(ENCODING, b"\xc3")]
 
 
-def test_a_character_split_between_two_reads_is_whole() -> None:
+def test_a_character_split_between_two_reads_is_decoded_whole() -> None:
     assert run([b"\xe2\x82", b"\xac\n"]) == (["€"], [])
 
 
@@ -231,13 +232,13 @@ def test_many_bad_lines_in_one_chunk() -> None:
     assert [letter.data for letter in letters] == [b"\xff%d" % n for n in range(1000)]
 
 
-def test_a_line_at_the_limit_is_a_record_and_one_byte_more_is_not() -> None:
+def test_a_line_at_the_limit_is_a_record_and_one_byte_more_is_too_large() -> None:
     lines, letters = run([b"x" * 10 + b"\n" + b"y" * 11 + b"\n" + b"z" * 10 + b"\r\n"])
     assert lines == ["x" * 10, "z" * 10]
     assert letters == [DeadLetter(TOO_LARGE, b"y" * 7, 0), DeadLetter(TOO_LARGE, b"y" * 4, 1)]
 
 
-def test_a_line_without_end_goes_aside_in_parts_with_bounded_memory() -> None:
+def test_an_endless_line_becomes_dead_letters_in_parts_with_bounded_memory() -> None:
     framing = LineFraming(max_record_bytes=1000, part_bytes=4096)
     splitter = framing.open()
     parts: list[DeadLetter] = []
@@ -254,7 +255,7 @@ def test_a_line_without_end_goes_aside_in_parts_with_bounded_memory() -> None:
     assert b"".join(letter.data for letter in parts) == b"0123456789" * 30_000 + b"tail\r"
 
 
-def test_of_a_record_that_is_too_large_no_more_parts_are_kept_than_asked_for() -> None:
+def test_at_most_max_parts_of_a_too_large_record_are_kept() -> None:
     framing = framing_of()
     splitter = framing.open(max_parts=1)
     lines, letters = records(framing, feed(splitter, b"y" * 40 + b"\nnext\n" + b"z" * 11 + b"\n"))
@@ -265,21 +266,21 @@ def test_of_a_record_that_is_too_large_no_more_parts_are_kept_than_asked_for() -
     assert (lines, letters) == (["next"], [DeadLetter(TOO_LARGE, b"y" * PART, 0)])
 
 
-def test_a_last_line_without_newline_is_a_record_when_the_sender_ended() -> None:
+def test_a_last_line_without_newline_is_a_record_after_a_normal_end() -> None:
     assert run([b"a\nlast"]) == (["a", "last"], [])
     assert run([b"last\r"]) == (["last\r"], [])
 
 
-def test_a_last_line_is_checked_as_any_other() -> None:
+def test_a_last_line_is_checked_like_any_other() -> None:
     assert run([b"\xff"]) == ([], [DeadLetter(ENCODING, b"\xff")])
     assert run([b"y" * 11]) == ([], [DeadLetter(TOO_LARGE, b"y" * 7, 0), DeadLetter(TOO_LARGE, b"y" * 4, 1)])
 
 
-def test_a_line_that_breaks_off_is_a_dead_letter() -> None:
+def test_a_truncated_line_is_a_dead_letter() -> None:
     assert run([b"a\nbroken"], clean=False) == (["a"], [DeadLetter(TRUNCATED, b"broken")])
 
 
-def test_a_line_that_breaks_off_and_was_too_large_stays_that() -> None:
+def test_a_truncated_line_that_was_too_large_stays_too_large() -> None:
     assert run([b"y" * 20], clean=False)[1] == [
         DeadLetter(TOO_LARGE, b"y" * 7, 0),
         DeadLetter(TOO_LARGE, b"y" * 7, 1),
@@ -287,7 +288,7 @@ def test_a_line_that_breaks_off_and_was_too_large_stays_that() -> None:
     ]
 
 
-def test_a_cutter_serves_the_next_connection_after_a_break() -> None:
+def test_a_splitter_is_reusable_after_a_break() -> None:
     framing = framing_of()
     splitter = framing.open()
     list(feed(splitter, b"y" * 30))
@@ -300,7 +301,7 @@ def test_other_encodings_become_utf8(encoding: str) -> None:
     assert run(["fünf\nça\n".encode(encoding)], encoding=encoding) == (["fünf", "ça"], [])
 
 
-def test_ascii_puts_everything_else_aside() -> None:
+def test_with_ascii_other_bytes_become_dead_letters() -> None:
     assert run([b"a\n\xc3\xbc\n"], encoding="ascii") == (["a"], [DeadLetter(ENCODING, b"\xc3\xbc")])
 
 
@@ -308,7 +309,7 @@ def test_ascii_puts_everything_else_aside() -> None:
     "encoding",
     ["big5", "cp932", "cp949", "cp950", "euc_jp", "euc_kr", "gb18030", "gb2312", "gbk", "shift_jis"],
 )
-def test_no_byte_below_0x30_is_a_part_of_a_longer_character(encoding: str) -> None:
+def test_no_byte_below_0x30_is_part_of_a_longer_character(encoding: str) -> None:
     SocketText(host="a", port=1, encoding=encoding)
     for last in range(0x30):
         assert bytes([last]).decode(encoding) == chr(last)
@@ -318,7 +319,7 @@ def test_no_byte_below_0x30_is_a_part_of_a_longer_character(encoding: str) -> No
 
 
 def _is_cut_rightly(start: bytes, last: int, encoding: str) -> bool:
-    """Does the byte stand for itself, or the decoder find what is wrong before it?"""
+    """Return whether the byte stands for itself, or the decoder finds an error before it."""
     try:
         text = (start + bytes([last]) + b"AA").decode(encoding)
     except UnicodeDecodeError as error:
@@ -326,7 +327,7 @@ def _is_cut_rightly(start: bytes, last: int, encoding: str) -> bool:
     return text.endswith(chr(last) + "AA")
 
 
-def test_a_delimiter_that_is_no_text_takes_no_part_in_the_decoding() -> None:
+def test_a_delimiter_that_is_not_text_does_not_affect_decoding() -> None:
     assert run(["fünf".encode() + b"\xffd\xc3\xa7\xff\xc3\xff"], delimiter=b"\xff") == (
         ["fünf", "dç"],
         [DeadLetter(ENCODING, b"\xc3")],

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The least that each kind is declared with, for several receivers.
+#: The smallest declaration of each kind that allows several receivers.
 LEAST: Mapping[str, Mapping[str, Any]] = {
     "amqp": {"host": "b", "queues": ["q"]},
     "custom": {"receiver": "package.module:Class"},

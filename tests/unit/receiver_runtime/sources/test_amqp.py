@@ -24,7 +24,7 @@ GIVEN: dict[str, Any] = {"kind": "amqp", "host": "a", "queues": ["orders"]}
         ({"prefetch": 0}, "prefetch"),
     ],
 )
-def test_what_can_not_be_is_named(fields: dict[str, object], words: str) -> None:
+def test_invalid_fields_are_named(fields: dict[str, object], words: str) -> None:
     with pytest.raises(SourceError, match=words) as raised:
         parse_source({**GIVEN, **fields})
     assert "hunter2" not in str(raised.value)
@@ -43,7 +43,7 @@ def test_keys() -> None:
         assert keys.to_pylist() == wanted
 
 
-def test_whatever_stands_in_properties_is_a_row() -> None:
+def test_any_properties_become_a_row() -> None:
     odd = {"bytes": b"\xff", "text": b"t", "list": [1, b"\xff", None], "table": {"a": True}, "half": "\udcff"}
     batch = batch_of([message(headers=odd, timestamp=2**62, message_id="\udcff"), message(headers={})])
     batch.validate(full=True)

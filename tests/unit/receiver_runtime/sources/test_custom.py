@@ -1,4 +1,4 @@
-"""The declaration of a receiver of the user's own: how it names its class, and what is wrong with a name."""
+"""Check the declaration of a user's own receiver: how it names its class, and errors in a name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ticks(Receiver):
     columns = (("symbol", "string"),)
 
     def __init__(self, url: str, *, every: float = 1.0) -> None:
-        # No super().__init__(): it is easily forgotten, and nothing needs it.
+        # There is no super().__init__() on purpose: users forget it easily, and nothing needs it.
         self.url, self.every = url, every
 
     def on_start(self) -> None: ...
@@ -33,7 +33,7 @@ class Ticks(Receiver):
 
 @pytest.fixture
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of the user's in the working directory."""
+    """Make a user's module in the working directory."""
     (tmp_path / "users_ticks.py").write_text(
         "from forebay.receiver import Receiver\n"
         "class Ticks(Receiver):\n"
@@ -49,7 +49,7 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "users_ticks"
 
 
-def test_the_declaration_is_names_and_options_and_needs_no_class_to_be_read() -> None:
+def test_the_declaration_is_read_without_the_class() -> None:
     source = CustomSource(receiver="not_here.ticks:TicksReceiver", options={"url": "udp://x", "every": 2})
     stored = json.loads(json.dumps(Stream("ticks", source).declaration()["source"]))
     assert stored == {
@@ -61,7 +61,7 @@ def test_the_declaration_is_names_and_options_and_needs_no_class_to_be_read() ->
     assert source.address == "not_here.ticks:TicksReceiver"
 
 
-def test_a_class_stands_for_its_path_and_its_options_are_checked_at_once() -> None:
+def test_a_class_is_stored_as_its_path_and_its_options_are_checked_at_once() -> None:
     source = CustomSource(receiver=Ticks, options={"url": "udp://x"})
     assert source.receiver == f"{Ticks.__module__}:Ticks"
     with pytest.raises(ValidationError, match=r"options=\{\} do not fit Ticks: missing a required argument: 'url'"):
@@ -70,7 +70,7 @@ def test_a_class_stands_for_its_path_and_its_options_are_checked_at_once() -> No
         CustomSource(receiver=Ticks, options={"url": "x", "evry": 2})
 
 
-def test_a_class_that_no_other_process_can_import_is_refused() -> None:
+def test_a_class_that_other_processes_can_not_import_is_refused() -> None:
     class Local(Receiver):
         def on_start(self) -> None: ...
         def on_stop(self) -> None: ...
@@ -80,12 +80,12 @@ def test_a_class_that_no_other_process_can_import_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a:b:c", "1:x", "package.module:", "a b", ":Class"])
-def test_what_names_no_receiver_is_refused_with_both_ways_to_name_one(name: str) -> None:
+def test_an_invalid_name_is_refused_with_both_valid_forms(name: str) -> None:
     with pytest.raises(ValidationError, match=r"give 'package\.module:Class', or the name of an entry point"):
         CustomSource(receiver=name)
 
 
-def test_options_are_json() -> None:
+def test_options_must_be_json() -> None:
     with pytest.raises(ValidationError, match="options"):
         CustomSource(receiver="a:B", options={"every": object()})
 
@@ -102,7 +102,7 @@ def test_options_that_do_not_fit_are_named(user_module: str) -> None:
         make_receiver(CustomSource(receiver=f"{user_module}:Ticks"))
 
 
-def test_a_package_that_is_missing_is_named_whosever_it_is(tmp_path: Path, user_module: str) -> None:
+def test_a_missing_package_is_named_whether_the_users_or_a_library(tmp_path: Path, user_module: str) -> None:
     with pytest.raises(SourceError, match=r"'not_here\.ticks:T' is in the package 'not_here', which is not installed"):
         CustomSource(receiver="not_here.ticks:T").load()
     (tmp_path / "needs_more.py").write_text("import a_library.part\n", encoding="utf-8")
@@ -111,7 +111,7 @@ def test_a_package_that_is_missing_is_named_whosever_it_is(tmp_path: Path, user_
 
 
 @pytest.mark.parametrize("line", ["1 / 0", "raise SystemExit(3)"])
-def test_a_module_that_fails_when_it_is_imported_is_an_error_and_no_end(
+def test_a_module_that_fails_on_import_is_an_error_and_does_not_end_the_process(
     tmp_path: Path, user_module: str, line: str
 ) -> None:
     sys.modules.pop("broken_module", None)

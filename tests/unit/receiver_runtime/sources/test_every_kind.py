@@ -1,4 +1,4 @@
-"""What holds for every kind of source, also for the next one: it is declared, made, shared out and listed alike."""
+"""Check what holds for every kind of source, also for future ones: they are declared, made, shared and listed alike."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[4]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-#: A kind's extra; and the one that HTTP takes where it is there.
+#: The extras of all kinds, and the one that HTTP uses if it is installed.
 EXTRAS = {source.needs_extra for source in KINDS.values() if source.needs_extra is not None} | {"otlp"}
 
 
 def packages_of(extra: str) -> set[str]:
-    """What it brings, by the names that are imported."""
+    """Return the packages that an extra installs, by their import names."""
     names = {re.split(r"[^\w.-]", asked)[0] for asked in PROJECT["project"]["optional-dependencies"][extra]}
     found = {file.parts[0] for name in names for file in files(name) or () if len(file.parts) > 1}
     return {name for name in found if name.isidentifier() and not name.startswith("_")}
@@ -44,7 +44,7 @@ CLIENTS = {name for extra in EXTRAS for name in packages_of(extra)}
 OWN = sorted(set(KINDS) - {"custom"})
 WITH_EXTRA = sorted(kind for kind, source in KINDS.items() if source.needs_extra is not None)
 
-# As if nothing of them were installed: a module that is None in sys.modules can't be imported.
+# Act as if none of them were installed: a module that is None in sys.modules can't be imported.
 _BLOCKED = f"import sys\nfor name in {sorted(CLIENTS)!r}: sys.modules[name] = None\n"
 _IMPORT_ALL = (
     _BLOCKED
@@ -83,7 +83,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_each_kind_of_the_one_list_is_here_and_everywhere_else() -> None:
+def test_each_registered_kind_is_in_these_tests_and_everywhere_else() -> None:
     assert set(LEAST) == set(KINDS)
     assert {"confluent_kafka", "opentelemetry", "paho", "pika", "zmq"} <= CLIENTS
     [ours] = [asked for asked in PROJECT["dependency-groups"]["dev"] if asked.startswith("forebay[")]
@@ -91,26 +91,26 @@ def test_each_kind_of_the_one_list_is_here_and_everywhere_else() -> None:
     assert set(forebay.sources.__all__) == {source.__name__ for source in KINDS.values()} | {"Tls"}
 
 
-def test_no_package_but_the_receivers_and_no_declaration_needs_a_brokers_client() -> None:
+def test_only_receivers_need_a_brokers_client() -> None:
     done = run(_IMPORT_ALL)
     assert done.returncode == 0, done.stderr
     assert {source.__name__ for source in KINDS.values()} <= set(done.stdout.split())
 
 
-def test_declarations_load_no_client_that_is_installed() -> None:
+def test_declarations_do_not_load_installed_clients() -> None:
     program = "import sys, forebay.sources as s; [getattr(s, name) for name in s.__all__]; print(*sys.modules)"
     done = run(program)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) & CLIENTS == set()
 
 
-def test_the_block_blocks() -> None:
+def test_blocked_modules_can_not_be_imported() -> None:
     assert "ModuleNotFoundError" in run(_BLOCKED + "import paho.mqtt.client").stderr
 
 
 @pytest.fixture(scope="module")
 def said_without_clients() -> dict[str, str | None]:
-    """What comes of making each kind's receiver where no client is installed."""
+    """Return the error of making each kind's receiver without any client installed; None if there is none."""
     done = run(_MAKE, json.dumps({kind: dict(LEAST[kind]) for kind in OWN}))
     assert done.returncode == 0, done.stderr
     said: dict[str, str | None] = json.loads(done.stdout)
@@ -118,7 +118,7 @@ def said_without_clients() -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("kind", WITH_EXTRA)
-def test_a_missing_extra_is_one_sentence_that_names_it(kind: str, said_without_clients: dict[str, str | None]) -> None:
+def test_a_missing_extra_is_named_in_one_sentence(kind: str, said_without_clients: dict[str, str | None]) -> None:
     said = said_without_clients[kind]
     assert said is not None
     assert "\n" not in said
@@ -127,12 +127,14 @@ def test_a_missing_extra_is_one_sentence_that_names_it(kind: str, said_without_c
 
 
 @pytest.mark.parametrize("kind", sorted(set(OWN) - set(WITH_EXTRA)))
-def test_who_needs_no_extra_is_made_without_one(kind: str, said_without_clients: dict[str, str | None]) -> None:
+def test_a_kind_without_an_extra_is_made_without_clients(
+    kind: str, said_without_clients: dict[str, str | None]
+) -> None:
     assert said_without_clients[kind] is None
 
 
 @pytest.mark.parametrize("kind", OWN)
-def test_a_declaration_makes_as_many_receivers_as_are_asked_for(kind: str) -> None:
+def test_a_declaration_can_make_several_receivers(kind: str) -> None:
     source = parse_source({"kind": kind, **LEAST[kind]})
     first, second = make_receiver(source), make_receiver(source)
     assert first is not second
@@ -150,12 +152,12 @@ def test_a_declaration_makes_as_many_receivers_as_are_asked_for(kind: str) -> No
         ("mqtt", {"qos": 0}, SourceRule.NOT_SENT_AGAIN),
     ],
 )
-def test_a_declaration_says_what_its_sender_does(kind: str, fields: Mapping[str, Any], rule: SourceRule) -> None:
+def test_a_declaration_has_the_rule_of_its_sender(kind: str, fields: Mapping[str, Any], rule: SourceRule) -> None:
     assert parse_source({"kind": kind, **LEAST[kind], **fields}).source_rule is rule
 
 
 @pytest.mark.parametrize("kind", sorted(LEAST))
-def test_several_receivers_and_one_per_host_can_be_declared(kind: str) -> None:
+def test_several_receivers_or_one_per_host_can_be_declared(kind: str) -> None:
     source = parse_source({"kind": kind, **LEAST[kind]})
     for receivers in (1, 3, "per_host"):
         declared = Stream("s", source, receivers=receivers).declaration()
@@ -176,7 +178,7 @@ def test_the_command_lists_kinds_columns_guarantees_and_extras() -> None:
             assert listed[kind]["guarantees"] == [guarantee.words for guarantee in source.guarantees()]
 
 
-def test_the_command_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_says_which_clients_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forebay.cli.sources, "_has", lambda package: package != "paho-mqtt")
     monkeypatch.setenv("COLUMNS", "250")
     lines = CliRunner().invoke(app, ["sources"]).stdout.splitlines()

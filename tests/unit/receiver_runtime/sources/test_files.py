@@ -33,7 +33,7 @@ def test_files_are_read_exactly_once(source: type[FollowedFiles | FileLines | Wh
         ({"kind": "whole_files", "path": "/in", "encoding": "utf-8"}, "whole_files has no such field"),
     ],
 )
-def test_what_is_wrong_is_named_with_the_way_out(declaration: dict[str, Any], says: str) -> None:
+def test_an_invalid_declaration_is_refused_with_the_fix(declaration: dict[str, Any], says: str) -> None:
     with pytest.raises(SourceError) as raised:
         parse_source(declaration)
     assert says in str(raised.value)
@@ -45,7 +45,7 @@ def test_a_secret_is_never_a_literal() -> None:
     assert "hunter2" not in str(raised.value)
 
 
-def test_secrets_are_read_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_read_only_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     source = WholeFiles(path="s3://bucket/in", options=S3)
     with pytest.raises(SecretError):
         source.resolved_options()
@@ -60,6 +60,6 @@ def test_secrets_are_read_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatc
     assert "hush" not in repr(source)
 
 
-def test_declaring_loads_no_pyarrow() -> None:
+def test_declaring_a_source_does_not_load_pyarrow() -> None:
     program = "import sys, receiver_runtime.sources.files; assert 'pyarrow' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

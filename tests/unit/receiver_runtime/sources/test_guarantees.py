@@ -12,7 +12,7 @@ from receiver_runtime.sources.kafka import Kafka
 from receiver_runtime.sources.source_registry import KINDS, parse_source
 from tests.unit.receiver_runtime.sources.least_declarations import LEAST
 
-# What a sender does after a crash has to fit what is said to hold.
+# The guarantees that each rule (what a sender does after a crash) allows.
 FITTING = {
     SourceRule.NOT_SENT_AGAIN: {Guarantee.AT_MOST_ONCE},
     SourceRule.SENT_AGAIN: {Guarantee.AT_LEAST_ONCE, Guarantee.AT_LEAST_ONCE_DEDUPLICATED},
@@ -21,13 +21,13 @@ FITTING = {
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_each_kind_says_what_it_guarantees_and_its_rule_fits(kind: str) -> None:
-    # HTTP's blocks that are acknowledged once they are registered have a rule of their own (``push_keyed``).
+def test_each_kind_has_a_guarantee_that_fits_its_rule(kind: str) -> None:
+    # HTTP's blocks that are acknowledged after registration have their own rule (``push_keyed``).
     rule = SourceRule.SENT_AGAIN if kind == "http" else parse_source({"kind": kind, **LEAST[kind]}).source_rule
     assert KINDS[kind].guarantees()[0] in FITTING[rule]
 
 
-def test_kafka_guarantees_what_its_declaration_says() -> None:
+def test_kafka_guarantees_what_its_declaration_asks_for() -> None:
     assert Kafka.guarantees() == (Guarantee.EXACTLY_ONCE, Guarantee.AT_MOST_ONCE)
     strict = Kafka(bootstrap_servers="a:1", topics="t", group="g")
     assert Guarantee(strict.guarantee) is Guarantee.EXACTLY_ONCE
@@ -35,7 +35,7 @@ def test_kafka_guarantees_what_its_declaration_says() -> None:
     assert Guarantee(loose.guarantee) is Guarantee.AT_MOST_ONCE
 
 
-def test_forebay_sources_shows_the_guarantees_in_words() -> None:
+def test_forebay_sources_shows_the_guarantees_as_json() -> None:
     done = CliRunner().invoke(app, ["sources", "--json"])
     assert done.exit_code == 0, done.output
     shown = {kind["kind"]: kind for kind in json.loads(done.output)["sources"] if kind["receiver"] is None}
@@ -44,13 +44,13 @@ def test_forebay_sources_shows_the_guarantees_in_words() -> None:
     assert shown["kafka"]["guarantees"] == ["exactly once", "at most once"]
     for kind in ("socket_text", "raw_socket"):
         assert shown[kind]["guarantees"] == ["at most once"]
-    # The class's own.
+    # Its guarantee is that of the user's class.
     assert shown["custom"]["guarantee"] is None
     assert CustomSource.guarantee is Guarantee.AT_MOST_ONCE
     assert Guarantee.AT_LEAST_ONCE_DEDUPLICATED.words == "at least once, deduplicated"
 
 
-def test_forebay_sources_shows_them_to_people() -> None:
+def test_forebay_sources_shows_the_guarantees_as_text() -> None:
     done = CliRunner().invoke(app, ["sources"], env={"COLUMNS": "400"})
     said: dict[str, str] = {}
     kind = ""

@@ -1,4 +1,4 @@
-"""The declaration of an HTTP source."""
+"""Check the declaration of an HTTP source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.sources.tcp import Tls
 
 
-def test_it_is_stored_and_read_back_without_secrets() -> None:
+def test_it_is_stored_and_parsed_again_without_secrets() -> None:
     source = Http(
         listen="[::]:8080",
         tokens=["env:A", "file:/run/b"],
@@ -31,7 +31,7 @@ def test_it_is_stored_and_read_back_without_secrets() -> None:
     assert Http.guarantees() == (Guarantee.AT_LEAST_ONCE_DEDUPLICATED,)
 
 
-def test_one_token_for_short() -> None:
+def test_one_token_may_be_given_as_text() -> None:
     assert Http(listen="127.0.0.1:0", tokens="env:A") == Http(listen="127.0.0.1:0", tokens=["env:A"])
 
 
@@ -51,7 +51,7 @@ def test_one_token_for_short() -> None:
         ({"colour": "red"}, "Extra inputs"),
     ],
 )
-def test_what_can_t_be(fields: dict[str, Any], says: str) -> None:
+def test_invalid_fields_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError) as raised:
         Http.model_validate({"listen": "127.0.0.1:0"} | fields)
     assert says in str(raised.value)

@@ -12,7 +12,7 @@ from receiver_runtime.sources.source_registry import parse_source
 GIVEN: dict[str, Any] = {"kind": "kafka", "bootstrap_servers": "127.0.0.1:9092", "topics": ["orders"], "group": "g"}
 
 
-def test_one_topic_may_be_a_name_alone_and_a_pattern_matches_the_whole_name() -> None:
+def test_one_topic_may_be_given_as_text_and_a_pattern_matches_the_whole_name() -> None:
     assert Kafka(bootstrap_servers="a:1", topics="orders", group="g").subscription == ["orders"]
     assert Kafka(bootstrap_servers="a:1", pattern="a|b", group="g").subscription == ["^(a|b)$"]
 
@@ -36,18 +36,18 @@ def test_one_topic_may_be_a_name_alone_and_a_pattern_matches_the_whole_name() ->
         ("topic", "x", "topic: kafka has no such field"),
     ],
 )
-def test_what_is_wrong_is_named(field: str, value: object, message: str) -> None:
+def test_invalid_fields_are_named(field: str, value: object, message: str) -> None:
     with pytest.raises(SourceError, match=message) as caught:
         parse_source({**GIVEN, field: value})
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_pattern_that_is_no_expression_is_named() -> None:
+def test_an_invalid_pattern_is_named() -> None:
     with pytest.raises(SourceError, match=r"pattern: 'a\(' is no regular expression"):
         parse_source({**GIVEN, "topics": [], "pattern": "a("})
 
 
-def test_secrets_are_read_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_read_when_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Kafka(bootstrap_servers="a:1", topics="t", group="g", options={"sasl.password": "env:KAFKA_PASSWORD"})
     monkeypatch.delenv("KAFKA_PASSWORD", raising=False)
     with pytest.raises(SecretError, match="KAFKA_PASSWORD is not set"):

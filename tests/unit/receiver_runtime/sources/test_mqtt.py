@@ -12,7 +12,7 @@ from receiver_runtime.sources.source_registry import parse_source
 GIVEN: dict[str, Any] = {"kind": "mqtt", "host": "127.0.0.1", "topics": ["a/#"], "client_id": "c"}
 
 
-def test_one_topic_may_be_a_name_alone_and_the_port_is_the_usual_one() -> None:
+def test_one_topic_may_be_given_as_text_and_the_port_has_its_default() -> None:
     source = Mqtt(host="b", topics="a", client_id="c")
     assert source.subscriptions == ("a",)
     assert source.broker_port == 1883
@@ -38,7 +38,7 @@ def test_one_topic_may_be_a_name_alone_and_the_port_is_the_usual_one() -> None:
         ("topic", "x", "topic: mqtt has no such field"),
     ],
 )
-def test_what_can_not_work_is_refused_by_name(field: str, value: object, message: str) -> None:
+def test_invalid_fields_are_refused_by_name(field: str, value: object, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         parse_source({**GIVEN, field: value})
 
@@ -51,7 +51,7 @@ def test_what_can_not_work_is_refused_by_name(field: str, value: object, message
         ({"qos": 0, "key": "json:id"}, "nothing comes twice at qos=0"),
     ],
 )
-def test_fields_that_do_not_go_together(fields: dict[str, object], message: str) -> None:
+def test_incompatible_fields_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(SourceError, match=message):
         parse_source({**GIVEN, **fields})
 
@@ -64,7 +64,7 @@ def test_several_receivers_need_a_group() -> None:
     assert Stream("s", Mqtt(host="b", topics=("a",), client_id="c", group="g"), receivers=2).receivers == 2
 
 
-def test_what_it_guarantees() -> None:
+def test_its_guarantees() -> None:
     assert Mqtt.guarantees() == (
         Guarantee.AT_LEAST_ONCE,
         Guarantee.AT_LEAST_ONCE_DEDUPLICATED,

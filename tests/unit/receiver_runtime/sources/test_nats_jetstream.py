@@ -25,7 +25,7 @@ GIVEN: dict[str, Any] = {"kind": "nats_jetstream", "servers": "127.0.0.1:4222", 
         ("streams", "x", "streams: nats_jetstream has no such field"),
     ],
 )
-def test_what_is_wrong_is_named(field: str, value: object, message: str) -> None:
+def test_invalid_fields_are_named(field: str, value: object, message: str) -> None:
     with pytest.raises(SourceError, match=message) as caught:
         parse_source({**GIVEN, field: value})
     assert "hunter2" not in str(caught.value)

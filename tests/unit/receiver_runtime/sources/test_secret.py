@@ -1,4 +1,4 @@
-"""Secrets by reference: what is taken, what is refused, and that no message holds one."""
+"""Check secrets by reference: what is accepted, what is refused, and that no message contains a secret."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Declaration(BaseModel):
 
 
 class DagstersEnvVar(str):
-    """As `dagster.EnvVar` is: text that says it is a variable's name."""
+    """Stands for `dagster.EnvVar`: a text that says that it is a variable's name."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class DagstersEnvVar(str):
 
 
 @pytest.mark.parametrize("value", [EnvVar("PASSWORD"), "env:PASSWORD", DagstersEnvVar("PASSWORD")])
-def test_a_reference_is_stored_as_itself_and_resolved_when_it_is_asked_for(
+def test_a_reference_is_stored_unresolved_and_resolved_when_used(
     value: str | Secret, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PASSWORD", LITERAL)
@@ -52,7 +52,7 @@ def test_a_reference_is_stored_as_itself_and_resolved_when_it_is_asked_for(
         assert LITERAL not in shown
 
 
-def test_a_file_is_read_when_it_is_asked_for_without_its_last_lines_end(tmp_path: Path) -> None:
+def test_a_file_is_read_when_used_without_its_last_newline(tmp_path: Path) -> None:
     file = tmp_path / "password"
     secret = Secret(f"file:{file}")
     with pytest.raises(SecretError, match=r"No such file.*put the secret there"):
@@ -64,7 +64,7 @@ def test_a_file_is_read_when_it_is_asked_for_without_its_last_lines_end(tmp_path
         secret.resolve()
 
 
-def test_a_literal_is_refused_by_a_sentence_that_says_what_to_write_and_not_what_was_written() -> None:
+def test_a_literal_is_refused_with_the_fix_and_without_repeating_it() -> None:
     for value in (LITERAL, {LITERAL: 1}, b"hunter2-hunter2"):
         with pytest.raises(ValidationError) as raised:
             Declaration.model_validate({"password": value})
@@ -75,19 +75,19 @@ def test_a_literal_is_refused_by_a_sentence_that_says_what_to_write_and_not_what
 
 
 @pytest.mark.parametrize("reference", ["env:", "env:A B", "file:relative", "file:"])
-def test_a_reference_that_nobody_could_follow_is_refused(reference: str) -> None:
+def test_an_invalid_reference_is_refused(reference: str) -> None:
     with pytest.raises(SecretError, match=r"write"):
         Secret(reference)
 
 
-def test_a_variable_that_is_not_set_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unset_variable_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
     with pytest.raises(SecretError, match=r"the environment variable NOT_SET is not set.*set it where"):
         EnvVar("NOT_SET").resolve()
 
 
 def encrypted_certificate(folder: Path) -> Tls:
-    """A certificate of our own, whose key has the passphrase LITERAL."""
+    """Make a self-signed certificate whose key has the passphrase LITERAL."""
     subject = ["-subj", "/CN=localhost", "-days", "1", "-newkey", "rsa:2048"]
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
     command = ["openssl", "req", "-x509", *subject, *files, "-passout", f"pass:{LITERAL}"]
@@ -101,7 +101,7 @@ def encrypted_certificate(folder: Path) -> Tls:
     )
 
 
-def test_a_tls_keys_passphrase_is_a_secret_of_the_receivers_process(
+def test_a_tls_keys_passphrase_is_resolved_in_the_receivers_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = encrypted_certificate(tmp_path)
@@ -117,7 +117,7 @@ def test_a_tls_keys_passphrase_is_a_secret_of_the_receivers_process(
     assert server_context(tls).cert_store_stats() is not None
 
 
-def test_a_passphrase_by_itself_is_refused_and_not_repeated() -> None:
+def test_a_literal_passphrase_is_refused_and_not_repeated() -> None:
     tls = {"certificate_file": "/c.pem", "key_password": LITERAL}
     with pytest.raises(ValidationError, match="given by reference") as refused:
         SocketText.model_validate({"listen": "0.0.0.0:9999", "tls": tls})

@@ -15,7 +15,7 @@ from receiver_runtime.sources.source_registry import parse_source
 from receiver_runtime.sources.tcp import Tls
 
 
-def test_the_defaults_are_those_of_the_reference() -> None:
+def test_the_defaults_are_those_of_the_reference_page() -> None:
     source = SocketText(host="a", port=1)
     assert (source.delimiter, source.encoding, source.max_record_bytes) == ("\n", "utf-8", 1_048_576)
 
@@ -47,7 +47,7 @@ def test_the_defaults_are_those_of_the_reference() -> None:
         ("prot", 1, "prot: socket_text has no such field .*port"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_value_and_the_way_out(field: str, value: object, message: str) -> None:
+def test_a_wrong_field_is_named_with_its_value_and_the_fix(field: str, value: object, message: str) -> None:
     declaration = {"kind": "socket_text", "host": "a", "port": 1} | {field: value}
     with pytest.raises(SourceError, match=message):
         parse_source(declaration)
@@ -94,26 +94,26 @@ def test_a_delimiter_is_stored_as_text_or_in_hexadecimal(
     assert parse_source(json.loads(json.dumps(declaration))) == source
 
 
-def test_a_delimiter_that_may_be_a_part_of_a_character_is_refused() -> None:
+def test_a_delimiter_that_may_be_part_of_a_character_is_refused() -> None:
     with pytest.raises(ValidationError, match="can be a part of a character in shift_jis"):
         SocketText(host="a", port=1, encoding="shift_jis", delimiter="||")
     SocketText(host="a", port=1, encoding="shift_jis", delimiter="\r\n")
 
 
-def test_where_it_listens_and_its_tls() -> None:
+def test_the_listen_address_and_its_tls() -> None:
     assert RawSocket(listen="0.0.0.0:9999").listen_address == ("0.0.0.0", 9999)
     assert RawSocket(host="a", port=1, tls=True).tls == Tls()
     assert RawSocket(host="a", port=1, tls=False).tls is None
 
 
-def test_settings_take_units_and_pass_over_keys_of_others() -> None:
+def test_settings_accept_units_and_ignore_other_keys() -> None:
     settings = ReceiverSettings.of_row({"block_interval": "50ms", "max_block_bytes": "1MiB", "retention": "7d"})
     assert (settings.block_interval, settings.max_block_bytes, settings.block_queue_size) == (0.05, 2**20, 10)
     with pytest.raises(ValidationError):
         ReceiverSettings.of_row({"block_interval": "0ms"})
 
 
-def test_the_leaf_loads_pydantic_and_nothing_of_ours() -> None:
+def test_the_leaf_loads_pydantic_and_no_other_package_of_ours() -> None:
     code = (
         "import sys, receiver_runtime.sources.source_registry\n"
         "heavy = {'pyarrow', 'sqlalchemy', 'numpy', 'structlog', 'dagster', 'pyspark', 'tracker_store'}\n"

@@ -1,4 +1,4 @@
-"""A declaration of any kind comes back from its JSON as it was given."""
+"""Check that a declaration of any kind survives its JSON form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 S3 = {"access_key": EnvVar("KEY"), "secret_key": "env:SECRET", "endpoint_override": "127.0.0.1:9000", "scheme": "http"}
 TLS = Tls(certificate_file="/etc/tls/a.pem", key_file="/etc/tls/a.key", ca_file="/etc/tls/ca.pem")
 
-#: Each with what it has to hold when it is back.
+#: Each declaration, with values that it must have after it was read back.
 DECLARATIONS: list[tuple[Source, dict[str, Any]]] = [
     (
         Amqp(host="::1", queues="orders", virtual_host="shop", username="u", password="env:P", tls=True),
@@ -131,12 +131,12 @@ DECLARATIONS: list[tuple[Source, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("source", "holds"), DECLARATIONS, ids=[source.kind for source, _ in DECLARATIONS])
-def test_a_declaration_comes_back_from_its_json(source: Source, holds: dict[str, Any]) -> None:
+def test_a_declaration_survives_its_json_form(source: Source, holds: dict[str, Any]) -> None:
     again = parse_source(source.model_dump(mode="json"))
     assert again == source
     assert type(again) is type(source)
     assert {name: getattr(again, name) for name in holds} == holds
 
 
-def test_a_reference_to_a_secret_is_shown_as_it_is_written() -> None:
+def test_a_reference_to_a_secret_is_shown_as_written() -> None:
     assert str(EnvVar("P")) == "env:P"

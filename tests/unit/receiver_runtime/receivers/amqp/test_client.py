@@ -1,4 +1,4 @@
-"""What senders may put into a message's properties, and pika does not take."""
+"""Check message properties that senders may use but pika can't decode."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def frame(properties: bytes, *, size: int = 0, channel: int = 1) -> bytes:
     return struct.pack(">BHL", 2, channel, len(content)) + content + b"\xce"
 
 
-def test_what_pika_writes_is_read_as_it_was() -> None:
-    """Each property, and each kind of value that it knows."""
+def test_properties_that_pika_writes_are_decoded_unchanged() -> None:
+    """Check each property, and each kind of value that pika knows."""
     headers: dict[str, Any] = {
         "text": "ü",
         "bytes": b"\xff",
@@ -68,7 +68,7 @@ def test_what_pika_writes_is_read_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("table", "value"),
     [
-        # Milliseconds, where the protocol has seconds.
+        # This sender writes milliseconds, although the protocol has seconds.
         (b"\x01aT" + struct.pack(">Q", 1_700_000_000_000), 1_700_000_000_000),
         (b"\x01aT" + struct.pack(">Q", 2**64 - 1), 2**64 - 1),
         (b"\x01ad" + struct.pack(">d", 1.5), 1.5),
@@ -77,14 +77,14 @@ def test_what_pika_writes_is_read_as_it_was() -> None:
         (b"\x01aD\xff\0\0\0\1", Decimal(1).scaleb(-255)),
     ],
 )
-def test_values_that_pika_does_not_take_or_cuts(table: bytes, value: object) -> None:
+def test_values_that_pika_refuses_or_truncates_are_decoded(table: bytes, value: object) -> None:
     found = decoded(table)
     assert not found.undecodable
     assert found.headers == {"a": value}
 
 
 @pytest.mark.parametrize("depth", [1, 300])
-def test_names_and_tables_within_tables_become_a_row(depth: int) -> None:
+def test_names_and_nested_tables_become_a_row(depth: int) -> None:
     table = b"\x01\xffS" + sized(b"\xfe")
     for _ in range(depth):
         table = b"\x01tF" + sized(table)
@@ -107,11 +107,11 @@ def test_names_and_tables_within_tables_become_a_row(depth: int) -> None:
         b"\x01tF" * 3 + b"\0\0",
     ],
 )
-def test_what_is_no_table_is_told_and_no_error(table: bytes) -> None:
+def test_invalid_tables_are_marked_undecodable_without_an_error(table: bytes) -> None:
     assert decoded(table).undecodable
 
 
-def test_tables_that_are_too_deep_are_told() -> None:
+def test_tables_that_are_nested_too_deeply_are_marked_undecodable() -> None:
     table = b""
     for _ in range(5000):
         table = b"\x01tF" + sized(table)
@@ -120,12 +120,12 @@ def test_tables_that_are_too_deep_are_told() -> None:
 
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> TolerantConnection:
-    """One that is not connected."""
+    """Return a connection that is not connected."""
     monkeypatch.setattr(SelectConnection, "__init__", lambda self: setattr(self, "_frame_buffer", b""))
     return TolerantConnection()
 
 
-def test_frames_are_taken_one_by_one_and_when_they_are_whole(connection: TolerantConnection) -> None:
+def test_frames_are_taken_one_by_one_once_they_are_whole(connection: TolerantConnection) -> None:
     first = frame(HEADERS + sized(b"\x01aT" + b"\xff" * 8), size=5, channel=3)
     body = struct.pack(">BHL", 3, 3, 5) + b"hello\xce"
     for end in range(len(first)):
@@ -142,7 +142,7 @@ def test_frames_are_taken_one_by_one_and_when_they_are_whole(connection: Toleran
 
 
 @pytest.mark.parametrize("name", ["_read_frame", "_frame_buffer"])
-def test_a_pika_that_is_another_inside_is_refused_and_not_trusted(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_pika_with_other_internals_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     buffer = "_frame_buffer" if name == "_read_frame" else "_buffer"
     monkeypatch.setattr(SelectConnection, "__init__", lambda self: setattr(self, buffer, b""))
     if name == "_read_frame":

@@ -1,4 +1,4 @@
-"""What a reader of AMQP takes at once. All else of it is tested on RabbitMQ, in tests/conformance/test_amqp.py."""
+"""Check what an AMQP reader takes at once. tests/conformance/test_amqp.py tests everything else, on RabbitMQ."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from receiver_runtime.attached_supervisor import AttachedSupervisor
 
 
-def test_what_came_while_nothing_could_be_handed_over_is_taken_a_block_at_once_and_whole() -> None:
-    """All of it, after a wait, may be more than one batch can hold."""
+def test_messages_that_piled_up_are_taken_one_block_at_a_time() -> None:
+    """After a wait, all of them together may be more than one batch can hold."""
     receiver = AmqpReceiver(Amqp(host="127.0.0.1", queues=("q",)))
     settings = ReceiverSettings(max_block_bytes=2048)
     attached = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""A receiver that listens by HTTP, with everything real below it but the database, and a way to speak to it."""
+"""Run an HTTP receiver with everything real below it except the database, and send requests to it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass
 class Listening:
-    """One receiver, and the port of its newest start."""
+    """A receiver that listens, and the port of its newest start."""
 
     rig: Rig
     log: KeyedBlockLog
@@ -68,7 +68,7 @@ class Listening:
         *,
         on: http.client.HTTPConnection | None = None,
     ) -> Answer:
-        """One request, on a connection of its own unless one is given."""
+        """Send a request, on its own connection unless one is given."""
         connection = on or self.connect()
         try:
             connection.request(method, path, body, dict(headers or {}))
@@ -89,10 +89,10 @@ class Listening:
         return self.ask("POST", path, body, headers, on=on)
 
     def raw(self, data: bytes, *, to_the_end: bool = True) -> bytes:
-        """Send bytes as they are; returns what comes until the other side closes."""
+        """Send bytes unchanged; return what comes until the other side closes."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS) as connection:
             with contextlib.suppress(ConnectionError):
-                # Its answer may come before all of it was read.
+                # The answer may come before all bytes were read.
                 connection.sendall(data)
             found = b""
             with contextlib.suppress(ConnectionError):
@@ -103,7 +103,7 @@ class Listening:
             return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of the registered blocks, in order."""
+        """Return the rows of the registered blocks, in order."""
         made = self.rig
         return [
             row
@@ -122,7 +122,7 @@ class Listening:
 
 
 class HandedIn:
-    """Counts the requests whose records wait to be registered, or did: so a test knows that they are under way."""
+    """Counts the requests whose records wait to be registered, or already are, so that a test can wait for them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.requests = 0

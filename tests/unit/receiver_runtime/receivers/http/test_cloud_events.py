@@ -1,4 +1,4 @@
-"""CloudEvents over HTTP, from requests to records: the binding's three modes, what is refused, and the handshake."""
+"""Check CloudEvents over HTTP, from requests to records: the binding's three modes, refusals, and the handshake."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def refused(headers: list[tuple[bytes, bytes]], body: bytes = b"") -> tuple[int,
     return raised.value.status, str(raised.value)
 
 
-def test_binary_keeps_the_body_as_it_is_and_the_attributes_beside_it() -> None:
+def test_binary_mode_keeps_the_body_and_the_attributes_beside_it() -> None:
     headers = [*BINARY, (b"ce-myext", b"7"), (b"content-type", b"application/json"), (b"x-other", b"no")]
     [record] = parsed(headers, b"[1, 2 ]").records
     assert (record.body, record.content_type) == (b"[1, 2 ]", "application/json")
@@ -48,7 +48,7 @@ def test_binary_keeps_the_body_as_it_is_and_the_attributes_beside_it() -> None:
     assert record.attributes == {**HEADERS, "ce-myext": "7"}
 
 
-def test_binary_without_data_has_no_body() -> None:
+def test_binary_mode_without_data_has_no_body() -> None:
     [record] = parsed(BINARY, b"").records
     assert (record.body, record.content_type) == (None, None)
 
@@ -62,7 +62,7 @@ def test_binary_without_data_has_no_body() -> None:
         ("grün".encode(), "grün"),
     ],
 )
-def test_a_headers_value_is_unquoted_and_percent_decoded_once(sent: bytes, meant: str) -> None:
+def test_a_header_value_is_unquoted_and_percent_decoded_once(sent: bytes, meant: str) -> None:
     [record] = parsed([*BINARY, (b"ce-subject", sent)], b"").records
     assert record.attributes is not None
     assert record.attributes["ce-subject"] == meant
@@ -84,14 +84,14 @@ def test_a_headers_value_is_unquoted_and_percent_decoded_once(sent: bytes, meant
         ((b"ce-time", b"2026-01-31T12:00:00"), "RFC 3339"),
     ],
 )
-def test_binary_refuses(header: tuple[bytes, bytes], words: str) -> None:
+def test_invalid_binary_events_are_refused(header: tuple[bytes, bytes], words: str) -> None:
     status, said = refused([*BINARY, header])
     assert status == 400
     assert words in said
 
 
 @pytest.mark.parametrize("name", sorted(EVENT))
-def test_each_required_attribute_is_asked_for(name: str) -> None:
+def test_each_required_attribute_is_checked(name: str) -> None:
     rest = [pair for pair in BINARY if pair[0] != b"ce-" + name.encode()]
     assert refused(rest) == (400, f"the attribute {name} is missing or empty: every event has one")
     status, said = refused([(b"content-type", BATCHED.encode())], json.dumps([EVENT, {**EVENT, name: ""}]).encode())
@@ -105,8 +105,8 @@ def test_another_version_is_refused() -> None:
     assert "specversion is '0.3'" in refused([*BINARY[1:], (b"ce-specversion", b"0.3")])[1]
 
 
-def test_structured_data_are_byte_for_byte_what_was_sent() -> None:
-    """A number that no float holds, an order of members and blanks: parsing and writing anew would change them."""
+def test_structured_data_is_kept_byte_for_byte() -> None:
+    """Parsing and writing it again would change a number that no float holds, the order of members, and blanks."""
     data = '{"b": 1e400, "a":  12345678901234567890.10, "ü": "\\u00fc"}'
     event = json.dumps(EVENT)[:-1] + f', "data" : {data} }}'
     [record] = structured(event.encode())
@@ -114,7 +114,7 @@ def test_structured_data_are_byte_for_byte_what_was_sent() -> None:
     assert record.key == "/shop\n1"
 
 
-def test_structured_text_is_its_characters_and_base64_its_bytes() -> None:
+def test_structured_text_is_stored_as_text_and_base64_as_bytes() -> None:
     [text] = structured({**EVENT, "datacontenttype": "text/xml; charset=utf-8", "data": "<ü/>"})
     assert (text.body, text.content_type) == ("<ü/>".encode(), "text/xml; charset=utf-8")
     [quoted] = structured({**EVENT, "datacontenttype": "application/problem+json", "data": "ü"})
@@ -126,7 +126,7 @@ def test_structured_text_is_its_characters_and_base64_its_bytes() -> None:
     assert text.attributes == HEADERS
 
 
-def test_structured_attributes_of_other_types_are_their_texts_and_null_is_none() -> None:
+def test_structured_attributes_of_other_types_become_text_and_null_is_left_out() -> None:
     [record] = structured({**EVENT, "count": 12, "flag": True, "subject": None})
     assert record.attributes == {**HEADERS, "ce-count": "12", "ce-flag": "true"}
 
@@ -158,13 +158,13 @@ def test_structured_attributes_of_other_types_are_their_texts_and_null_is_none()
         (b"\xff", "no UTF-8 from byte 0"),
     ],
 )
-def test_structured_refuses(body: bytes, words: str) -> None:
+def test_invalid_structured_events_are_refused(body: bytes, words: str) -> None:
     status, said = refused([(b"content-type", STRUCTURED.encode())], body)
     assert status == 400
     assert words in said
 
 
-def test_a_batch_is_its_events_in_order_each_key_once() -> None:
+def test_a_batch_becomes_its_events_in_order_with_each_key_once() -> None:
     batch = [{**EVENT, "id": str(number), "data": number} for number in (3, 1, 3, 2)]
     records = structured(batch, kind=f"{BATCHED}; charset=UTF-8")
     assert [(record.body, record.key) for record in records] == [
@@ -179,7 +179,7 @@ def test_a_batch_is_its_events_in_order_each_key_once() -> None:
     ("body", "words"),
     [(b"{}", "is a JSON array"), (b"[{}", "missing or empty"), (b"[", "an event is"), (b"[1]", "event 0 of the batch")],
 )
-def test_a_batch_refuses(body: bytes, words: str) -> None:
+def test_invalid_batches_are_refused(body: bytes, words: str) -> None:
     status, said = refused([(b"content-type", BATCHED.encode())], body)
     assert status == 400
     assert words in said
@@ -193,7 +193,7 @@ def test_other_formats_are_415(kind: bytes) -> None:
     assert refused([(b"content-type", kind)], b"{}")[0] == 415
 
 
-def test_data_that_are_too_large_are_413() -> None:
+def test_too_large_data_is_413() -> None:
     large = {**EVENT, "id": "2", "data": "x" * 999}
     assert structured({**large, "data": "x" * 998})
     for status, said in (
@@ -204,21 +204,21 @@ def test_data_that_are_too_large_are_413() -> None:
         assert said == "the event '2' has 1001 bytes of data: max_record_bytes is 1000"
 
 
-def test_two_pairs_have_two_keys() -> None:
-    """A key that were source and id with a blank, say, would drop one of these."""
+def test_different_pairs_of_source_and_id_have_different_keys() -> None:
+    """A key of source and id joined by a blank, for example, would drop one of these."""
     keys = {
         structured({**EVENT, "source": s, "id": i})[0].key for s, i in [("/a", "b c"), ("/a b", "c"), ("/ab", " c")]
     }
     assert len(keys) == 3
 
 
-def test_what_is_an_event() -> None:
+def test_which_requests_are_events() -> None:
     assert all(is_cloud_event([pair]) for pair in BINARY)
     assert is_cloud_event([(b"content-type", b"Application/CloudEvents+json")])
     assert not is_cloud_event([(b"content-type", b"application/json"), (b"ce-other", b"x")])
 
 
-def test_the_handshake_is_answered_for_origins_that_are_allowed() -> None:
+def test_the_handshake_is_answered_for_allowed_origins() -> None:
     request = [(b"webhook-request-origin", b"events.example.com"), (b"webhook-request-rate", b"120")]
     answer = {"WebHook-Allowed-Origin": "events.example.com", "WebHook-Allowed-Rate": "*"}
     assert permission(request, ["*"]) == answer
@@ -229,7 +229,7 @@ def test_the_handshake_is_answered_for_origins_that_are_allowed() -> None:
 
 
 @given(st.binary(max_size=300), st.sampled_from([STRUCTURED, BATCHED]))
-def test_any_bytes_are_events_or_refused(body: bytes, kind: str) -> None:
+def test_any_bytes_become_events_or_are_refused(body: bytes, kind: str) -> None:
     with suppress(PushRefusedError):
         parsed([(b"content-type", kind.encode())], body)
 
@@ -242,7 +242,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(JSON_VALUES, st.sampled_from([None, 2]))
-def test_any_data_come_as_they_are(data: object, indent: int | None) -> None:
+def test_any_data_is_kept_unchanged(data: object, indent: int | None) -> None:
     [record] = structured(json.dumps({**EVENT, "data": data}, indent=indent).encode())
     assert record.body is not None
     assert json.loads(record.body) == data

@@ -1,4 +1,4 @@
-"""The OpenAPI document says what the server has, and nothing that it has not."""
+"""Check that the OpenAPI document describes everything that the server has, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def references(part: object) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("opentelemetry", [False, True])
-def test_each_route_is_there_with_its_media_types(opentelemetry: bool) -> None:
+def test_each_route_is_described_with_its_media_types(opentelemetry: bool) -> None:
     source = Http(listen="127.0.0.1:0", opentelemetry=opentelemetry)
     document = described(opentelemetry=opentelemetry)
     for route in routes_of(source):
@@ -46,13 +46,13 @@ def test_each_route_is_there_with_its_media_types(opentelemetry: bool) -> None:
     json.dumps(document, allow_nan=False)
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_every_reference_has_a_target() -> None:
     document = described(opentelemetry=True, webhook_origins="*")
     for reference in references(document):
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
 
 
-def test_tokens_are_asked_for_and_not_told() -> None:
+def test_tokens_are_required_but_not_revealed() -> None:
     document = described(tokens="env:A_SECRET", opentelemetry=True)
     for path in ("/v1/orders", "/v1/logs"):
         assert document["paths"][path]["post"]["security"] == [{"token": []}]
@@ -61,12 +61,12 @@ def test_tokens_are_asked_for_and_not_told() -> None:
     assert "security" not in described()["paths"]["/v1/orders"]["post"]
 
 
-def test_web_hooks_are_there_where_they_are_let_in() -> None:
+def test_web_hooks_are_described_only_if_enabled() -> None:
     assert "options" in described(webhook_origins="*")["paths"]["/v1/orders"]
     assert "options" not in described()["paths"]["/v1/orders"]
 
 
-def test_a_missing_extra_is_one_sentence_and_only_asked_for_where_it_is_needed() -> None:
+def test_a_missing_extra_is_reported_in_one_sentence_and_only_if_needed() -> None:
     program = """
 import sys
 sys.modules['opentelemetry'] = None

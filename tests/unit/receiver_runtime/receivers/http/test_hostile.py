@@ -1,4 +1,4 @@
-"""What no sender of good will sends, byte by byte on real sockets: it is refused, and stores nothing else."""
+"""Check requests no well-behaved sender makes, byte by byte on real sockets: they are refused and store nothing."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def request(body: bytes, more: bytes = b"") -> bytes:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
-    """One for all: none of this hurts it."""
+    """Run one server for all tests: none of them harms it."""
     with listening(tmp_path_factory.mktemp("http"), opentelemetry=True, webhook_origins="*") as one:
         yield one
 
 
 def send(server: Listening, *pieces: bytes, answers: int | None = None) -> list[int]:
-    """The statuses that come for bytes sent in pieces, up to so many, or to the end after ours."""
+    """Send bytes in pieces; return the first `answers` statuses, or all up to the end, after ending our side."""
     found = b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as connection:
-        # The answers may come before all of it was read, and are there to be read all the same.
+        # Answers may come before all bytes were read, and can still be read after an error.
         with contextlib.suppress(OSError):
             for piece in pieces:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.sendall(piece)
                 if piece is not pieces[-1]:
-                    # So that they come one by one.
+                    # Pause, so that the pieces arrive separately.
                     time.sleep(0.05)
             if answers is None:
                 connection.shutdown(socket.SHUT_WR)
@@ -87,26 +87,26 @@ def stored(server: Listening, before: int) -> list[bytes]:
         pytest.param([request(b"a").replace(b"/v1", b"http://a:1/v1")], [200], [b"a"], id="a proxy's form of the path"),
     ],
 )
-def test_odd_and_allowed(server: Listening, pieces: Sequence[bytes], expected: list[int], bodies: list[bytes]) -> None:
+def test_odd_requests_that_are_allowed(
+    server: Listening, pieces: Sequence[bytes], expected: list[int], bodies: list[bytes]
+) -> None:
     before = len(server.bodies())
     assert send(server, *pieces, answers=len(expected)) == expected
     assert stored(server, before) == bodies
 
 
 @pytest.mark.parametrize("cut", [17, 24, 25, 26, len(HEAD) + 17, len(HEAD) + 19, len(HEAD) + 20, len(HEAD) + 21])
-def test_a_head_that_is_cut_behind_another_request_is_whole_in_the_end(server: Listening, cut: int) -> None:
-    """Wherever: in the midst of the lines' ends, too."""
+def test_a_head_that_is_cut_behind_another_request_is_read_whole(server: Listening, cut: int) -> None:
+    """Cut anywhere, also within a line end."""
     before = len(server.bodies())
     slow, second = request(b"first"), request(b"second")
-    # The second one's beginning comes with the first one's end, while that is under way.
+    # The second request's beginning comes with the end of the first, which is still in progress then.
     assert send(server, slow[:-1], slow[-1:] + second[:cut], second[cut:], answers=2) == [200, 200]
     assert stored(server, before) == [b"first", b"second"]
 
 
-def test_a_head_behind_a_request_that_is_not_answered_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No more of it is read than came with that request; and its refusal comes behind the answer."""
+def test_a_head_behind_an_unanswered_request_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what came with the first request is read of it, and its refusal comes after that request's answer."""
     handed_in = HandedIn(monkeypatch)
     with listening(tmp_path) as made, ThreadPoolExecutor(1) as sender:
         made.log.away = True
@@ -117,7 +117,7 @@ def test_a_head_behind_a_request_that_is_not_answered_is_limited(
         assert made.bodies() == [b"first"]
 
 
-def test_a_head_that_began_behind_another_request_has_a_time_limit(tmp_path: Path) -> None:
+def test_a_head_begun_behind_another_request_has_a_time_limit(tmp_path: Path) -> None:
     with listening(tmp_path, head_timeout="300ms") as made:
         assert send(made, request(b"first") + HEAD, answers=2) == [200, 408]
 
@@ -127,10 +127,10 @@ def test_a_head_that_began_behind_another_request_has_a_time_limit(tmp_path: Pat
     [b"nonsense\r\n\r\n", HEAD + b"Content-Length: +5\r\n\r\n", CHUNKED + b"\r\nzz\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"],
     ids=["a line", "a header", "a body", "a path"],
 )
-def test_what_is_no_request_is_answered_behind_those_before_it(
+def test_an_invalid_request_is_answered_after_those_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: bytes
 ) -> None:
-    """Or the sender of the first one, which is stored, would take it for a refusal of that."""
+    """Otherwise the sender of the first request, which is stored, would take the answer for its refusal."""
     handed_in = HandedIn(monkeypatch)
     with listening(tmp_path) as made, ThreadPoolExecutor(1) as sender:
         made.log.away = True
@@ -141,14 +141,12 @@ def test_what_is_no_request_is_answered_behind_those_before_it(
         assert made.bodies() == [b"first", b"second"]
 
 
-def test_requests_that_are_sent_too_far_ahead_of_the_answers_are_503(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_sent_too_far_ahead_of_the_answers_are_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connections, "_MOST_AHEAD", 3)
     handed_in = HandedIn(monkeypatch)
     with listening(tmp_path) as made, ThreadPoolExecutor(1) as sender:
         made.log.away = True
-        # As one segment, so that it is read at once.
+        # Send it as one segment, so that it is read at once.
         ahead = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n" * 5
         found = sender.submit(send, made, request(b"first") + ahead, answers=5)
         handed_in.wait_for(1)
@@ -156,19 +154,19 @@ def test_requests_that_are_sent_too_far_ahead_of_the_answers_are_503(
         assert found.result(SECONDS) == [200, 200, 200, 200, 503]
 
 
-def test_who_reads_no_answers_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Or it would have its connection for ever."""
+def test_a_sender_that_reads_no_answers_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise it would hold its connection for ever."""
     with listening(tmp_path, idle_timeout="300ms", max_connections=1) as made, socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.settimeout(SECONDS)
         deaf.connect(("127.0.0.1", made.port))
-        # Some megabytes of answers.
+        # These are some megabytes of answers.
         deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 900)
         eventually(lambda: made.raw(request(b"a", b"Connection: close\r\n")).startswith(b"HTTP/1.1 200 "), "room")
     assert "Exception" not in caplog.text
 
 
-def test_who_has_sent_all_and_says_so_is_answered(server: Listening) -> None:
+def test_a_sender_that_closed_its_sending_side_is_answered(server: Listening) -> None:
     before = len(server.bodies())
     assert send(server, request(b"a")) == [200]
     assert send(server, request(b"b") + request(b"c")) == [200, 200]
@@ -176,7 +174,7 @@ def test_who_has_sent_all_and_says_so_is_answered(server: Listening) -> None:
 
 
 @pytest.mark.parametrize("abruptly", [False, True])
-def test_who_goes_before_the_answer_finds_the_records_there_once(
+def test_a_sender_that_left_before_the_answer_finds_its_records_stored_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abruptly: bool
 ) -> None:
     handed_in = HandedIn(monkeypatch)
@@ -187,7 +185,7 @@ def test_who_goes_before_the_answer_finds_the_records_there_once(
             gone.sendall(request(b"a", b"Idempotency-Key: k\r\n"))
             handed_in.wait_for(1)
             if abruptly:
-                # Its end is a reset.
+                # Close with a reset.
                 gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         made.log.away = False
         assert made.post(b"a", key).json() == {"records": 0, "duplicates": 1}
@@ -213,8 +211,8 @@ def test_who_goes_before_the_answer_finds_the_records_there_once(
         b"X: a\rb\r\n",
     ],
 )
-def test_two_minds_about_where_a_body_ends_are_400_and_the_end(server: Listening, more: bytes) -> None:
-    """Or a proxy before us and we would find different requests in the same bytes."""
+def test_an_ambiguous_body_length_is_400_and_ends_the_connection(server: Listening, more: bytes) -> None:
+    """Otherwise a proxy in front of the server and the server would find different requests in the same bytes."""
     before = len(server.bodies())
     smuggled = b"0\r\n\r\n" + request(b"smuggled")
     assert send(server, HEAD + more + b"\r\n" + smuggled) == [400]
@@ -233,7 +231,7 @@ def test_two_minds_about_where_a_body_ends_are_400_and_the_end(server: Listening
         HEAD,
     ],
 )
-def test_a_request_that_breaks_off_stores_nothing(server: Listening, data: bytes) -> None:
+def test_a_truncated_request_stores_nothing(server: Listening, data: bytes) -> None:
     before = len(server.bodies())
     assert [status for status in send(server, data) if status < 400] == []
     assert send(server, request(b"after"), answers=1) == [200]
@@ -241,15 +239,15 @@ def test_a_request_that_breaks_off_stores_nothing(server: Listening, data: bytes
 
 
 @pytest.mark.parametrize("size", [b"zz", b"-1", b"fffffffffffffffff"])
-def test_a_chunk_of_no_size_is_400(server: Listening, size: bytes) -> None:
+def test_a_chunk_with_an_invalid_size_is_400(server: Listening, size: bytes) -> None:
     before = len(server.bodies())
     assert send(server, CHUNKED + b"\r\n" + size + b"\r\nab\r\n0\r\n\r\n") == [400]
     assert stored(server, before) == []
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_an_offer_of_http_2_is_taken_no_notice_of(server: Listening, cut: int) -> None:
-    """Java's client makes one with its first request, and sends the body all the same; that is no second request."""
+def test_an_offer_of_http_2_is_ignored(server: Listening, cut: int) -> None:
+    """Java's client makes one with its first request, and still sends the body, which is not a second request."""
     before = len(server.bodies())
     body = request(b"smuggled")
     whole = request(body, H2C)
@@ -264,13 +262,13 @@ def test_an_offer_of_http_2_behind_another_request_is_refused(server: Listening)
     assert stored(server, before) == [b"a"]
 
 
-def test_a_transfer_encoding_that_is_not_read_is_501(server: Listening) -> None:
+def test_an_unsupported_transfer_encoding_is_501(server: Listening) -> None:
     before = len(server.bodies())
     assert send(server, HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n1\r\na\r\n0\r\n\r\n", answers=1) == [501]
     assert stored(server, before) == []
 
 
-def test_who_awaits_100_is_told_to_go_on_or_why_not(server: Listening) -> None:
+def test_a_sender_that_expects_100_is_told_to_continue_or_refused(server: Listening) -> None:
     before = len(server.bodies())
     awaiting = HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n"
     assert send(server, awaiting % 1, b"a", answers=2) == [100, 200]
@@ -294,12 +292,12 @@ def test_who_awaits_100_is_told_to_go_on_or_why_not(server: Listening) -> None:
         (b'{"a":' * 1_000_000, "application/cloudevents-batch+json", 400),
     ],
 )
-def test_json_at_its_limits(server: Listening, body: bytes, kind: str, status: int) -> None:
+def test_json_at_its_limits_is_taken_or_refused(server: Listening, body: bytes, kind: str, status: int) -> None:
     assert server.post(body, {"Content-Type": kind}).status == status
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip"])
-def test_a_body_that_grows_without_end_is_413(server: Listening, encoding: str) -> None:
+def test_a_decompression_bomb_is_413(server: Listening, encoding: str) -> None:
     bomb = gzip.compress(bytes(50_000_000))
     headers = {"Content-Type": "text/plain", "Content-Encoding": encoding}
     assert server.post(bomb, headers).status == 413
@@ -309,7 +307,7 @@ def test_a_body_that_grows_without_end_is_413(server: Listening, encoding: str) 
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_a_body_may_be_of_several_frames_and_is_whole_or_refused(server: Listening, encoding: str) -> None:
+def test_a_body_of_several_compressed_frames_is_taken_whole_or_refused(server: Listening, encoding: str) -> None:
     def compressed(data: bytes) -> bytes:
         return gzip.compress(data, mtime=0) if encoding == "gzip" else zstandard.compress(data)
 
@@ -325,8 +323,8 @@ def test_a_body_may_be_of_several_frames_and_is_whole_or_refused(server: Listeni
     assert stored(server, before) == [b"a", b"b"]
 
 
-def test_a_large_head_of_many_records_is_413(tmp_path: Path) -> None:
-    """Each record has of it what is kept: kilobytes with a hundred thousand lines would be gigabytes."""
+def test_a_large_head_with_many_records_is_413(tmp_path: Path) -> None:
+    """Each record keeps part of the head: kilobytes with a hundred thousand lines would be gigabytes."""
     with listening(tmp_path, headers=["X-Kept"]) as made:
         lines = b"1\n" * 100_000
         large = "y" * 50_000
@@ -339,8 +337,8 @@ def test_a_large_head_of_many_records_is_413(tmp_path: Path) -> None:
         assert len(made.bodies()) == 4
 
 
-def test_very_many_bad_lines_are_400_and_leave_nothing_behind(tmp_path: Path) -> None:
-    """Each one is a row and a write: it would take longer than its sender waits, and then it sends them again."""
+def test_too_many_bad_lines_are_400_and_leave_nothing_behind(tmp_path: Path) -> None:
+    """Each is a row and a write: they would take longer than the sender waits, and then it sends them again."""
     lines = {"Content-Type": "application/x-ndjson"}
     with listening(tmp_path, max_record_bytes=1000) as made:
         refused = made.post(b"1\n" + b"{\n" * (MOST_REJECTED + 1), lines)
@@ -352,8 +350,8 @@ def test_very_many_bad_lines_are_400_and_leave_nothing_behind(tmp_path: Path) ->
         assert made.bodies() == []
 
 
-def test_logs_that_grow_without_end_are_413(server: Listening) -> None:
-    """Each record has its resource with it: a large one with many records would be gigabytes."""
+def test_a_large_resource_with_many_logs_is_413(server: Listening) -> None:
+    """Each record contains its resource: a large one with many records would be gigabytes."""
     attribute = {"key": "k", "value": {"stringValue": "x" * 1_000_000}}
     of_resource = {"resource": {"attributes": [attribute]}, "scopeLogs": [{"logRecords": [{}] * 100_000}]}
     refused = server.post(json.dumps({"resourceLogs": [of_resource]}).encode(), path="/v1/logs")
@@ -370,21 +368,21 @@ def test_logs_that_grow_without_end_are_413(server: Listening) -> None:
         {"Content-Encoding": "gzip, gzip"},
     ],
 )
-def test_headers_that_are_refused(server: Listening, header: dict[str, str]) -> None:
+def test_invalid_headers_are_refused(server: Listening, header: dict[str, str]) -> None:
     before = len(server.bodies())
     assert server.post(b"a", {"Content-Type": "text/plain"} | header).status in {400, 415}
     assert stored(server, before) == []
 
 
-def test_an_events_long_id_is_a_key_all_the_same(server: Listening) -> None:
+def test_a_long_event_id_still_works_as_a_key(server: Listening) -> None:
     event = {"specversion": "1.0", "id": "i" * 10_000, "source": "/s", "type": "t"}
     headers = {"Content-Type": "application/cloudevents+json"}
     answers = [server.post(json.dumps(event).encode(), headers).json() for _ in range(2)]
     assert [(answer["records"], answer["duplicates"]) for answer in answers] == [(1, 0), (0, 1)]
 
 
-def test_bodies_that_wait_for_a_thread_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or as many as there are connections would be in memory, whatever ``max_waiting_bytes`` says."""
+def test_bodies_that_wait_for_a_thread_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each connection could hold a body in memory, whatever ``max_waiting_bytes`` says."""
     go_on = threading.Event()
 
     def waiting(body: bytes, _: str | None, *, most_bytes: int) -> bytes:

@@ -1,4 +1,4 @@
-"""OTLP/HTTP's logs, from requests to records, and what is answered: by protobuf's own classes and by the SDK's."""
+"""Check OTLP/HTTP logs, from requests to records and answers, with protobuf's own classes and those of the SDK."""
 
 from __future__ import annotations
 
@@ -105,15 +105,15 @@ OTLP_JSON = {
 }
 
 
-def test_a_record_of_protobuf_keeps_everything() -> None:
+def test_a_protobuf_record_keeps_every_field() -> None:
     assert only(request().SerializeToString()) == WHOLE
 
 
-def test_a_record_of_json_is_the_same() -> None:
+def test_a_json_record_gives_the_same() -> None:
     assert only(json.dumps(OTLP_JSON).encode(), JSON + b"; charset=utf-8") == WHOLE
 
 
-def test_an_empty_record_has_the_same_fields() -> None:
+def test_an_empty_record_has_all_fields() -> None:
     made = ExportLogsServiceRequest()
     made.resource_logs.add().scope_logs.add().log_records.add()
     record = only(made.SerializeToString())
@@ -122,11 +122,11 @@ def test_an_empty_record_has_the_same_fields() -> None:
 
 
 @pytest.mark.parametrize("kind", [PROTOBUF, JSON])
-def test_an_empty_request_is_no_record(kind: bytes) -> None:
+def test_an_empty_request_has_no_records(kind: bytes) -> None:
     assert parsed(b"" if kind == PROTOBUF else b"{}", kind) == Pushed([], [])
 
 
-def test_values_of_each_type() -> None:
+def test_values_of_each_type_are_converted() -> None:
     values = AnyValue()
     for value in (
         AnyValue(bool_value=True),
@@ -142,7 +142,7 @@ def test_values_of_each_type() -> None:
     assert record["body"] == [True, 1.5, "NaN", "-Infinity", "/wA=", None, {"k": -1}]
 
 
-def test_records_of_several_resources_and_scopes_have_their_own() -> None:
+def test_records_of_several_resources_and_scopes_keep_theirs() -> None:
     made = request()
     made.resource_logs[0].scope_logs.add().log_records.add(severity_text="b")
     second = made.resource_logs.add()
@@ -156,7 +156,7 @@ def test_records_of_several_resources_and_scopes_have_their_own() -> None:
     ]
 
 
-def test_the_key_is_the_requests_bytes_where_a_time_is_fine() -> None:
+def test_the_key_is_the_requests_bytes_if_a_time_is_fine_enough() -> None:
     first, same, other = (
         parsed(made.SerializeToString()).records[0].key for made in (request(), request(), request(flags=0))
     )
@@ -164,12 +164,12 @@ def test_the_key_is_the_requests_bytes_where_a_time_is_fine() -> None:
     assert first == same != other
 
 
-def test_two_requests_that_may_be_alike_by_chance_have_no_key() -> None:
+def test_requests_that_may_be_equal_by_chance_have_no_key() -> None:
     coarse = {"time_unix_nano": TIME // 10**6 * 10**6, "observed_time_unix_nano": 0}
     assert parsed(request(**coarse).SerializeToString()).records[0].key is None
 
 
-def test_an_idempotency_key_is_left_to_the_server() -> None:
+def test_the_server_handles_an_idempotency_key() -> None:
     headers = [(b"content-type", PROTOBUF), (b"idempotency-key", b"k")]
     assert (
         parse_logs(headers, request().SerializeToString(), most_bytes=10_000, most_bytes_in_all=10_000).records[0].key
@@ -185,7 +185,7 @@ def test_an_idempotency_key_is_left_to_the_server() -> None:
         ({"body": AnyValue(string_value="y" * 2000)}, "max_record_bytes is 1000"),
     ],
 )
-def test_what_is_wrong_with_a_record_rejects_it_and_no_other(changes: dict[str, Any], words: str) -> None:
+def test_an_error_in_a_record_rejects_only_that_record(changes: dict[str, Any], words: str) -> None:
     made = request()
     made.MergeFrom(request(**changes))
     pushed = parsed(made.SerializeToString(), most_bytes=1000)
@@ -195,7 +195,7 @@ def test_what_is_wrong_with_a_record_rejects_it_and_no_other(changes: dict[str, 
     assert json.loads(rejected.data)["severity_text"] == "INFO"
 
 
-def test_what_is_too_much_in_all_is_413() -> None:
+def test_too_large_a_result_is_413() -> None:
     made = request()
     scope = made.resource_logs[0].scope_logs[0]
     for _ in range(1000):
@@ -226,7 +226,7 @@ def test_what_is_too_much_in_all_is_413() -> None:
         (JSON, b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"flags": ' + b"9" * 5000 + b"}]}]}]}"),
     ],
 )
-def test_what_is_no_request_is_400(kind: bytes, body: bytes) -> None:
+def test_an_invalid_request_is_400(kind: bytes, body: bytes) -> None:
     with pytest.raises(PushRefusedError, match=r"ExportLogsServiceRequest|nested") as raised:
         parsed(body, kind)
     assert raised.value.status == 400
@@ -245,7 +245,7 @@ def test_any_bytes_are_logs_or_refused(body: bytes, kind: bytes) -> None:
 
 
 def deep(levels: int) -> bytes:
-    """A record's body, of arrays in arrays: as bytes, for protobuf's own classes refuse to make it."""
+    """Encode a record's body of nested arrays as bytes, because protobuf's own classes refuse to make it."""
     made: bytes = AnyValue(string_value="x").SerializeToString()
     for field in [b"\x0a", b"\x2a"] * levels + [b"\x2a", b"\x12", b"\x12", b"\x0a"]:
         length, size = len(made), b""
@@ -256,14 +256,14 @@ def deep(levels: int) -> bytes:
     return made
 
 
-def test_what_is_deep_is_taken_or_refused() -> None:
+def test_nested_values_are_taken_up_to_a_depth() -> None:
     assert only(deep(40))["body"] == json.loads("[" * 40 + '"x"' + "]" * 40)
     with pytest.raises(PushRefusedError):
         parsed(deep(400))
 
 
 @pytest.mark.parametrize("rejected", [0, 1, 200, 70_000])
-def test_the_answer_is_what_protobuf_reads(rejected: int) -> None:
+def test_protobuf_reads_the_answer(rejected: int) -> None:
     expected = ExportLogsServiceResponse()
     if rejected:
         expected.partial_success.rejected_log_records = rejected
@@ -275,7 +275,7 @@ def test_the_answer_is_what_protobuf_reads(rejected: int) -> None:
     assert json_format.Parse(text, ExportLogsServiceResponse()) == expected
 
 
-def test_an_error_is_a_status() -> None:
+def test_an_error_is_a_status_message() -> None:
     expected = Status(message="grün")
     assert Status.FromString(otlp_answers.status("application/x-protobuf", "grün")) == expected
     assert json_format.Parse(otlp_answers.status("application/json", "grün"), Status()) == expected

@@ -1,4 +1,4 @@
-"""``/v1/logs`` beside a stream's own path: whose it is, and that what it refuses is OTLP's own message too."""
+"""Check ``/v1/logs`` beside a stream's own path: which of them takes a request, and that refusals are OTLP messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def request(time: int = 1) -> bytes:
     return data
 
 
-def test_it_may_be_sent_again_where_it_may_and_a_status_says_so(
+def test_retryable_answers_have_retry_after_and_errors_are_status_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_TOKEN", "abc")
@@ -46,30 +46,30 @@ def test_it_may_be_sent_again_where_it_may_and_a_status_says_so(
                 else answer.json()["message"]
             )
             assert "acknowledgement_timeout" in said
-            # The next one is not to wait; for a moment it would.
+            # The next request should not wait; for a moment it would.
             eventually(lambda: made.ask("GET", "/ready").status == 503, "not ready")
         made.log.away = False
 
 
-def test_what_is_sent_again_is_stored_once(tmp_path: Path) -> None:
+def test_a_repeated_request_is_stored_once(tmp_path: Path) -> None:
     with listening(tmp_path, opentelemetry=True) as made:
         for body in (request(1), request(1), request(2), request(1)):
             assert made.post(body, PROTOBUF, path="/v1/logs").status == 200
         assert [json.loads(body)["time_unix_nano"] for body in made.bodies()] == [1, 2]
-        # No time is finer than a millisecond: they may be two by chance, unless their sender says otherwise.
+        # Times are whole milliseconds here: equal requests may be two by chance, unless the sender gives a key.
         for key in (None, None, "k", "k"):
             headers = PROTOBUF if key is None else PROTOBUF | {"Idempotency-Key": key}
             assert made.post(request(10**6), headers, path="/v1/logs").status == 200
         assert [json.loads(body)["time_unix_nano"] for body in made.bodies()[2:]] == [10**6] * 3
 
 
-def test_the_path_is_that_of_a_stream_called_logs_where_opentelemetry_is_not_asked_for(tmp_path: Path) -> None:
+def test_without_opentelemetry_the_path_belongs_to_a_stream_called_logs(tmp_path: Path) -> None:
     with listening(tmp_path) as made:
         assert made.post(b'{"a": 1}', path="/v1/logs").json() == {"records": 1, "duplicates": 0}
         assert made.bodies() == [b'{"a": 1}']
 
 
-def test_it_is_opentelemetrys_where_it_is(tmp_path: Path) -> None:
+def test_with_opentelemetry_the_path_is_opentelemetrys(tmp_path: Path) -> None:
     with listening(tmp_path, opentelemetry=True) as made:
         refused = made.post(b'{"a": 1}', path="/v1/logs")
         assert (refused.status, "none is resourceLogs" in refused.json()["message"]) == (400, True)
@@ -79,7 +79,7 @@ def test_it_is_opentelemetrys_where_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("origins", [(), ("events.example.com",)])
-def test_web_hooks_are_let_in_by_name(tmp_path: Path, origins: tuple[str, ...]) -> None:
+def test_web_hooks_are_allowed_by_origin(tmp_path: Path, origins: tuple[str, ...]) -> None:
     with listening(tmp_path, webhook_origins=origins) as made:
         for origin in ("events.example.com", "other.example.com"):
             answer = made.ask("OPTIONS", "/v1/orders", headers={"WebHook-Request-Origin": origin})

@@ -1,4 +1,4 @@
-"""The HTTP receiver over real sockets: what is taken, what is answered, and when."""
+"""Check the HTTP receiver over real sockets: what it takes, what it answers, and when."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ OCTETS = {"Content-Type": "application/octet-stream"}
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
-    """With defaults, for tests that leave nothing behind but records."""
+    """Run a server with default settings, for tests that leave nothing behind except records."""
     with listening(tmp_path_factory.mktemp("http")) as made:
         yield made
 
 
 def newest(made: Listening, answer: Answer) -> list[bytes]:
-    """The bodies of as many rows as an answer counts."""
+    """Return the bodies of the newest rows, as many as the answer counts."""
     records = answer.json()["records"]
     return made.bodies()[-records:]
 
@@ -70,7 +70,7 @@ def test_bodies_become_records(one: Listening, body: bytes, headers: dict[str, s
     assert newest(one, answer) == records
 
 
-def test_columns(tmp_path: Path) -> None:
+def test_rows_have_all_columns(tmp_path: Path) -> None:
     with listening(tmp_path, headers=["X-GitHub-Event", "X-Other"]) as made:
         sent = {**JSON, "Idempotency-Key": '"k 1"', "x-github-event": "push", "Authorization": "Bearer x"}
         before = datetime.now(UTC) - timedelta(seconds=1)
@@ -108,7 +108,7 @@ def test_many_requests_share_a_block_and_an_answer(tmp_path: Path, monkeypatch: 
         made.log.away = False
         assert {post.result(30).status for post in posts} == {200}
         assert sorted(made.bodies(), key=int) == [b"%d" % n for n in range(40)]
-        # Four may be under way; what came then is the next one's, and the last one's what was being gathered.
+        # Four blocks may be in progress; later requests share the next one, and the last ones what was being gathered.
         assert len(made.log.chain(1)) <= 6
 
 
@@ -142,7 +142,7 @@ def test_many_requests_share_a_block_and_an_answer(tmp_path: Path, monkeypatch: 
         (b"1", {"Content-Type": "application/json; charset=utf-16"}, "/v1/orders", 415, "utf-16"),
     ],
 )
-def test_what_is_refused_says_what_and_the_way_out(
+def test_a_refusal_names_the_error_and_how_to_fix_it(
     one: Listening, body: bytes, headers: dict[str, str], path: str, status: int, names: str
 ) -> None:
     before = len(one.rows())
@@ -154,19 +154,19 @@ def test_what_is_refused_says_what_and_the_way_out(
     assert names in problem["detail"]
     if status == 415 and "Content-Encoding" in headers:
         assert answer.headers["accept-encoding"] == "gzip, zstd, identity"
-    # Whoever comes next is served, and nothing was stored.
+    # The next request is served, and the refused one stored nothing.
     assert one.post(b"7").status == 200
     assert len(one.rows()) == before + 1
 
 
-def test_405_names_the_method(one: Listening) -> None:
+def test_405_names_the_allowed_method(one: Listening) -> None:
     for method in ("GET", "PUT", "DELETE"):
         answer = one.ask(method, "/v1/orders")
         assert answer.status == 405
         assert "POST" in answer.headers["allow"]
 
 
-def test_a_connection_is_kept_through_refusals(one: Listening) -> None:
+def test_a_connection_stays_open_after_refusals(one: Listening) -> None:
     connection = one.connect()
     port = None
     for body, status in ((b"1", 200), (b"{", 400), (b"", 400), (b"2", 200)):
@@ -177,7 +177,7 @@ def test_a_connection_is_kept_through_refusals(one: Listening) -> None:
     connection.close()
 
 
-def test_a_connection_is_kept_for_less_than_a_second_too(tmp_path: Path) -> None:
+def test_an_idle_timeout_below_a_second_still_keeps_connections(tmp_path: Path) -> None:
     with listening(tmp_path, idle_timeout="900ms") as made:
 
         def is_kept() -> bool:
@@ -186,7 +186,7 @@ def test_a_connection_is_kept_for_less_than_a_second_too(tmp_path: Path) -> None
                 assert made.post(b"1", on=connection).status == 200
                 return made.post(b"2", on=connection).status == 200
             except (OSError, http.client.HTTPException):
-                # It may be slow to send.
+                # The test may have been too slow to send.
                 return False
             finally:
                 connection.close()
@@ -194,7 +194,7 @@ def test_a_connection_is_kept_for_less_than_a_second_too(tmp_path: Path) -> None
         eventually(is_kept, "a second request on the same connection")
 
 
-def test_bad_lines_beside_good_ones_go_aside_and_are_counted(tmp_path: Path) -> None:
+def test_bad_lines_become_dead_letters_and_are_counted(tmp_path: Path) -> None:
     with listening(tmp_path, max_record_bytes=100) as made:
         body = b'{"good": 1}\n{"bad": \n"' + b"x" * 200 + b'"\n\xff\n{"a":1}{"b":2}\n{"c":\n1}\n{"good": 2}\n'
         answer = made.post(body, LINES)
@@ -210,8 +210,8 @@ def test_bad_lines_beside_good_ones_go_aside_and_are_counted(tmp_path: Path) -> 
         )
 
 
-def test_lines_are_objects_each(one: Listening) -> None:
-    """What a parser that knows no lines would take, with as many objects as lines."""
+def test_each_line_is_one_object(one: Listening) -> None:
+    """Check lines that a parser without lines would accept: it would find as many objects as there are lines."""
     answer = one.post(b'{"a":\n{}}\n{}{}\n{"b": 1}', LINES)
     assert answer.json()["records"] == 1
     assert newest(one, answer) == [b'{"b": 1}']
@@ -229,11 +229,11 @@ def test_401_without_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert made.bodies() == []
         for token in ("s3cret-1", "s3cret-2"):
             assert made.post(b"1", {**JSON, "Authorization": f"bearer {token}"}).status == 200
-        # Whether it lives is for everybody.
+        # Health can be read without a token.
         assert made.ask("GET", "/health").status == 200
 
 
-def test_a_token_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_missing_token_is_reported(tmp_path: Path) -> None:
     from receiver_runtime.receiver_registry import make_receiver  # noqa: PLC0415
     from receiver_runtime.sources.http import Http  # noqa: PLC0415
     from tests.unit.receiver_runtime.rig import rig  # noqa: PLC0415
@@ -243,7 +243,7 @@ def test_a_token_that_is_missing_is_told(tmp_path: Path) -> None:
 
 
 class TestLimits:
-    """413, 408, 431, 503: no sender takes more than its share."""
+    """Check 413, 408, 431 and 503: no sender takes more than its share."""
 
     def test_413(self, tmp_path: Path) -> None:
         with listening(tmp_path, max_body_bytes="10KiB", max_record_bytes="1KiB") as made:
@@ -261,19 +261,19 @@ class TestLimits:
                 assert "max_" in answer.json()["detail"]
             connection = made.connect()
             with contextlib.suppress(ConnectionError):
-                # Its answer may come before all of it was read.
+                # The answer may come before the whole body was read.
                 connection.request("POST", "/v1/orders", iter([b"1\n" * 3000] * 3), LINES, encode_chunked=True)
             assert connection.getresponse().status == 413
             connection.close()
             assert len(made.rows()) == 4000
 
-    def test_a_body_that_is_only_announced_is_not_waited_for(self, tmp_path: Path) -> None:
+    def test_a_body_announced_as_too_large_is_not_waited_for(self, tmp_path: Path) -> None:
         with listening(tmp_path, max_body_bytes="1MiB") as made:
             head = b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n"
             assert made.raw(head + b"\r\n").startswith(b"HTTP/1.1 413 ")
             assert made.raw(head + b"Expect: 100-continue\r\n\r\n").startswith(b"HTTP/1.1 413 ")
 
-    def test_408_for_a_head_or_a_body_that_does_not_come(self, tmp_path: Path) -> None:
+    def test_408_for_a_missing_head_or_body(self, tmp_path: Path) -> None:
         with listening(tmp_path / "1", head_timeout="300ms", request_timeout="300ms") as made:
             assert made.raw(b"POST /v1/orders HT").startswith(b"HTTP/1.1 408 ")
             half = b"POST /v1/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n12345"
@@ -282,10 +282,10 @@ class TestLimits:
             assert b"request_timeout" in answer
             assert made.bodies() == []
         with listening(tmp_path / "2", idle_timeout="300ms") as made:
-            # One that says nothing is closed without a word.
+            # A connection on which nothing was sent is closed without an answer.
             assert made.raw(b"") == b""
 
-    def test_a_head_that_drips_in_is_given_up(self, tmp_path: Path) -> None:
+    def test_a_head_that_arrives_too_slowly_is_given_up(self, tmp_path: Path) -> None:
         with (
             listening(tmp_path, head_timeout="400ms") as made,
             socket.create_connection(("127.0.0.1", made.port), timeout=30) as slow,
@@ -310,7 +310,7 @@ class TestLimits:
         answer = one.raw(b"GET /health HTTP/1.1\r\n" + b"X: " + b"y" * 300_000)
         assert answer.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 ")) or answer == b""
 
-    def test_503_for_the_connection_after_the_last(self, tmp_path: Path) -> None:
+    def test_503_beyond_max_connections(self, tmp_path: Path) -> None:
         with listening(tmp_path, max_connections=3) as made:
             held = [made.connect() for _ in range(3)]
             for connection in held:
@@ -322,7 +322,7 @@ class TestLimits:
             held.pop().close()
 
             def is_let_in() -> bool:
-                # Who is refused may not come to send all of it.
+                # A refused sender may be unable to send everything.
                 with contextlib.suppress(OSError):
                     return made.post(b"1").status == 200
                 return False
@@ -332,13 +332,13 @@ class TestLimits:
                 assert made.post(b"1", on=connection).status == 200
                 connection.close()
 
-    def test_nonsense_is_400_and_hurts_nobody(self, one: Listening) -> None:
+    def test_nonsense_is_400_without_harm_to_others(self, one: Listening) -> None:
         assert one.raw(b"\x16\x03\x01\x02\x00nonsense\r\n\r\n").startswith(b"HTTP/1.1 400 ")
         assert one.post(b"1").status == 200
 
 
 class TestBackPressure:
-    """429 and 503 with Retry-After."""
+    """Check 429 and 503 with Retry-After."""
 
     def test_429_while_too_much_waits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         handed_in = HandedIn(monkeypatch)
@@ -349,7 +349,7 @@ class TestBackPressure:
             made.log.away = True
             body = b'"' + b"x" * 3000 + b'"'
             posts = []
-            # Two have room, one after the other: together they would be in each other's way.
+            # Two have room if sent one after the other: together, they would be in each other's way.
             for n in (1, 2):
                 posts.append(pool.submit(made.post, body))
                 handed_in.wait_for(n)
@@ -369,7 +369,7 @@ class TestBackPressure:
             for n in (1, 2, 3):
                 posts.append(pool.submit(made.post, b"1\n" * 20, LINES))
                 handed_in.wait_for(n)
-            # More than a second's worth waits.
+            # More than a second's permits wait.
             refused = made.post(b"1\n" * 20, LINES)
             assert (refused.status, refused.headers["retry-after"]) == (429, "2")
             assert "60 records wait, at a rate limit of about 50 a second" in refused.json()["detail"]
@@ -385,7 +385,7 @@ class TestBackPressure:
             answer = made.post(b"1")
             assert answer.status == 503
             assert "acknowledgement_timeout" in answer.json()["detail"]
-            # From now on nobody waits in vain, but for the moment between its coming and its being handed in.
+            # From now on requests are refused at once, except in the moment between arrival and hand-over.
             eventually(lambda: made.ask("GET", "/ready").status == 503, "not ready")
             second = made.post(b"2")
             assert second.status == 503
@@ -395,10 +395,10 @@ class TestBackPressure:
             assert handed_in.requests == 1
             made.log.away = False
             eventually(lambda: made.ask("GET", "/ready").status == 200, "ready")
-            # With a key, for it may take longer than the time-out and be sent again.
+            # It has a key, because it may take longer than the timeout and be sent again.
             third = JSON | {"Idempotency-Key": "3"}
             eventually(lambda: made.post(b"3", third).status == 200, "an answer in time")
-            # The first one was stored, and was registered after all; the second one was not taken.
+            # The first request was stored and registered later; the second was not taken.
             assert made.bodies() == [b"1", b"3"]
 
     def test_503_when_another_process_has_the_receiver(self, tmp_path: Path) -> None:
@@ -413,9 +413,9 @@ class TestBackPressure:
 
 
 class TestIdempotency:
-    """A request that is sent again with its key is stored once, and the answer says so."""
+    """Check that a request that is sent again with its key is stored once, and that the answer says so."""
 
-    def test_a_repeat_is_answered_200_and_counted(self, tmp_path: Path) -> None:
+    def test_a_repeated_request_is_answered_200_and_counted(self, tmp_path: Path) -> None:
         with listening(tmp_path) as made:
             key = {"Idempotency-Key": "7f3c"}
             assert made.post(b"[1, 2, 3]", JSON | key).json() == {"records": 3, "duplicates": 0}
@@ -425,7 +425,7 @@ class TestIdempotency:
             assert made.post(b"[4]", JSON | {"Idempotency-Key": "other"}).json()["records"] == 1
             assert made.bodies() == [b"1", b"2", b"3", b"4"]
 
-    def test_one_key_many_times_at_once(self, tmp_path: Path) -> None:
+    def test_concurrent_requests_with_one_key_are_stored_once(self, tmp_path: Path) -> None:
         with listening(tmp_path) as made, ThreadPoolExecutor(20) as pool:
             posts = [pool.submit(made.post, b"1", JSON | {"Idempotency-Key": f"k{n % 5}"}) for n in range(100)]
             answers = [post.result(30) for post in posts]
@@ -434,7 +434,7 @@ class TestIdempotency:
             assert sum(answer.json()["duplicates"] for answer in answers) == 95
             assert made.bodies() == [b"1"] * 5
 
-    def test_a_key_that_was_not_registered_is_no_repeat(self, tmp_path: Path) -> None:
+    def test_a_request_with_an_unregistered_key_is_stored_once(self, tmp_path: Path) -> None:
         with listening(tmp_path, acknowledgement_timeout="300ms") as made:
             made.log.away = True
             assert made.post(b"1", JSON | {"Idempotency-Key": "a"}).status == 503
@@ -448,9 +448,7 @@ class TestIdempotency:
             assert made.bodies() == [b"1"]
 
 
-def test_a_hand_over_that_fails_leaves_nobody_waiting_and_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_hand_over_answers_503_and_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with listening(tmp_path) as made:
 
         def fail(_: object) -> set[str]:
@@ -472,7 +470,7 @@ def test_a_hand_over_that_fails_leaves_nobody_waiting_and_is_made_anew(
 
 
 class TestBuffered:
-    """?ack=buffered: 202, blocks of their own."""
+    """Check ?ack=buffered: it is answered with 202, and its records are in separate blocks."""
 
     def test_202_and_blocks_that_salvage_registers(self, tmp_path: Path) -> None:
         with listening(tmp_path, settings={"block_interval": "20ms"}) as made:
@@ -482,7 +480,7 @@ class TestBuffered:
             assert made.post(b'"r"').status == 200
             eventually(lambda: len(made.rows()) == 3, "all of them")
             rules = sorted((frame.header.source_rule, frame.header.records) for frame in frames(made))
-            # The dead letter, the two that nobody sends again; the one whose sender waits.
+            # These are the dead letter, the two records that will not be sent again, and the one whose sender waits.
             assert rules == [
                 (SourceRule.NOT_SENT_AGAIN, 1),
                 (SourceRule.NOT_SENT_AGAIN, 2),
@@ -520,9 +518,9 @@ def frames(made: Listening) -> list[IntactFrame]:
 
 
 class TestStop:
-    """Drain: let nobody in, answer what is in flight, then end."""
+    """Check the drain: refuse new connections, answer requests in flight, then end."""
 
-    def test_what_is_in_flight_is_answered_and_the_port_is_closed(
+    def test_requests_in_flight_are_answered_and_the_port_is_closed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         handed_in = HandedIn(monkeypatch)
@@ -541,7 +539,7 @@ class TestStop:
                     return probe.connect_ex(("127.0.0.1", port)) != 0
 
             eventually(is_closed, "the port closed")
-            # On a connection that is open already there is an answer, or an end, and no record.
+            # A connection that is already open gets an answer or is closed, and stores no record.
             with contextlib.suppress(OSError):
                 assert made.post(b"late", on=idle).status == 503
             idle.close()
@@ -552,7 +550,7 @@ class TestStop:
             assert made.rig.end().drained
             assert made.bodies() == [b"0", b"1", b"1", b"1"]
 
-    def test_it_does_not_wait_for_bodies_that_do_not_come(self, tmp_path: Path) -> None:
+    def test_it_does_not_wait_for_missing_bodies(self, tmp_path: Path) -> None:
         with (
             listening(tmp_path, settings={"receiver_stop_timeout": "1s"}) as made,
             socket.create_connection(("127.0.0.1", made.port), timeout=30) as half,
@@ -561,7 +559,7 @@ class TestStop:
             assert made.post(b"1").status == 200
             began = time.monotonic()
             made.rig.stop()
-            # Less than request_timeout.
+            # This is less than request_timeout.
             assert time.monotonic() - began < 25
             assert half.recv(1000).startswith(b"HTTP/1.1 503 ")
 
@@ -583,7 +581,7 @@ class TestStop:
             eventually(lambda: threading.active_count() <= threads + 1, "no more threads than before")
             assert made.bodies() == [b"0", b"1", b"2", b"3"]
 
-    def test_a_port_that_is_taken_is_told_and_tried_again(self, tmp_path: Path) -> None:
+    def test_a_taken_port_is_reported_and_tried_again(self, tmp_path: Path) -> None:
         from receiver_runtime.receiver_registry import make_receiver  # noqa: PLC0415
         from receiver_runtime.sources.http import Http  # noqa: PLC0415
         from tests.unit.receiver_runtime.rig import rig  # noqa: PLC0415
@@ -603,13 +601,13 @@ def test_tls(tmp_path: Path) -> None:
     context = ssl.create_default_context(cafile=authority.ca_file)
     with listening(tmp_path / "blocks", tls=tls, context=context) as made:
         assert made.post(b"1").status == 200
-        # In clear text there is no answer, and others go on.
+        # Plain text gets no answer, and other connections are not affected.
         assert not made.raw(b"GET /health HTTP/1.1\r\n\r\n").startswith(b"HTTP")
         assert made.post(b"2").status == 200
         assert made.bodies() == [b"1", b"2"]
 
 
-def test_large_bodies_hold_nobody_up(one: Listening) -> None:
+def test_large_bodies_do_not_delay_others(one: Listening) -> None:
     large = b"[" + b",".join(b'{"n": %d, "text": "%s"}' % (n, b"x" * 100) for n in range(40_000)) + b"]"
     with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(one.post, large)

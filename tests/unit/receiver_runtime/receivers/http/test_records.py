@@ -1,4 +1,4 @@
-"""Bodies to records: the fast way and the slow way say the same, and nothing sent is changed."""
+"""Check how bodies become records: the fast path and the slow path agree, and sent data is not changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ values = st.recursive(
     max_leaves=12,
 )
 objects = st.dictionaries(st.text(max_size=5), values, max_size=4)
-# Pieces of JSON and of what is nearly JSON, put together without sense.
+# Random sequences of pieces of JSON and of almost-JSON.
 scraps = st.lists(
     st.sampled_from([b"{", b"}", b"[", b"]", b'"', b"a", b'"a"', b":", b",", b"1", b" ", b"\n", b"\\", b"\xff", b"{}"]),
     max_size=12,
@@ -42,7 +42,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def is_json(line: bytes) -> bool:
-    """Strictly: Python takes NaN and Infinity for JSON."""
+    """Check strictly: Python accepts NaN and Infinity as JSON."""
     try:
         json.loads(line.decode(), parse_constant=_refuse)
     except ValueError:
@@ -56,10 +56,10 @@ def are_objects(lines: Sequence[bytes], body: bytes) -> bool:
 
 @settings(deadline=None)
 @given(st.lists(objects, min_size=1, max_size=8), st.booleans())
-def test_objects_are_taken_at_once(found: Sequence[object], ascii_only: bool) -> None:
+def test_objects_are_parsed_at_once(found: Sequence[object], ascii_only: bool) -> None:
     lines = [json.dumps(value, ensure_ascii=ascii_only).encode() for value in found]
     body = b"\n".join(lines)
-    # What Arrow does not take, as half of a surrogate pair, is looked at line by line.
+    # What Arrow does not accept, such as half of a surrogate pair, is parsed line by line.
     if are_objects(lines, body):
         assert all(is_json(line) for line in lines)
     assert parse_plain(LINES, body, most_bytes=MOST).bodies == lines
@@ -71,7 +71,7 @@ def test_objects_are_taken_at_once(found: Sequence[object], ascii_only: bool) ->
 @example([b'{"a":{}', b'{"b":1}}', b"{}{}"])
 @example([b'{"a":"}', b'{"}'])
 @example([b'{"a": NaN}', b'{"b": -Infinity}'])
-def test_the_fast_way_takes_only_lines_that_are_json_each(scrap: Sequence[bytes]) -> None:
+def test_the_fast_path_takes_only_lines_that_are_valid_json(scrap: Sequence[bytes]) -> None:
     lines = [stripped for line in b"\n".join(scrap).split(b"\n") if (stripped := line.strip(b" \t\r\n"))]
     if lines and are_objects(lines, b"\n".join(lines)):
         assert all(is_json(line) for line in lines)
@@ -79,7 +79,7 @@ def test_the_fast_way_takes_only_lines_that_are_json_each(scrap: Sequence[bytes]
 
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=30) | values.map(lambda value: json.dumps(value).encode()), min_size=1, max_size=8))
-def test_each_line_is_a_record_or_rejected_and_none_is_lost(lines: Sequence[bytes]) -> None:
+def test_each_line_is_a_record_or_rejected(lines: Sequence[bytes]) -> None:
     body = b"\n".join(lines)
     wanted = [stripped for line in body.split(b"\n") if (stripped := line.strip(b" \t\r\n"))]
     good = [line for line in wanted if is_json(line)]
@@ -95,9 +95,7 @@ def test_each_line_is_a_record_or_rejected_and_none_is_lost(lines: Sequence[byte
 
 @settings(deadline=None)
 @given(st.lists(values, min_size=1, max_size=6), st.sampled_from([None, 1]), st.booleans())
-def test_elements_of_an_array_are_kept_as_they_stand(
-    found: Sequence[object], indent: int | None, ascii_only: bool
-) -> None:
+def test_elements_of_an_array_are_kept_unchanged(found: Sequence[object], indent: int | None, ascii_only: bool) -> None:
     body = json.dumps(found, indent=indent, ensure_ascii=ascii_only)
     try:
         encoded = body.encode()
@@ -115,7 +113,7 @@ def test_elements_of_an_array_are_kept_as_they_stand(
 @example([b"{}\r"], b"\n")
 @example([], b"\n")
 @pytest.mark.parametrize("of_json", [False, True])
-def test_lines_that_are_cut_at_once_are_the_same(of_json: bool, odd: Sequence[bytes], end: bytes) -> None:
+def test_lines_cut_at_once_equal_lines_cut_one_by_one(of_json: bool, odd: Sequence[bytes], end: bytes) -> None:
     usual = [b'{"a": 1}', b"{}", b'{"text": "NaN"}'] * 20
     body = b"\n".join([*usual, *odd, *usual]) + end
     lines = [line.removesuffix(b"\r") for line in body.split(b"\n")]
@@ -128,7 +126,7 @@ def test_lines_that_are_cut_at_once_are_the_same(of_json: bool, odd: Sequence[by
 
 
 @pytest.mark.parametrize("kind", [b"application/x-ndjson", b"text/plain"])
-def test_many_lines_go_the_fast_way(monkeypatch: pytest.MonkeyPatch, kind: bytes) -> None:
+def test_many_lines_take_the_fast_path(monkeypatch: pytest.MonkeyPatch, kind: bytes) -> None:
     monkeypatch.setattr(http_records, "_one_by_one", None)
     for end in (b"", b"\n"):
         found = parse_plain([(b"content-type", kind)], b'{"a": 1}\n' * 999 + b"{}" + end, most_bytes=MOST).bodies
@@ -138,8 +136,8 @@ def test_many_lines_go_the_fast_way(monkeypatch: pytest.MonkeyPatch, kind: bytes
     assert parse_plain(LINES, blank_ends, most_bytes=MOST).bodies == [b'{"a": 1}'] * 100
 
 
-def test_requests_of_both_kinds_are_one_batch_in_order() -> None:
-    """Some as columns, which were cut at once, and some as records; with what each has of its request."""
+def test_column_and_record_requests_become_one_batch_in_order() -> None:
+    """Mix requests with columns, which were cut at once, and requests with records; each has its request's fields."""
 
     def waiting(bodies: Sequence[bytes], number: int, *, at_once: bool) -> Waiting:
         return Waiting(
@@ -160,7 +158,7 @@ def test_requests_of_both_kinds_are_one_batch_in_order() -> None:
     assert [one.key_array() for one in as_either] == [one.key_array() for one in as_records]
 
 
-def test_a_bomb_is_given_up_early() -> None:
+def test_a_decompression_bomb_is_given_up_early() -> None:
     bomb = gzip.compress(gzip.compress(b"\0" * 10**8))
     inner = decompressed(bomb, "gzip", most_bytes=10**6)
     with pytest.raises(PushRefusedError) as raised:

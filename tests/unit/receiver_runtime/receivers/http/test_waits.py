@@ -1,4 +1,4 @@
-"""What one request waits for holds no other one up, and is given up in time: dead letters, a full buffer, a rate."""
+"""Check that a waiting request delays no other, and is given up in time: dead letters, a full buffer, a rate."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 HALF_BAD = b'1\n{"bad":\n'
 BUFFERED = "/v1/orders?ack=buffered"
-# As JSON; three of them fill a block of 64 KiB.
+# As JSON: three of these fill a block of 64 KiB.
 THIRD_OF_A_BLOCK = b'"' + b"x" * 20_000 + b'"'
 # No block is cut before it is full.
 FULL_BLOCKS = {"max_block_bytes": 65536, "block_interval": "600s"}
 
 
 def most_taken(queue: int) -> int:
-    """How many thirds of a block are taken while the driver log is away; what is refused before is full for a moment.
+    """Return how many thirds of a block are taken while the driver log is unavailable; a 429 before that is temporary.
 
-    The driver log is to have so many blocks, and one is on its way to it; as many wait on the queue, and one waits for
-    that; one is filled; and what is on its way to that is as much as one more.
+    These blocks are full: `queue` that wait to be registered, and one on its way there; `queue` in the block queue, and
+    one that waits for it; one that is filled; and as much as one more on its way to that.
     """
     return 3 * (queue + 1 + queue + 1 + 1 + 1)
 
 
 class HeldDeadLetters:
-    """Rows of dead letters that are recorded when they are let go."""
+    """Holds rows of dead letters back until `let_go`."""
 
     def __init__(self, made: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = 0
-        #: That have come so far.
+        #: Requests with dead letters that have come so far.
         self.requests = 0
         self._free = threading.Event()
         add = made.rig.rows.add_dead_letters
@@ -73,7 +73,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def test_dead_letters_that_wait_hold_no_other_request_up(
+def test_waiting_dead_letters_do_not_delay_other_requests(
     tmp_path: Path, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with listening(tmp_path) as made:
@@ -81,7 +81,7 @@ def test_dead_letters_that_wait_hold_no_other_request_up(
         posts = [pool.submit(made.post, HALF_BAD, LINES) for _ in range(4)]
         eventually(lambda: held.asked, "dead letters that wait")
         try:
-            # Compressed, so that a thread is to read it.
+            # It is compressed, so that a thread has to read it.
             good = pool.submit(made.post, gzip.compress(b"2"), {**JSON, "Content-Encoding": "gzip"})
             assert good.result(15).status == 200
         finally:
@@ -89,7 +89,7 @@ def test_dead_letters_that_wait_hold_no_other_request_up(
         assert {post.result(30).status for post in posts} == {200}
 
 
-def test_a_stop_does_not_wait_for_dead_letters_for_ever(
+def test_a_stop_does_not_wait_indefinitely_for_dead_letters(
     tmp_path: Path, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with listening(tmp_path, settings={"receiver_stop_timeout": "1s"}) as made:
@@ -105,7 +105,7 @@ def test_a_stop_does_not_wait_for_dead_letters_for_ever(
 
 
 def test_who_asks_for_202_never_waits(tmp_path: Path) -> None:
-    """However long the driver log is away: what is full is full, and 429 says so at once."""
+    """However long the driver log is unavailable, a full buffer is answered with 429 at once."""
     settings = FULL_BLOCKS | {"block_queue_size": 3, "receiver_stop_timeout": "60s"}
     with listening(tmp_path, settings=settings, acknowledgement_timeout="1s") as made:
         made.log.away = True
@@ -113,18 +113,18 @@ def test_who_asks_for_202_never_waits(tmp_path: Path) -> None:
         statuses: list[int] = []
 
         def is_full(more: bytes = b"") -> bool:
-            # By one sender, who awaits each answer.
+            # Use one sender, which waits for each answer.
             answer = made.post(body + more, LINES, path=BUFFERED)
             statuses.append(answer.status)
             return answer.status == 429 and answer.headers["retry-after"] == "1"
 
         eventually(lambda: is_full() and statuses.count(202) == most_taken(3), "a buffer that is full")
         assert set(statuses) == {202, 429}
-        # Its dead letters are put aside when it is taken, and not each time that it is sent.
+        # Its dead letters are stored when the request is taken, not each time that it is sent.
         before = len(statuses)
         eventually(lambda: is_full(b"\n{"), "a buffer that is full")
         assert len(made.rig.dead_letters()) == statuses[before:].count(202)
-        # Nor is it in the way of others, which wait for so long as they are to.
+        # It does not delay requests that wait for their acknowledgement.
         assert made.post(gzip.compress(b"2"), {**JSON, "Content-Encoding": "gzip"}).status == 503
         made.log.away = False
         assert made.rig.stop().drained
@@ -156,7 +156,7 @@ def test_what_was_answered_202_is_stored_at_a_stop_and_in_order(tmp_path: Path) 
         assert made.bodies() == taken
 
 
-def test_what_was_answered_202_and_is_lost_is_told(tmp_path: Path) -> None:
+def test_lost_records_that_were_answered_202_are_reported(tmp_path: Path) -> None:
     with listening(tmp_path, settings=FULL_BLOCKS | {"block_queue_size": 1}) as made:
         made.log.away = True
         taken = 0
@@ -190,7 +190,7 @@ def test_429_at_a_rate_limit_of_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
             posts.append(senders.submit(made.post, body))
             eventually(lambda: handed_in.requests > before or posts[-1].done(), "it to wait, or to be refused")  # noqa: B023
         refused = posts.pop().result()
-        # More than a second's worth, in records as large as these.
+        # More than a second's permits wait, in records of this size.
         assert refused.status == 429
         assert "rate limit" in refused.json()["detail"]
         assert 20_000 < len(posts) * 3000 < 40_000
@@ -199,7 +199,7 @@ def test_429_at_a_rate_limit_of_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(made.rows()) == len(posts)
 
 
-def test_a_repeat_puts_its_bad_lines_aside_once(tmp_path: Path) -> None:
+def test_a_repeated_request_stores_its_bad_lines_once(tmp_path: Path) -> None:
     with listening(tmp_path) as made:
         for n in range(3):
             answer = made.post(HALF_BAD, LINES | {"Idempotency-Key": "a"})
@@ -207,16 +207,16 @@ def test_a_repeat_puts_its_bad_lines_aside_once(tmp_path: Path) -> None:
             assert answer.json()["records"] == (n == 0)
             assert answer.json()["dead_letters"] == 1
         assert len(made.rig.dead_letters()) == 1
-        # Of others they are others.
+        # Bad lines of other requests are stored for themselves.
         assert made.post(HALF_BAD, LINES | {"Idempotency-Key": "b"}).status == 200
         assert made.post(HALF_BAD, LINES).status == 200
         assert len(made.rig.dead_letters()) == 3
 
 
-class TestARepeatThatComesEarly:
-    """Before the first one is registered, no key is in the driver log; its bad lines go aside once all the same."""
+class TestEarlyRepeat:
+    """Check repeats before the first request is registered: its key is not known yet, but bad lines are stored once."""
 
-    def test_while_the_records_wait(
+    def test_while_records_wait(
         self, tmp_path: Path, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         handed_in = HandedIn(monkeypatch)
@@ -233,7 +233,7 @@ class TestARepeatThatComesEarly:
             assert made.bodies() == [b"1"]
             assert len(made.rig.dead_letters()) == 1
 
-    def test_while_the_dead_letters_wait(
+    def test_while_dead_letters_wait(
         self, tmp_path: Path, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with listening(tmp_path) as made:
@@ -244,7 +244,7 @@ class TestARepeatThatComesEarly:
             assert sum(post.result(30).json()["records"] for post in posts) == 1
             assert held.asked == len(made.rig.dead_letters()) == 1
 
-    def test_where_the_first_one_failed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_after_the_first_request_failed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with listening(tmp_path) as made:
 
             def fail(_: object) -> None:

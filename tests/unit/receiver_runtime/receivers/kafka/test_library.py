@@ -1,4 +1,4 @@
-"""Records as columns by librdkafka's C interface are what they are as objects. On its own mock cluster, in process."""
+"""Check that columns read with librdkafka's C interface equal records read as objects, on its in-process mock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mock() -> MockKafka:
 
 @pytest.fixture(scope="module")
 def library() -> Library:
-    """Where this fails after an upgrade of the client: see `_PRIVATE_LAYOUTS`."""
+    """Open the library. If this fails after an upgrade of the client, see `_PRIVATE_LAYOUTS`."""
     found = open_library()
     assert found is not None
     return found
@@ -69,7 +69,7 @@ def settings(mock: MockKafka) -> dict[str, str | float | bool]:
 
 @pytest.fixture(scope="module")
 def topics(mock: MockKafka) -> list[str]:
-    """With every kind of record."""
+    """Fill topics with every kind of record."""
     names = ["one", "two"]
     for name in names:
         assert mock.make(name) == _PARTITIONS
@@ -142,7 +142,7 @@ def start_of(topics: list[str]) -> dict[tuple[str, int], int]:
 
 
 @pytest.mark.parametrize("most", [1000, 7])
-def test_columns_are_what_objects_are(
+def test_columns_equal_objects(
     mock: MockKafka, topics: list[str], make_fetcher: Callable[..., ColumnFetcher], most: int
 ) -> None:
     expected = _RECORDS + _BAD + 1
@@ -159,14 +159,14 @@ def test_columns_are_what_objects_are(
 
 
 @pytest.mark.parametrize("most", [0, 1000])
-def test_no_batch_is_larger_than_a_column_can_be(
+def test_no_batch_is_larger_than_a_column_can_hold(
     mock: MockKafka,
     topics: list[str],
     make_fetcher: Callable[..., ColumnFetcher],
     monkeypatch: pytest.MonkeyPatch,
     most: int,
 ) -> None:
-    """Arrow's cast to a column of 32-bit places wraps around in silence."""
+    """Arrow's cast to a column with 32-bit offsets overflows without an error."""
     expected = _RECORDS + _BAD + 1
     objects, _ = by_objects(mock, topics, expected)
     monkeypatch.setattr(kafka_records, "MOST_BYTES", most)
@@ -183,7 +183,7 @@ def test_no_batch_is_larger_than_a_column_can_be(
         assert batch.num_rows == 1 or large <= most
 
 
-def test_records_that_are_all_unreadable_are_bad_and_no_more(
+def test_a_fetch_with_only_unreadable_records_returns_them_as_bad(
     topics: list[str], make_fetcher: Callable[..., ColumnFetcher]
 ) -> None:
     fetcher = make_fetcher()
@@ -197,7 +197,7 @@ def test_records_that_are_all_unreadable_are_bad_and_no_more(
     assert not fetched.records
 
 
-def test_partitions_are_read_from_where_it_is_said_and_left(
+def test_partitions_are_read_from_given_offsets_and_can_be_left(
     topics: list[str], make_fetcher: Callable[..., ColumnFetcher]
 ) -> None:
     fetcher = make_fetcher()
@@ -213,7 +213,7 @@ def test_partitions_are_read_from_where_it_is_said_and_left(
     assert set(other["partition"].to_pylist()) == {2}
 
 
-def test_a_position_that_is_not_there_is_a_fault(topics: list[str], make_fetcher: Callable[..., ColumnFetcher]) -> None:
+def test_a_position_out_of_range_is_a_fault(topics: list[str], make_fetcher: Callable[..., ColumnFetcher]) -> None:
     fetcher = make_fetcher()
     fetcher.read_from({(topics[0], 0): 10_000})
     deadline = time.monotonic() + _DEADLINE_SECONDS
@@ -224,8 +224,8 @@ def test_a_position_that_is_not_there_is_a_fault(topics: list[str], make_fetcher
     assert faults[0].message
 
 
-def test_brokers_that_are_away_are_an_error_of_the_client(library: Library) -> None:
-    """Without a callback the library would tell nobody."""
+def test_unavailable_brokers_are_an_error_of_the_client(library: Library) -> None:
+    """Without a callback the library would not report it."""
     with held_port() as port:
         fetcher = ColumnFetcher(
             library, {"bootstrap.servers": f"127.0.0.1:{port}", "group.id": "g", "auto.offset.reset": "error"}
@@ -242,25 +242,25 @@ def test_brokers_that_are_away_are_an_error_of_the_client(library: Library) -> N
     assert f"127.0.0.1:{port}" in "".join(error.message for error in errors)
 
 
-def test_a_library_that_we_do_not_know_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_library_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_library, "_PRIVATE_LAYOUTS", {})
     assert open_library() is None
 
 
 @pytest.mark.parametrize(("time_at", "headers_at"), [(11, 15), (12, 13)])
-def test_a_library_that_is_not_as_expected_is_noticed(
+def test_a_library_with_an_unexpected_layout_is_detected(
     topics: list[str], library: Library, make_fetcher: Callable[..., ColumnFetcher], time_at: int, headers_at: int
 ) -> None:
     other = Library(library.functions, kafka_library._Layout(time=time_at, headers_bytes=headers_at))
     fetcher = make_fetcher(other)
     fetcher.read_from(start_of(topics))
     deadline = time.monotonic() + _DEADLINE_SECONDS
-    with pytest.raises(LibraryError):  # noqa: PT012  whichever call brings the first records
+    with pytest.raises(LibraryError):  # noqa: PT012  the call that returns the first records raises
         while time.monotonic() < deadline:
             fetcher.fetch(1, 0.1)
 
 
-def test_an_option_that_it_refuses_is_named_without_its_value(mock: MockKafka, library: Library) -> None:
+def test_a_refused_option_is_named_without_its_value(mock: MockKafka, library: Library) -> None:
     with pytest.raises(LibraryError, match=r"option no\.such\.option") as refused:
         ColumnFetcher(library, {**settings(mock), "no.such.option": "hidden"})
     assert "hidden" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""Where a partition is read from, by what brokers say of a topic's id; no broker."""
+"""Check where a partition is read from, depending on the topic id that brokers report; without a broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOPIC_ID = "topic id of 0"
 
 
 class Consumer:
-    """Of a broker that has offsets 0 up to 100."""
+    """A consumer whose broker has offsets 0 to 100."""
 
     def get_watermark_offsets(self, _: object, *, timeout: float) -> tuple[int, int]:
         assert timeout
@@ -33,7 +33,7 @@ class Consumer:
 
 
 class Places(KafkaPlaces):
-    """The driver log is a dict, and the brokers say what the test has them say."""
+    """Places with a dict as the driver log, and brokers that report the ids of the test."""
 
     ids: list[int]
     log: dict[str, Position]
@@ -46,7 +46,7 @@ class Places(KafkaPlaces):
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
-    """Offset 10 is next, read by the topic's id 1."""
+    """Give places at which offset 10 is next, read under the topic's id 1."""
     monkeypatch.setattr(kafka_places, "_LOOK_SECONDS", 0.0)
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
     receiver = KafkaReceiver(source)
@@ -65,7 +65,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
 
 
 def opened(places: Places) -> tuple[int, int]:
-    """The partition's generation and position, by what the brokers say now."""
+    """Return the partition's generation and position that follow from what the brokers report now."""
     found = places.open(KEY, Look({KEY: 1}, places._ask_ids({"t"}, 1.0)))
     return found.generation, found.position
 
@@ -78,12 +78,12 @@ def test_another_id_begins_the_next_generation(places: Places) -> None:
     assert places.made_anew([KEY]) == []
 
 
-def test_an_id_that_a_broker_takes_back_is_not_believed(places: Places) -> None:
+def test_an_id_that_is_not_confirmed_is_ignored(places: Places) -> None:
     places.ids = [2, 1]
     assert opened(places) == (0, 10)
 
 
-def test_a_broker_that_has_not_heard_of_the_new_topic_does_not_bring_the_old_one_back(places: Places) -> None:
+def test_an_outdated_broker_does_not_bring_the_old_topic_back(places: Places) -> None:
     places.ids = [2]
     assert opened(places) == (1, 0)
     places.log = {"0": Position(1, 5), TOPIC_ID: Position(1, 2)}
@@ -92,7 +92,7 @@ def test_a_broker_that_has_not_heard_of_the_new_topic_does_not_bring_the_old_one
     assert opened(places) == (1, 5)
 
 
-def test_one_that_has_not_heard_of_it_is_refuted_by_what_another_receiver_has_put_down(places: Places) -> None:
+def test_a_position_stored_by_another_receiver_overrules_an_outdated_broker(places: Places) -> None:
     assert opened(places) == (0, 10)
     places.log = {"0": Position(1, 5), TOPIC_ID: Position(1, 2)}
     assert opened(places) == (1, 5)
@@ -103,6 +103,6 @@ def test_one_that_has_not_heard_of_it_is_refuted_by_what_another_receiver_has_pu
     assert places.made_anew([KEY]) == []
 
 
-def test_a_broker_without_ids_is_read_as_before(places: Places) -> None:
+def test_a_broker_without_topic_ids_is_read_as_before(places: Places) -> None:
     found = places.open(KEY, Look({KEY: 1}, {}))
     assert (found.generation, found.position, found.links) == (0, 10, [])

@@ -1,4 +1,4 @@
-"""What a reader of Kafka does with what the client says; no broker."""
+"""Check how a Kafka reader reacts to what the client reports; without a broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEY = ("t", 0)
 
 
 class Places:
-    """Of a broker that has every partition, at 100."""
+    """Places of a broker that has every partition, at position 100."""
 
     def __init__(self) -> None:
         self.cuts: list[int | None] = []
@@ -42,18 +42,18 @@ class Places:
 
 
 class Client:
-    """Takes what is said to a consumer."""
+    """Takes the calls to a consumer."""
 
     def pause(self, _: object) -> None:
-        """Nothing is fetched here."""
+        """Do nothing: no record is fetched here."""
 
     def consume(self, _: int, __: float) -> list[object]:
-        """Nothing comes."""
+        """Return no record."""
         return []
 
 
 class Fetcher:
-    """One that can't log in, where its consumer still can."""
+    """A fetcher that can't log in, although its consumer still can."""
 
     def fetch(self, _: int, __: float) -> Fetched:
         refused = Fault("", 0, KafkaError._AUTHENTICATION, "SASL authentication failed")
@@ -67,8 +67,8 @@ class Fetcher:
         ("Partition log truncation detected at offset 100 (leader epoch 3): broker end offset is 60 (offset …", 60),
     ],
 )
-def test_a_reset_whose_position_is_there_is_said(tmp_path: Path, said: str, cut: int | None) -> None:
-    """As of a log that an unclean election cut before it, and that has grown past it since."""
+def test_a_reset_to_an_existing_position_is_reported(tmp_path: Path, said: str, cut: int | None) -> None:
+    """Check a log that an unclean election truncated below the position, and that has grown beyond it since."""
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
     receiver = KafkaReceiver(source)
     with rig(tmp_path, receiver, start=False) as made:
@@ -84,7 +84,7 @@ def test_a_reset_whose_position_is_there_is_said(tmp_path: Path, said: str, cut:
         assert places.cuts == [cut]
 
 
-def test_positions_that_are_refused_again_and_again_are_said_once(tmp_path: Path) -> None:
+def test_refused_positions_are_reported_once(tmp_path: Path) -> None:
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
     receiver = KafkaReceiver(source)
     with rig(tmp_path, receiver, start=False) as made:
@@ -102,7 +102,7 @@ def test_positions_that_are_refused_again_and_again_are_said_once(tmp_path: Path
         assert message == "the broker does not take the group's positions"
 
 
-def test_what_the_fetching_client_says_is_said_as_the_consumer_s(tmp_path: Path) -> None:
+def test_an_error_of_the_fetching_client_is_reported_like_the_consumers(tmp_path: Path) -> None:
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g", options={"sasl.username": "somebody"})
     receiver = KafkaReceiver(source)
     with rig(tmp_path, receiver, start=False) as made:
@@ -113,8 +113,8 @@ def test_what_the_fetching_client_says_is_said_as_the_consumer_s(tmp_path: Path)
         assert "SASL authentication failed" in made.reporter.events[0][2]
 
 
-def test_the_client_s_own_lines_are_logged_once_in_a_while() -> None:
-    """A broker that is away is tried ten times a second."""
+def test_repeated_lines_of_the_client_are_logged_once_in_a_while() -> None:
+    """The client tries an unavailable broker ten times a second."""
     client_log = _ClientLog()
     with capture_logs() as logged:
         for number in range(100):
@@ -123,7 +123,7 @@ def test_the_client_s_own_lines_are_logged_once_in_a_while() -> None:
     assert [line["message"] for line in logged] == ["Connect to 127.0.0.1:9092 failed (after 0ms)", "another"]
 
 
-def test_a_broker_that_is_away_is_said_once_while_the_others_bring_records(tmp_path: Path) -> None:
+def test_an_unavailable_broker_is_reported_once_while_others_send_records(tmp_path: Path) -> None:
     source = Kafka(bootstrap_servers="127.0.0.1:1", topics="t", group="g")
     receiver = KafkaReceiver(source)
     with rig(tmp_path, receiver, start=False) as made:

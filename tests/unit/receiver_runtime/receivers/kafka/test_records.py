@@ -62,7 +62,7 @@ def test_every_column() -> None:
     ]
 
 
-def test_a_batch_holds_no_more_than_a_column_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_holds_at_most_what_a_column_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_records, "MOST_BYTES", 10)
     named = Message(topic="t", partition=0, offset=3, value=b"12345", headers=[("name", b"12")])
     messages = [message("t", 0, offset, b"1234") for offset in range(3)]
@@ -73,7 +73,7 @@ def test_a_batch_holds_no_more_than_a_column_can(monkeypatch: pytest.MonkeyPatch
     assert records_of([]) == ([], [])
 
 
-def test_runs_are_of_one_partition_each() -> None:
+def test_each_run_is_of_one_partition() -> None:
     [found], _ = records_of([message("a", 0, 5), message("a", 0, 9), message("a", 1, 0), message("b", 1, 0)])
     assert found.runs == [Run("a", 0, 0, 2), Run("a", 1, 2, 3), Run("b", 1, 3, 4)]
     kept = found.only([Run("a", 0, 1, 2), Run("b", 1, 3, 4)])
@@ -85,7 +85,7 @@ def test_runs_are_of_one_partition_each() -> None:
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=30), partitions=st.integers(1, 3), most=st.integers(1, 600)
 )
-def test_pieces_are_all_of_it_in_order_and_each_fits_or_is_one_record(
+def test_pieces_are_everything_in_order_and_each_fits_or_is_one_record(
     sizes: Sequence[int], partitions: int, most: int
 ) -> None:
     [found], _ = records_of(

@@ -74,7 +74,7 @@ def test_a_key_in_properties() -> None:
     assert keys_of(messages, None) is None
 
 
-def test_pieces_are_all_rows_in_order() -> None:
+def test_pieces_contain_all_rows_in_order() -> None:
     batch = batch_of([message(b"x" * size) for size in (10, 5000, 10, 10, 10)])
     assert batch.schema.equals(SCHEMA)
     ranges = list(pieces(batch, 1000))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from receiver_runtime.receivers.mqtt.session import MqttSession
 
 
-def test_a_message_is_due_when_it_is_registered_and_once() -> None:
+def test_a_message_is_due_once_when_it_is_registered() -> None:
     session = MqttSession()
     session.begin(present=False)
     held = session.arrived(1, 1, 77, again=False)
@@ -14,7 +14,7 @@ def test_a_message_is_due_when_it_is_registered_and_once() -> None:
     assert session.due() == []
 
 
-def test_what_is_held_and_comes_again_is_acknowledged_on_the_newest_connection_and_stored_once() -> None:
+def test_a_repeated_message_is_stored_once_and_acknowledged_on_the_newest_connection() -> None:
     session = MqttSession()
     session.begin(present=False)
     first = session.arrived(1, 1, 77, again=False)
@@ -23,7 +23,7 @@ def test_what_is_held_and_comes_again_is_acknowledged_on_the_newest_connection_a
     assert second is not None
     assert session.begin(present=True) is False
     session.registered([second])
-    # Neither has come on this connection yet.
+    # Neither message has come again on this connection yet.
     assert session.due() == []
     assert session.arrived(1, 1, 77, again=True) is None
     assert session.arrived(2, 2, 78, again=True) is None
@@ -32,7 +32,7 @@ def test_what_is_held_and_comes_again_is_acknowledged_on_the_newest_connection_a
     assert session.due() == [(1, 1)]
 
 
-def test_an_id_of_qos_2_is_ours_until_it_is_released() -> None:
+def test_a_qos_2_id_is_kept_until_it_is_released() -> None:
     session = MqttSession()
     session.begin(present=False)
     held = session.arrived(1, 2, 77, again=False)
@@ -49,7 +49,7 @@ def test_an_id_of_qos_2_is_ours_until_it_is_released() -> None:
 
 
 def test_after_an_acknowledgement_of_qos_1_the_id_may_be_another_message() -> None:
-    """The broker may have taken it: what comes by it then must not be taken for what we had."""
+    """The broker may have received the acknowledgement: a later message with this id may be another one."""
     session = MqttSession()
     session.begin(present=False)
     held = session.arrived(1, 1, 77, again=False)
@@ -60,7 +60,7 @@ def test_after_an_acknowledgement_of_qos_1_the_id_may_be_another_message() -> No
     assert session.arrived(1, 1, 77, again=True) is not None
 
 
-def test_an_id_by_which_another_message_comes_is_new() -> None:
+def test_another_message_with_a_known_id_is_new() -> None:
     session = MqttSession()
     session.begin(present=False)
     first = session.arrived(1, 1, 77, again=False)
@@ -73,7 +73,7 @@ def test_an_id_by_which_another_message_comes_is_new() -> None:
     assert session.due() == [(1, 1)]
 
 
-def test_a_session_that_the_broker_lost_is_said_and_forgotten() -> None:
+def test_a_session_that_the_broker_lost_is_reported_and_forgotten() -> None:
     session = MqttSession()
     assert session.begin(present=False) is False
     assert session.arrived(1, 1, 77, again=False) is not None
@@ -81,7 +81,7 @@ def test_a_session_that_the_broker_lost_is_said_and_forgotten() -> None:
     assert session.arrived(1, 1, 77, again=True) is not None
 
 
-def test_what_nobody_will_store_counts_as_new_when_it_comes_again() -> None:
+def test_a_dropped_message_counts_as_new_when_it_comes_again() -> None:
     session = MqttSession()
     session.begin(present=False)
     held = session.arrived(1, 1, 77, again=False)

@@ -15,12 +15,12 @@ AT = 1_526_919_030_474_123_456
         f"$JS.ACK.hub.acc.ORDERS.d.1.42.7.{AT}.3.token",
     ],
 )
-def test_a_place_of_old_and_new_servers(reply: str) -> None:
+def test_a_place_is_parsed_from_old_and_new_servers(reply: str) -> None:
     assert Place.of(reply) == Place("ORDERS", 42, AT)
 
 
 @pytest.mark.parametrize("reply", ["", "_INBOX.x", "$JS.ACK.ORDERS"])
-def test_what_is_no_message_has_none(reply: str) -> None:
+def test_a_reply_subject_of_another_form_has_no_place(reply: str) -> None:
     assert Place.of(reply) is None
 
 
@@ -44,7 +44,7 @@ def test_rows() -> None:
     assert keys_of(messages).to_pylist() == [f"42@ORDERS@{AT}", f"43@ORDERS@{AT}"]
 
 
-def test_what_is_no_text_goes_aside_whole() -> None:
+def test_a_message_that_is_not_text_becomes_one_dead_letter() -> None:
     poison = [delivered("orders.\udcff"), delivered(headers=b"NATS/1.0\r\na: \xff\r\n\r\n")]
     with pytest.raises(UnicodeError):
         batch_of(poison)

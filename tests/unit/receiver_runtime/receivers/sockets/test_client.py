@@ -1,4 +1,4 @@
-"""A receiver that connects, by TLS and with records of bytes; plain text is in test_socket_text_receiver.py."""
+"""Check a receiver that connects, with TLS and with records of bytes; test_text.py has plain text."""
 
 from __future__ import annotations
 
@@ -101,20 +101,20 @@ def test_x02_a_server_that_sends_no_lengths_is_left_and_called_again(listener: s
         assert any("does not send records with their length" in m for _, m, _ in made.reporter.events)
 
 
-def test_lines_by_tls_of_a_server_that_is_known(
+def test_lines_over_tls_from_a_verified_server(
     listener: socket.socket, tmp_path: Path, authority: Authority, certificate: Certificate
 ) -> None:
     source = source_of(listener, tls=Tls(ca_file=authority.ca_file))
     with rig(tmp_path, make_receiver(source)) as made:
         expected = [f"line {n}" for n in range(50_000)]
         serve_by_tls(listener, server_context(certificate), "\n".join(expected).encode())
-        # The last line has no end, but the server ended the stream by TLS's rules.
+        # The last line has no newline, but the server ended the stream as TLS requires.
         eventually(lambda: len(made.values()) == 50_000)
         assert made.values() == expected
         assert made.dead_letters() == []
 
 
-def test_a_tls_server_that_breaks_off_without_a_word_ended_no_line(
+def test_a_tls_connection_that_breaks_off_does_not_complete_a_line(
     listener: socket.socket, tmp_path: Path, authority: Authority, certificate: Certificate
 ) -> None:
     source = source_of(listener, tls=Tls(ca_file=authority.ca_file))
@@ -134,7 +134,7 @@ def test_a_tls_server_that_breaks_off_without_a_word_ended_no_line(
         ({"ca_file": "/nowhere/ca.pem"}, "TlsFileError: ca_file /nowhere/ca.pem can't be used"),
     ],
 )
-def test_a_server_that_is_not_the_one_is_not_read(
+def test_a_server_that_fails_verification_is_not_read(
     listener: socket.socket,
     tmp_path: Path,
     authority: Authority,
@@ -151,23 +151,23 @@ def test_a_server_that_is_not_the_one_is_not_read(
         assert made.values() == []
 
 
-def test_a_server_that_is_gone_before_tls_begins_leaves_no_socket_open(
+def test_a_server_that_closes_before_tls_begins_leaves_no_socket_open(
     listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def go(connection: socket.socket) -> None:
         with accept(listener) as accepted:
-            # Its end is a reset.
+            # Close with a reset.
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     monkeypatch.setattr(socket_client, "keep_alive", go)
     with rig(tmp_path, make_receiver(source_of(listener, tls=Tls(verify=False)))) as made:
-        # Were one left open, a warning would be an error here.
+        # A socket left open would raise a warning, which is an error here.
         eventually(lambda: len(made.reporter.events) >= 3)
         assert all(message.startswith("Error connecting to ") for _, message, _ in made.reporter.events)
 
 
 @pytest.mark.parametrize("checks", [True, False])
-def test_a_name_of_its_own_and_no_check_at_all(
+def test_a_server_with_another_name_or_without_verification_is_read(
     listener: socket.socket, tmp_path: Path, authority: Authority, certificate: Certificate, checks: bool
 ) -> None:
     tls = Tls(ca_file=authority.ca_file, server_hostname="server.test") if checks else Tls(verify=False)
@@ -176,7 +176,7 @@ def test_a_name_of_its_own_and_no_check_at_all(
         eventually(lambda: made.values() == ["hello"])
 
 
-def test_a_server_that_asks_for_a_certificate_gets_ours(
+def test_a_server_that_requires_a_certificate_gets_ours(
     listener: socket.socket, tmp_path: Path, authority: Authority, certificate: Certificate
 ) -> None:
     ours = authority.issue("client.test")
@@ -189,7 +189,7 @@ def test_a_server_that_asks_for_a_certificate_gets_ours(
         eventually(lambda: made.values() == ["for you"])
 
 
-def test_a_stop_in_mid_stream_by_tls_stores_no_ciphertext(
+def test_a_stop_in_mid_stream_over_tls_stores_no_ciphertext(
     listener: socket.socket, tmp_path: Path, authority: Authority, certificate: Certificate
 ) -> None:
     source = source_of(listener, tls=Tls(ca_file=authority.ca_file))

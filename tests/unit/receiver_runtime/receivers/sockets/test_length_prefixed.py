@@ -31,7 +31,7 @@ def run(pieces: list[bytes], *, limit: int = LIMIT) -> tuple[list[bytes], list[D
     splitter = framing.open()
     takens: list[Taken] = []
     for piece in pieces:
-        # What lies behind the piece in the buffer is from an earlier read.
+        # Bytes behind the piece in the buffer are left over from an earlier read.
         takens.append(splitter.take(bytearray(piece + b"\0\0\0\1?"), len(piece)))
         if takens[-1].refusal is not None:
             break
@@ -51,7 +51,7 @@ def run(pieces: list[bytes], *, limit: int = LIMIT) -> tuple[list[bytes], list[D
 
 
 def model(stream: bytes, limit: int = LIMIT) -> tuple[list[bytes], DeadLetterReason | None, bytes]:
-    """The same by the plainest Python: the records, and why the rest is none."""
+    """Do the same in plain Python: return the records, why there are no more, and the rest."""
     records: list[bytes] = []
     while len(stream) >= 4:
         length = struct.unpack(">i", stream[:4])[0]
@@ -75,7 +75,7 @@ STREAMS = st.one_of(
 CUTS = st.lists(st.integers(0, 200), max_size=30)
 
 
-# The first call into Arrow takes longer than the rest.
+# No deadline: the first call into Arrow takes longer than the rest.
 @settings(deadline=None)
 @given(stream=STREAMS, cuts=CUTS)
 @example(stream=framed(b"", b"a", b""), cuts=[1, 2, 3, 5, 9])
@@ -91,7 +91,7 @@ def test_x02_a_stream_cut_in_any_way_gives_the_same(stream: bytes, cuts: list[in
         assert b"".join(letter.data for letter in letters) == rest
         assert [letter.part for letter in letters] == list(range(len(letters)))
     elif reason is INVALID_LENGTH:
-        # What had been read from the bad length on, and at least that.
+        # It is what had been read from the bad length on, and at least the length itself.
         [letter] = letters
         assert rest.startswith(letter.data)
         assert 4 <= len(letter.data) <= PART
@@ -107,7 +107,7 @@ def test_x02_garbage_is_records_or_goes_aside_and_nothing_fails(garbage: bytes, 
 
 @settings(deadline=None)
 @given(streams=st.lists(GOOD, min_size=1, max_size=8))
-def test_x02_connections_are_cut_together(streams: list[bytes]) -> None:
+def test_x02_pieces_of_several_connections_are_cut_together(streams: list[bytes]) -> None:
     framing = LengthPrefixedFraming(max_record_bytes=LIMIT)
     pieces = [framing.open().take(bytearray(stream), len(stream)).piece for stream in streams]
     cut = framing.cut([piece for piece in pieces if piece is not None])
@@ -118,7 +118,7 @@ def test_x02_connections_are_cut_together(streams: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("length", "message"), [(b"\x80\0\0\0", "-2147483648, not 0 to 10"), (b"\0\0\0\x0b", "11, not 0 to 10")]
 )
-def test_x02_a_length_that_can_not_be_one_is_named(length: bytes, message: str) -> None:
+def test_x02_an_invalid_length_is_named(length: bytes, message: str) -> None:
     records, letters, refusal = run([framed(b"a") + length + b"xy" * 50 + framed(b"never")])
     assert records == [b"a"]
     assert letters == [DeadLetter(INVALID_LENGTH, (length + b"xy" * 50)[:PART])]
@@ -126,7 +126,7 @@ def test_x02_a_length_that_can_not_be_one_is_named(length: bytes, message: str) 
     assert message in refusal
 
 
-def test_x02_a_promise_of_many_bytes_takes_no_memory() -> None:
+def test_x02_a_large_announced_length_takes_no_memory() -> None:
     splitter = LengthPrefixedFraming(max_record_bytes=2**28).open()
     splitter.take(bytearray(struct.pack(">i", 2**28) + b"abc"), 7)
     assert len(splitter._held) == 7

@@ -1,4 +1,4 @@
-"""A receiver that listens, with a real supervisor, real files and real sockets."""
+"""Check a receiver that listens, with a real supervisor, real files and real sockets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def framed(*values: bytes) -> bytes:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Did the other side close it, by end or by reset?"""
+    """Return whether the other side closed it, by end or by reset."""
     try:
         return connection.recv(1) == b""
     except ConnectionError:
@@ -76,7 +76,7 @@ def test_x01_200_senders_at_once_each_in_order(tmp_path: Path) -> None:
         senders = [stack.enter_context(connect(port)) for _ in range(200)]
         for n in range(50):
             for number, sender in enumerate(senders):
-                # Records come in pieces, mixed with everybody else's.
+                # Records come in pieces, mixed with those of all other senders.
                 sender.sendall(b"%d:%d\n%d:" % (number, 2 * n, number))
             for sender in senders:
                 sender.sendall(b"%d\n" % (2 * n + 1))
@@ -91,7 +91,7 @@ def test_x01_200_senders_at_once_each_in_order(tmp_path: Path) -> None:
         assert ReceiverEventKind.CONNECTED in made.reporter.kinds()
 
 
-def test_a_flooder_starves_nobody(tmp_path: Path) -> None:
+def test_a_flooding_sender_does_not_starve_others(tmp_path: Path) -> None:
     with rig(tmp_path, text_receiver()) as made, contextlib.ExitStack() as stack:
         port = port_of(made)
         flooding = threading.Event()
@@ -117,16 +117,16 @@ def test_a_flooder_starves_nobody(tmp_path: Path) -> None:
             before = records(made)
             eventually(lambda wanted=wanted: wanted <= slow_records.found(), "the slow senders' records")  # type: ignore[misc]
             latest = max(latest, time.monotonic() - sent_at)
-            # The flooder was heard meanwhile, too.
+            # The flooding sender was also read in the meantime.
             eventually(reaches(lambda: records(made), before + 1000))
         flooding.clear()
         thread.join(20)
-        # On two shared cores, and most of it is the test's own reading back.
+        # This is for two shared cores, and most of it is the test's own reading from the store.
         assert latest < 15
 
 
 class SlowRecords:
-    """The records of slow senders, each block looked at once: the flood fills many."""
+    """Finds the records of slow senders; reads each block once, because the flood fills many."""
 
     def __init__(self, made: Rig) -> None:
         self._made = made
@@ -134,7 +134,7 @@ class SlowRecords:
         self._found: set[str] = set()
 
     def found(self) -> set[str]:
-        """So far."""
+        """Return the records found so far."""
         chain = self._made.log.chain(1)
         for item in chain[self._looked_at :]:
             handle = item.handle
@@ -146,7 +146,7 @@ class SlowRecords:
         return self._found
 
 
-def test_of_each_connection_a_turn_reads_a_bounded_amount(tmp_path: Path) -> None:
+def test_a_turn_reads_a_bounded_amount_of_each_connection(tmp_path: Path) -> None:
     line = b"f" * 99 + b"\n"
     with (
         rig(tmp_path, text_receiver(), block_queue_size=2, max_block_bytes="64KiB") as made,
@@ -160,15 +160,16 @@ def test_of_each_connection_a_turn_reads_a_bounded_amount(tmp_path: Path) -> Non
         slow = stack.enter_context(connect(port))
         slow.sendall(b"slow\n")
         made.log.away = False
-        # For all of it.
+        # From now on, wait until everything is sent.
         flooder.settimeout(60)
         flooder.sendall(line[waiting % len(line) :] + line * 400_000)
         eventually(lambda: records(made) > 400_000)
-        # Six chunks of a turn's size were read and not stored when it came, then it had its turn, of a long flood.
+        # Before the slow record: six chunks that were read and not stored, then the turns of the long flood up to its
+        # own.
         assert made.values().index("slow") * len(line) < 10 * 2**20
 
 
-def test_w05_who_can_not_store_reads_from_nobody_and_memory_is_bounded(tmp_path: Path) -> None:
+def test_w05_a_receiver_that_can_not_store_stops_reading_and_memory_is_bounded(tmp_path: Path) -> None:
     with (
         rig(tmp_path, text_receiver(), block_queue_size=2, max_block_bytes="64KiB") as made,
         contextlib.ExitStack() as stack,
@@ -183,7 +184,7 @@ def test_w05_who_can_not_store_reads_from_nobody_and_memory_is_bounded(tmp_path:
             sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
             sender.settimeout(0.2)
             sent[sender] = send_until_it_stalls(sender, line, most=50_000_000)
-        # Ten kernel buffers and the bounded ones here, of half a gigabyte that was offered.
+        # Ten kernel buffers and the bounded buffers here were filled, although half a gigabyte was offered.
         assert sum(sent.values()) < 150_000_000
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
         made.log.away = False
@@ -197,7 +198,7 @@ def test_w05_who_can_not_store_reads_from_nobody_and_memory_is_bounded(tmp_path:
 
 
 def send_until_it_stalls(connection: socket.socket, line: bytes, *, most: int) -> int:
-    """Send the line over and over; returns the bytes that were taken until the other side read no more."""
+    """Send the line repeatedly; return how many bytes were taken before the other side stopped reading."""
     sent = 0
     while sent < most:
         try:
@@ -207,7 +208,7 @@ def send_until_it_stalls(connection: socket.socket, line: bytes, *, most: int) -
     return sent
 
 
-def test_a_connection_too_many_is_refused_in_sight(tmp_path: Path) -> None:
+def test_a_connection_beyond_the_limit_is_refused_and_reported(tmp_path: Path) -> None:
     with rig(tmp_path, text_receiver(max_connections=2)) as made:
         port = port_of(made)
         with connect(port) as first, connect(port) as second:
@@ -227,7 +228,7 @@ def test_a_connection_too_many_is_refused_in_sight(tmp_path: Path) -> None:
 
 
 def _said(port: int, data: bytes) -> bool:
-    """On a connection of its own, which may be refused yet."""
+    """Send on a new connection, which may still be refused."""
     with contextlib.suppress(ConnectionError), connect(port) as connection:
         connection.sendall(data)
     return True
@@ -253,7 +254,7 @@ def test_x02_a_bad_length_closes_its_connection_and_no_other(tmp_path: Path) -> 
         }
 
 
-def test_x02_random_garbage_ends_connections_and_never_the_receiver(tmp_path: Path) -> None:
+def test_x02_random_garbage_ends_connections_but_not_the_receiver(tmp_path: Path) -> None:
     chance = random.Random(5)
     with rig(tmp_path, raw_receiver(max_record_bytes=1000)) as made:
         port = port_of(made)
@@ -267,7 +268,7 @@ def test_x02_random_garbage_ends_connections_and_never_the_receiver(tmp_path: Pa
         assert ReceiverEventKind.RESTARTED not in made.reporter.kinds()
 
 
-def test_a_senders_end_makes_a_last_line_and_a_reset_does_not(tmp_path: Path) -> None:
+def test_a_normal_end_completes_a_last_line_and_a_reset_does_not(tmp_path: Path) -> None:
     with rig(tmp_path, text_receiver()) as made:
         port = port_of(made)
         with connect(port) as ends:
@@ -283,7 +284,7 @@ def test_a_senders_end_makes_a_last_line_and_a_reset_does_not(tmp_path: Path) ->
         assert made.dead_letters() == [("truncated", 0, b"brok")]
 
 
-def test_of_a_record_that_is_too_large_the_first_part_is_kept(tmp_path: Path) -> None:
+def test_only_the_first_part_of_a_too_large_record_is_kept(tmp_path: Path) -> None:
     with rig(tmp_path, text_receiver(max_record_bytes=1000)) as made:
         port = port_of(made)
         with connect(port) as large, connect(port) as other:
@@ -296,7 +297,7 @@ def test_of_a_record_that_is_too_large_the_first_part_is_kept(tmp_path: Path) ->
         assert made.dead_letters() == [("record_too_large", 0, b"L" * 2**20)]
 
 
-def test_a_stop_hands_on_what_was_sent_by_then_and_frees_the_port(tmp_path: Path) -> None:
+def test_a_stop_stores_everything_sent_before_and_frees_the_port(tmp_path: Path) -> None:
     with rig(tmp_path, text_receiver(), block_interval="60s") as made, contextlib.ExitStack() as stack:
         port = port_of(made)
         senders = [stack.enter_context(connect(port)) for _ in range(50)]
@@ -312,14 +313,14 @@ def test_a_stop_hands_on_what_was_sent_by_then_and_frees_the_port(tmp_path: Path
     eventually(lambda: not [t for t in threading.enumerate() if t.name == "socket 127.0.0.1:0"])
 
 
-def test_a_pause_lets_nobody_in_and_a_resume_listens_on_the_same_port(tmp_path: Path) -> None:
+def test_a_pause_refuses_senders_and_a_resume_listens_on_the_same_port(tmp_path: Path) -> None:
     with held_port() as port, rig(tmp_path, text_receiver(listen=f"127.0.0.1:{port}")) as made:
         eventually(lambda: made.reporter.reasons)
         assert made.reporter.reasons[-1] == f"listening on 127.0.0.1:{port}"
         with connect(port) as sender:
             sender.sendall(b"before\n")
             eventually(lambda: made.values() == ["before"])
-            # The receiver closes first, so that the kernel keeps the port's old connection for a minute.
+            # The receiver closes first, so the kernel keeps the old connection of the port for a minute.
             made.log.desired[1] = DesiredState.PAUSED
             assert is_closed(sender)
         made.log.desired[1] = DesiredState.RUNNING
@@ -330,7 +331,7 @@ def test_a_pause_lets_nobody_in_and_a_resume_listens_on_the_same_port(tmp_path: 
         assert ReceiverEventKind.RESTARTED not in made.reporter.kinds()
 
 
-def test_a_port_that_is_taken_is_tried_again_in_sight(tmp_path: Path) -> None:
+def test_a_taken_port_is_reported_and_tried_again(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with rig(tmp_path, text_receiver(listen=f"127.0.0.1:{port}")) as made:
@@ -343,7 +344,9 @@ def test_a_port_that_is_taken_is_tried_again_in_sight(tmp_path: Path) -> None:
                 eventually(lambda: made.values() == ["here now"])
 
 
-def test_no_descriptor_left_is_a_pause_and_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_descriptors_pauses_and_does_not_end_the_receiver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(socket_listener, "_EXHAUSTED_PAUSE", 0.01)
     left = [2]
 
@@ -402,7 +405,7 @@ def connect_by_tls(port: int, authority: Authority, client: Tls | None = None) -
         yield connection
 
 
-def test_tls_senders_and_one_that_speaks_none(tmp_path: Path, authority: Authority, tls: Tls) -> None:
+def test_tls_senders_beside_one_without_tls(tmp_path: Path, authority: Authority, tls: Tls) -> None:
     with rig(tmp_path, text_receiver(tls=tls)) as made, contextlib.ExitStack() as stack:
         port = port_of(made)
         plain = stack.enter_context(connect(port))
@@ -410,7 +413,7 @@ def test_tls_senders_and_one_that_speaks_none(tmp_path: Path, authority: Authori
         assert is_closed(plain)
         senders = [stack.enter_context(connect_by_tls(port, authority)) for _ in range(10)]
         for number, sender in enumerate(senders):
-            # More than a TLS record, so that some of it waits deciphered.
+            # This is more than a TLS record, so some of it waits decrypted.
             sender.sendall(b"".join(b"%d:%d\n" % (number, n) for n in range(20_000)))
         eventually(reaches(lambda: records(made), 200_000))
         assert sorted(made.values()) == sorted(f"{number}:{n}" for number in range(10) for n in range(20_000))
@@ -419,7 +422,7 @@ def test_tls_senders_and_one_that_speaks_none(tmp_path: Path, authority: Authori
         assert failed[0].startswith("ConnectionError: from 127.0.0.1:")
 
 
-def test_a_tls_sender_that_breaks_off_without_a_word_ended_no_line(
+def test_a_tls_connection_that_breaks_off_does_not_complete_a_line(
     tmp_path: Path, authority: Authority, tls: Tls
 ) -> None:
     with rig(tmp_path, text_receiver(tls=tls)) as made:
@@ -435,9 +438,7 @@ def test_a_tls_sender_that_breaks_off_without_a_word_ended_no_line(
         eventually(lambda: made.values() == ["whole", "last"])
 
 
-def test_a_sender_without_the_certificate_that_is_asked_for_is_not_let_in(
-    tmp_path: Path, authority: Authority, tls: Tls
-) -> None:
+def test_a_sender_without_the_required_certificate_is_refused(tmp_path: Path, authority: Authority, tls: Tls) -> None:
     sender_certificate = authority.issue("sender.test")
     client = Tls(certificate_file=sender_certificate.certificate_file, key_file=sender_certificate.key_file)
     with rig(tmp_path, text_receiver(tls=tls.model_copy(update={"ca_file": authority.ca_file}))) as made:
@@ -450,13 +451,13 @@ def test_a_sender_without_the_certificate_that_is_asked_for_is_not_let_in(
             eventually(lambda: made.values() == ["known"])
 
 
-def test_a_handshake_that_takes_too_long_is_ended(tmp_path: Path, tls: Tls) -> None:
+def test_a_handshake_that_takes_too_long_ends_the_connection(tmp_path: Path, tls: Tls) -> None:
     with rig(tmp_path, text_receiver(tls=tls, connect_timeout="50ms")) as made, connect(port_of(made)) as silent:
         assert is_closed(silent)
         eventually(lambda: any("handshake took too long" in message for _, message, _ in made.reporter.events))
 
 
-def test_a_key_that_can_not_be_used_is_named(tmp_path: Path, authority: Authority, tls: Tls) -> None:
+def test_an_unusable_key_is_named(tmp_path: Path, authority: Authority, tls: Tls) -> None:
     wrong = tls.model_copy(update={"key_file": authority.issue("other.test").key_file})
     with rig(tmp_path, text_receiver(tls=wrong)) as made:
         eventually(lambda: made.reporter.reasons)

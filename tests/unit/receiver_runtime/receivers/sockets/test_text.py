@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """A source on a port of its own; a test takes connections and sends by hand."""
+    """A source on its own port; a test accepts connections and sends on them."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -60,7 +60,7 @@ def receiver_of(server: Server, **fields: object) -> SocketTextReceiver:
 
 
 def send_until_it_stalls(connection: socket.socket, line: bytes, *, most: int) -> int:
-    """Send the line over and over; returns the bytes that were taken until the other side read no more."""
+    """Send the line repeatedly; return how many bytes were taken before the other side stopped reading."""
     sent = 0
     while sent < most:
         try:
@@ -99,7 +99,9 @@ def test_x01_a_sender_that_hangs_up_is_called_again_and_its_last_line_counts(ser
         assert made.dead_letters() == []
 
 
-def test_x01_a_connection_that_breaks_keeps_whole_lines_and_puts_the_rest_aside(server: Server, tmp_path: Path) -> None:
+def test_x01_a_broken_connection_keeps_whole_lines_and_the_rest_becomes_a_dead_letter(
+    server: Server, tmp_path: Path
+) -> None:
     with rig(tmp_path, receiver_of(server)) as made:
         connection = server.accept()
         connection.sendall(b"whole\nbrok")
@@ -111,7 +113,7 @@ def test_x01_a_connection_that_breaks_keeps_whole_lines_and_puts_the_rest_aside(
         assert any(message == "Error receiving data" for _, message, _ in made.reporter.events)
 
 
-def test_a_stop_in_mid_stream_drains_the_lines_that_were_read(server: Server, tmp_path: Path) -> None:
+def test_a_stop_in_mid_stream_drains_the_lines_read_so_far(server: Server, tmp_path: Path) -> None:
     with rig(tmp_path, receiver_of(server), block_interval="60s") as made:
         connection = server.accept()
         connection.sendall(b"".join(b"%d\n" % n for n in range(10_000)) + b"mid")
@@ -122,7 +124,7 @@ def test_a_stop_in_mid_stream_drains_the_lines_that_were_read(server: Server, tm
         assert connection.recv(1) == b""
 
 
-def test_a_pause_closes_the_connection_and_a_resume_opens_one(server: Server, tmp_path: Path) -> None:
+def test_a_pause_closes_the_connection_and_a_resume_opens_another(server: Server, tmp_path: Path) -> None:
     with rig(tmp_path, receiver_of(server)) as made:
         connection = server.accept()
         made.log.desired[1] = DesiredState.PAUSED
@@ -132,7 +134,7 @@ def test_a_pause_closes_the_connection_and_a_resume_opens_one(server: Server, tm
         eventually(lambda: made.values() == ["again"])
 
 
-def test_an_empty_stream_makes_no_block_and_is_called_again(server: Server, tmp_path: Path) -> None:
+def test_an_empty_stream_makes_no_block_and_is_connected_again(server: Server, tmp_path: Path) -> None:
     with rig(tmp_path, receiver_of(server)) as made:
         for _ in range(3):
             server.accept().close()
@@ -141,16 +143,16 @@ def test_an_empty_stream_makes_no_block_and_is_called_again(server: Server, tmp_
         assert made.rows.paths == {}
 
 
-def test_a_source_that_is_not_there_yet_is_waited_for_in_sight(tmp_path: Path) -> None:
+def test_a_missing_source_is_reported_and_waited_for(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        # Bound and not listening: a connection is refused, and nobody else takes the port.
+        # The port is bound without listening: connections are refused, and no other process can take it.
         receiver = make_receiver(SocketText(host="127.0.0.1", port=port))
         with rig(tmp_path, receiver) as made:
             eventually(lambda: len(made.reporter.events) >= 3)
             assert f"Error connecting to 127.0.0.1:{port}" in made.reporter.reasons[-1]
-            # One kind of event, which the reporter counts instead of writing each.
+            # All events are of one kind, so the reporter counts them instead of writing each.
             assert {event[:2] for event in made.reporter.events} == {
                 (ReceiverEventKind.RESTARTED, f"Error connecting to 127.0.0.1:{port}")
             }
@@ -161,7 +163,7 @@ def test_a_source_that_is_not_there_yet_is_waited_for_in_sight(tmp_path: Path) -
                 eventually(lambda: made.values() == ["here now"])
 
 
-def test_bad_input_goes_aside_and_nothing_else_in_the_stream_is_lost(server: Server, tmp_path: Path) -> None:
+def test_bad_input_becomes_dead_letters_and_the_rest_of_the_stream_is_kept(server: Server, tmp_path: Path) -> None:
     large = b"L" * 3000
     stream = b"a\r\n\n\x00b\x00\n\xff\xfe\n" + large + b"\nc" + b"\n" + "ü\n".encode() + b"\xc3\nlast"
     with rig(tmp_path, receiver_of(server, max_record_bytes=1000)) as made:
@@ -188,7 +190,7 @@ def test_w05_a_receiver_that_can_not_store_stops_reading(server: Server, tmp_pat
         connection.settimeout(1.0)
         line = b"x" * 99 + b"\n"
         sent = send_until_it_stalls(connection, line, most=200_000_000)
-        # What the kernel holds, one read, and the bounded buffers: far below what was offered.
+        # The kernel's buffers, one read and the bounded buffers take some: far less than was offered.
         assert sent < 60_000_000
         made.log.away = False
         connection.settimeout(20)
@@ -204,7 +206,7 @@ def test_w16_small_blocks_bound_what_is_held_though_one_read_is_many_of_them(ser
         made.log.away = True
         connection = server.accept()
         connection.settimeout(1.0)
-        # Nothing that a block's compression makes much smaller.
+        # Use data that compression does not make much smaller.
         lines = random.Random(5).randbytes(2**20).hex(b"\n", 50).encode() + b"\n"
         sent = 0
         with contextlib.suppress(TimeoutError):
@@ -212,7 +214,7 @@ def test_w16_small_blocks_bound_what_is_held_though_one_read_is_many_of_them(ser
                 sent += connection.send(lines[sent % len(lines) :])
         assert sent < 30 * len(lines)
         eventually(lambda: made.supervisor.block_path.generator.waiting_blocks >= queue - 5)
-        # The queue, what is on its way into it and out of it, and one read as bytes, lines and pieces.
+        # It holds the queue, one block on its way in and one on its way out, and one read as bytes, lines and pieces.
         assert pa.total_allocated_bytes() - held_before <= queue * block + 2 * READ_BYTES
         made.log.away = False
         connection.settimeout(20)
@@ -223,7 +225,7 @@ def test_w16_small_blocks_bound_what_is_held_though_one_read_is_many_of_them(ser
         assert made.values() == lines.decode().splitlines() * rounds
 
 
-def test_on_stop_may_come_twice_and_before_a_connection(tmp_path: Path) -> None:
+def test_on_stop_may_be_called_twice_and_before_a_connection(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         receiver = make_receiver(SocketText(host="127.0.0.1", port=unused.getsockname()[1]))
@@ -233,11 +235,11 @@ def test_on_stop_may_come_twice_and_before_a_connection(tmp_path: Path) -> None:
             receiver.on_stop()
 
 
-def test_a_stop_does_not_wait_for_a_host_that_does_not_answer(tmp_path: Path) -> None:
+def test_a_stop_does_not_wait_for_an_unresponsive_host(tmp_path: Path) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        # With its queue full, the kernel answers no further connection.
+        # When the queue is full, the kernel answers no further connection.
         waiting = [socket.socket() for _ in range(3)]
         for connection in waiting:
             connection.settimeout(0)
@@ -258,7 +260,7 @@ def test_a_stop_of_an_idle_receiver_leaves_no_thread(server: Server, tmp_path: P
     eventually(lambda: not [t for t in threading.enumerate() if t.name.endswith(str(server.port))])
 
 
-def test_a_source_that_nothing_reads_is_named() -> None:
+def test_a_source_without_a_receiver_is_named() -> None:
     class Pigeon(Source):
         kind: str = "pigeon"
 

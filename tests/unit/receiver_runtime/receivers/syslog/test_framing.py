@@ -1,4 +1,4 @@
-"""How streams become syslog messages, and messages columns."""
+"""Check how streams become syslog messages, and messages become columns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def counted(message: bytes) -> bytes:
 def run(pieces: list[bytes], *, clean: bool = True, limit: int = LIMIT) -> tuple[list[bytes], list[DeadLetter]]:
     framing = SyslogFraming(timezone="UTC", max_record_bytes=limit, now=lambda: micros(NOW))
     splitter = framing.open()
-    # What lies behind the piece in the buffer is from an earlier read.
+    # Bytes behind the piece in the buffer are left over from an earlier read.
     takens: list[Taken] = [splitter.take(bytearray(piece + b"\n<1>old\n"), len(piece)) for piece in pieces]
     takens.append(splitter.finish(clean=clean))
     records: list[bytes] = []
@@ -54,7 +54,7 @@ def run(pieces: list[bytes], *, clean: bool = True, limit: int = LIMIT) -> tuple
 
 
 def model(stream: bytes, *, clean: bool = True, limit: int = LIMIT) -> tuple[list[bytes], int]:
-    """The same by the plainest Python: the messages, and how many went aside."""
+    """Do the same in plain Python: return the messages, and how many became dead letters."""
     records: list[bytes] = []
     aside = 0
     was_counted = False
@@ -113,12 +113,12 @@ def test_a_stream_cut_in_any_way_gives_the_same(stream: bytes, cuts: list[int], 
     assert len(letters) == aside
 
 
-def test_both_framings_on_one_connection_and_newlines_in_a_counted_message() -> None:
+def test_one_connection_may_mix_framings_and_a_counted_message_may_have_newlines() -> None:
     stream = b"<1>a\r\n" + counted(b"<2>b\nc") + counted(b"<3>d") + b"<4>e\n9 lives\n" + counted(b"<5>f") + b"\n<6>g"
     assert run([stream]) == ([b"<1>a", b"<2>b\nc", b"<3>d", b"<4>e", b"9 lives", b"<5>f", b"<6>g"], [])
 
 
-def test_what_is_too_large_or_breaks_off_goes_aside_and_the_rest_comes() -> None:
+def test_too_large_and_truncated_messages_become_dead_letters_and_the_rest_is_kept() -> None:
     large = b"<1>" + b"x" * 40
     records, letters = run([b"<1>a\n" + large + b"\n<1>b\n" + counted(large) + counted(b"<1>c") + b"9 <1>d"])
     assert records == [b"<1>a", b"<1>b", b"<1>c"]
@@ -155,7 +155,7 @@ def named(priority: int, **values: object) -> dict[str, object]:
     return {"priority": priority, "facility": priority // 8, "severity": priority % 8, **values}
 
 
-def test_rfc_5424_by_its_own_examples() -> None:
+def test_examples_of_rfc_5424() -> None:
     data = '[exampleSDID@32473 iut="3" eventSource="Application" eventID="1011"][examplePriority@32473 class="high"]'
     assert rows(
         b"<34>1 2003-10-11T22:14:15.003Z mymachine.example.com su - ID47 - \xef\xbb\xbf'su root' failed",
@@ -196,7 +196,7 @@ def test_rfc_5424_by_its_own_examples() -> None:
     ]
 
 
-def test_rfc_3164_by_its_own_examples_and_what_is_sent_in_its_name() -> None:
+def test_examples_of_rfc_3164_and_common_deviations() -> None:
     def at(*place: int) -> datetime:
         return datetime(*place, tzinfo=UTC)  # type: ignore[arg-type, misc]
 
@@ -266,7 +266,7 @@ def test_the_zone_of_a_time_without_one() -> None:
     assert twice["timestamp"] == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
 
 
-def test_what_can_not_be_parsed_is_a_row_with_its_reason() -> None:
+def test_an_unparsable_message_is_a_row_with_the_reason() -> None:
     assert rows(
         b"",
         b"no priority",
@@ -325,14 +325,14 @@ def test_what_can_not_be_parsed_is_a_row_with_its_reason() -> None:
     )
 )
 @settings(max_examples=300, deadline=None)
-def test_nothing_that_comes_breaks_it_and_no_message_touches_another(messages: list[bytes]) -> None:
+def test_any_bytes_are_parsed_and_messages_do_not_affect_each_other(messages: list[bytes]) -> None:
     together = rows(*messages)
     assert together == [row for message in messages for row in rows(message)]
     for message, row in zip(messages, together, strict=True):
         assert row.get("message", "") in message.decode("utf-8", "replace")
 
 
-def test_datagrams_are_messages_each_and_one_that_is_too_large_goes_aside() -> None:
+def test_each_datagram_is_a_message_and_a_too_large_one_becomes_a_dead_letter() -> None:
     framing = SyslogFraming(timezone="UTC", max_record_bytes=LIMIT)
     cut = framing.cut_datagrams([b"<13>a\n", b"<13>b\0", b"x" * 21, b"<13>c\nd"], ["::ffff:1.2.3.4", "::1", "h", "h"])
     assert cut.records is not None

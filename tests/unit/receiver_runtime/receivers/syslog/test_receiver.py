@@ -1,4 +1,4 @@
-"""A receiver of syslog, with a real supervisor, files and sockets, and util-linux's ``logger`` as a sender."""
+"""Check a syslog receiver with a real supervisor, files and sockets, and util-linux's ``logger`` as a sender."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_messages_of_logger(tmp_path: Path, transport: str, form: str) -> None:
             assert row["structured_data"].startswith("[timeQuality ")
 
 
-def test_udp_and_tcp_at_one_port_and_a_stop_that_drains(tmp_path: Path) -> None:
+def test_udp_and_tcp_on_one_port_and_a_stop_that_drains(tmp_path: Path) -> None:
     with held_port() as port, rig(tmp_path, syslog("udp", "tcp", listen=f"127.0.0.1:{port}")) as made:
         eventually(lambda: made.reporter.reasons.count(f"listening on 127.0.0.1:{port}") == 2, "both")
         with connect(port) as stream, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
@@ -107,14 +107,14 @@ def test_udp_and_tcp_at_one_port_and_a_stop_that_drains(tmp_path: Path) -> None:
         assert {row["message"] for row in rows(made)} == wanted
         assert records(made) == 200
         assert made.dead_letters() == [("truncated", 0, b"<13>half")]
-        # The port is free for both again.
+        # The port is free again for both.
         with socket.socket(type=socket.SOCK_DGRAM) as again, socket.create_server(("127.0.0.1", port)):
             again.bind(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("transport", ["udp", "tcp"])
-def test_in_a_process_that_has_thousands_of_files_open(tmp_path: Path, transport: str) -> None:
-    """select() knows no descriptor above 1023."""
+def test_it_works_in_a_process_with_thousands_of_open_files(tmp_path: Path, transport: str) -> None:
+    """select() can't use descriptors above 1023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 4096), hard))
     held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
@@ -160,14 +160,14 @@ def test_tls(tmp_path: Path) -> None:
     with rig(tmp_path / "rig", syslog("tcp", tls=tls)) as made:
         port = port_of(made)
         with connect(port) as plain, context.wrap_socket(plain, server_hostname="receiver.test") as sender:
-            # RFC 5425 counts; others end their lines.
+            # RFC 5425 counts bytes; other senders end their lines.
             sender.sendall(b"19 <13>1 - - - - - - a<14>1 - - - - - - b\n")
             eventually(reaches(lambda: records(made), 2))
         assert [(row["priority"], row["message"]) for row in rows(made)] == [(13, "a"), (14, "b")]
 
 
-def test_datagrams_that_the_kernel_drops_are_counted_in_sight(tmp_path: Path) -> None:
-    """The buffer is small, and nobody reads: the block generator takes nothing for a while."""
+def test_datagrams_that_the_kernel_drops_are_counted_and_reported(tmp_path: Path) -> None:
+    """The buffer is small and not read: the block generator takes nothing for a while."""
     receiver = syslog("udp", receive_buffer=4096)
     is_held, held = threading.Event(), threading.Event()
     real = type(receiver).store_buffered
@@ -197,7 +197,7 @@ def test_datagrams_that_the_kernel_drops_are_counted_in_sight(tmp_path: Path) ->
         eventually(lambda: rows(made)[-1]["message"] == "and on")
 
 
-def test_a_udp_port_that_is_taken_is_tried_again_in_sight(tmp_path: Path) -> None:
+def test_a_taken_udp_port_is_reported_and_tried_again(tmp_path: Path) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -220,6 +220,6 @@ def test_a_udp_port_that_is_taken_is_tried_again_in_sight(tmp_path: Path) -> Non
         ({"transports": ["tcp"], "timezone": "Mars"}, "no time zone"),
     ],
 )
-def test_declarations_that_can_not_be(fields: dict[str, object], words: str) -> None:
+def test_invalid_declarations_are_refused(fields: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_source({"kind": "syslog", "listen": "127.0.0.1:0", **fields})
