@@ -1,4 +1,4 @@
-"""Reads real files step by step, without threads: the driver log's positions are a chain in memory."""
+"""Read real files step by step, without threads: the driver log's positions are a chain in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOST = "here"
 
 @dataclass
 class Log:
-    """What the driver log has: positions, and the records of registered blocks."""
+    """Stands for the driver log: positions, and the records of registered blocks."""
 
     positions: dict[str, Position] = field(default_factory=dict)
     links: list[OffsetLink] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Log:
         raise NotImplementedError
 
     def add(self, batch: pa.RecordBatch, links: Sequence[OffsetLink]) -> None:
-        """As `add_block` does: from exactly where each partition is, or not at all."""
+        """Add a block as `add_block` does: only if each link starts at its partition's position, else nothing of it."""
         positions = dict(self.positions)
         for link in links:
             at = positions.get(link.partition)
@@ -80,7 +80,7 @@ class Log:
 
 
 class Alone:
-    """Nobody shares the files."""
+    """Stands for file sharing when no other receiver shares the files."""
 
     is_alone = True
     version = 0
@@ -106,7 +106,7 @@ class _Receiver(Receiver):
 
 
 class Supervisor:
-    """What a reader asks of one. Blocks are registered at once, or when the test says so."""
+    """Stands for what a reader uses of its supervisor. Blocks are registered at once, or when the test says so."""
 
     stream_id = 1
 
@@ -165,7 +165,7 @@ class Supervisor:
 
 
 class Reader:
-    """A receiver's reader and its catalog, moved by hand; a new one is as after a kill."""
+    """Runs a receiver's reader and its catalog by hand; a new one acts as after a kill."""
 
     def __init__(
         self,
@@ -180,14 +180,14 @@ class Reader:
         self.sharing = Alone()
         receiver = _Receiver()
         receiver.attach_supervisor(self.supervisor)  # type: ignore[arg-type]
-        # A test may look into it.
+        # It is public so that a test may look into it.
         self.catalog: Any = make(receiver, self.sharing, HOST, self.clock)
         self.reader = FilesReader(receiver, lambda *_: self.catalog, name="test", per_host=True)
         self.reader._catalog = self.catalog
         self.reader._load()
 
     def step(self, seconds: float = 1.0) -> bool:
-        """A look, and a round; says whether there is more to be read."""
+        """Look once and read one round; return whether there is more to read."""
         self.clock.advance(seconds)
         self.reader._hand_over.collect()
         if self.reader._hand_over.has_conflict:
@@ -198,7 +198,7 @@ class Reader:
         return more
 
     def run(self, looks: int = 3) -> None:
-        """Until there is nothing more, and some looks longer."""
+        """Read until there is nothing more, in each of `looks` looks."""
         for _ in range(looks):
             while self.step():
                 pass

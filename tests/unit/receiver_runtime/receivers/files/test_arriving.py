@@ -1,4 +1,4 @@
-"""Files that are complete when they appear: each is read once, whatever is killed; and the driver log stays small."""
+"""Check files that are complete when they appear: each is read once despite kills, and the driver log stays small."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def arriving(root: Path, log: Log, kind: type[FileLines | WholeFiles] = FileLine
 
 
 def put(path: Path, *lines: str, days: float = 0.0, data: bytes | None = None) -> None:
-    """Under its name at once, so many days after long ago."""
+    """Put a file under its name in one step; its time is `days` after a time long ago."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.parent / ".making"
     made.write_bytes("".join(f"{line}\n" for line in lines).encode() if data is None else data)
@@ -45,7 +45,7 @@ def put(path: Path, *lines: str, days: float = 0.0, data: bytes | None = None) -
     made.rename(path)
 
 
-def test_each_file_s_lines_come_once_in_the_order_of_time_and_name(tmp_path: Path) -> None:
+def test_each_files_lines_come_once_in_order_of_time_and_name(tmp_path: Path) -> None:
     log = Log()
     put(tmp_path / "c.txt", "five", days=2)
     put(tmp_path / "b.txt", "three", "four", days=1)
@@ -65,7 +65,7 @@ def test_each_file_s_lines_come_once_in_the_order_of_time_and_name(tmp_path: Pat
     assert reader.supervisor.errors == again.supervisor.errors == []
 
 
-def test_what_is_not_complete_is_passed_over(tmp_path: Path) -> None:
+def test_incomplete_files_are_skipped(tmp_path: Path) -> None:
     log = Log()
     for name in ("_a", ".b", "c.tmp", "d.part", "_temporary/e", "f.log"):
         put(tmp_path / name, name)
@@ -77,14 +77,14 @@ def test_what_is_not_complete_is_passed_over(tmp_path: Path) -> None:
     assert other.values == ["good"]
 
 
-def test_a_file_that_changes_waits(tmp_path: Path) -> None:
+def test_a_changing_file_is_not_read(tmp_path: Path) -> None:
     log = Log()
     reader = arriving(tmp_path, log, min_age="5s")
     path = tmp_path / "a.txt"
     for number in range(10):
         with path.open("a") as file:
             file.write(f"line {number}\n")
-        os.utime(path, (time.time() + 3600,) * 2)  # a clock that is ahead
+        os.utime(path, (time.time() + 3600,) * 2)  # as by a clock that is ahead
         reader.step(2.0)
     assert log.values == []
     reader.step(2.0)
@@ -95,7 +95,7 @@ def test_a_file_that_changes_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", ["ignore", "read"])
-def test_a_file_that_was_changed_after_it_was_read_is_told(tmp_path: Path, changed: Any) -> None:  # noqa: ANN401
+def test_a_change_after_reading_is_reported(tmp_path: Path, changed: Any) -> None:  # noqa: ANN401
     log = Log()
     put(tmp_path / "a.txt", "one", days=1)
     reader = arriving(tmp_path, log, changed=changed)
@@ -109,7 +109,7 @@ def test_a_file_that_was_changed_after_it_was_read_is_told(tmp_path: Path, chang
     assert len(log.values) == (1 if changed == "ignore" else 2)
 
 
-def test_a_large_file_is_read_in_pieces_and_on_from_where_the_log_is(tmp_path: Path) -> None:
+def test_a_large_file_is_read_in_pieces_and_continued_from_the_logs_position(tmp_path: Path) -> None:
     log = Log()
     lines = [f"line {number}" for number in range(20_000)]
     put(tmp_path / "a.txt", *lines)
@@ -128,7 +128,7 @@ def test_a_large_file_is_read_in_pieces_and_on_from_where_the_log_is(tmp_path: P
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
-def test_a_compressed_file_is_read_in_pieces_too(tmp_path: Path, suffix: str) -> None:
+def test_a_compressed_file_is_also_read_in_pieces(tmp_path: Path, suffix: str) -> None:
     log = Log()
     lines = [f"line {number}" for number in range(20_000)]
     data = "\n".join(lines).encode()
@@ -145,7 +145,7 @@ def test_a_compressed_file_is_read_in_pieces_too(tmp_path: Path, suffix: str) ->
     assert log.values == lines
 
 
-def test_a_compressed_file_that_is_broken_is_told_and_holds_nothing_up(tmp_path: Path) -> None:
+def test_a_broken_compressed_file_is_reported_and_delays_nothing(tmp_path: Path) -> None:
     log = Log()
     put(tmp_path / "a.txt.gz", data=gzip.compress(b"one\n" * 100_000)[:-100], days=1)
     put(tmp_path / "b.txt", "two", days=2)
@@ -156,7 +156,7 @@ def test_a_compressed_file_that_is_broken_is_told_and_holds_nothing_up(tmp_path:
     assert "a.txt.gz can't be read" in reader.supervisor.errors[0]
 
 
-def test_a_file_that_goes_unread_is_lost_by_numbers(tmp_path: Path) -> None:
+def test_the_bytes_of_a_file_deleted_unread_are_counted_as_lost(tmp_path: Path) -> None:
     log = Log()
     put(tmp_path / "a.txt", *(f"line {number}" for number in range(20_000)))
     reader = arriving(tmp_path, log, settings={"max_block_bytes": "64KiB"})
@@ -171,7 +171,7 @@ def test_a_file_that_goes_unread_is_lost_by_numbers(tmp_path: Path) -> None:
     assert any(f"{size - read} of them, are lost" in error for error in reader.supervisor.errors)
 
 
-def test_a_conflict_reads_again_what_the_log_does_not_have(tmp_path: Path) -> None:
+def test_after_a_conflict_what_the_log_does_not_have_is_read_again(tmp_path: Path) -> None:
     log = Log()
     put(tmp_path / "a.txt", "one", "two", days=1)
     reader = arriving(tmp_path, log)
@@ -189,7 +189,7 @@ def test_a_conflict_reads_again_what_the_log_does_not_have(tmp_path: Path) -> No
     assert sorted(log.values) == ["one", "three", "two"]
 
 
-def test_bad_lines_go_aside_and_the_file_ends_all_the_same(tmp_path: Path) -> None:
+def test_bad_lines_become_dead_letters_and_the_file_is_still_completed(tmp_path: Path) -> None:
     log = Log()
     put(tmp_path / "a.txt", data=b"\xff\xfe\n" + b"x" * 3_000_000, days=1)
     put(tmp_path / "b.txt", "one", days=2)
@@ -203,7 +203,7 @@ def test_bad_lines_go_aside_and_the_file_ends_all_the_same(tmp_path: Path) -> No
     assert log.values == ["one"]
 
 
-def test_what_is_gone_and_old_is_forgotten_and_what_is_there_never(tmp_path: Path) -> None:
+def test_old_deleted_files_are_forgotten_and_existing_ones_never(tmp_path: Path) -> None:
     log = Log()
     for day in range(20):
         put(tmp_path / f"{day}.txt", f"of day {day}", days=day)
@@ -215,7 +215,7 @@ def test_what_is_gone_and_old_is_forgotten_and_what_is_there_never(tmp_path: Pat
         (tmp_path / f"{day}.txt").unlink()
     (tmp_path / "fresh.txt").unlink()
     reader.run()
-    # It may be away for a moment only.
+    # They may have been missing for a moment only.
     back = {day: tmp_path / f"{day}.txt" for day in (3, 4)}
     for day, path in back.items():
         put(path, f"of day {day}", days=day)
@@ -229,8 +229,8 @@ def test_what_is_gone_and_old_is_forgotten_and_what_is_there_never(tmp_path: Pat
     assert reader.supervisor.errors == again.supervisor.errors == []
 
 
-def test_while_nothing_is_there_nothing_is_forgotten(tmp_path: Path) -> None:
-    """A mount that is away is an empty directory."""
+def test_nothing_is_forgotten_while_the_directory_is_empty(tmp_path: Path) -> None:
+    """A mount point without its mount is an empty directory."""
     log = Log()
     root = tmp_path / "incoming"
     put(root / "a.txt", "one", days=1)
@@ -248,11 +248,11 @@ def test_while_nothing_is_there_nothing_is_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_down", [True, False])
 def test_a_copy_with_an_old_time_is_read(tmp_path: Path, *, is_down: bool) -> None:
-    """As `cp -p`, `rsync -t` and `tar` make it; whatever came before, and long after that was read."""
+    """`cp -p`, `rsync -t` and `tar` make such copies, whatever came before, and long after that was read."""
     log = Log()
     for day in range(0, 20, 2):
         put(tmp_path / f"{day}.txt", f"of day {day}", days=day)
-    # By a clock that is years ahead.
+    # This time was written by a clock that is years ahead.
     put(tmp_path / "ahead.txt", "ahead", days=5000)
     reader = arriving(tmp_path, log, max_age="1d")
     for _ in range(70):
@@ -273,8 +273,8 @@ def test_a_copy_with_an_old_time_is_read(tmp_path: Path, *, is_down: bool) -> No
     assert reader.supervisor.errors == []
 
 
-def test_a_file_of_a_host_whose_clock_is_behind_waits_too(tmp_path: Path) -> None:
-    """By its own time it has not changed for long, and it is being written."""
+def test_a_file_from_a_host_whose_clock_is_behind_also_waits(tmp_path: Path) -> None:
+    """By its own time it has long been unchanged, but it is still being written."""
     log = Log()
     reader = arriving(tmp_path, log, min_age="5s")
     path = tmp_path / "a.txt"
@@ -289,7 +289,7 @@ def test_a_file_of_a_host_whose_clock_is_behind_waits_too(tmp_path: Path) -> Non
     assert reader.supervisor.errors == []
 
 
-def test_a_link_that_leads_to_itself_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_symbolic_link_to_itself_delays_nothing(tmp_path: Path) -> None:
     log = Log()
     (tmp_path / "loop.txt").symlink_to("loop.txt")
     (tmp_path / "nowhere.txt").symlink_to("there is none")
@@ -300,7 +300,7 @@ def test_a_link_that_leads_to_itself_holds_nobody_up(tmp_path: Path) -> None:
     assert reader.supervisor.errors == []
 
 
-def test_a_file_that_is_written_to_while_it_is_read_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_written_while_it_is_read_is_read_again_once_complete(tmp_path: Path) -> None:
     log = Log()
     path = tmp_path / "a.bin"
     put(path, data=b"old", days=1)
@@ -319,7 +319,7 @@ def test_a_file_that_is_written_to_while_it_is_read_is_read_when_it_is_whole(tmp
     assert log.values == [b"new"]
 
 
-def test_a_compressed_file_of_several_members_and_one_with_something_behind_it(tmp_path: Path) -> None:
+def test_compressed_files_with_several_members_or_trailing_garbage(tmp_path: Path) -> None:
     log = Log()
     put(tmp_path / "a.txt.gz", data=gzip.compress(b"one\n") + gzip.compress(b"two\n"), days=1)
     put(tmp_path / "b.txt.gz", data=gzip.compress(b"three\n") + b"garbage", days=2)
@@ -344,7 +344,7 @@ def test_a_thousand_small_files_make_few_blocks(tmp_path: Path) -> None:
     assert reader.supervisor.blocks < 5
 
 
-def test_a_record_a_file(tmp_path: Path) -> None:
+def test_whole_files_become_one_record_each(tmp_path: Path) -> None:
     log = Log()
     put(tmp_path / "a.bin", data=b"\x00\xff\n\n", days=1)
     compressed = gzip.compress(b"{}")
@@ -361,7 +361,7 @@ def test_a_record_a_file(tmp_path: Path) -> None:
     assert len(log.values) == 4
 
 
-def test_a_directory_that_is_away_is_told_once(tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported_once(tmp_path: Path) -> None:
     log = Log()
     reader = arriving(tmp_path / "incoming", log)
     reader.run(10)

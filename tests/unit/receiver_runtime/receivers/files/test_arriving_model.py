@@ -1,7 +1,6 @@
-"""Files that are moved to a directory with any time, and away when they were read; and two readers that share them,
-are killed and forget, in any order.
+"""Check files that appear with any time and are removed after reading; two readers share them, are killed and forget.
 
-The model: each line comes once.
+All of this happens in any order. The model: each line comes once.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ WHICH = st.integers(0, 1)
 
 
 class ArrivingFilesModel(RuleBasedStateMachine):
-    """See the module."""
+    """Holds the rules and the model (see the module)."""
 
     @initialize()
     def begin(self) -> None:
@@ -92,7 +91,7 @@ class ArrivingFilesModel(RuleBasedStateMachine):
         made = self.root / ".made"
         made.write_bytes(gzip.compress(data) if compressed else data)
         os.utime(made, (self.modified, self.modified))
-        # Long names and short ones, for the two to share.
+        # Use names of different lengths: each reader takes one parity.
         path = self.root / f"{'x' * (self.number % 3)}{self.number:05d}{'.gz' if compressed else ''}"
         made.rename(path)
         self.there[path] = set(values)
@@ -131,7 +130,7 @@ class ArrivingFilesModel(RuleBasedStateMachine):
         self._learn_whose(which, turned=turned)
 
     def _learn_whose(self, which: int, *, turned: bool) -> None:
-        """As the reader's thread does when others share the files."""
+        """Do what the reader's thread does when others share the files."""
         reader = self.readers[which]
         self.turned[which] = turned
         reader.catalog.release()

@@ -1,4 +1,4 @@
-"""The receivers of files with their threads: what a stop leaves behind, what a restart reads, who shares the files."""
+"""Check the receivers of files with their threads: what a stop leaves, what a restart reads, and file sharing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DESCRIPTORS = Path("/proc/self/fd")
 
 
 class SharedLog(Log):
-    """Others may share the files; it may be away."""
+    """A log with which other receivers may share the files, and which may be unavailable."""
 
     others: tuple[int, ...] = ()
     heartbeat = 0
@@ -69,7 +69,7 @@ def test_x11_stops_and_starts_leave_nothing_behind_and_read_on(tmp_path: Path) -
     assert log.values == [*(f"line {number}" for number in range(5)), "other"]
 
 
-def test_a_stop_while_the_driver_log_does_not_say_who_there_is(tmp_path: Path) -> None:
+def test_a_stop_before_the_driver_log_says_who_shares_the_files(tmp_path: Path) -> None:
     log = SharedLog()
     log.away = True
     receiver = FollowedFilesReceiver(FollowedFiles(path=f"{tmp_path}/*.log"))
@@ -80,7 +80,7 @@ def test_a_stop_while_the_driver_log_does_not_say_who_there_is(tmp_path: Path) -
     assert log.values == []
 
 
-def test_who_is_silent_is_counted_out_and_who_comes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_peers_are_left_out_and_new_ones_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_sharing, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(file_sharing, "_SILENT_SECONDS", 0.2)
     monkeypatch.setattr(file_sharing, "HAND_OVER_SECONDS", 60.0)
@@ -100,7 +100,7 @@ def test_who_is_silent_is_counted_out_and_who_comes_is_waited_for(monkeypatch: p
         eventually(lambda: sharing.is_alone, "the other one is silent")
         assert sharing.version > version
         assert all(sharing.is_ours(key) for key in keys)
-        # Nobody is counted out because the driver log is away.
+        # No peer is left out because the driver log is unavailable.
         log.beats = True
         eventually(lambda: not sharing.is_alone, "the other one is back")
         log.away = True
@@ -108,7 +108,7 @@ def test_who_is_silent_is_counted_out_and_who_comes_is_waited_for(monkeypatch: p
         for _ in range(30):
             threading.Event().wait(0.01)
         assert sharing.version == version
-        # With a third one, nothing moves between the first two.
+        # When a third receiver joins, no file moves between the first two.
         log.away = False
         log.others = (2, 3)
         eventually(lambda: sharing.version > version, "the third")

@@ -1,4 +1,4 @@
-"""Followed files for tests, step by step, by a clock that the test moves; and how they are written and rotated."""
+"""Follow files in tests step by step, on a clock that the test moves; write, compress and truncate such files."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def compress(path: Path, to: Path) -> None:
 
 
 def copy_and_cut(path: Path, to: Path) -> None:
-    """As logrotate's copytruncate."""
+    """Copy and truncate a file, as logrotate's copytruncate does."""
     shutil.copy(path, to)
     os.truncate(path, 0)

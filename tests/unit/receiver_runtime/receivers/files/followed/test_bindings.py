@@ -1,4 +1,4 @@
-"""Bindings: no content is in two places, and what is open and known follows each change."""
+"""Check bindings: no content is in two places, and what is open and known is updated with each change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAME = f"{HOST}/1/4-abc"
 
 
 class Rig:
-    """The bindings of a catalog that has not looked yet."""
+    """Holds the bindings of a catalog that has not looked yet."""
 
     def __init__(self, root: Path) -> None:
         catalog = follow(root, Log()).catalog
@@ -57,7 +57,7 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-def test_a_bound_file_has_its_name_and_its_fingerprint_is_known(rig: Rig) -> None:
+def test_a_bound_file_has_its_name_and_a_known_fingerprint(rig: Rig) -> None:
     file = rig.add("a.log")
     rig.bind(file)
     assert rig.bindings.named(NAME) is file
@@ -65,7 +65,7 @@ def test_a_bound_file_has_its_name_and_its_fingerprint_is_known(rig: Rig) -> Non
     assert list(rig.known.begun_in(file.inode)) == [NAME]
 
 
-def test_an_unbound_file_stays_and_nothing_of_its_content_does(rig: Rig) -> None:
+def test_an_unbound_file_stays_without_its_content(rig: Rig) -> None:
     file = rig.add("a.log")
     rig.bind(file)
     rig.bindings.unbind(file)
@@ -76,7 +76,7 @@ def test_an_unbound_file_stays_and_nothing_of_its_content_does(rig: Rig) -> None
     assert rig.open.plain(NAME) is None
 
 
-def test_the_content_of_a_replaced_file_is_in_no_file_and_keeps_its_name(rig: Rig) -> None:
+def test_the_content_of_a_replaced_file_has_no_file_and_keeps_its_name(rig: Rig) -> None:
     file = rig.add("a.log")
     key = file.key
     rig.bind(file)
@@ -90,7 +90,7 @@ def test_the_content_of_a_replaced_file_is_in_no_file_and_keeps_its_name(rig: Ri
     assert rig.bindings.replacements == 1
 
 
-def test_a_content_moves_into_its_copy_and_takes_its_place(rig: Rig) -> None:
+def test_a_content_moves_into_its_copy(rig: Rig) -> None:
     file, copy = rig.add("a.log"), rig.add("a.log.1")
     key = copy.key
     rig.bind(file)
@@ -103,7 +103,7 @@ def test_a_content_moves_into_its_copy_and_takes_its_place(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("is_refused", "registered"), [(False, Position(0, 4)), (True, None)])
-def test_the_position_of_a_dropped_content_stays_known_unless_it_is_refused(
+def test_the_position_of_a_dropped_content_is_kept_unless_it_was_refused(
     rig: Rig, registered: Position | None, *, is_refused: bool
 ) -> None:
     file = rig.add("a.log")

@@ -1,4 +1,4 @@
-"""Followed files of which other receivers read some."""
+"""Check followed files some of which other receivers read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_conflict_drops_what_was_read_and_reads_on_from_the_log(tmp_path: Path) -> None:
+def test_a_conflict_drops_unregistered_lines_and_continues_from_the_log(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "one", "two")
     reader = follow(tmp_path, log)
@@ -29,7 +29,7 @@ def test_a_conflict_drops_what_was_read_and_reads_on_from_the_log(tmp_path: Path
     assert any("another receiver has read on" in error for error in reader.supervisor.errors)
 
 
-def test_what_is_another_s_is_not_read(tmp_path: Path) -> None:
+def test_files_of_other_receivers_are_not_read(tmp_path: Path) -> None:
     log = Log()
     for number in range(20):
         write(tmp_path / f"{number}.log", f"line of {number}")

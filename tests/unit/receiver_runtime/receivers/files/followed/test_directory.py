@@ -1,4 +1,4 @@
-"""The directory of followed files when it, or a file in it, is unavailable."""
+"""Check the directory of followed files when it, or a file in it, is unavailable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_a_directory_that_is_away_is_told_once_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported_once_and_nothing_is_lost(tmp_path: Path) -> None:
     root = tmp_path / "logs"
     root.mkdir()
     log = Log()
@@ -33,9 +33,7 @@ def test_a_directory_that_is_away_is_told_once_and_nothing_is_lost(tmp_path: Pat
     assert log.lost() == 0
 
 
-def test_a_file_that_may_not_be_read_is_told_once_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_is_reported_once_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
     write(tmp_path / "a.log", "one")
     write(tmp_path / "b.log", "other")

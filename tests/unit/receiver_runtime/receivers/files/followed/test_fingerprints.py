@@ -1,4 +1,4 @@
-"""Fingerprints: how much of a beginning they cover, and which beginnings match."""
+"""Check fingerprints: how much of a file's beginning they cover, and which beginnings match."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from receiver_runtime.receivers.files.followed.fingerprints import (
         (b"x" * FINGERPRINT_BYTES, 1, False, FINGERPRINT_BYTES),
     ],
 )
-def test_it_covers_whole_lines_or_all(head: bytes, lines: int, length: int | None, *, is_complete: bool) -> None:
+def test_it_covers_whole_lines_or_everything(head: bytes, lines: int, length: int | None, *, is_complete: bool) -> None:
     assert fingerprint_length(head, lines, is_complete=is_complete) == length
 
 
-def test_a_longer_beginning_matches_and_a_shorter_one_only_if_it_need_not_be_whole() -> None:
+def test_a_longer_beginning_matches_and_a_shorter_one_only_if_it_may_be_partial() -> None:
     fingerprint = fingerprint_of(b"one\ntwo\n", 8)
     assert matches(b"one\ntwo\nthree\n", fingerprint)
     assert not matches(b"one\nTWO\n", fingerprint)

@@ -1,4 +1,4 @@
-"""Followed files that all begin with the same line, as a header is: none is taken for another that is gone."""
+"""Check followed files that all begin with the same header line: none is mistaken for another that is gone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADER = "time,host,value"
 
 @pytest.mark.parametrize("is_down", [True, False])
 @pytest.mark.parametrize("keeps_inode", [True, False])
-def test_a_longer_file_is_not_taken_for_a_deleted_one(tmp_path: Path, *, is_down: bool, keeps_inode: bool) -> None:
+def test_a_longer_file_is_not_mistaken_for_a_deleted_one(tmp_path: Path, *, is_down: bool, keeps_inode: bool) -> None:
     log = Log()
     write(tmp_path / "a.log", HEADER, "1,a,1")
     reader = follow(tmp_path, log)
@@ -38,7 +38,7 @@ def test_a_longer_file_is_not_taken_for_a_deleted_one(tmp_path: Path, *, is_down
     assert len(log.values) == 5
 
 
-def test_a_compressed_file_is_not_taken_for_a_deleted_one(tmp_path: Path) -> None:
+def test_a_compressed_file_is_not_mistaken_for_a_deleted_one(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", HEADER, "1,a,1", "1,a,2")
     follow(tmp_path, log).run()
@@ -52,13 +52,13 @@ def test_a_compressed_file_is_not_taken_for_a_deleted_one(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("how", ["copied", "compressed", "renamed"])
-def test_of_many_alike_a_copy_is_taken_for_the_right_one(tmp_path: Path, how: str) -> None:
+def test_a_copy_of_one_of_many_similar_files_is_recognized(tmp_path: Path, how: str) -> None:
     log = Log()
     for name in "abc":
         write(tmp_path / f"{name}.log", HEADER, f"1,{name},1")
     follow(tmp_path, log).run(10)
     write(tmp_path / "b.log", "1,b,2")
-    # No inode is given out anew.
+    # Keep these inodes in use, so that they are not reused.
     (tmp_path / "a.log").rename(tmp_path / "a")
     (tmp_path / "c.log").rename(tmp_path / "c")
     match how:
@@ -73,7 +73,7 @@ def test_of_many_alike_a_copy_is_taken_for_the_right_one(tmp_path: Path, how: st
     assert sorted(log.values) == sorted([*[HEADER] * 3, "1,a,1", "1,b,1", "1,c,1", "1,b,2"])
 
 
-def test_compressed_files_that_differ_at_their_end_alone_are_both_read(tmp_path: Path) -> None:
+def test_compressed_files_that_differ_only_at_their_end_are_both_read(tmp_path: Path) -> None:
     log = Log()
     same = [f"{number:06d}" for number in range(2000)]
     reader = follow(tmp_path, log)
@@ -84,7 +84,7 @@ def test_compressed_files_that_differ_at_their_end_alone_are_both_read(tmp_path:
     assert sorted(log.values) == sorted([*same, *same, "a", "b"])
 
 
-def test_cut_while_nobody_looked_and_longer_than_before(tmp_path: Path) -> None:
+def test_a_file_truncated_between_two_runs_and_longer_than_before(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", HEADER, "1,a,1")
     follow(tmp_path, log).run()
@@ -94,7 +94,7 @@ def test_cut_while_nobody_looked_and_longer_than_before(tmp_path: Path) -> None:
     assert sorted(log.values) == sorted([HEADER, "1,a,1", HEADER, "2,a,1", "2,a,2", "2,a,3"])
 
 
-def test_a_compressed_file_of_fewer_bytes_than_were_read_is_another(tmp_path: Path) -> None:
+def test_a_compressed_file_shorter_than_what_was_read_is_another(tmp_path: Path) -> None:
     log = Log()
     same = [f"{number:06d}" for number in range(1000)]
     write(tmp_path / "a.log", *same, "a")
@@ -105,7 +105,7 @@ def test_a_compressed_file_of_fewer_bytes_than_were_read_is_another(tmp_path: Pa
     assert log.values == [*same, "a", *same[:-100]]
 
 
-def test_a_first_line_of_more_than_is_compared_comes_once(tmp_path: Path) -> None:
+def test_a_first_line_longer_than_the_fingerprint_comes_once(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "x" * 5000, "two")
     follow(tmp_path, log).run()
@@ -120,8 +120,8 @@ def test_a_first_line_of_more_than_is_compared_comes_once(tmp_path: Path) -> Non
     assert len(log.values) == 4
 
 
-def test_a_file_is_not_taken_for_a_deleted_one_that_is_open(tmp_path: Path) -> None:
-    """No more than the header was read of either; what was begun behind it is seen in the one that is deleted."""
+def test_a_file_is_not_mistaken_for_a_deleted_one_that_is_still_open(tmp_path: Path) -> None:
+    """Only the header was read of either; the deleted file, still open, shows what it has after the header."""
     log = Log()
     (tmp_path / "a.log").write_text(f"{HEADER}\n1,a")
     reader = follow(tmp_path, log)
@@ -134,7 +134,7 @@ def test_a_file_is_not_taken_for_a_deleted_one_that_is_open(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("lines", [1, 2])
-def test_that_files_begin_with_the_same_line_is_told_once(tmp_path: Path, lines: int) -> None:
+def test_files_with_the_same_first_line_are_reported_once(tmp_path: Path, lines: int) -> None:
     log = Log()
     for name in "abc":
         write(tmp_path / f"{name}.log", HEADER, f"1,{name},1")

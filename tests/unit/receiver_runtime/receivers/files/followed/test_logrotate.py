@@ -1,4 +1,4 @@
-"""Debian's logrotate on files that are followed: whatever it is told to do, each line comes once."""
+"""Check followed files with Debian's logrotate: whatever its options, each line comes once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Rotation:
         self._state = root / "state"
 
     def rotate(self) -> None:
-        # By the date alone two rotations of one day are one.
+        # With the date alone, two rotations on one day would have one name.
         self._number += 1
         options = "\n".join(self._options).replace("dateext", f"dateext\ndateformat .%Y%m%d-{self._number}")
         self._configuration.write_text(f'"{self.logs}/*.log" {{\n{options}\n}}\n')
@@ -64,7 +64,7 @@ class Rotation:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("looks", ["all the time", "in between", "after all"])
 @pytest.mark.parametrize("header", [None, HEADER])
-def test_each_line_comes_once(  # noqa: C901  what is written, rotated and looked at, in order
+def test_each_line_comes_once(  # noqa: C901  writes, rotations and looks, in order
     tmp_path: Path, way: str, looks: str, header: str | None
 ) -> None:
     rotation = Rotation(tmp_path, way)
@@ -77,7 +77,7 @@ def test_each_line_comes_once(  # noqa: C901  what is written, rotated and looke
         if looks == "after all":
             return
         if looks == "in between":
-            # As one that is killed each time.
+            # Use a new reader each time, as after a kill.
             follow(rotation.logs, log).run(8)
             return
         stays = stays or follow(rotation.logs, log)
@@ -92,7 +92,7 @@ def test_each_line_comes_once(  # noqa: C901  what is written, rotated and looke
                 lines = [f"{turn} {part} {name} {number}" for number in range(3 + 2 * turn)]
                 write(path, *lines)
                 written += lines
-                # What the last part has is not read before it is rotated.
+                # The second part is not read before it is rotated.
                 if part == 0:
                     look()
         rotation.rotate()

@@ -1,4 +1,4 @@
-"""What is registered of followed files, so that they are found again after a start."""
+"""Check what is registered about followed files, so that they are found again after a start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HEADER = "time,host,value"
 
 
-def test_start_latest_reads_only_what_comes_and_later_files_whole(tmp_path: Path) -> None:
+def test_start_latest_reads_only_new_lines_and_later_files_whole(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "old", "begun", end="\n")
     write(tmp_path / "a.log", "be", end="")
@@ -27,13 +27,13 @@ def test_start_latest_reads_only_what_comes_and_later_files_whole(tmp_path: Path
     write(tmp_path / "b.log", "new")
     reader.run()
     assert sorted(log.values) == ["begun", "new"]
-    # A file that came while nobody looked is a later one.
+    # A file that appeared while no reader ran counts as a later one.
     write(tmp_path / "c.log", "later")
     follow(tmp_path, log, start="latest").run()
     assert sorted(log.values) == ["begun", "later", "new"]
 
 
-def test_with_start_latest_too(tmp_path: Path) -> None:
+def test_files_with_one_header_are_distinguished_with_start_latest(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", HEADER, "1,a,1")
     follow(tmp_path, log, start="latest").run()
@@ -43,7 +43,7 @@ def test_with_start_latest_too(tmp_path: Path) -> None:
     assert log.values == [HEADER, "2,a,1", "2,a,2"]
 
 
-def test_marks_are_few_and_those_behind_which_there_are_others_are_forgotten(tmp_path: Path) -> None:
+def test_marks_are_few_and_those_followed_by_others_are_forgotten(tmp_path: Path) -> None:
     log = Log()
     reader = follow(tmp_path, log)
     for number in range(300):
@@ -66,10 +66,10 @@ def test_marks_are_few_and_those_behind_which_there_are_others_are_forgotten(tmp
 @pytest.mark.parametrize("blocks", [1, 7])
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("suffix", [".gz", ""])
-def test_after_a_start_a_file_is_compared_with_all_that_was_read(
+def test_after_a_start_a_file_is_compared_with_everything_that_was_read(
     tmp_path: Path, suffix: str, blocks: int, *, waits: bool
 ) -> None:
-    """Two that are the same for 14,000 bytes: one was read and is gone, the other comes while nobody reads."""
+    """Two files are equal for 14,000 bytes: one was read and is gone, the other appears while no reader runs."""
     log = Log()
     same = [f"{number:06d}" for number in range(2000)]
     lines = [*same, "a"]
@@ -78,7 +78,7 @@ def test_after_a_start_a_file_is_compared_with_all_that_was_read(
         write(tmp_path / "a.log", *lines[block * 2001 // blocks : (block + 1) * 2001 // blocks])
         reader.step()
     if waits or blocks > 1:
-        # It stands still, and is marked where it ends.
+        # The file stands still, and gets a mark at its end.
         reader.run(12)
     assert log.values == lines
     (tmp_path / "a.log").rename(tmp_path / "a")
@@ -86,7 +86,7 @@ def test_after_a_start_a_file_is_compared_with_all_that_was_read(
     (tmp_path / f"b.log{suffix}").write_bytes(gzip.compress(data) if suffix else data)
     follow(tmp_path, log).run(10)
     assert log.values == [*lines, *same, "b"]
-    # The first one's own copy is known, with what was not read of it.
+    # The first file's own copy is recognized, and its unread rest is read.
     with (tmp_path / "a").open("a") as file:
         file.write("end\n")
     data = (tmp_path / "a").read_bytes()
@@ -95,8 +95,8 @@ def test_after_a_start_a_file_is_compared_with_all_that_was_read(
     assert log.values == [*lines, *same, "b", "end"]
 
 
-def test_a_compressed_file_of_which_there_is_no_mark_is_told(tmp_path: Path) -> None:
-    """As an earlier version read it."""
+def test_a_compressed_file_without_a_mark_is_reported(tmp_path: Path) -> None:
+    """An earlier version registered no such mark."""
     log = Log()
     same = [f"{number:06d}" for number in range(3000)]
     write(tmp_path / "a.log", *same, "a")

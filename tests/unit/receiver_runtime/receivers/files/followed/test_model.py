@@ -1,10 +1,10 @@
-"""Files that are written, rotated, copied and cut, compressed, deleted, and readers that are killed, in any order.
+"""Check files that are written, rotated, copied, truncated, compressed and deleted, and killed readers, in any order.
 
-The model: a line comes once; it may be missing only where it was in a file that was cut without a copy, or deleted,
-before it was registered. Twice it may come only where an event said so before: of a file that can't be told from one
-that was read.
+The model: a line comes once. It may be missing only if its file was truncated without a copy, or deleted, before the
+line was registered. It may come twice only if an event said so before: if its file can't be distinguished from one that
+was read.
 
-Two receivers share the files. Each believes something of which are whose, and learns of a change when it does.
+Two receivers share the files. Each has its own view of which files belong to which, and learns of a change later.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ HEADER = "time,host,value"
 
 
 class FollowedFilesModel(RuleBasedStateMachine):
-    """See the module."""
+    """Holds the rules and the model (see the module)."""
 
     @initialize(header=st.sampled_from(["none", "told", "not told"]))
     def begin(self, *, header: str) -> None:
-        # Does each file begin with the same line? Of those more or fewer may come than there were. The source may be
-        # told to tell files apart by more than that.
+        # With a header, each file begins with the same line: there may be more or fewer headers than written. The
+        # source may be told to compare more lines than that.
         self.headed = header != "none"
         self.fingerprint_lines = 2 if header == "told" else 1
         self.root = Path(tempfile.mkdtemp(prefix="followed-"))
         self.log = Log()
         self.clock: ManualClock | None = None
         self.number = 0
-        # The whole lines of each file, by its path; and the beginning of one at its end.
+        # The whole lines of each file, by path; and its unfinished last line.
         self.files: dict[Path, list[str]] = {}
         self.begun: dict[Path, str] = {}
         self.written: set[str] = set()
         self.may_be_lost: set[str] = set()
-        # The beginnings of lines in files that were deleted: the last of what is there.
+        # Unfinished last lines of files that were deleted or truncated: each may still come as a record.
         self.may_come: set[str] = set()
-        # Whose the files are, as each of the two believes.
+        # For each receiver: does it have the files that usually belong to the other?
         self.turned = [False, False]
         self.errors: list[list[str]] = []
         self.readers = [self._reader(0), self._reader(1)]
@@ -76,7 +76,7 @@ class FollowedFilesModel(RuleBasedStateMachine):
         if not hasattr(self, "root"):
             return
         try:
-            # Lines that were begun end, and everybody has time.
+            # Finish unfinished lines, and give both readers time.
             for path in list(self.begun):
                 self._write(path, "")
             for which, reader in enumerate(self.readers):
@@ -221,7 +221,7 @@ class FollowedFilesModel(RuleBasedStateMachine):
         self._learn_whose(which, turned=turned)
 
     def _learn_whose(self, which: int, *, turned: bool) -> None:
-        """As the reader's thread does when others share the files."""
+        """Do what the reader's thread does when others share the files."""
         reader = self.readers[which]
         self.turned[which] = turned
         reader.catalog.release()
@@ -238,9 +238,9 @@ def _number(path: Path) -> int:
     return int(digits[0]) if digits else 0
 
 
-# Some need that an inode is given out anew, as ext4 does it.
+# Some need an inode to be reused, as ext4 does.
 HISTORIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
-    "a name is taken for one file by one and for another by the other": [
+    "two readers use one name for different files": [
         ("begin_a_line", {"which": "b"}),
         ("look", {"which": 0, "seconds": 1.0}),
         ("cut", {"which": "b"}),
@@ -250,7 +250,7 @@ HISTORIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("write", {"which": "b", "lines": 1}),
         ("copy_and_cut", {"which": "b", "looks": True}),
     ],
-    "a copy has the inode of a file that was deleted": [
+    "a copy has the inode of a deleted file": [
         ("begin_a_line", {"which": "b"}),
         ("look", {"which": 0, "seconds": 1.0}),
         ("write", {"which": "a", "lines": 2}),
@@ -258,7 +258,7 @@ HISTORIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("look", {"which": 0, "seconds": 1.0}),
         ("copy_and_cut", {"which": "a", "looks": False}),
     ],
-    "another begins anew what was cut": [
+    "another reader starts a truncated file again": [
         ("learns_whose_files_are", {"which": 1, "turned": True}),
         ("write", {"which": "a", "lines": 1}),
         ("look", {"which": 1, "seconds": 1.0}),
@@ -269,7 +269,7 @@ HISTORIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("look", {"which": 1, "seconds": 1.0}),
         ("look", {"which": 0, "seconds": 1.0}),
     ],
-    "what was read of one is refused, for another read a second file by its name": [
+    "blocks are refused because another reader read a second file under the same name": [
         ("learns_whose_files_are", {"which": 1, "turned": True}),
         ("write", {"which": "b", "lines": 1}),
         ("hold_blocks_unregistered", {"which": 0}),
@@ -279,7 +279,7 @@ HISTORIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("look", {"which": 1, "seconds": 1.0}),
         ("look", {"which": 0, "seconds": 1.0}),
     ],
-    "a file is compressed, and its inode is that of the next one": [
+    "a file is compressed, and the next one gets its inode": [
         ("write", {"which": "a", "lines": 1}),
         ("learns_whose_files_are", {"which": 1, "turned": True}),
         ("rotate", {"which": "a"}),
@@ -291,7 +291,7 @@ HISTORIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("write", {"which": "a", "lines": 2}),
         ("look", {"which": 1, "seconds": 1.0}),
     ],
-    "a copy has the inode of a longer file that was deleted, and its first one is written to": [
+    "a copy has the inode of a longer deleted file, and its original is written to": [
         ("begin_a_line", {"which": "a"}),
         ("look", {"which": 0, "seconds": 1.0}),
         ("write", {"which": "b", "lines": 2}),
@@ -306,7 +306,7 @@ HISTORIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
-def test_what_came_twice_once(history: list[tuple[str, dict[str, Any]]]) -> None:
+def test_histories_in_which_lines_once_came_twice(history: list[tuple[str, dict[str, Any]]]) -> None:
     model = FollowedFilesModel()
     model.begin(header="not told")
     for rule_, how in history:
@@ -319,7 +319,7 @@ TestFollowedFiles.settings = settings(
     max_examples=100,
     stateful_step_count=40,
     deadline=None,
-    # Of thousands of histories of headed files one is known to come twice (see the page's limits).
+    # Among thousands of histories with headers, one is known to read a line twice (see the page's limits).
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

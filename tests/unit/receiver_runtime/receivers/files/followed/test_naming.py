@@ -1,4 +1,4 @@
-"""Followed files that are renamed, copied, truncated, compressed: each content continues under its name."""
+"""Check followed files that are renamed, copied, truncated or compressed: each content continues under its name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_renamed_file_is_read_to_its_end_and_the_new_one_from_its_beginning(tmp_path: Path) -> None:
+def test_a_renamed_file_is_read_to_its_end_and_a_new_one_from_its_start(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "one")
     reader = follow(tmp_path, log)
@@ -36,7 +36,7 @@ def test_a_renamed_file_is_read_to_its_end_and_the_new_one_from_its_beginning(tm
 
 
 @pytest.mark.parametrize("is_seen_before", [True, False])
-def test_copied_and_cut_nothing_is_lost_and_nothing_comes_twice(tmp_path: Path, *, is_seen_before: bool) -> None:
+def test_after_copytruncate_nothing_is_lost_or_doubled(tmp_path: Path, *, is_seen_before: bool) -> None:
     log = Log()
     write(tmp_path / "a.log", "one", "two")
     reader = follow(tmp_path, log)
@@ -57,7 +57,7 @@ def test_copied_and_cut_nothing_is_lost_and_nothing_comes_twice(tmp_path: Path, 
     assert len(log.values) == 5
 
 
-def test_copied_and_cut_while_nobody_looked(tmp_path: Path) -> None:
+def test_copytruncate_between_two_runs(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "one", "two")
     follow(tmp_path, log).run()
@@ -69,8 +69,8 @@ def test_copied_and_cut_while_nobody_looked(tmp_path: Path) -> None:
     assert log.lost() == 0
 
 
-def test_begun_alike_copied_and_cut_nothing_comes_twice(tmp_path: Path) -> None:
-    """The first line of each is the same."""
+def test_after_copytruncate_of_files_with_the_same_first_line_nothing_is_doubled(tmp_path: Path) -> None:
+    """Both contents begin with the same line."""
     log = Log()
     write(tmp_path / "a.log", "header", "one")
     reader = follow(tmp_path, log)
@@ -104,7 +104,7 @@ def test_a_compressed_file_is_not_read_twice_and_its_rest_is_read(tmp_path: Path
     assert again.catalog._open._decompressed._open == {}
 
 
-def test_while_a_file_is_being_compressed_both_are_there(tmp_path: Path) -> None:
+def test_file_and_compressed_copy_exist_during_compression(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "one", "two")
     reader = follow(tmp_path, log)
@@ -117,12 +117,12 @@ def test_while_a_file_is_being_compressed_both_are_there(tmp_path: Path) -> None
     assert log.values == ["one", "two"]
 
 
-def test_an_inode_that_is_used_again_is_another_file(tmp_path: Path) -> None:
+def test_a_reused_inode_is_another_file(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "one")
     inode = (tmp_path / "a.log").stat().st_ino
     follow(tmp_path, log).run()
-    # In place: what a file system that gives the inode out again makes of a deletion.
+    # Write it in place: it looks like a deletion on a file system that reuses the inode.
     (tmp_path / "a.log").write_text("another\n")
     assert (tmp_path / "a.log").stat().st_ino == inode
     follow(tmp_path, log).run(10)
@@ -130,7 +130,7 @@ def test_an_inode_that_is_used_again_is_another_file(tmp_path: Path) -> None:
     assert len({name for name in log.positions if f"/{inode:x}/" in name}) == 2
 
 
-def test_files_that_begin_alike_are_all_read(tmp_path: Path) -> None:
+def test_files_with_the_same_beginning_are_all_read(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "header", "one")
     write(tmp_path / "b.log", "header", "two")
@@ -143,8 +143,8 @@ def test_files_that_begin_alike_are_all_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [1, 2])
-def test_more_first_lines_tell_files_apart(tmp_path: Path, lines: int) -> None:
-    """Two have the same first line, and no more was read of the one that is gone."""
+def test_more_first_lines_distinguish_files(tmp_path: Path, lines: int) -> None:
+    """Two files have the same first line, and no more was read of the one that is gone."""
     log = Log()
     write(tmp_path / "a.log", "header")
     follow(tmp_path, log, fingerprint_lines=lines).run()

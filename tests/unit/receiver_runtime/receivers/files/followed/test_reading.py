@@ -1,4 +1,4 @@
-"""The reading of followed files: lines, what has no end yet, what goes aside, and what stays open."""
+"""Check the reading of followed files: lines, unfinished lines, dead letters, and what stays open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tracker_store.blocks import Position
 DESCRIPTORS = Path("/proc/self/fd")
 
 
-def test_lines_come_with_their_places(tmp_path: Path) -> None:
+def test_lines_have_path_offset_and_time(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "one", "zwei €", "three")
     os.utime(tmp_path / "a.log", ns=(0, 1_700_000_000_123_000_000))
@@ -48,7 +48,7 @@ def test_a_last_line_waits_for_its_newline(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [["one"], []])
-def test_or_is_a_record_after_a_time(tmp_path: Path, before: list[str]) -> None:
+def test_with_complete_after_a_last_line_becomes_a_record(tmp_path: Path, before: list[str]) -> None:
     log = Log()
     write(tmp_path / "a.log", *before)
     write(tmp_path / "a.log", "tw", end="")
@@ -64,7 +64,7 @@ def test_or_is_a_record_after_a_time(tmp_path: Path, before: list[str]) -> None:
     assert log.values == [*before, "tw", "o"]
 
 
-def test_long_lines_and_invalid_text_go_aside_and_the_rest_comes(tmp_path: Path) -> None:
+def test_long_lines_and_invalid_text_become_dead_letters_and_the_rest_is_read(tmp_path: Path) -> None:
     log = Log()
     path = tmp_path / "a.log"
     path.write_bytes(b"one\n" + b"x" * 5_000_000 + b"\ntwo\n\xff\xfe\n" + b"y" * 2000 + b"\r\nthree\n")
@@ -85,7 +85,7 @@ def test_long_lines_and_invalid_text_go_aside_and_the_rest_comes(tmp_path: Path)
     assert [at for name, at in log.positions.items() if "+" not in name] == [Position(0, path.stat().st_size)]
 
 
-def test_a_compressed_file_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_an_unfinished_compressed_file_is_read_once_complete(tmp_path: Path) -> None:
     log = Log()
     data = gzip.compress(b"".join(b"line %d\n" % number for number in range(10_000)))
     (tmp_path / "a.log.1.gz").write_bytes(data[:-2000])
@@ -97,7 +97,7 @@ def test_a_compressed_file_that_is_being_written_is_read_when_it_is_whole(tmp_pa
     assert log.values == [f"line {number}" for number in range(10_000)]
 
 
-def test_a_deleted_file_is_read_to_its_end_as_long_as_it_is_open(tmp_path: Path) -> None:
+def test_a_deleted_file_is_read_to_its_end_while_it_is_open(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "one")
     write(tmp_path / "b.log", "other")

@@ -1,4 +1,4 @@
-"""Followed files that are gone or truncated: what is lost, and what is forgotten."""
+"""Check followed files that are gone or truncated: what is lost, and what is forgotten."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 HEADER = "time,host,value"
 
 
-def test_what_was_cut_without_a_copy_is_lost_by_numbers(tmp_path: Path) -> None:
+def test_bytes_truncated_without_a_copy_are_counted_as_lost(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "one", "two")
     reader = follow(tmp_path, log)
     reader.run()
-    write(tmp_path / "a.log", "x" * 9_000_000)  # a line without its end is seen, and not read
+    write(tmp_path / "a.log", "x" * 9_000_000)  # an unfinished line is seen but not read
     with (tmp_path / "a.log").open("r+") as file:
         file.truncate(9_000_000)
     reader.run(2)
@@ -28,14 +28,14 @@ def test_what_was_cut_without_a_copy_is_lost_by_numbers(tmp_path: Path) -> None:
     write(tmp_path / "a.log", "three")
     reader.run(10)
     assert log.values == ["one", "two", "three"]
-    assert log.lost() == 0  # until a block goes in after it
+    assert log.lost() == 0  # it is recorded with the next block
     write(tmp_path / "a.log", "four")
     reader.run()
     assert log.lost() == 9_000_000 - 8
     assert any("bytes 8 up to 9000000, 8999992 of them, are lost" in error for error in reader.supervisor.errors)
 
 
-def test_cut_and_begun_alike_is_the_next_generation(tmp_path: Path) -> None:
+def test_a_truncated_file_with_the_same_first_line_is_the_next_generation(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "header", "one", "two")
     reader = follow(tmp_path, log)
@@ -49,7 +49,7 @@ def test_cut_and_begun_alike_is_the_next_generation(tmp_path: Path) -> None:
     assert len(log.values) == 5
 
 
-def test_what_was_deleted_unread_is_lost_by_numbers(tmp_path: Path) -> None:
+def test_unread_bytes_of_a_deleted_file_are_counted_as_lost(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "one")
     write(tmp_path / "b.log", "other")
@@ -68,7 +68,7 @@ def test_what_was_deleted_unread_is_lost_by_numbers(tmp_path: Path) -> None:
     assert any("bytes 4 up to 8, 4 of them, are lost" in error for error in reader.supervisor.errors)
 
 
-def test_files_that_are_gone_for_long_are_forgotten(tmp_path: Path) -> None:
+def test_files_gone_for_a_long_time_are_forgotten(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", "one")
     write(tmp_path / "b.log", "other")
@@ -81,14 +81,14 @@ def test_files_that_are_gone_for_long_are_forgotten(tmp_path: Path) -> None:
     for _ in range(62):
         reader.step(60.0)
     assert len(log.positions) == len(log.forgotten) == 2
-    # While nothing is there, all of it may be away.
+    # While the directory is empty, all files may only be temporarily missing.
     (tmp_path / "b.log").unlink()
     for _ in range(200):
         reader.step(60.0)
     assert len(log.positions) == 2
 
 
-def test_a_second_print_is_forgotten_with_its_content(tmp_path: Path) -> None:
+def test_a_second_fingerprint_is_forgotten_with_its_content(tmp_path: Path) -> None:
     log = Log()
     write(tmp_path / "a.log", HEADER, "1,a,1")
     write(tmp_path / "b.log", "other", "lines")
@@ -102,8 +102,8 @@ def test_a_second_print_is_forgotten_with_its_content(tmp_path: Path) -> None:
     assert len(log.forgotten) == len(log.positions) == 4
 
 
-def test_what_was_never_told_apart_and_is_gone_is_told(tmp_path: Path) -> None:
-    """Of a file of one unfinished line nothing is known: it is lost, and not silently."""
+def test_the_loss_of_a_file_without_a_fingerprint_is_reported(tmp_path: Path) -> None:
+    """Of a file with only an unfinished line nothing is recorded: it is lost, but the loss is reported."""
     log = Log()
     (tmp_path / "a.log").write_text("no newline")
     (tmp_path / "empty.log").write_text("")

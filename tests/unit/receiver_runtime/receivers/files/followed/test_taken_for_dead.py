@@ -1,6 +1,6 @@
-"""A receiver that is taken for dead has read the first of a file; it wakes up when another has read that elsewhere.
+"""Check a receiver that is taken for dead after it read the first part of a file, and wakes up after another read it.
 
-What decides is who began the content first, in the driver log: it has one name, whatever inode it has by then.
+The first to register the content in the driver log decides: the content has one name, whatever inode it has by then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _go_on_elsewhere(root: Path, how: str) -> None:
     match how:
         case "compressed":
             (root / "a.log.1.gz").write_bytes(gzip.compress(path.read_bytes()))
-            # Its inode is not given out anew.
+            # Keep the inode in use, so that it is not reused.
             path.rename(root / "a")
         case "copied":
             shutil.copy(path, root / "a.log.1")
@@ -37,9 +37,12 @@ def _go_on_elsewhere(root: Path, how: str) -> None:
 @pytest.mark.parametrize("lines", [1, 3])
 @pytest.mark.parametrize("how", ["compressed", "copied", "copied and cut"])
 @pytest.mark.parametrize("knows_already", [False, True])
-def test_what_it_read_first_comes_once(tmp_path: Path, how: str, lines: int, *, knows_already: bool) -> None:
+def test_what_the_sleeping_receiver_read_first_comes_once(
+    tmp_path: Path, how: str, lines: int, *, knows_already: bool
+) -> None:
     log = Log()
-    # Each believes to be alone. The second one has asked what is known before the first one began the file, or after.
+    # Each receiver takes itself to be alone. The other one loads the known contents before or after the first sees the
+    # file.
     other = follow(tmp_path, log) if knows_already else None
     asleep = follow(tmp_path, log)
     asleep.supervisor.holds = True
@@ -60,8 +63,8 @@ def test_what_it_read_first_comes_once(tmp_path: Path, how: str, lines: int, *, 
     assert any("another receiver has read on" in error for error in asleep.supervisor.errors)
 
 
-def test_a_file_is_given_one_name_by_two_that_see_it_in_two_places(tmp_path: Path) -> None:
-    """One named it while it was the other's, and goes on with a copy of it; the other knows the copy alone."""
+def test_two_receivers_that_see_a_file_in_two_places_use_one_name(tmp_path: Path) -> None:
+    """One named it while the file was the other's, and continues with a copy of it; the other knows only the copy."""
     log = Log()
     write(tmp_path / "a.log", "one", "two")
     first = follow(tmp_path, log)
@@ -77,14 +80,14 @@ def test_a_file_is_given_one_name_by_two_that_see_it_in_two_places(tmp_path: Pat
     first.sharing.ours = lambda _: True
     first.catalog.release()
     for file in first.catalog._bindings.files():
-        # As when it is told before it asks what is known.
+        # This happens if it learns that the file is its own before it asks what is known.
         file.ours = True
     first.run(10)
     assert log.values == ["one", "two"]
 
 
-def test_what_was_cut_and_another_has_read_on_is_not_taken_to_be_cut_again(tmp_path: Path) -> None:
-    """Seen to be cut in the very look by which another has read what came then."""
+def test_a_truncation_followed_by_anothers_reading_is_not_seen_twice(tmp_path: Path) -> None:
+    """One receiver sees the truncation in the same look in which it sees that the other read what came afterwards."""
     log = Log()
     write(tmp_path / "a.log", "line 1", "line 2", "line 3")
     first, second = follow(tmp_path, log), follow(tmp_path, log)
