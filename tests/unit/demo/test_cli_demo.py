@@ -170,7 +170,7 @@ def test_a_failure_is_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "no Java" in result["error"]
 
 
-def test_the_deadline_names_what_is_stuck(tmp_path: Path) -> None:
+def test_the_deadline_names_the_stuck_part(tmp_path: Path) -> None:
     system = FakeSystem(looks=[done(state="RUNNING")])
     code, text = system.run(tmp_path / "demo", deadline=20)
     assert code == 1

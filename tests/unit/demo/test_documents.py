@@ -44,7 +44,7 @@ def test_the_readme_shows_the_how_tos_file() -> None:
     assert python_blocks(README)[0] == python_blocks(HOW_TO)[0]
 
 
-def test_the_published_counts_can_be_read_as_it_says(tmp_path: Path) -> None:
+def test_the_published_counts_can_be_read_as_the_how_to_says(tmp_path: Path) -> None:
     reader = next(block for block in python_blocks(HOW_TO) if "word_counts" in block and "dataset" in block)
     for number, count in ((1, 3), (2, 4)):
         folder = tmp_path / f"data/word_counts/date=2025-01-01/hour=00/batch_time=20250101T00000{number}Z"

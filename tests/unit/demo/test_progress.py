@@ -78,7 +78,7 @@ def test_lag_counts_records_outside_completed_batches() -> None:
         ({"received": ROWS, "batches": (batch(1, "COMPLETED", 5),)}, "the next batch is to be allocated"),
     ],
 )
-def test_it_says_what_it_does(facts: dict[str, object], words: str) -> None:
+def test_the_current_step_is_described(facts: dict[str, object], words: str) -> None:
     assert words in what_it_does(replace(look(), **facts))  # type: ignore[arg-type]
 
 
@@ -95,7 +95,7 @@ def test_the_end_is_named() -> None:
         ({"batches": (batch(1, "COMPLETED", 400),)}, "600 received records wait for a batch"),
     ],
 )
-def test_what_is_stuck_is_named(change: dict[str, object], words: str) -> None:
+def test_the_stuck_part_is_named(change: dict[str, object], words: str) -> None:
     assert words in what_is_stuck(replace(DONE, **change))  # type: ignore[arg-type]
 
 

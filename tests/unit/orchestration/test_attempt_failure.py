@@ -66,7 +66,7 @@ def caused_by(cause: BaseException) -> Exception:
     ],
     ids=repr,
 )
-def test_loss_of_what_an_attempt_ran_on_is_not_blamed_on_its_batch(error: BaseException) -> None:
+def test_an_attempt_is_lost_if_what_it_ran_on_ended(error: BaseException) -> None:
     failure = failure_of(error, no_end)
     assert failure.kind is AttemptFailure.LOST
     assert type(error).__name__ in failure.message

@@ -44,7 +44,7 @@ def test_o04_without_batches_nothing_is_decided() -> None:
 
 
 @pytest.mark.parametrize("ratios", [(0.3, 0.3), (0.2, 0.3), (0.9, 0.0), (0.9, -1.0)])
-def test_o04_up_is_more_than_down_and_both_more_than_nothing(ratios: tuple[float, float]) -> None:
+def test_o04_scaling_ratios_must_be_positive_and_up_above_down(ratios: tuple[float, float]) -> None:
     up, down = ratios
     with pytest.raises(ValueError, match="scale up and one of"):
         scaling(times(100), INTERVAL, scaling_up_ratio=up, scaling_down_ratio=down)
@@ -79,7 +79,7 @@ def test_o04_which_masters_have_executors(master: str, *, executors: bool) -> No
     assert bool(executor_configuration(master, executors=2, least=1)) == executors
 
 
-def test_o04_a_session_is_bound_to_what_is_wanted() -> None:
+def test_o04_a_session_gets_exactly_the_wanted_executors() -> None:
     configuration = executor_configuration("yarn", executors=2, least=3)
     # minExecutors is never more than maxExecutors: Spark refuses that.
     assert configuration["spark.dynamicAllocation.minExecutors"] == "2"

@@ -129,7 +129,7 @@ def test_a_batch_is_never_absent_while_it_is_replaced(sink: ParquetSink) -> None
     thread.start()
     for number, other in enumerate(others):
         # The looking thread looks far more often than this, unless it gets no time to run.
-        eventually(lambda: len(absent) > number, "a look", step=0.0)  # noqa: B023  called here
+        eventually(lambda: len(absent) > number, "a look", step=0.0)  # noqa: B023  called in this iteration
         sink.publish(other, batch_time=TIME)
     done.set()
     thread.join(10)

@@ -33,7 +33,7 @@ def replayed(
     monkeypatch.setattr(replay, "replay_batch", replay_batch)
 
     def session() -> Any:  # noqa: ANN401
-        raise AssertionError("nobody needs Spark here")
+        raise AssertionError("this test needs no Spark")
 
     found = replay.replay_batches(
         Pipeline("words", interval="1h"), TIMES, run_id="r", settings=Settings(), session=session

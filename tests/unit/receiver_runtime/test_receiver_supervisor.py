@@ -254,7 +254,7 @@ def test_s04_a_receiver_that_waits_for_the_driver_log_does_not_hang(receiver: Ha
         reader, errors = in_thread(read)
         receiver.on_stopping = reader.join
         generator = made.supervisor.block_path.generator
-        eventually(lambda: generator._held is not None and generator._buffer.records, "nothing to have room any more")
+        eventually(lambda: generator._held is not None and generator._buffer.records, "a full buffer and queue")
         made.supervisor.stop("now")
         eventually(receiver.is_stopped)
         # Wait three times as long as an on_stop may take. Then stop the clock: the rest depends on the machine's speed.

@@ -71,7 +71,7 @@ class KeyedBlockLog(MemoryBlockLog):
         return result
 
 
-def made(tmp_path: Path, log: KeyedBlockLog, **settings: Any) -> Any:  # noqa: ANN401  a context of a rig
+def made(tmp_path: Path, log: KeyedBlockLog, **settings: Any) -> Any:  # noqa: ANN401  a rig's context manager
     return rig(tmp_path, settings.pop("receiver", None) or HandReceiver(), log=log, keys=log, **settings)
 
 

@@ -30,7 +30,7 @@ def test_invalid_fields_are_named(fields: dict[str, object], words: str) -> None
     assert "hunter2" not in str(raised.value)
 
 
-def message(**properties: Any) -> Message:  # noqa: ANN401  as pika takes them
+def message(**properties: Any) -> Message:  # noqa: ANN401  pika's types
     return Message(1, "q", "", "r", redelivered=False, properties=pika.BasicProperties(**properties), body=b"b")
 
 

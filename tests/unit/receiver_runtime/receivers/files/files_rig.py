@@ -110,7 +110,7 @@ class Supervisor:
 
     stream_id = 1
 
-    def __init__(self, log: Log, **settings: Any) -> None:  # noqa: ANN401  of the receiver
+    def __init__(self, log: Log, **settings: Any) -> None:  # noqa: ANN401  settings of the receiver
         self.settings = ReceiverSettings.model_validate(settings)
         self.positions = log
         self.block_path = self
@@ -173,7 +173,7 @@ class Reader:
         make: Callable[[Receiver, Any, str, ManualClock], Catalog],
         *,
         clock: ManualClock | None = None,
-        **settings: Any,  # noqa: ANN401  of the receiver
+        **settings: Any,  # noqa: ANN401  settings of the receiver
     ) -> None:
         self.clock = clock or ManualClock()
         self.supervisor = Supervisor(log, **settings)

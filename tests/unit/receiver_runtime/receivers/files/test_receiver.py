@@ -69,7 +69,7 @@ def test_x11_stops_and_starts_leave_nothing_behind_and_read_on(tmp_path: Path) -
     assert log.values == [*(f"line {number}" for number in range(5)), "other"]
 
 
-def test_a_stop_before_the_driver_log_says_who_shares_the_files(tmp_path: Path) -> None:
+def test_a_stop_before_the_driver_log_says_which_receivers_share_the_files(tmp_path: Path) -> None:
     log = SharedLog()
     log.away = True
     receiver = FollowedFilesReceiver(FollowedFiles(path=f"{tmp_path}/*.log"))

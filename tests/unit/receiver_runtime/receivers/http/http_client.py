@@ -145,7 +145,7 @@ def listening(
     *,
     context: ssl.SSLContext | None = None,
     settings: Mapping[str, Any] | None = None,
-    **fields: Any,  # noqa: ANN401  of the source
+    **fields: Any,  # noqa: ANN401  fields of the source
 ) -> Iterator[Listening]:
     receiver = make_receiver(Http.model_validate({"listen": "127.0.0.1:0"} | fields))
     log = KeyedBlockLog()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def described(stream: str = "orders", **fields: Any) -> dict[str, Any]:  # noqa: ANN401  of the source
+def described(stream: str = "orders", **fields: Any) -> dict[str, Any]:  # noqa: ANN401  fields of the source
     source = Http(listen="127.0.0.1:0", **fields)
     return describe(source, stream, routes_of(source))
 

@@ -39,7 +39,7 @@ def test_an_unreadable_file_is_reported_once_and_tried_again(tmp_path: Path, mon
     write(tmp_path / "b.log", "other")
     really_open = os.open
 
-    def refuse(path: Any, flags: int, *more: Any, **named: Any) -> int:  # noqa: ANN401  as os.open takes them
+    def refuse(path: Any, flags: int, *more: Any, **named: Any) -> int:  # noqa: ANN401  the types of os.open
         if str(path).endswith("a.log"):
             raise PermissionError(13, "Permission denied", path)
         return really_open(path, flags, *more, **named)

@@ -37,7 +37,7 @@ def _go_on_elsewhere(root: Path, how: str) -> None:
 @pytest.mark.parametrize("lines", [1, 3])
 @pytest.mark.parametrize("how", ["compressed", "copied", "copied and cut"])
 @pytest.mark.parametrize("knows_already", [False, True])
-def test_what_the_sleeping_receiver_read_first_comes_once(
+def test_lines_that_the_sleeping_receiver_read_first_come_once(
     tmp_path: Path, how: str, lines: int, *, knows_already: bool
 ) -> None:
     log = Log()
