@@ -112,7 +112,7 @@ FRAGMENTS = st.sampled_from((*PLAIN, *OTHER, *BROKEN, *LONG))
 STREAMS = st.lists(FRAGMENTS, max_size=25).map(b"".join)
 
 
-# Of one byte and of several, whose matches may or may not overlap, and some that are not text.
+# Delimiters of one byte and of several, whose matches may or may not overlap, and some that are not text.
 DELIMITERS = (b"\n", b";", b"\0", b"\r\n", b"||", b"aba", b"aab", b"\xff", "§".encode(), b"\r\n\r\n", b"a;b;a;b;a")
 ENCODINGS = ("utf-8", "ascii", "iso8859-1", "cp1252", "cp866", "koi8-r", "cp932", "gb18030", "euc_jp", "big5")
 

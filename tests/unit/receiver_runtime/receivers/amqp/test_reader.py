@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_messages_that_piled_up_are_taken_one_block_at_a_time() -> None:
-    """After a wait, all of them together may be more than one batch can hold."""
+    """After a wait, all messages together may be more than one batch can hold."""
     receiver = AmqpReceiver(Amqp(host="127.0.0.1", queues=("q",)))
     settings = ReceiverSettings(max_block_bytes=2048)
     attached = SimpleNamespace(

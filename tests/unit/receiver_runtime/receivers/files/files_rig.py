@@ -198,7 +198,7 @@ class Reader:
         return more
 
     def run(self, looks: int = 3) -> None:
-        """Read until there is nothing more, in each of `looks` looks."""
+        """Step until there is nothing more to read, `looks` times."""
         for _ in range(looks):
             while self.step():
                 pass

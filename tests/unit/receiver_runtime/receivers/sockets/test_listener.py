@@ -164,8 +164,7 @@ def test_a_turn_reads_a_bounded_amount_of_each_connection(tmp_path: Path) -> Non
         flooder.settimeout(60)
         flooder.sendall(line[waiting % len(line) :] + line * 400_000)
         eventually(lambda: records(made) > 400_000)
-        # Before the slow record: six chunks that were read and not stored, then the turns of the long flood up to its
-        # own.
+        # Six chunks of a turn's size were read but not stored when it came; then it had its turn, in a long flood.
         assert made.values().index("slow") * len(line) < 10 * 2**20
 
 

@@ -103,7 +103,7 @@ def test_a_second_fingerprint_is_forgotten_with_its_content(tmp_path: Path) -> N
 
 
 def test_the_loss_of_a_file_without_a_fingerprint_is_reported(tmp_path: Path) -> None:
-    """Check a file with only an unfinished line: nothing of it is registered, so it is lost, and the loss reported."""
+    """Check a file with only an unfinished line: nothing of it is registered; it is lost, and the loss is reported."""
     log = Log()
     (tmp_path / "a.log").write_text("no newline")
     (tmp_path / "empty.log").write_text("")
