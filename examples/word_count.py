@@ -1,4 +1,4 @@
-"""Counts the words of a socket's lines, every 10 seconds: `forebay up examples/word_count.py`."""  # noqa: INP001  a folder of examples is no package
+"""Count the words of a socket's lines, every 10 seconds: `forebay up examples/word_count.py`."""  # noqa: INP001  a folder of examples is no package
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ pipeline = Pipeline("word_count", interval="10s")
 
 @pipeline.output(inputs=[lines], sink=ParquetSink("data/word_counts"))
 def word_counts(lines: DataFrame) -> DataFrame:
-    """How often each word came in the batch."""
+    """Count how often each word occurs in the batch."""
     words = lines.selectExpr("explode(split(value, ' ')) AS word")
     return words.groupBy("word").count()

@@ -1,10 +1,10 @@
-"""Forebay: the one name that users import. Re-exports, no logic; loads neither Dagster nor Spark."""
+"""Forebay's public API: the package that users import. Only re-exports names; loads neither Dagster nor Spark."""
 
 from __future__ import annotations
 
 from forebay import shadowing
 
-# Before anything of ours is imported: a project's own folder of the same name would come in its place.
+# Check before any of Forebay's packages is imported: Python would import a project's own folder of the same name.
 shadowing.check()
 
 from orchestration.batch import Batch  # noqa: E402

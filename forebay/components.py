@@ -1,4 +1,4 @@
-"""What `dg` finds under the name `forebay.components`, by entry point."""
+"""The components that `dg` finds by the entry point to `forebay.components`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Dagster code location imports: `build_definitions`, and `is_given_up` for a failure sensor of its own."""
+"""For Dagster code locations: `build_definitions`, and `is_given_up` for your own failure sensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON and CSV records as columns; see ``docs/how-to/parse-records.md``. Loads no Spark before it is called."""
+"""Parse JSON and CSV records into columns; see ``docs/how-to/parse-records.md``. Loads Spark only when called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a receiver of your own is made of; see ``docs/how-to/custom-receiver.md``. Loads neither Dagster nor Spark."""
+"""For your own receivers: base class and errors; see ``docs/how-to/custom-receiver.md``. Loads no Dagster, no Spark."""
 
 from __future__ import annotations
 

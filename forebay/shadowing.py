@@ -1,6 +1,6 @@
-"""Checks that Forebay's packages are Forebay's: `orchestration` is a name that people's own projects have too.
+"""Check that Python finds Forebay's own packages: a user's project may have a folder `orchestration` too.
 
-Light, and imports none of them: a package that is shadowed would run someone else's code.
+This module loads fast and imports none of the packages: importing a shadowed one would run someone else's code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ShadowedPackageError(ImportError):
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A package of Forebay's that Python finds elsewhere, or (None) nowhere."""
+    """A package of Forebay that Python finds elsewhere, or nowhere (found: None)."""
 
     package: str
     expected: Path
@@ -37,7 +37,7 @@ class Shadow:
 
 
 def find_shadows() -> list[Shadow]:
-    """The packages that don't resolve to where Forebay itself lies."""
+    """Return the packages that Python does not find beside Forebay's own code."""
     root = Path(__file__).resolve().parents[1]
     shadows = []
     for package in PACKAGES:
@@ -48,13 +48,13 @@ def find_shadows() -> list[Shadow]:
 
 
 def check() -> None:
-    """Raises ShadowedPackageError where a package of Forebay's is another's."""
+    """Raise ShadowedPackageError if Python does not find Forebay's own packages."""
     if shadows := find_shadows():
         raise ShadowedPackageError(shadows)
 
 
 def _location(package: str) -> Path | None:
-    """Where Python finds a package, or a module of its name."""
+    """Return where Python finds a package, or a module of that name; None if nowhere."""
     spec = importlib.util.find_spec(package)
     if spec is None:
         return None

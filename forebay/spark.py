@@ -1,4 +1,4 @@
-"""For Spark programs of your own: the format `forebay`. Loads pyspark."""
+"""For your own Spark programs: the data source format `forebay`. Loads pyspark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For tests of your own pipelines; see ``docs/how-to/testing.md``. Loads neither Dagster nor, before it runs, Spark."""
+"""For tests of your own pipelines; see ``docs/how-to/testing.md``. Loads no Dagster, and Spark only in `run_batch`."""
 
 from __future__ import annotations
 

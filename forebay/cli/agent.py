@@ -1,4 +1,4 @@
-"""`forebay agent`, and the hidden commands that it runs its children by."""
+"""`forebay agent`, and the hidden command `forebay tracker`, which it starts as a child."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from orchestration.tracker.tracker import Tracker
 
 ROLES = ("receivers", "tracker", "batch-driver")
-# A batch driver needs the Dagster instance that it is for: who runs an agent for one says so.
+# Without batch-driver: that role needs a Dagster instance (DAGSTER_HOME), so it must be requested by --roles.
 DEFAULT_ROLES = ("receivers", "tracker")
 DEFAULT_SLOTS = 16
 DEFAULT_RECEIVERS_PER_PROCESS = 1
-# A request to Dagster that is under way ends by itself.
+# How long to wait for the pusher's thread at a stop: a request to Dagster in flight times out after 5 s.
 PUSHER_STOP_SECONDS = 6.0
 
 
@@ -43,25 +43,24 @@ def _roles(value: str) -> list[str]:
 
 
 def agent(
-    host: Annotated[str | None, typer.Option(help="The name of this host; its own unless given.")] = None,
-    slots: Annotated[int, typer.Option(min=0, help="How many receivers may run here.")] = DEFAULT_SLOTS,
+    host: Annotated[str | None, typer.Option(help="This host's name (default: its hostname).")] = None,
+    slots: Annotated[int, typer.Option(min=0, help="The most receivers that may run on this host.")] = DEFAULT_SLOTS,
     roles: Annotated[
-        str, typer.Option(help="What runs here: receivers, tracker, batch-driver, with commas between them.")
+        str, typer.Option(help="What runs here: receivers, tracker, batch-driver, separated by commas.")
     ] = ",".join(DEFAULT_ROLES),
     receivers_per_process: Annotated[
         int,
         typer.Option(
             min=1,
             envvar="FOREBAY_RECEIVERS_PER_PROCESS",
-            help="How many receivers may share a process. 1 isolates each; up to a few hundred suit many small ones, "
-            "which then stop for a moment together when one of them crashes their process.",
+            help="How many receivers may share a process. 1 isolates each. Up to a few hundred suit many small "
+            "receivers; if one of them crashes the process, all of them stop for a moment.",
         ),
     ] = DEFAULT_RECEIVERS_PER_PROCESS,
     spare: Annotated[  # noqa: FBT002
         bool,
         typer.Option(
-            help="Keep one process loaded and waiting (about 90 MB), so that a receiver is started again within a "
-            "second.",
+            help="Keep one process loaded and waiting (about 90 MB), so that a receiver restarts within a second.",
         ),
     ] = True,
     batch_drivers: Annotated[
@@ -70,7 +69,7 @@ def agent(
             min=0,
             envvar="FOREBAY_BATCH_DRIVERS",
             help="How many batch drivers run here, with the role batch-driver: each has Spark and runs one batch at a "
-            "time. 0: each batch starts a process of its own.",
+            "time. 0: each batch starts its own process.",
         ),
     ] = 1,
     parent_pipe: Annotated[  # noqa: FBT002
@@ -79,8 +78,8 @@ def agent(
 ) -> None:
     """Run this host's agent: it starts, watches and restarts the receivers that are placed here.
 
-    One agent per host. Any agent with the role `tracker` can lead; one does. Stops on SIGTERM or Ctrl-C, after
-    its receivers have drained.
+    Run one agent per host. Of all agents with the role `tracker`, one leads. The agent stops on SIGTERM or Ctrl-C,
+    after its receivers have drained.
     """
     from receiver_runtime.agent import Agent  # noqa: PLC0415  other commands need none of it
     from receiver_runtime.batch_drivers import BatchDrivers  # noqa: PLC0415
@@ -91,7 +90,7 @@ def agent(
     settings = Settings()
     wanted = _roles(roles)
     if "tracker" in wanted:
-        # Said by who is asked to run one, and not again and again in the log of its child.
+        # Report a wrong address here, once: the tracker is a child, and would log it at every restart.
         with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
             listen_address(settings.tracker_http, settings.tracker_token)
     stop = stop_event(parent_pipe=parent_pipe)
@@ -137,9 +136,9 @@ def agent(
 
 
 def tracker() -> None:
-    """Run a tracker: it leads when it can, and places receivers. A child of the agent.
+    """Run a tracker, as a child of the agent: it leads if no other tracker does, and then places receivers.
 
-    It serves /health, /ready, /metrics and a JSON API where FOREBAY_TRACKER_HTTP says.
+    It serves /health, /ready, /metrics and a JSON API at the address in FOREBAY_TRACKER_HTTP.
     """
     from orchestration.attached_store import open_attached_store  # noqa: PLC0415
     from orchestration.noted_replicas import report_noted_replicas  # noqa: PLC0415
@@ -149,7 +148,7 @@ def tracker() -> None:
     from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
 
     settings = Settings()
-    # A setting that is wrong is said now, and not when something is first cleaned up.
+    # Report a wrong setting now, and not at the first clean-up.
     open_block_store(settings.block_store_roots)
     with clear_errors(Console(stderr=True, highlight=False, soft_wrap=True)):
         address = listen_address(settings.tracker_http, settings.tracker_token)
@@ -166,7 +165,7 @@ def tracker() -> None:
     )
     with ExitStack() as serving:
         if address is not None:
-            # Connections of its own: no client holds up a tick.
+            # A separate connection pool: HTTP clients can't delay the tracker's tick.
             reading = create_engine(
                 settings.require_database_url(),
                 application_name="forebay tracker http",
@@ -186,7 +185,7 @@ def tracker() -> None:
 
 @contextmanager
 def _pushing(settings: Settings, dagster_url: str, candidate: Tracker, stop: threading.Event) -> Iterator[None]:
-    """Batches are pushed while the candidate leads; by a connection and a thread of its own."""
+    """Push batches while the candidate leads, in a separate thread with its own connection."""
     from orchestration.tracker.batch_pusher import BatchPusher  # noqa: PLC0415  other commands need none of it
     from orchestration.tracker.dagster_client import DagsterClient  # noqa: PLC0415
 

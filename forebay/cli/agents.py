@@ -1,4 +1,4 @@
-"""`forebay agents`: who runs receivers, which of them is to be empty, and which host will not come back."""
+"""`forebay agents`: list the agents, drain one of them, and forget a host that will not come back."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ app = typer.Typer(help="Agents and their hosts: list, drain, undrain, forget.", 
 
 @app.callback()
 def agents(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FBT002
-    """List agents, and hosts without one to which receivers belong.
+    """List agents, and hosts that have receivers but no agent.
 
-    "receivers" are placed on the agent; "waiting" belong to its host and are placed nowhere.
+    "receivers" counts those that are placed on the agent; "waiting" counts those that belong to its host and are not
+    placed.
     """
     if context.invoked_subcommand is not None:
         return
@@ -54,11 +55,11 @@ def agents(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FB
 
 @app.command()
 def drain(name: Name) -> None:
-    """Take all receivers from an agent, and place none on it, until `forebay agents undrain`.
+    """Move all receivers off an agent, and place none on it until `forebay agents undrain`.
 
-    Each stops reading, registers what it holds, and starts again on another agent that has a slot for it. What belongs
-    to the agent's host (a listener's address, one receiver per host) stops and waits. An agent of this name that is
-    started anew is draining too.
+    Each receiver stops reading, registers what it holds, and starts again on another agent that has a free slot. A
+    receiver that belongs to the agent's host (a listener's address, one receiver per host) stops and waits. If the
+    agent is started again under this name, it is still draining.
     """
     console = Console(highlight=False)
     with driver_log(console, application_name=APPLICATION) as connection:
@@ -75,7 +76,7 @@ def drain(name: Name) -> None:
 
 @app.command()
 def undrain(name: Name) -> None:
-    """Let receivers be placed on an agent again; what moved away meanwhile stays where it is."""
+    """Let receivers be placed on an agent again. Receivers that have moved away stay where they are."""
     console = Console(highlight=False)
     with driver_log(console, application_name=APPLICATION) as connection:
         store.set_draining(connection, name=name, draining=False)
@@ -86,10 +87,11 @@ def undrain(name: Name) -> None:
 def forget(
     host: Annotated[str, typer.Argument(help="A host that will not come back, as `forebay agents` shows it.")],
 ) -> None:
-    """Give a host up: its own receivers are removed, its listeners may listen at another address.
+    """Forget a host: remove the receivers that belong to it, and let its listeners listen at another address.
 
-    What they have stored is processed like any other. A host that comes back all the same has its receivers again. If
-    it had a block store that no other host sees, hosts with another one may have receivers from now on.
+    Blocks that they have stored are processed as usual. If the host comes back after all, it gets its receivers
+    again. If the host had a block store that no other host sees, hosts with another block store may run receivers from
+    now on.
     """
     console = Console(highlight=False)
     with driver_log(console, application_name=APPLICATION) as connection:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def block_as_json(block: AllocatedBlock, receivers: Mapping[int, str]) -> dict[str, object]:
-    """Return one block; `receivers` are names by id."""
+    """Return one block as JSON fields; `receivers` maps ids to names."""
     return {
         "receiver": receivers.get(block.receiver_id, str(block.receiver_id)),
         "sequence": block.sequence,

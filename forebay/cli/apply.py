@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def changes_table(changes: Sequence[Change]) -> Table:
-    """The difference, a line per changed key."""
+    """Return the difference as a table, with one line per changed key."""
     table = Table("", "name", "key", "driver log", "code", title="Declarations")
     for change in changes:
         if change.action == "add":
@@ -56,7 +56,7 @@ def apply(
 ) -> None:
     """Write a module's streams and pipelines to the driver log, as versioned rows, and show what changes.
 
-    Refuses a change that would leave blocks that nothing reads. Applying what is applied changes nothing.
+    Refuses a change that would leave blocks that no pipeline reads. Applying the same module again changes nothing.
     """
     settings = Settings()
     console = Console(highlight=False, stderr=as_json)

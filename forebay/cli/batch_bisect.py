@@ -28,7 +28,7 @@ _MOST_SHOWN = 5
 
 
 def declared_pipeline(name: str, module: str | None) -> Pipeline:
-    """The pipeline as the code has it. Raises PipelineModuleError and ReplayError."""
+    """Return the pipeline that the module declares. Raises PipelineModuleError and ReplayError."""
     settings = Settings()
     found = {pipeline.name: pipeline for pipeline in load_pipelines(module or settings.module)}
     if name not in found:
@@ -51,7 +51,7 @@ def bisect(
 ) -> None:
     """Find the block(s) that break a batch: run its output functions on halves of its blocks. Commits nothing.
 
-    Exit 1 where a culprit was found, 0 where nothing fails. Runs Spark in this process.
+    The exit code is 1 if something fails, 0 if nothing does. Runs Spark in this process.
     """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     with driver_log(console, application_name="forebay batches bisect") as connection:
@@ -110,13 +110,13 @@ def _plain(found: Bisection, receivers: Mapping[int, str]) -> dict[str, object]:
 def _show(console: Console, found: Bisection, receivers: Mapping[int, str]) -> None:
     if not found.error:
         console.print(
-            "Nothing fails: the functions take all blocks. What failed lies after them, in the sink or the cluster, or "
-            "has been mended: `forebay batches replay`.",
+            "Nothing fails: the functions process all blocks. The failure was in the sink or the cluster, or has been "
+            "fixed: run `forebay batches replay`.",
         )
         return
     if found.without_blocks:
         console.print(
-            f"It fails without any record, so no block is at fault, but the code: {found.without_blocks}", markup=False
+            f"It fails without any record, so the code is at fault, and no block: {found.without_blocks}", markup=False
         )
         return
     for culprit in found.culprits:
@@ -135,4 +135,4 @@ def _show(console: Console, found: Bisection, receivers: Mapping[int, str]) -> N
             console.print(f"… and {len(culprit.blocks) - _MOST_SHOWN} more (--json shows all)")
         console.print(f"  {culprit.error.strip()[:2000]}", markup=False)
     if not found.whole:
-        console.print("There are more: so many culprits are rather the code's fault.")
+        console.print("There are more: with this many failing blocks, the code is probably at fault.")

@@ -17,38 +17,38 @@ from forebay.cli.dagster_home import LOCATION
 from orchestration.settings import Settings
 from tracker_store.engine import create_engine
 
-# A run in progress gets so long when the agent is gone; its batch is made again by its next attempt.
+# Seconds that a run in progress has to end when the agent is gone. After that its batch's next attempt runs it again.
 HARD_EXIT_SECONDS = 20.0
 
 log = structlog.get_logger(__name__)
 
 
 def batch_driver(
-    host: Annotated[str | None, typer.Option(help="The name of this host; its own unless given.")] = None,
-    location: Annotated[str, typer.Option(help="The Dagster code location whose batch runs it takes.")] = LOCATION,
+    host: Annotated[str | None, typer.Option(help="This host's name (default: its hostname).")] = None,
+    location: Annotated[str, typer.Option(help="The Dagster code location whose batch runs it executes.")] = LOCATION,
     agent_line: Annotated[  # noqa: FBT002
         bool, typer.Option("--agent-line", hidden=True, help="Standard input is a socket to the agent.")
     ] = False,
 ) -> None:
-    """Run a batch driver: it takes the batch runs of a code location, with Spark started before the first of them.
+    """Run a batch driver: it executes the batch runs of a code location, and starts Spark before the first of them.
 
-    DAGSTER_HOME names the Dagster instance, FOREBAY_MODULE the module that declares the pipelines. Drains and ends on
-    SIGTERM or Ctrl-C, and when it should be replaced (on new code, after many runs, above a memory mark): whoever runs
-    it starts it again. An agent with the role `batch-driver` does all that by itself.
+    DAGSTER_HOME names the Dagster instance, FOREBAY_MODULE the module that declares the pipelines. The driver drains
+    and exits on SIGTERM or Ctrl-C, and when it should be replaced (new code, many runs, too much memory): then start it
+    again. An agent with the role `batch-driver` does all that by itself.
     """
     from orchestration.run_launcher.driver_registration import DriverRegistration  # noqa: PLC0415  for this command
 
     agent = _AgentLine() if agent_line else None
     if "" not in sys.path:
-        # The working directory, as `python -m` has it.
+        # Import from the working directory, as `python -m` does.
         sys.path.insert(0, "")
     settings = Settings()
     engine = create_engine(settings.require_database_url(), application_name="forebay batch driver", pool_size=1)
-    # Before the seconds that Dagster and Spark take: whoever has a run knows that a driver is coming.
+    # Register before Dagster and Spark load, which takes seconds: a launcher with a run then knows of this driver.
     registration = DriverRegistration(engine, host=host or socket.gethostname(), location=location)
     from orchestration.run_launcher.driver_start import start  # noqa: PLC0415  loads Spark
 
-    # Until Dagster takes signals: a driver that is ended while it starts signs off.
+    # Until Dagster handles signals: a driver that is terminated while it starts still ends its registration.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(signal.SIGTERM + 128))
     began = time.monotonic()
     try:
@@ -64,21 +64,21 @@ def batch_driver(
         registration=registration,
         drain=threading.Event() if agent is None else agent.drain,
         is_left=threading.Event() if agent is None else agent.is_gone,
-        on_ready=_nobody if agent is None else agent.ready,
-        ask_for_successor=_alone if agent is None else agent.recycle,
+        on_ready=_ignore_ready if agent is None else agent.ready,
+        ask_for_successor=_no_successor if agent is None else agent.recycle,
     ).run()
 
 
-def _nobody() -> None:
-    """Whom nobody watches tells nobody."""
+def _ignore_ready() -> None:
+    """Do nothing: without an agent there is no process to report to."""
 
 
-def _alone(_reason: str) -> bool:
+def _no_successor(_reason: str) -> bool:
     return False
 
 
 class _AgentLine:
-    """This process's end of the line (receiver_runtime.batch_drivers has the words); a thread listens."""
+    """This process's end of the line to its agent; receiver_runtime.batch_drivers defines the words. A thread reads."""
 
     def __init__(self) -> None:
         self.drain = threading.Event()
@@ -87,12 +87,12 @@ class _AgentLine:
         threading.Thread(target=self._listen, name="agent line", daemon=True).start()
 
     def ready(self) -> None:
-        """It takes runs."""
+        """Report that the driver takes runs."""
         self._is_ready.set()
         self._say("ready")
 
     def recycle(self, reason: str) -> bool:
-        """It should be replaced; whether the agent was told."""
+        """Request a replacement; return whether the request was sent to the agent."""
         return self._say("recycle " + " ".join(reason.split()))
 
     def _say(self, line: str) -> bool:
@@ -115,17 +115,17 @@ class _AgentLine:
             self.is_gone.set()
         self.drain.set()
         if not self._is_ready.is_set():
-            # It has nothing to drain, and would go on to start for seconds.
+            # There is nothing to drain, and the start would take more seconds.
             end_at_once(0)
         while _read():
-            # Until the agent itself is gone: it bounds how long the last run may take.
+            # Wait until the agent is gone: while it lives, the agent limits how long the last run may take.
             continue
         threading.Event().wait(HARD_EXIT_SECONDS)
         end_at_once(1)
 
 
 def _read() -> bytes:
-    """What the agent says; nothing at the end of the line."""
+    """Return what the agent sent, or nothing once the line is closed."""
     try:
         return os.read(0, 4096)
     except OSError:

@@ -1,4 +1,4 @@
-"""`forebay batches replay`: runs finished batches again, in Dagster where it runs, else in this process."""
+"""`forebay batches replay`: run finished batches again, in Dagster if it runs, else in this process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Row:
 
 
 def dagster_url(settings: Settings) -> str | None:
-    """FOREBAY_DAGSTER_URL, else the webserver of the `forebay up` that runs in this home; None without any."""
+    """Return FOREBAY_DAGSTER_URL, else the webserver's URL of the `forebay up` that runs in this home, else None."""
     if settings.dagster_url is not None:
         return settings.dagster_url
     file = settings.home / "dagster" / URL_FILE
@@ -59,18 +59,18 @@ def replay(
     from_time: Annotated[str, typer.Option("--from", help="The first batch time of a range.")] = "",
     to_time: Annotated[str, typer.Option("--to", help="The last batch time of a range.")] = "",
     output: Annotated[list[str] | None, typer.Option(help="Only this output; may be given several times.")] = None,
-    local: Annotated[bool, typer.Option("--local", help="In this process, also where Dagster runs.")] = False,  # noqa: FBT002
+    local: Annotated[bool, typer.Option("--local", help="Run in this process, even if Dagster runs.")] = False,  # noqa: FBT002
     module: Annotated[
         str | None, typer.Option(help="The module that declares it; FOREBAY_MODULE unless given.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
-    """Run finished batches again with the blocks that they had, and replace their outputs: nothing comes out twice.
+    """Run finished batches again with the blocks that they had, and replace their outputs: no record is doubled.
 
-    One batch by its TIME, all of a range by --from and --to, or the newest completed one. Where `forebay up` runs in
-    this home, or FOREBAY_DAGSTER_URL names a webserver, it is a run of PIPELINE_replay, to be seen there; ending this
-    command does not end it. Else, or with --local, it runs in this process, with Spark. A batch that is QUARANTINED is
-    COMPLETED by it. What fails stays as it was. Exit 1 where a batch was not replayed.
+    Give TIME for one batch, --from and --to for a range, or nothing for the newest completed batch. If `forebay up`
+    runs in this home, or FOREBAY_DAGSTER_URL names a webserver, Dagster executes a run of PIPELINE_replay, which goes
+    on if this command is ended. Else, or with --local, this process runs the batches, with Spark. A QUARANTINED batch
+    becomes COMPLETED. If a replay fails, the batch stays as it was. The exit code is 1 if a batch was not replayed.
     """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     if batch_time and (from_time or to_time):
@@ -137,7 +137,7 @@ def _in_dagster(
     times: Sequence[datetime],
     outputs: Sequence[str],
 ) -> Iterator[_Row]:
-    """A run of the replay job; each batch when its attempt has ended, the rest when the run has."""
+    """Launch a run of the replay job; yield each batch when its attempt has ended, and the rest when the run has."""
     client = DagsterClient(url)
     config = {"from_time": times[0].isoformat(), "to_time": times[-1].isoformat(), "outputs": list(outputs)}
     try:

@@ -1,4 +1,4 @@
-"""`forebay batches`: what became of each batch; replay, bisect and discard those that went wrong."""
+"""`forebay batches`: list and show batches; replay, bisect and discard those that failed."""
 
 from __future__ import annotations
 
@@ -54,17 +54,20 @@ def _as_json(row: object, **more: object) -> dict[str, object]:
 @app.callback()
 def batches(
     context: typer.Context,
-    pipeline: Annotated[str | None, typer.Option(help="Of one pipeline; of all unless given.")] = None,
-    state: Annotated[list[BatchState] | None, typer.Option(help="In this state; may be given several times.")] = None,
+    pipeline: Annotated[str | None, typer.Option(help="Only this pipeline's batches (default: all).")] = None,
+    state: Annotated[
+        list[BatchState] | None, typer.Option(help="Only batches in this state; may be given several times.")
+    ] = None,
     from_time: Annotated[str, typer.Option("--from", help="From this batch time on.")] = "",
     to_time: Annotated[str, typer.Option("--to", help="Up to this batch time.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="So many of each pipeline, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many of each pipeline, newest first.")] = 20,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """List batches: state, attempts, records, and why one failed or waits.
 
-    The reason is the most telling failure of all attempts. BLOCKED waits for its block store, and uses no attempts up.
-    QUARANTINED has used them up: its blocks are kept for `forebay batches replay`. Times are UTC.
+    The reason is the most informative failure of all attempts. A BLOCKED batch waits for its block store, which uses up
+    no attempts. A QUARANTINED batch has used up its attempts; its blocks are kept for `forebay batches replay`. Times
+    are UTC.
     """
     if context.invoked_subcommand is not None:
         return
@@ -126,7 +129,7 @@ def _table(title: str, rows: list[BatchRow]) -> Table:
 
 
 def wanted_time(text: str) -> datetime:
-    """A batch time that has to be there. Raises ReplayError."""
+    """Return the batch time that the text gives. Raises ReplayError if it is empty or not valid."""
     time = parsed_time(text)
     if time is None:
         message = "a batch time is needed, as 2026-01-31T12:00:00Z: `forebay batches` lists them"
@@ -145,7 +148,7 @@ def _found(connection: sa.Connection, pipeline: str, text: str) -> tuple[int, Ba
 
 
 def statements(pipeline_id: int, time: datetime) -> dict[str, str]:
-    """The SQL that shows the same, and more, of a batch."""
+    """Return the SQL statements that show a batch in full detail."""
     of_batch = f"WHERE pipeline_id = {pipeline_id} AND batch_time = '{time.isoformat()}'"
     return {
         "blocks": f"SELECT * FROM forebay.batch_blocks {of_batch};",  # noqa: S608  shown to people
@@ -156,7 +159,7 @@ def statements(pipeline_id: int, time: datetime) -> dict[str, str]:
 
 @app.command()
 def show(pipeline: PipelineName, batch_time: BatchTime, as_json: AsJson = False) -> None:  # noqa: FBT002
-    """Show one batch: its blocks and where they lie, its attempts and replays, its outputs, and the SQL for each."""
+    """Show one batch: its blocks and where they are, its attempts and replays, its outputs, and the SQL for each."""
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
         pipeline_id, row = _found(connection, pipeline, batch_time)
@@ -209,9 +212,9 @@ def discard(
     batch_time: BatchTime,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,  # noqa: FBT002
 ) -> None:
-    """Give a quarantined batch up: the blocks that are kept for it go, and its records never come out.
+    """Give up a quarantined batch: its kept blocks are released for clean-up, and its records are never processed.
 
-    A pipeline that it has halted goes on. Can't be undone.
+    A pipeline that it has halted continues. This can't be undone.
     """
     console = Console(highlight=False, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:

@@ -1,4 +1,4 @@
-"""`forebay blocks`: the block store held against the driver log, and told which store it is."""
+"""`forebay blocks`: compare the block store with the driver log, repair it, adopt a root, and print records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 APPLICATION = "forebay blocks"
 
-app = typer.Typer(help="The stored blocks: are they there, and whole?", no_args_is_help=True)
+app = typer.Typer(help="Stored blocks: verify, repair, print records; adopt a block store.", no_args_is_help=True)
 
 _SHOWN = 20
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
@@ -42,7 +42,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 
 @contextmanager
 def _log_and_store(console: Console) -> Iterator[tuple[sa.Connection, BlockStore]]:
-    """The driver log and the block store that belongs to it; one that is not mounted is said, and exit 1."""
+    """Open the driver log and its block store; report a store that is not mounted, and exit with 1."""
     with driver_log(console, application_name=APPLICATION) as connection:
         try:
             yield connection, open_attached_store(connection, Settings().block_store_roots)
@@ -109,7 +109,8 @@ def _as_json(report: BlockReport) -> dict[str, object]:
 def verify(as_json: AsJson = False) -> None:  # noqa: FBT002
     """Read every registered block and compare its checksum; find files that no row names. Changes nothing.
 
-    Exit 1 where a block can't be read, a segment's file is missing, a file is nobody's, or a replica lacks a block.
+    The exit code is 1 if a block can't be read, a segment's file is missing, a file has no row, or a replica lacks a
+    block.
     """
     console = Console(highlight=False, stderr=as_json)
     with _log_and_store(console) as (connection, store):
@@ -127,8 +128,9 @@ def verify(as_json: AsJson = False) -> None:  # noqa: FBT002
 def repair(as_json: AsJson = False) -> None:  # noqa: FBT002
     """Verify, then copy to replicas what they lack, move files that no row names aside, forget empty segments.
 
-    Deletes nothing. A registered block that no replica has is not repaired: it is named, and its batch fails until the
-    file is put back from a copy. Exit 1 while there is such a block, or a replica that could not be repaired.
+    Deletes no data. A registered block that no replica has can't be repaired: it is named, and its batch fails until
+    the file is put back from a copy. The exit code is 1 while there is such a block, or a replica that could not be
+    repaired.
     """
     console = Console(highlight=False, stderr=as_json)
     with _log_and_store(console) as (connection, store):
@@ -148,23 +150,23 @@ def repair(as_json: AsJson = False) -> None:  # noqa: FBT002
             console.print(f"copied to {replica}: {path}", markup=False)
         for replica, path, why in done.not_copied:
             console.print(f"not copied to {replica}: {path}: {why}", style="bold red", markup=False)
-    away = any(replica.unreachable for replica in report.replicas)
-    raise typer.Exit(1 if report.lost or done.not_copied or away else 0)
+    unreachable = any(replica.unreachable for replica in report.replicas)
+    raise typer.Exit(1 if report.lost or done.not_copied or unreachable else 0)
 
 
 @app.command()
 def adopt(
     root: Annotated[str, typer.Argument(help="One root, as FOREBAY_BLOCK_STORE names it.")],
     host: Annotated[
-        str | None, typer.Option(help="As the driver log calls the host that has it; this one unless given.")
+        str | None, typer.Option(help="The host that has the root, by its name in the driver log (default: this one).")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,  # noqa: FBT002
 ) -> None:
-    """Say that an empty directory, or prefix, is not the mount point of a store but the store itself, from now on.
+    """Declare that an empty directory, or prefix, is a block store itself, and not a mount point without its store.
 
-    A root that the driver log knows goes on as the same store, without its blocks: receivers that wait for it go on by
-    themselves, and as a replica it is filled by `forebay blocks repair`. Another one becomes a new store, which the
-    next agent that starts with it attaches. One that is a store already is left as it is.
+    A root that the driver log knows continues as the same store, without its blocks: receivers that wait for it
+    continue by themselves, and if it is a replica, `forebay blocks repair` fills it. Any other root becomes a new
+    store, which the next agent that starts with it attaches. A root that is a store already is not changed.
     """
     console = Console(highlight=False, soft_wrap=True)
     names = root_names(root)
@@ -186,7 +188,7 @@ def adopt(
 
 
 def _adopt(store: Replica, by_host: Mapping[str, frozenset[str]], here: str, *, ask: bool) -> tuple[str, bool]:
-    """What to say, and whether all is well. `by_host` are the stores that hosts have by this root's name."""
+    """Adopt a root; return a message, and whether all is well. `by_host`: ids of stores with this root's name."""
     found = identity_of(store)
     expected = sorted(by_host.get(here, ()))
     if found is not None:
@@ -199,12 +201,12 @@ def _adopt(store: Replica, by_host: Mapping[str, frozenset[str]], here: str, *, 
     if not expected and by_host:
         hosts = ", ".join(sorted(by_host))
         return (
-            f"Host {here!r} has never had {store.name}, and host {hosts} has a store by this name: mount that, or say "
-            "whose this is to be, by --host."
+            f"Host {here!r} has never had {store.name}, and host {hosts} has a store by this name: mount that, or name "
+            "the host of this one by --host."
         ), False
     what = f"the store {expected[0]}, without its blocks" if expected else "a new store"
     if ask and not typer.confirm(f"{store.name} becomes {what}. Is everything mounted that should be?"):
-        return "Nothing was made.", False
+        return "Nothing was changed.", False
     return f"{store.name} is the store {make_identity(store, expected[0] if expected else None)} now.", True
 
 
@@ -212,12 +214,12 @@ def _adopt(store: Replica, by_host: Mapping[str, frozenset[str]], here: str, *, 
 def records(
     receiver: Annotated[str, typer.Argument(metavar="STREAM/N", help="The receiver that stored the block.")],
     sequence: Annotated[int, typer.Argument(help="The block's number in the receiver's sequence.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many records; all unless given.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many records (default: all).")] = None,
     to: Annotated[
-        Path | None, typer.Option(help="A file that is made: Parquet where it ends in .parquet, else a line a record.")
+        Path | None, typer.Option(help="Write to this file: Parquet if it ends in .parquet, else a line per record.")
     ] = None,
 ) -> None:
-    """Print the records of one block, a JSON object a line. Binary values are in base64."""
+    """Print the records of one block, one JSON object per line. Binary values are in base64."""
     console = Console(highlight=False, stderr=True, soft_wrap=True)
     stream, _, ordinal = receiver.rpartition("/")
     if not stream or not ordinal.isdecimal():
@@ -236,8 +238,8 @@ def records(
         console.print(str(error), style="bold red", markup=False)
         raise typer.Exit(1) from error
     if to is not None and to.suffix == ".parquet":
-        import pyarrow as pa  # noqa: PLC0415  as the next
-        import pyarrow.parquet as pq  # noqa: PLC0415  loaded where it is asked for
+        import pyarrow as pa  # noqa: PLC0415  only for Parquet
+        import pyarrow.parquet as pq  # noqa: PLC0415  only for Parquet
 
         table = pa.Table.from_batches(batches)
         pq.write_table(table if limit is None else table.slice(0, limit), to)

@@ -1,7 +1,7 @@
-"""The Dagster instance of `forebay up`: its dagster.yaml and workspace.yaml, written anew at each start.
+"""The Dagster instance of `forebay up`: its dagster.yaml and workspace.yaml, which are written at each start.
 
-Dagster's tables lie in a schema of their own in the driver log's database. An instance that is not made here is
-never changed.
+Dagster's tables are in a separate schema of the driver log's database. This module never changes an instance that it
+has not created.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ DAGSTER_SCHEMA = "dagster"
 DATABASE_VARIABLE = "FOREBAY_DAGSTER_DATABASE_URL"
 LOCATION = "forebay"
 URL_FILE = "url"
-# Ticks without a batch are one every few seconds; the others are few.
+# Days for which Dagster keeps ticks. A tick without a batch (skipped) comes every few seconds; the others are few.
 SKIPPED_TICK_DAYS = 1
 TICK_DAYS = 7
 
 
 def dagster_database_url(database_url: str) -> str:
-    """The driver log's database with Dagster's own schema as the search path."""
+    """Return the URL of the driver log's database, with Dagster's own schema as the search path."""
     url = psycopg2_url(database_url).update_query_dict({"options": f"-csearch_path={DAGSTER_SCHEMA}"})
     return url.render_as_string(hide_password=False)
 
 
 def ensure_dagster_schema(database_url: str) -> None:
-    """Create the schema where it is missing."""
+    """Create Dagster's schema if it is missing."""
     engine = create_engine(database_url, application_name="forebay up", pool_size=1)
     with connect(engine) as connection:
         connection.execute(sa.text(f"CREATE SCHEMA IF NOT EXISTS {DAGSTER_SCHEMA}"))
@@ -44,7 +44,7 @@ def write_dagster_home(directory: Path, *, code_server_port: int) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     days = {"skipped": SKIPPED_TICK_DAYS, "success": TICK_DAYS, "failure": TICK_DAYS, "started": TICK_DAYS}
     instance = {
-        # The URL holds a password, so it is named and not written.
+        # The URL holds a password: write the variable's name, and not its value.
         "storage": {
             "custom": {
                 "module": "orchestration.dagster_storage",
@@ -52,17 +52,17 @@ def write_dagster_home(directory: Path, *, code_server_port: int) -> Path:
                 "config": {"postgres_url": {"env": DATABASE_VARIABLE}},
             }
         },
-        # Launches at once: order and concurrency of batches are the batch sensor's.
+        # Launches runs at once: the batch sensor controls the order and concurrency of batches.
         "run_coordinator": {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"},
         # Batch runs go to the agent's batch drivers, every other run to Dagster's default launcher.
         "run_launcher": {"module": "orchestration.run_launcher.launcher", "class": "BatchRunLauncher"},
-        # Where they lie by default, written without the four processes that Dagster starts for each run.
+        # At Dagster's default place, but written without the four processes that Dagster starts for each run.
         "compute_logs": {
             "module": "orchestration.run_launcher.compute_logs",
             "class": "FileComputeLogManager",
             "config": {"base_dir": str(directory / "storage")},
         },
-        # Batch sensors wait for their boundaries (batch_sensor.py): none may take the place of another.
+        # A batch sensor blocks its thread until its boundary (batch_sensor.py): no sensor may wait for a free thread.
         "sensors": {"use_threads": True, "num_workers": 32},
         "run_monitoring": {"enabled": True, "start_timeout_seconds": 300, "poll_interval_seconds": 5},
         "retention": {

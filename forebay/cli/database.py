@@ -1,4 +1,4 @@
-"""Which driver log a command talks to: the one that is named, or the embedded one that runs in this home."""
+"""Connect a command to the driver log: the one that FOREBAY_DATABASE_URL names, or the embedded one of this home."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _LOG_TAIL_BYTES = 65_536
 
 
 def embedded_postgres(settings: Settings) -> EmbeddedPostgres:
-    """The embedded server of this home; nothing is started or made."""
+    """Return the embedded server of this home; start and create nothing."""
     return EmbeddedPostgres(settings.home / EMBEDDED_DIRECTORY)
 
 
 def database_url(settings: Settings) -> str:
-    """FOREBAY_DATABASE_URL, else the server that `forebay up` runs in this home.
+    """Return FOREBAY_DATABASE_URL, else the URL of the server that `forebay up` runs in this home.
 
-    Raises DatabaseUrlMissingError, and DriverLogUnavailableError where this home has a server that does not run.
+    Raises DatabaseUrlMissingError, and DriverLogUnavailableError if this home has a server that does not run.
     """
     if settings.database_url is None:
         server = embedded_postgres(settings)
@@ -47,7 +47,7 @@ def database_url(settings: Settings) -> str:
 
 
 def _last_failure(log: Path) -> str:
-    """The last line with which the server gave up, such as a full disk's."""
+    """Return the last FATAL or PANIC line of the server's log, such as one about a full disk."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
@@ -60,6 +60,6 @@ def _last_failure(log: Path) -> str:
 
 @contextmanager
 def driver_log(console: Console, *, application_name: str) -> Iterator[sa.Connection]:
-    """One connection for one command; a known error in it is printed on `console`, and the command exits with 1."""
+    """Open one connection for one command; print a known error on `console`, and exit with 1."""
     with clear_errors(console), connect_once(database_url(Settings()), application_name=application_name) as connection:
         yield connection

@@ -1,4 +1,4 @@
-"""`forebay db`: the driver log's schema, its roles, and the proof that it keeps its promises."""
+"""`forebay db`: the driver log's schema, its roles, and the check that its data is intact."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 APPLICATION = "forebay db"
-# Of a list, in a terminal.
+# The most entries of a list that are printed in a terminal.
 _SHOWN = 20
 AgainstStore = Annotated[
     bool,
-    typer.Option("--against-store", help="Also read every file of the block store, and list what no row knows."),
+    typer.Option("--against-store", help="Also read every file of the block store, and list blocks that have no row."),
 ]
 
 app = typer.Typer(
-    help="The driver log in Postgres: schema, roles, and the proof that it is intact.", no_args_is_help=True
+    help="The driver log in Postgres: schema, roles, and the check that it is intact.", no_args_is_help=True
 )
 
 
@@ -57,7 +57,7 @@ def upgrade() -> None:
 
 @app.command()
 def current() -> None:
-    """Show the schema's revision, and the one that this installation expects; exit 1 where they differ."""
+    """Show the schema's revision, and the one that this installation expects; exit with 1 if they differ."""
     console = Console(highlight=False)
     with driver_log(console, application_name=APPLICATION) as connection:
         found = migrate.current_revision(connection)
@@ -72,10 +72,10 @@ def current() -> None:
 def make_roles(
     sql: Annotated[bool, typer.Option("--sql", help="Print the statements for psql; change nothing.")] = False,  # noqa: FBT002
 ) -> None:
-    """Make the roles that are missing, and give each exactly its rights.
+    """Create the roles that are missing, and grant each role exactly its rights.
 
-    Needed where the user that migrates may not make roles; run it, or its --sql, as one who may and who has the rights
-    of the driver log's owner. Repeating it changes nothing.
+    Needed if the user that migrates may not create roles. Run it, or the output of --sql, as a user that may create
+    roles and has the rights of the driver log's owner. Running it again changes nothing.
     """
     if sql:
         typer.echo(roles.script(FUNCTIONS), nl=False)
@@ -103,11 +103,11 @@ def check(
     against_store: AgainstStore = False,  # noqa: FBT002
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
-    """Prove on the live data that the driver log is intact: chains, totals, fence, positions, ranges, commits, schema.
+    """Check on the live data that the driver log is intact: chains, totals, fence, positions, ranges, commits, schema.
 
-    Changes and locks nothing, and may run beside everything else; on millions of blocks it takes minutes of reading.
-    Exits with 1 where a promise is broken, and names the first few rows that break it. With --against-store also where
-    the store has blocks that no row knows and nothing will register: after a failover, or a restore.
+    Changes and locks nothing, and may run at any time; on millions of blocks it reads for minutes. Exits with 1 if a
+    promise is broken, and names the first few rows that break it. With --against-store it also exits with 1 if the
+    store has blocks that have no row and that no process will register: after a failover, or a restore.
     """
     console = Console(highlight=False, stderr=as_json)
     with driver_log(console, application_name=APPLICATION) as connection:
@@ -127,7 +127,7 @@ def check(
             _show_unknown_frames(console, comparison, paths, as_json=as_json)
             intact = intact and comparison.intact
     if as_json:
-        # Last, for what lies before it is written as it is found.
+        # This key comes last, because everything before it is written as soon as it is found.
         typer.echo(f', "intact": {json.dumps(intact)}}}')
     if not intact:
         raise typer.Exit(1)

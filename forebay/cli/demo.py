@@ -1,8 +1,8 @@
-"""`forebay demo`: the flights of 2013 through the whole of Forebay, the totals held against the known answer.
+"""`forebay demo`: send the flights of 2013 through all of Forebay, and compare the totals with the known answer.
 
-Composes the replay server, the services of `forebay up` for `forebay.demo.pipeline`, and a watch on the
-driver log. It never writes to the driver log itself, and uses a home of its own that it empties at each
-start; a Postgres or block store of the user's that the environment names is left alone.
+This module runs the replay server, the services of `forebay up` for `forebay.demo.pipeline`, and a watch on the driver
+log. It never writes to the driver log itself. It uses a separate home, which it empties at each start, and never
+touches a Postgres or block store that the user's environment names.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _KEPT = frozenset({_MARKER, "supervisor.lock"})
 _TICK_SECONDS = 0.5
 _LINE_SECONDS = 5.0
 _LOG_WIDTH = 250
-# What names a user's own services; the demo brings its own and must not touch those.
+# These name the user's own services: the demo starts its own, and must not touch those.
 _NOT_INHERITED = ("FOREBAY_DATABASE_URL", "FOREBAY_BLOCK_STORE")
 
 
@@ -89,32 +89,32 @@ class StoppedError(DemoError):
 
 
 class DemoServices(Protocol):
-    """What the demo needs of the services of `forebay up`, once all are ready."""
+    """The part of the services of `forebay up` that the demo uses, once all are ready."""
 
     @property
     def ui_url(self) -> str:
-        """Where the Dagster UI is."""
+        """Return the address of the Dagster UI."""
         ...
 
     @property
     def database_url(self) -> str:
-        """The driver log."""
+        """Return the URL of the driver log."""
         ...
 
     def wait(self, timeout: float | None = None) -> StopReason | None:
-        """Until a signal arrives or a service is given up; None after `timeout` seconds without either."""
+        """Wait until a signal arrives or a service is given up; return None after `timeout` seconds without either."""
         ...
 
 
 class Replay(Protocol):
-    """What the demo needs of the replay server."""
+    """The part of the replay server that the demo uses."""
 
     def wait_listening(self) -> tuple[str, int]:
-        """Host and port."""
+        """Wait until it listens; return its host and port."""
         ...
 
     def progress(self) -> ReplayProgress:
-        """State and lines sent, now."""
+        """Return its state and the lines that it has sent so far."""
         ...
 
 
@@ -139,18 +139,22 @@ TakeLook = Callable[[Replay, float], Snapshot]
 
 def demo(
     rate: Annotated[
-        float, typer.Option(min=0, help="Lines per second that are sent; 0 = as fast as they are taken.")
+        float, typer.Option(min=0, help="Lines sent per second; 0 = as fast as the receiver takes them.")
     ] = 5600.0,
     deadline: Annotated[
         float, typer.Option(min=1, help="Seconds after which the demo gives up and says what is stuck.")
     ] = 600.0,
-    ui_port: Annotated[int | None, typer.Option(help="Port of the Dagster UI; 3000 where that is free.")] = None,
+    ui_port: Annotated[
+        int | None, typer.Option(help="Port of the Dagster UI; 3000 if that is free, else any free one.")
+    ] = None,
     home: Annotated[
         Path | None,
-        typer.Option(help="Folder of all that the demo makes, emptied at each start; default: .forebay/demo."),
+        typer.Option(
+            help="Folder for everything that the demo creates, emptied at each start (default: .forebay/demo)."
+        ),
     ] = None,
     keep_running: Annotated[  # noqa: FBT002  an option by its name
-        bool, typer.Option("--keep-running", help="After the result, leave all running until Ctrl-C.")
+        bool, typer.Option("--keep-running", help="After the result, keep everything running until Ctrl-C.")
     ] = False,
     as_json: Annotated[  # noqa: FBT002  an option by its name
         bool,
@@ -160,9 +164,8 @@ def demo(
     """Run 336,776 real flights through all of Forebay, and check the totals.
 
     A small server sends the flights of 2013 from New York over TCP; a receiver stores them as blocks; every
-    10 seconds a batch goes through PySpark in Dagster; the Parquet that comes out is added up and held
-    against the known answer. The sending alone takes a minute. Exit code 0 only where everything agrees
-    exactly.
+    10 seconds a batch goes through PySpark in Dagster; the totals of the Parquet output are compared with the
+    known answer. Sending alone takes a minute. The exit code is 0 only if everything agrees exactly.
     """
     default_home = Path(os.environ.get("FOREBAY_HOME", ".forebay")) / "demo"
     options = DemoOptions(
@@ -185,9 +188,7 @@ def run(
     clock: Callable[[], float] = time.monotonic,
     console: Console | None = None,
 ) -> int:
-    """The whole demo. Returns the exit code: 0 agrees, 1 differs or failed, 128 + N on signal N (Ctrl-C:
-    130).
-    """
+    """Run the whole demo; return the exit code: 0 agrees, 1 differs or failed, 128 + N on signal N (Ctrl-C: 130)."""
     console = console or _console(options)
     started = clock()
     try:
@@ -200,7 +201,7 @@ def run(
             console.print(f"The flights wait at {host}:{port}; everything the demo makes is in {options.home}")
             services = parts.enter_context(
                 (start_services or _start_services)(
-                    options.ui_port, environment, _telling(console, lambda: clock() - started)
+                    options.ui_port, environment, _event_printer(console, lambda: clock() - started)
                 )
             )
             console.print(f"Dagster: {services.ui_url}")
@@ -259,9 +260,9 @@ def _write_json(result: Mapping[str, object]) -> None:
 
 
 def empty_home(home: Path) -> None:
-    """Make `home`, or empty it where it is a demo's; what an earlier demo left running in it is ended first.
+    """Create `home`, or empty it if a demo created it; first end the processes that an earlier demo left running.
 
-    Raises DemoHomeError where it holds anything else, SupervisorRunningError where a demo is running in it.
+    Raises DemoHomeError if it holds anything else, SupervisorRunningError if a demo is running in it.
     """
     if home.exists() and not (home / _MARKER).is_file() and any(home.iterdir()):
         message = f"{home} holds things that the demo did not make, so it is left as it is; name another by --home"
@@ -280,7 +281,7 @@ def empty_home(home: Path) -> None:
 
 
 def demo_environment(home: Path, host: str, port: int, output: Path) -> dict[str, str]:
-    """What the demo's services and its pipeline module read."""
+    """Return the environment variables that the demo's services and its pipeline module read."""
     return {
         "FOREBAY_HOME": str(home),
         "FOREBAY_MODULE": MODULE,
@@ -292,7 +293,7 @@ def demo_environment(home: Path, host: str, port: int, output: Path) -> dict[str
 
 @contextlib.contextmanager
 def process_environment(added: Mapping[str, str]) -> Iterator[None]:
-    """This process's environment with `added`, without a user's own services, as long as it is entered.
+    """Add `added` to this process's environment, and hide the user's own services, while the context is entered.
 
     The services are built from the environment, and their processes inherit it.
     """
@@ -308,7 +309,7 @@ def process_environment(added: Mapping[str, str]) -> Iterator[None]:
 
 
 class DriverLogLook:
-    """Looks at the driver log and the replay server; called once a tick."""
+    """Looks at the driver log and the replay server; called once per tick."""
 
     def __init__(self, database_url: str) -> None:
         self._engine = create_engine(database_url, application_name="forebay demo", pool_size=1)
@@ -318,8 +319,8 @@ class DriverLogLook:
         self._engine.dispose()
 
     def __call__(self, replay: Replay, at: float) -> Snapshot:
-        """One look. Raises DriverLogError or SQLAlchemy's errors where the driver log does not answer."""
-        # Before the driver log: so that "all was sent" never goes with an older count of what was received.
+        """Take one look. Raises DriverLogError or SQLAlchemy's errors if the driver log does not answer."""
+        # Before the driver log, so that "all was sent" is never combined with an older count of received records.
         sent = replay.progress()
         with connect(self._engine) as connection:
             receivers = [row for row in status.receiver_status(connection) if row.stream == STREAM]
@@ -352,7 +353,7 @@ class DriverLogLook:
 
 def _console(options: DemoOptions) -> Console:
     console = Console(stderr=options.as_json, highlight=False)
-    # Without a terminal there is no width to keep to: a line of progress stays one line.
+    # Without a terminal no width limits the output: each report of progress stays on one line.
     return console if console.is_terminal else Console(stderr=options.as_json, highlight=False, width=_LOG_WIDTH)
 
 
@@ -364,8 +365,8 @@ def _start_replay(rate: float) -> AbstractContextManager[Replay]:
 def _start_services(
     ui_port: int | None, environment: Mapping[str, str], on_event: Callable[[ChildEvent], None]
 ) -> Iterator[DemoServices]:
-    """What `forebay up` does, for the demo's pipeline; on leaving, everything is stopped."""
-    from forebay.cli.up import Services  # noqa: PLC0415  loads much that this module does without
+    """Start what `forebay up` starts, for the demo's pipeline; on leaving, stop everything."""
+    from forebay.cli.up import Services  # noqa: PLC0415  loads many modules that are not needed before
     from orchestration.settings import Settings  # noqa: PLC0415
 
     with (
@@ -375,8 +376,8 @@ def _start_services(
         yield services
 
 
-def _telling(console: Console, now: Callable[[], float]) -> Callable[[ChildEvent], None]:
-    """Says what starts, is ready, or is started again."""
+def _event_printer(console: Console, now: Callable[[], float]) -> Callable[[ChildEvent], None]:
+    """Return a function that prints which service starts, is ready, is restarted, or was given up."""
     words = {
         ChildEventKind.STARTED: "starting {name}",
         ChildEventKind.READY: "{name} is ready",
@@ -384,13 +385,13 @@ def _telling(console: Console, now: Callable[[], float]) -> Callable[[ChildEvent
         ChildEventKind.FAILED: "{name} was given up: {detail}",
     }
 
-    def tell(event: ChildEvent) -> None:
+    def print_event(event: ChildEvent) -> None:
         text = words.get(event.kind)
         if text is not None:
             sentence = text.format(name=event.name, detail=event.detail)
             console.print(f"{report.minutes(now())}  {sentence}", markup=False)
 
-    return tell
+    return print_event
 
 
 def _watch(
@@ -411,7 +412,7 @@ def _watch(
         live = stack.enter_context(Live(console=console, refresh_per_second=4)) if console.is_terminal else None
         while True:
             at = now()
-            # A driver log that doesn't answer for a while (it is restarted, say) is no end: the deadline is.
+            # A driver log that doesn't answer for a while (during a restart, say) ends nothing: only the deadline does.
             with contextlib.suppress(DriverLogError, sa.exc.SQLAlchemyError):
                 look = take_look(replay, at)
                 over = watch.see(look)

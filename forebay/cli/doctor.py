@@ -1,6 +1,6 @@
-"""`forebay doctor`: whether this machine has what Forebay needs, and the way out where it has not.
+"""`forebay doctor`: check that this machine has what Forebay needs, and say how to fix what is missing.
 
-Looks, and changes nothing: it makes no state directory, starts no server and no Spark.
+It only looks, and changes nothing: it creates no state directory, and starts no server and no Spark.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OLDEST_POSTGRES = 15
-"""The oldest that the driver log's statements were tried on."""
+"""The oldest major version that the driver log's statements were tested on."""
 
 UI_PORT = 3000
 
@@ -64,7 +64,7 @@ _STYLES = {Health.OK: "green", Health.WARNING: "yellow", Health.FAILED: "bold re
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found. way_out: what to do about it; never empty where it failed."""
+    """The result of one check. way_out: what to do about it; never empty if the check failed."""
 
     check: str
     health: Health
@@ -75,7 +75,7 @@ class Finding:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
-    """Check Java, Postgres, the block store, package names and ports; exit code 1 where something is missing."""
+    """Check Java, Postgres, the block store, package names and ports; exit with 1 if something is missing."""
     findings = examine()
     is_well = all(finding.health is not Health.FAILED for finding in findings)
     if as_json:
@@ -87,7 +87,7 @@ def doctor(
 
 
 def examine() -> list[Finding]:
-    """All checks' findings, in the order in which a person would go about it."""
+    """Run all checks and return their findings, in the order in which a person would check."""
     findings = [_versions(), *_names()]
     try:
         settings = Settings()
@@ -212,7 +212,7 @@ def _block_store(settings: Settings) -> Iterator[Finding]:
             yield _block_directory(store.root)
             continue
         try:
-            # Looks for a segment of this name, and makes nothing.
+            # This looks for a segment of this name, and creates nothing.
             store.create_segment("forebay-doctor").close()
         except (OSError, BlockStoreError) as error:
             yield Finding("block store", Health.FAILED, str(error), way_out)
@@ -221,7 +221,7 @@ def _block_store(settings: Settings) -> Iterator[Finding]:
 
 
 def _mounts(settings: Settings) -> Iterator[Finding]:
-    """Whether each root is the store that the driver log expects there; nothing where it expects none."""
+    """Check that each root is the store that the driver log expects there; yield nothing if it expects none."""
     from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415  loads pyarrow
     from receiver_runtime.block_store.identity import identity_of, require_identity  # noqa: PLC0415
     from receiver_runtime.block_store.stores import open_block_store, replicas_of  # noqa: PLC0415
@@ -229,7 +229,7 @@ def _mounts(settings: Settings) -> Iterator[Finding]:
     try:
         stores = replicas_of(open_block_store(settings.block_store_roots, timeout=_STORE_SECONDS))
     except BlockStoreError:
-        # Said by the check of the store.
+        # The check of the store reports this.
         return
     attached = _ask(settings, list_block_stores)
     for store in stores:
@@ -246,7 +246,7 @@ def _mounts(settings: Settings) -> Iterator[Finding]:
 
 
 def _hosts(settings: Settings) -> Iterator[Finding]:
-    """Whether other hosts see this one's block store; nothing where there are none, or no driver log to ask."""
+    """Check that other hosts see this host's block store; yield nothing without other hosts or a driver log."""
     from receiver_runtime.block_store.errors import BlockStoreError  # noqa: PLC0415  loads pyarrow
     from receiver_runtime.block_store.identity import identity_of  # noqa: PLC0415
     from receiver_runtime.block_store.stores import open_block_store, replicas_of  # noqa: PLC0415
@@ -255,7 +255,7 @@ def _hosts(settings: Settings) -> Iterator[Finding]:
         stores = replicas_of(open_block_store(settings.block_store_roots, timeout=_STORE_SECONDS))
         mine = {identity_of(store) for store in stores}
     except (OSError, BlockStoreError):
-        # Said by the check of the store.
+        # The check of the store reports this.
         return
     others = [seen for seen in _ask(settings, list_block_stores) if seen.host != socket.gethostname()]
     if not others:
@@ -274,7 +274,7 @@ def _hosts(settings: Settings) -> Iterator[Finding]:
 
 
 def _segments(settings: Settings) -> Iterator[Finding]:
-    """What processes left behind that nobody goes through, since their receivers run nowhere."""
+    """Report unsealed segments that no process salvages, because no process runs their receivers."""
     for left in _ask(settings, left_segments):
         receiver = f"receiver {left.ordinal} of stream {left.stream!r}"
         found = (
@@ -291,7 +291,7 @@ def _segments(settings: Settings) -> Iterator[Finding]:
 
 
 def _ask(settings: Settings, statement: Callable[[sa.Connection], Sequence[T]]) -> Sequence[T]:
-    """What the driver log says; nothing where there is none to ask."""
+    """Return the statement's result from the driver log, or nothing if there is no driver log to query."""
     server = EmbeddedPostgres(settings.home / "postgres")
     url = settings.database_url or (None if server.running_pid() is None else server.url())
     if url is None:
@@ -304,7 +304,7 @@ def _ask(settings: Settings, statement: Callable[[sa.Connection], Sequence[T]]) 
         finally:
             engine.dispose()
     except (DriverLogError, sa.exc.SQLAlchemyError, ImportError):
-        # Away, or not migrated: said by the check of Postgres.
+        # It is unavailable, or not migrated: the check of Postgres reports this.
         return []
 
 
@@ -356,7 +356,7 @@ def _ports(settings: Settings) -> Iterator[Finding]:
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there: where it would be made."""
+    """Return the path, or the nearest existing folder above it, in which it would be created."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
@@ -386,5 +386,5 @@ def _table(findings: list[Finding]) -> Table:
 
 
 def _plain(text: str) -> str:
-    """Text as it is: a path may hold what Rich takes for markup."""
+    """Escape the text, so that it is printed as it is: a path may hold what Rich takes for markup."""
     return text.replace("[", r"\[")

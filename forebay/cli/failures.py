@@ -1,4 +1,4 @@
-"""Errors that a user can mend are shown as one sentence, without a stack."""
+"""Print errors that a user can fix as one sentence, without a stack trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _known_errors() -> tuple[type[Exception], ...]:
-    """Import what may be raised only after something was: half a second that a command without errors does not pay."""
+    """Return the known errors. They are imported only after an error: this saves half a second in other commands."""
     from orchestration.modules import PipelineModuleError  # noqa: PLC0415
     from orchestration.replay import ReplayError  # noqa: PLC0415
     from orchestration.settings import DatabaseUrlMissingError  # noqa: PLC0415
@@ -26,7 +26,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def clear_errors(console: Console) -> Iterator[None]:
-    """Print a known error and exit with 1; anything else is a bug and keeps its stack."""
+    """Print a known error and exit with 1; any other error is a bug and keeps its stack trace."""
     try:
         yield
     except Exception as error:

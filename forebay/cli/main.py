@@ -1,6 +1,6 @@
 """The command `forebay`: one module per noun, loaded when its command is called (`forebay --help` loads all).
 
-So `forebay status` is there in a second: it answers within five, whatever is wrong.
+So `forebay status` loads within a second: it has to answer within five, whatever is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tracker_store.process_output import configure_log, keep_output_from_failing
 
 _MARKUP: Final = "markdown"
 
-# Command -> module of forebay.cli, and what in it: a function, or a typer.Typer with commands of its own.
+# Command -> module of forebay.cli, and the name in it: of a function, or of a typer.Typer with subcommands.
 _COMMANDS = {
     "demo": ("demo", "demo"),
     "up": ("up", "up"),
@@ -43,10 +43,10 @@ _HIDDEN = ("receiver", "tracker")
 
 
 class _Commands(TyperGroup):
-    """The commands by name; the module of one is imported when it is asked for."""
+    """The commands by name; a command's module is imported only when the command is requested."""
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  Typer's
-        """Hold the names, by which Typer suggests one for a name that is mistyped."""
+        """Hold the names, so that Typer can suggest one for a mistyped name."""
         super().__init__(**{**attributes, "commands": [TyperCommand(name) for name in _COMMANDS]})
 
     def list_commands(self, ctx: object) -> list[str]:  # noqa: ARG002  Typer's interface
@@ -72,7 +72,7 @@ class _Commands(TyperGroup):
 
 
 def _nothing() -> None:
-    """Make a Typer with one command a group all the same."""
+    """Do nothing: a Typer with a callback is a group, even with one command."""
 
 
 # Commands that run until they are stopped, with their output in a file on a disk that may be full.

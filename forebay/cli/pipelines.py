@@ -1,4 +1,4 @@
-"""`forebay pipelines`: how each pipeline fares; give one up that nobody runs any more."""
+"""`forebay pipelines`: list the pipelines and their state; remove one that is not run any more."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ app = typer.Typer(help="Pipelines: list, remove.", invoke_without_command=True)
 
 @app.callback()
 def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FBT002
-    """List pipelines: state, interval, what waits for each, its batches, and the newest that was completed.
+    """List pipelines: state, interval, waiting records, batches, and the newest completed batch.
 
-    "decided to" is the cursor in time: every batch time up to there has its batch. "oldest" is the age of what waits
-    longest. Times are UTC; in the JSON durations are in seconds.
+    "decided to" is the cursor in time: every batch time up to there has its batch. "oldest" is the age of the oldest
+    block that waits. Times are UTC; in the JSON durations are in seconds.
     """
     if context.invoked_subcommand is not None:
         return
@@ -67,7 +67,7 @@ def pipelines(context: typer.Context, as_json: AsJson = False) -> None:  # noqa:
 
 
 def warnings(rows: Sequence[PipelineStatus]) -> list[str]:
-    """Which pipelines stand still, why, and the ways out."""
+    """Return a line for each pipeline that makes no progress: why, and what to do."""
     lines = []
     for row in rows:
         if row.halted_by is not None:
@@ -78,7 +78,7 @@ def warnings(rows: Sequence[PipelineStatus]) -> list[str]:
 
 
 def stale_line(row: PipelineStatus) -> str:
-    """That a pipeline completes nothing while it holds blocks back, and what can be done about it."""
+    """Return the warning for a pipeline that completes nothing while it holds blocks back, and what to do."""
     held = 0.0 if row.holds_back_for is None else row.holds_back_for.total_seconds()
     way_out = (
         f"forebay start --pipeline {row.pipeline} lets it go on, forebay pipelines remove {row.pipeline} gives it up"
@@ -92,12 +92,12 @@ def stale_line(row: PipelineStatus) -> str:
 
 
 def shown_state(row: PipelineStatus) -> str:
-    """Its state; HALTED where it runs, and makes no batch."""
+    """Return the pipeline's state, or HALTED if it is RUNNING but a batch has halted it."""
     return "HALTED" if row.halted_by is not None and row.state == "RUNNING" else row.state
 
 
 def plain(row: PipelineStatus) -> dict[str, object]:
-    """For JSON: times as ISO 8601, durations in seconds."""
+    """Return the row for JSON: times as ISO 8601, durations in seconds."""
     values: dict[str, object] = {}
     for name, value in asdict(row).items():
         if isinstance(value, datetime):
@@ -112,11 +112,12 @@ def remove(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,  # noqa: FBT002
 ) -> None:
-    """Give a pipeline up: from then on it holds no block back, and clean-up goes on.
+    """Remove a pipeline: from then on it holds no block back, and clean-up continues.
 
-    What waits for it comes out nowhere, and what its quarantined batches kept is deleted; its outputs stay, and other
-    pipelines notice nothing. One that runs is refused: `forebay stop --pipeline NAME` first. Receivers that stopped
-    with it stay stopped until a pipeline that reads them runs. Applied again, it is another one that begins anew.
+    Records that wait for it are not processed, and blocks that its quarantined batches kept are deleted. Its outputs
+    stay, and other pipelines are not affected. A pipeline that runs is refused: `forebay stop --pipeline NAME` first.
+    Receivers that stopped with it stay stopped until a pipeline that reads them runs. If you apply it again, it is a
+    new pipeline, which begins with the blocks that are there then.
     """
     console = Console(highlight=False, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:

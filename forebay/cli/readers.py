@@ -1,4 +1,4 @@
-"""`forebay readers`: the named readers of streaming queries, and what each holds back; remove one."""
+"""`forebay readers`: list the named readers of streaming queries and what each holds back; remove one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ app = typer.Typer(help="Named readers of streaming queries: list, remove.", invo
 
 @app.callback()
 def readers(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FBT002
-    """List readers: what waits for each, since when, and when its query moved it last.
+    """List readers: the blocks that wait for each, since when, and when its query last moved it.
 
-    Clean-up keeps what waits, for as long as the reader is there. Times are UTC. One whose query is gone for good is
-    to be removed, or its blocks fill the disk.
+    Clean-up keeps these blocks for as long as the reader exists. Remove a reader whose query is gone for good, or its
+    blocks fill the disk. Times are UTC.
     """
     if context.invoked_subcommand is not None:
         return
@@ -65,12 +65,12 @@ def _plain(row: store.ReaderLag) -> dict[str, object]:
 
 @app.command()
 def remove(name: Annotated[str, typer.Argument(help="The reader, as its query names it.")]) -> None:
-    """Let a reader hold nothing back any more.
+    """Remove a reader, so that it holds no blocks back.
 
-    A query of it that runs ends with an error. Started again it goes on from its checkpoint, as long as the blocks
-    after that are not cleaned up.
+    If its query runs, the query ends with an error. Started again, the query continues from its checkpoint, unless the
+    blocks after the checkpoint have been cleaned up.
     """
     console = Console(highlight=False, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
         store.remove_reader(connection, name)
-    console.print(f"Reader {name} is removed: what only it had not read may be cleaned up now.", markup=False)
+    console.print(f"Reader {name} is removed: blocks that waited only for it may be cleaned up now.", markup=False)

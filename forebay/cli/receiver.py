@@ -1,4 +1,4 @@
-"""`forebay receiver`: one receiver process, as the agent starts it (hidden: nobody runs it by hand)."""
+"""`forebay receiver`: one receiver process (hidden: the agent starts it, and people don't)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from orchestration.settings import Settings
 def receiver(
     receiver: Annotated[
         list[str] | None,
-        typer.Option(help="RECEIVER_ID:ASSIGNMENT: which, and the placement it is started for; may be repeated."),
+        typer.Option(help="RECEIVER_ID:ASSIGNMENT: a receiver and the placement to start it for; may be repeated."),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="As its agent calls this host; its own name unless given.")] = None,
+    host: Annotated[str | None, typer.Option(help="This host, as its agent names it (default: its hostname).")] = None,
     spare: Annotated[  # noqa: FBT002
-        bool, typer.Option("--spare", help="Load everything, and wait for the agent to say which receivers.")
+        bool, typer.Option("--spare", help="Load everything, then wait until the agent names the receivers.")
     ] = False,
 ) -> None:
-    """Run receivers until each was told to stop, was fenced, or failed; the exit code says which."""
+    """Run receivers until each has been stopped, was fenced, or failed; the exit code says which."""
     from receiver_runtime.process_control import parse_receiver  # noqa: PLC0415  other commands need none of it
     from receiver_runtime.receiver_process import run  # noqa: PLC0415
     from receiver_runtime.spare_process import load, wait_for_work  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""`forebay receivers`: how each receiver fares; restart, pause, stop and start them, by STREAM or STREAM/N."""
+"""`forebay receivers`: list receivers and their state; restart, pause, stop and start them, by STREAM or STREAM/N."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 APPLICATION = "forebay receivers"
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-Name = Annotated[str, typer.Argument(metavar="STREAM[/N]", help="A stream's receivers, or one of them by its number.")]
+Name = Annotated[
+    str, typer.Argument(metavar="STREAM[/N]", help="All receivers of a stream, or one of them by its number.")
+]
 
 app = typer.Typer(help="Receivers: list, restart, pause, stop, start.", invoke_without_command=True)
 
 
 @app.callback()
 def receivers(context: typer.Context, as_json: AsJson = False) -> None:  # noqa: FBT002
-    """List receivers: state and what is wanted, where they run, their last block, their rate limit, and why.
+    """List receivers: state, wanted state, host, last block, rate limit, and the reason for the state.
 
     Times are UTC. "rate" is the limit in records per second; - means none.
     """
@@ -69,10 +71,10 @@ def _plain(row: ReceiverStatus) -> dict[str, object]:
 
 @app.command()
 def restart(name: Name) -> None:
-    """Start receivers anew, also those that are FAILED.
+    """Restart receivers, also those that are FAILED.
 
-    Each stops reading, registers what it holds, and is placed again by the tracker, as a new process. What is stopped
-    is refused.
+    Each stops reading and registers what it holds; the tracker then places it again, in a new process. A receiver that
+    is stopped is refused.
     """
     console = Console(highlight=False, soft_wrap=True)
     with driver_log(console, application_name=APPLICATION) as connection:
@@ -85,21 +87,21 @@ def restart(name: Name) -> None:
 
 @app.command()
 def start(name: Name) -> None:
-    """Let receivers run that were stopped or paused."""
+    """Start receivers that were stopped or paused."""
     _want(name, DesiredState.RUNNING, "is to run")
 
 
 @app.command()
 def pause(name: Name) -> None:
-    """Let receivers stop reading, and keep their processes and connections' places."""
+    """Pause receivers: they stop reading, but keep their processes and placement."""
     _want(name, DesiredState.PAUSED, "is to pause")
 
 
 @app.command()
 def stop(name: Name) -> None:
-    """Let receivers stop reading, register what they hold, and end, until `forebay receivers start`.
+    """Stop receivers until `forebay receivers start`: they stop reading, register what they hold, and end.
 
-    Their pipelines go on. To stop a pipeline with its receivers: `forebay stop --pipeline P`.
+    Their pipelines keep running. To stop a pipeline with its receivers: `forebay stop --pipeline P`.
     """
     _want(name, DesiredState.STOPPED, "is to stop")
 

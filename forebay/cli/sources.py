@@ -21,9 +21,9 @@ from receiver_runtime.sources.source_registry import KINDS
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-# Of a requirement, the package.
+# Matches the package's name at the start of a requirement.
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-# Of a receiver of the user's own: by what its sender does after a crash.
+# The guarantee of a user's own receiver, by what its sender does after a crash.
 _BY_RULE = {
     SourceRule.NOT_SENT_AGAIN: Guarantee.AT_MOST_ONCE,
     SourceRule.SENT_AGAIN: Guarantee.AT_LEAST_ONCE,
@@ -33,11 +33,11 @@ _BY_RULE = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A line of the list. `fields` are those of the declaration, or the options of a named receiver.
+    """An entry of the list. `fields` are those of the declaration, or the options of a named receiver.
 
-    `guarantee` is what a declaration has unless it says otherwise, `guarantees` all that it can have. `columns` are
-    empty where the receiver's class is not known, or says them only when it is made. `installed` is whether the
-    `extra` is there, in this environment.
+    `guarantee` is the default of a declaration, `guarantees` all that it can have. `columns` is empty if the receiver's
+    class is not known, or if it has its columns only once it is created. `installed` says whether the `extra` is
+    installed in this environment.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Kind:
 
 
 def known_kinds() -> list[Kind]:
-    """Forebay's own kinds by name, then the receivers by entry point. Imports those, to see what they take."""
+    """Return Forebay's own kinds by name, then the receivers by entry point. Imports those, to read their options."""
     package = _package("forebay")
     own = [
         Kind(
@@ -96,7 +96,7 @@ def _named(name: str, entry: EntryPoint) -> Kind:
 
 
 def _columns_of(receiver_class: type) -> dict[str, str]:
-    """As the class says them; none where they are known only once it is made."""
+    """Return the columns that the class declares; none if they are known only once it is created."""
     schema = getattr(receiver_class, "schema", None)
     if schema is not None:
         return {column.name: str(column.type) for column in schema}
@@ -104,7 +104,7 @@ def _columns_of(receiver_class: type) -> dict[str, str]:
 
 
 def _is_installed(extra: str) -> bool:
-    """Whether everything that our package's extra names is installed here; nothing of it is imported."""
+    """Return whether all packages of this extra of Forebay's are installed here. Imports none of them."""
     try:
         asked = requires("forebay") or []
     except PackageNotFoundError:
@@ -122,7 +122,7 @@ def _has(package: str) -> bool:
 
 
 def _shown(default: object) -> str | None:
-    """A default as it would be written; None where there is none, so that the field must be given."""
+    """Return a default as code, or None if there is none, so that the field must be given."""
     return None if default is PydanticUndefined else repr(default)
 
 
@@ -134,7 +134,7 @@ def _package(name: str) -> str:
 
 
 def _lines(kind: Kind) -> Table:
-    """A kind's lines, as wide as the terminal is: a table of all kinds had no room for what it said."""
+    """Return a kind's lines, as wide as the terminal. One table of all kinds would be too wide."""
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -155,10 +155,10 @@ def sources(
 ) -> None:
     """List the kinds of source: Forebay's own, and the receivers that installed packages bring by entry point.
 
-    Fields are shown with what they are unless given. The guarantee is what holds from the source to a registered block
-    when a process is killed. An extra must be installed where the agent runs, as by `pip install 'forebay[mqtt]'`; here
-    it is said of this environment. A package of your own that is missing here is not installed in this environment;
-    docs/how-to/custom-receiver.md says how it is made.
+    Fields are shown with their defaults. The guarantee holds from the source to a registered block, also when a process
+    is killed. An extra must be installed where the agent runs, for example by `pip install 'forebay[mqtt]'`; this list
+    says whether it is installed in this environment. If your own package is missing from the list, it is not installed
+    in this environment; docs/how-to/custom-receiver.md says how to make one.
     """
     kinds = known_kinds()
     if as_json:

@@ -1,4 +1,4 @@
-"""`forebay status`: streams, receivers, batches, lag, who leads, and what can't be reached."""
+"""`forebay status`: pipelines, receivers, batches, lag, which tracker leads, and what can't be reached."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Seconds. The command answers within this time, whatever is wrong.
 ANSWER_SECONDS = 5.0
 _PRINTING_SECONDS = 0.4
-_LEAST_SECONDS = 3.0  # where loading has taken the rest
+_LEAST_SECONDS = 3.0  # time for queries that remains even if loading has used up the rest
 
 _ALARM = "bold red"
 
@@ -96,7 +96,7 @@ def _plain(value: object) -> object:
 
 
 def _table(title: str, columns: dict[str, str], rows: Sequence[Mapping[str, object]]) -> Table:
-    """Every column whole but `reason`, which takes the lines that it needs."""
+    """Return a table in which only `reason` may wrap; every other column stays on one line."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column, heading in columns.items():
         if column == "reason":
@@ -111,9 +111,9 @@ def _table(title: str, columns: dict[str, str], rows: Sequence[Mapping[str, obje
 
 
 def _seconds(within: float) -> float:
-    """What is left of the time to answer in: it began with the process, and printing takes some of it."""
+    """Return the seconds left to answer in. The time counts from the start of the process, and includes printing."""
     age = time.time() - psutil.Process().create_time()
-    # An older process was not started for this command; or loading took so long that the promise is broken already.
+    # An older process was not started for this command, or loading took so long that the limit is exceeded already.
     left = within - age if 0 <= age < within else within
     return max(min(_LEAST_SECONDS, within), left - _PRINTING_SECONDS)
 
@@ -121,14 +121,15 @@ def _seconds(within: float) -> float:
 def status(
     batches: Annotated[int, typer.Option(min=1, help="How many batches to show, newest first.")] = 10,
     within: Annotated[
-        float, typer.Option(min=1.0, help="Answer within this many seconds; what is not there by then is named.")
+        float,
+        typer.Option(min=1.0, help="Answer within this many seconds; name the parts that have not answered by then."),
     ] = ANSWER_SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """Show pipelines, receivers, what waits for each pipeline (lag), and the newest batches with their delays.
 
-    It answers within 5 s, whatever is wrong: what it can't reach it names, with the reason, and exits with 1. In the
-    JSON such a part is null, and `unreachable` names it.
+    It answers within 5 s, whatever is wrong. If it can't reach something, it names that part and the reason, and exits
+    with 1. In the JSON such a part is null, and `unreachable` names it.
 
     "queue" counts blocks that a receiver has cut and not stored yet.
     "waited" is the scheduling delay (processing start - batch time), "ran" the processing time, "total" their sum.
@@ -165,7 +166,7 @@ def _rows(rows: Sequence[DataclassInstance] | None) -> list[dict[str, Any]] | No
 
 
 def _report(found: SystemStatus) -> dict[str, object]:
-    """The JSON object; null is a part that gave no answer."""
+    """Return the JSON object; a part that did not answer is null."""
     parts = {
         "agents": _rows(found.agents),
         "pipelines": None if found.pipelines is None else [plain(row) for row in found.pipelines],
@@ -191,7 +192,7 @@ def _show(console: Console, found: SystemStatus) -> None:
         console.print(_table("Pipelines", PIPELINE_COLUMNS, rows))
     if found.receivers is not None:
         console.print(_table("Receivers", RECEIVER_COLUMNS, _rows(found.receivers) or []))
-        # Not in the table: beside its columns there is no room in a terminal of 80.
+        # Not in the table: a terminal of 80 columns has no room for one more column.
         for receiver in found.receivers:
             if receiver.reason:
                 console.print(f"{receiver.stream}/{receiver.ordinal}: {receiver.reason}", markup=False, soft_wrap=True)
@@ -223,7 +224,7 @@ def _show_scaling(console: Console, found: SystemStatus) -> None:
 def _show_control_plane(console: Console, found: SystemStatus) -> None:
     leader = found.leader
     if leader is not None:
-        who = "nobody holds the leadership" if leader.holder is None else f"{leader.holder} (term {leader.term})"
+        who = "no tracker holds the leadership" if leader.holder is None else f"{leader.holder} (term {leader.term})"
         if leader.moves:
             console.print(f"Leader: {who}.", markup=False, soft_wrap=True)
         else:

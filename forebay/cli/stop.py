@@ -1,7 +1,7 @@
-"""`forebay stop` and `forebay start`: pipelines end in order, and go on.
+"""`forebay stop` and `forebay start`: stop pipelines in order, and start them again.
 
-A stop is a wish in the driver log, which the leading tracker carries out; this command writes it and watches. It ends
-no process: `forebay up` ends by itself when everything is stopped.
+A stop is a request in the driver log, which the leading tracker carries out. `forebay stop` writes the request and
+watches its progress. It ends no process: `forebay up` exits by itself when everything is stopped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _seconds(value: str) -> float:
 
 
 def what_is_open(progress: store.StopProgress) -> str:
-    """What a pipeline still waits for, in one line; what there is nothing of is left out."""
+    """Return in one line what a stopping pipeline still waits for; empty parts are left out."""
     said = []
     if progress.receivers:
         said.append(f"receivers: {', '.join(progress.receivers)}")
@@ -66,33 +66,33 @@ def what_is_open(progress: store.StopProgress) -> str:
 def stop(
     pipeline: Pipeline = None,
     timeout: Annotated[
-        str, typer.Option(help="So long to wait: a duration such as 90s or 10m; 0s: only ask, and return.")
+        str, typer.Option(help="How long to wait: a duration such as 90s or 10m; 0s: request the stop, and return.")
     ] = DEFAULT_TIMEOUT,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """Stop pipelines in order: what was received comes out first, then they end.
+    """Stop pipelines in order: everything that was received is processed first, then they end.
 
-    Receivers of streams that no other running pipeline reads stop reading, register what they hold, and end. What
-    waits gets its last batch, at the next multiple of the interval. Without --pipeline the system ends after that:
-    `forebay up` exits. The stop is durable, and goes on when this command ends; `forebay start` or `forebay up` lets
+    Receivers of streams that no other running pipeline reads stop reading, register what they hold, and end. Waiting
+    records get a last batch, at the next multiple of the interval. Without --pipeline the system ends after that:
+    `forebay up` exits. The stop is durable, and continues if this command ends. `forebay start` or `forebay up` lets
     the pipelines run again.
     """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     seconds = _seconds(timeout)
     settings = Settings()
     deadline = time.monotonic() + seconds
-    # Before it is asked for: afterwards the system may end at any moment.
+    # Look before the stop is requested: after that the system may end at any moment.
     supervised = pipeline is None and lock_holder(settings.home) is not None
     with driver_log(console, application_name="forebay stop") as connection:
         names = store.stop_pipelines(connection, name=pipeline)
-        progress = _watch(connection, names, deadline, _telling(console))
+        progress = _watch(connection, names, deadline, _progress_printer(console))
         leads = read_leadership(connection).holder is not None
     stopped = all(row.state is PipelineState.STOPPED for row in progress)
     ended = stopped and (not supervised or _wait_for_end(settings.home, deadline))
     if as_json:
         typer.echo(json.dumps({"stopped": stopped, "ended": ended, "pipelines": [_plain(row) for row in progress]}))
     if not stopped:
-        _say_what_is_open(console, progress, leads=leads)
+        _print_open_work(console, progress, leads=leads)
         if not seconds:
             return
         console.print(
@@ -116,18 +116,18 @@ def stop(
         console.print("Stopped." if progress else "There is no pipeline to stop.")
 
 
-def _say_what_is_open(console: Console, progress: Sequence[store.StopProgress], *, leads: bool) -> None:
+def _print_open_work(console: Console, progress: Sequence[store.StopProgress], *, leads: bool) -> None:
     for row in progress:
         if row.state is PipelineState.STOPPING:
             console.print(f"{row.pipeline} is still stopping; open: {what_is_open(row)}", markup=False)
             if row.waiting_records and not row.receivers and not row.unfinished_batches:
                 console.print(
-                    f"Nobody makes a batch of what waits: does Dagster run, and does its module declare "
+                    f"No process makes a batch of the waiting records: does Dagster run, and does its module declare "
                     f"{row.pipeline}? If it is not wanted any more: forebay pipelines remove {row.pipeline}",
                     markup=False,
                 )
     if not leads:
-        console.print("No tracker leads, so nobody carries it out: start one with forebay up, or forebay agent.")
+        console.print("No tracker leads to carry out the stop: start one with forebay up, or forebay agent.")
 
 
 def _plain(progress: store.StopProgress) -> dict[str, object]:
@@ -140,19 +140,19 @@ def _plain(progress: store.StopProgress) -> dict[str, object]:
 def _watch(
     connection: sa.Connection, names: Sequence[str], deadline: float, tell: Callable[[store.StopProgress], None]
 ) -> list[store.StopProgress]:
-    """Until all are STOPPED, or the deadline; the last that was seen."""
+    """Watch until no pipeline is STOPPING, or until the deadline; return the newest progress."""
     while True:
         progress = store.stop_progress(connection, names)
         for row in progress:
             tell(row)
-        # One that is started meanwhile is somebody's wish, too: it is not waited for.
+        # A pipeline may be started again meanwhile, on purpose: do not wait for it.
         if all(row.state is not PipelineState.STOPPING for row in progress) or time.monotonic() >= deadline:
             return progress
         time.sleep(POLL_SECONDS)
 
 
-def _telling(console: Console) -> Callable[[store.StopProgress], None]:
-    """A line whenever what there is to say of a pipeline is new."""
+def _progress_printer(console: Console) -> Callable[[store.StopProgress], None]:
+    """Return a function that prints a pipeline's progress whenever it has changed."""
     said: dict[str, str] = {}
 
     def tell(progress: store.StopProgress) -> None:
@@ -177,10 +177,10 @@ def _wait_for_end(home: Path, deadline: float) -> bool:
 
 
 def start(pipeline: Pipeline = None, as_json: AsJson = False) -> None:  # noqa: FBT002
-    """Let pipelines that were stopped run again, and their receivers with them.
+    """Start stopped pipelines again, and their receivers with them.
 
-    One that is still stopping goes on at once. Nothing is lost in between: what its sources sent elsewhere, or kept,
-    is theirs; what waits for a batch gets one.
+    A pipeline that is still stopping continues at once. Nothing is lost in between: records that wait for a batch get
+    one; records that the sources kept, or sent elsewhere, meanwhile are up to the sources.
     """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     with driver_log(console, application_name="forebay start") as connection:

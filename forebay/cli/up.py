@@ -1,7 +1,8 @@
-"""`forebay up`: everything on one machine, stopped cleanly by Ctrl-C.
+"""`forebay up`: run everything on one machine; Ctrl-C stops it cleanly.
 
-Composes the children (Postgres unless you name one, an agent, Dagster's code server, daemon and webserver) and knows
-in which order they start; the supervisor owns their lives. It applies your declarations before anything reads them.
+This module defines the children (Postgres unless you name one, an agent, Dagster's code server, daemon and webserver)
+and the order in which they start; the supervisor starts, restarts and stops them. Your declarations are applied before
+any child reads them.
 """
 
 from __future__ import annotations
@@ -47,14 +48,16 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 DEFAULT_UI_PORT = 3000
-# A crash recovery that is cut short begins anew the next time: it gets all the time that it may need.
+# Long, because a crash recovery that is interrupted starts again from its beginning the next time.
 POSTGRES_READY_SECONDS = 600.0
-# Dagster compiles and imports for a while on a cold machine.
+# Long, because on a cold machine Dagster compiles and imports for a while.
 DAGSTER_READY_SECONDS = 180.0
 AGENT_STOP_SECONDS = 45.0
-# Receivers that their agent has left need less to drain; a batch that takes longer is run again by the next attempt.
+# Time for the agent's children to end if the agent has ended on its own. Receivers need less to drain; a batch that
+# takes longer is run again by its next attempt.
 AGENT_LEFT_SECONDS = 5.0
-# How often it looks whether `forebay stop` has stopped everything, and how long that is so before it ends.
+# Seconds between two checks whether `forebay stop` has stopped everything, and for how long that must be so before
+# `forebay up` exits: `forebay stop` still reads its result from the driver log.
 STOP_POLL_SECONDS = 1.0
 ENDS_AFTER_SECONDS = 2.0
 
@@ -98,7 +101,7 @@ def _answers(url: str) -> Callable[[], bool]:
 
 
 class Services:
-    """The services of one home, running while the context is entered. For the main thread (it takes signals)."""
+    """The services of one home, which run while the context is entered. For the main thread: it handles signals."""
 
     def __init__(
         self,
@@ -110,8 +113,8 @@ class Services:
         """Prepare them; nothing starts before the context is entered.
 
         Args:
-            settings: of this installation; its module's declarations are applied.
-            ui_port: of the Dagster UI; 3000 where that is free, else any free one.
+            settings: this installation's; its module's declarations are applied.
+            ui_port: the Dagster UI's; None: 3000 if that is free, else any free one.
             on_event: called for each start, readiness and restart of a child.
         """
         self._settings = settings
@@ -123,24 +126,23 @@ class Services:
 
     @property
     def ui_url(self) -> str:
-        """The address of the Dagster UI."""
+        """Return the address of the Dagster UI."""
         return f"http://{HOST}:{self._ui_port}"
 
     @property
     def database_url(self) -> str:
-        """The driver log's address; with the embedded server known once it runs."""
+        """Return the driver log's address. The embedded server's is known once it runs."""
         if self._database_url is None:
             message = "the services have not been started"
             raise RuntimeError(message)
         return self._database_url
 
     def wait(self, timeout: float | None = None) -> StopReason | None:
-        """Until a signal arrives or a service is given up; None after `timeout` seconds without either."""
+        """Wait until a signal arrives or a service is given up; return None after `timeout` seconds without either."""
         return self._supervisor.wait(timeout)
 
     def wait_for_stop(self) -> StopReason | None:
-        """As `wait`, without an end; None when `forebay stop` has stopped everything."""
-        # It stays for a moment, for who watches the stop in the driver log.
+        """Wait as `wait` does, without a timeout; return None when `forebay stop` has stopped everything."""
         engine = create_engine(self.database_url, application_name="forebay up", pool_size=1)
         outage = Outage("forebay up")
         try:
@@ -158,7 +160,7 @@ class Services:
         return reason
 
     def pid(self, name: str) -> int | None:
-        """The pid of a service's process now."""
+        """Return the pid of a service's process now."""
         return self._supervisor.pid(name)
 
     def __enter__(self) -> Self:
@@ -175,7 +177,7 @@ class Services:
         self._stack.__exit__(kind, error, trace)
 
     def _start(self) -> None:
-        # A module that can't be loaded, or an address that may not be used, is said before anything starts.
+        # Report a module that can't be loaded, or an address that may not be used, before anything starts.
         listen_address(self._settings.tracker_http, self._settings.tracker_token)
         pipelines = load_pipelines(self._settings.module)
         if self._database_url is None:
@@ -184,14 +186,15 @@ class Services:
         engine = create_engine(self._database_url, application_name="forebay up", pool_size=1)
         with connect(engine) as connection:
             self.changes = apply(connection, pipelines)
-            # Whatever was stopped: who starts the system wants it to run. What a batch has halted waits for a person.
+            # Start stopped pipelines too: whoever runs `forebay up` wants them to run. A pipeline that a batch has
+            # halted stays halted until a person decides.
             start_pipelines(connection, names=[pipeline.name for pipeline in pipelines], lift_halts=False)
         engine.dispose()
         ensure_dagster_schema(self._database_url)
         code_server_port = _free_port()
         dagster_home = self._settings.home.absolute() / "dagster"
         workspace = str(write_dagster_home(dagster_home, code_server_port=code_server_port))
-        # Where commands in this home find Dagster while this runs.
+        # Commands in this home find Dagster by this file while this process runs.
         (dagster_home / URL_FILE).write_text(self.ui_url, encoding="utf-8")
         environment = self._environment(dagster_home)
         python = [sys.executable, "-m"]
@@ -266,7 +269,7 @@ class Services:
             "FOREBAY_DATABASE_URL": self.database_url,
             "FOREBAY_HOME": str(self._settings.home.absolute()),
             "FOREBAY_MODULE": self._settings.module,
-            # Dagster starts a process for each run: without compiled modules each would compile it anew.
+            # Dagster starts a process for each run: without .pyc files each process would compile Dagster again.
             "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         }
@@ -275,20 +278,20 @@ class Services:
 def up(
     module: Annotated[str | None, typer.Argument(help="The module (or .py file) that declares your pipelines.")] = None,
     ui_port: Annotated[
-        int | None, typer.Option(help="Port of the Dagster UI; 3000 where that is free; 0: any free one.")
+        int | None, typer.Option(help="Port of the Dagster UI (default: 3000 if that is free); 0: any free one.")
     ] = None,
 ) -> None:
     """Apply a pipeline module and run everything on this machine until Ctrl-C.
 
     Starts an embedded Postgres (unless FOREBAY_DATABASE_URL names yours), an agent with the receivers and the
-    tracker, and Dagster. Whatever dies is started again. State lies under FOREBAY_HOME (.forebay).
+    tracker, and Dagster. A process that ends is started again. The state is in FOREBAY_HOME (.forebay).
     """
     settings = Settings()
     if module is not None:
         settings = settings.model_copy(update={"module": module})
     console = Console(highlight=False)
     try:
-        with Services(settings, ui_port=ui_port, on_event=_telling(console)) as services:
+        with Services(settings, ui_port=ui_port, on_event=_event_printer(console)) as services:
             if services.changes:
                 console.print(changes_table(services.changes))
             console.print(f"Dagster: {services.ui_url}")
@@ -309,7 +312,7 @@ def up(
         raise typer.Exit(1)
 
 
-def _telling(console: Console) -> Callable[[ChildEvent], None]:
+def _event_printer(console: Console) -> Callable[[ChildEvent], None]:
     words = {
         ChildEventKind.STARTED: "starting",
         ChildEventKind.READY: "ready",
@@ -317,8 +320,8 @@ def _telling(console: Console) -> Callable[[ChildEvent], None]:
         ChildEventKind.FAILED: "was given up",
     }
 
-    def tell(event: ChildEvent) -> None:
+    def print_event(event: ChildEvent) -> None:
         if event.kind in words:
             console.print(f"{event.name}: {words[event.kind]} {event.detail}".rstrip(), markup=False)
 
-    return tell
+    return print_event

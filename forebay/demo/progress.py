@@ -1,7 +1,6 @@
-"""What the demo knows while it runs, and what follows from it: which step it is in, whether it is over, what
-is stuck.
+"""Decide from one look at the system which step the demo is in, whether it is over, and what is stuck.
 
-Pure functions over one look at the system; it must never talk to a service itself.
+Pure functions over one look; this module must never talk to a service itself.
 """
 
 from __future__ import annotations
@@ -50,25 +49,25 @@ class Snapshot:
 
     @property
     def completed_records(self) -> int:
-        """Records in COMPLETED batches."""
+        """Return the number of records in COMPLETED batches."""
         return sum(batch.records for batch in self.batches if batch.state == COMPLETED)
 
     @property
     def waits_for_a_batch(self) -> bool:
-        """Some batch that has records is not COMPLETED (empty batches keep coming and decide nothing)."""
+        """Return whether a batch with records is not COMPLETED. Empty batches keep coming, and are ignored."""
         return any(batch.state != COMPLETED for batch in self.batches if batch.records)
 
     @property
     def lag(self) -> int:
-        """Records that were received and are in no COMPLETED batch yet."""
+        """Return the number of records that were received and are in no COMPLETED batch yet."""
         return max(0, self.received - self.completed_records)
 
     def count(self, state: str) -> int:
-        """How many batches are in this state."""
+        """Return how many batches are in this state."""
         return sum(batch.state == state for batch in self.batches)
 
     def batches_by_state(self) -> dict[str, int]:
-        """How many batches are in each state, in the order in which a batch takes them."""
+        """Return how many batches are in each state, in the order in which a batch passes through the states."""
         counts = Counter(batch.state for batch in self.batches)
         order = ("ALLOCATED", "RUNNING", "FAILED", "BLOCKED", QUARANTINED, COMPLETED)
         ranked = sorted(counts, key=lambda state: order.index(state) if state in order else -1)
@@ -76,12 +75,12 @@ class Snapshot:
 
 
 def is_finished(look: Snapshot) -> bool:
-    """Every line was sent, every batch with records is COMPLETED, and they hold all the records expected."""
+    """Return whether every line was sent, every batch with records is COMPLETED, and no expected record is missing."""
     return look.replay_state == SERVED and look.completed_records >= look.expected and not look.waits_for_a_batch
 
 
 def is_short(look: Snapshot) -> bool:
-    """Every line was sent and all that was received is in COMPLETED batches, but it is too little."""
+    """Return whether every line was sent and all received records are in COMPLETED batches, but some are missing."""
     return (
         look.replay_state == SERVED
         and look.lag == 0
@@ -91,7 +90,7 @@ def is_short(look: Snapshot) -> bool:
 
 
 def what_it_does(look: Snapshot) -> str:  # noqa: C901, PLR0911  one sentence a state
-    """One sentence: the step that the demo is in, or what it waits for."""
+    """Return one sentence: the step that the demo is in, or what it waits for."""
     if is_finished(look):
         return "all records are in completed batches"
     if look.count(QUARANTINED):
@@ -121,7 +120,7 @@ def what_it_does(look: Snapshot) -> str:  # noqa: C901, PLR0911  one sentence a 
 
 
 def what_is_stuck(look: Snapshot | None) -> str:
-    """What keeps the demo from its end, and where to look; for the error at the deadline."""
+    """Return what keeps the demo from finishing, and where to look; for the error at the deadline."""
     if look is None:
         return "The driver log could never be read."
     parts: list[str] = []
@@ -155,7 +154,7 @@ class Timings:
 
 
 class Watch:
-    """Turns a series of looks into timings, and says when no more is to come."""
+    """Turns a series of looks into timings, and decides when the demo is over."""
 
     def __init__(self, settle_seconds: float = 45.0) -> None:
         self._settle_seconds = settle_seconds
@@ -165,11 +164,11 @@ class Watch:
 
     @property
     def last(self) -> Snapshot | None:
-        """The newest look."""
+        """Return the newest look."""
         return self._last
 
     def see(self, look: Snapshot) -> bool:
-        """Take a look in; True when the demo is over: finished, short for good, or a batch is quarantined.
+        """Record a look; return whether the demo is over: finished, short for good, or a batch is quarantined.
 
         "For good" means that everything was sent and nothing has been waiting for `settle_seconds`.
         """
@@ -184,7 +183,7 @@ class Watch:
         return is_finished(look) or short_for_good or look.count(QUARANTINED) > 0
 
     def timings(self) -> Timings:
-        """The figures of what was seen so far. Batches without records are left out of the medians."""
+        """Return the figures of the looks so far. Batches without records are left out of the medians."""
         batches = [batch for batch in self._last.batches if batch.records] if self._last else []
         return Timings(
             first_batch_completed=self._first_completed_at,
@@ -197,7 +196,10 @@ class Watch:
 
 
 def _rate(look: Snapshot | None) -> float | None:
-    """Records per second that the receiver took; it stops reading when it can't store, so none runs ahead far."""
+    """Return the records per second that the receiver took.
+
+    They are counted as they are sent: the receiver stops reading when it can't store, so the sender is never far ahead.
+    """
     return look.replayed / look.replay_seconds if look is not None and look.replay_seconds > 0 else None
 
 

@@ -1,6 +1,6 @@
-"""The replay server as a child process: starts it, follows its events, ends it.
+"""The replay server as a child process: start it, follow its events, end it.
 
-The child ends by itself when this process is gone, since its standard input ends then.
+The child ends by itself when this process is gone, because its standard input ends then.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ class ReplayProcess:
 
     @property
     def pid(self) -> int:
-        """The child's pid."""
+        """Return the child's pid."""
         return self._process.pid
 
     def wait_listening(self, timeout: float = _START_SECONDS) -> tuple[str, int]:
-        """Host and port, as soon as it listens; raises `ReplayFailedError`."""
+        """Wait until the server listens; return its host and port. Raises `ReplayFailedError`."""
         self._listening.wait(timeout)
         if self._address is None:
             raise ReplayFailedError(self._failure or f"It did not listen within {timeout:.0f} s.")
         return self._address
 
     def progress(self) -> ReplayProgress:
-        """The newest progress (about half a second old at most); raises `ReplayFailedError` if it ended."""
+        """Return the newest progress (about half a second old at most); raises `ReplayFailedError` if it ended."""
         if self._process.poll() is not None:
             raise ReplayFailedError(self._failure or f"Exit code {self._process.returncode}.")
         return self._progress
 
     def stop(self) -> None:
-        """End it; returns when it has ended. Safe to call twice."""
+        """End the server; return when it has ended. Safe to call twice."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

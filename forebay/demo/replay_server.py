@@ -1,13 +1,13 @@
 """A TCP server on loopback that replays lines once, at a rate, to one reader at a time.
 
-It keeps one cursor for its whole life: a reader that comes back is served from where the last one stopped,
-and no line that a connection took whole is sent a second time. After the last line it ends the stream;
-whoever connects after that gets no data, and the connection stays open until the reader leaves. Like any
-socket source it can't deliver again: what a connection took and then lost in its buffers is gone (X01).
+The server keeps one cursor for its whole life: a reader that connects again continues where the last one stopped,
+and a line that a connection has taken completely is not sent a second time. After the last line the server ends
+the stream; a reader that connects after that gets no data, and its connection stays open until it leaves. Like any
+socket source the server can't deliver again: bytes that a connection took and then lost in its buffers are gone (X01).
 
-Run as a process it is a child: `python -m forebay.demo.replay_server --rate 5600 --port 0` writes one JSON
-object per event to standard output and stops when standard input ends. It must never bind to anything but
-loopback unasked.
+It can run as a child process: `python -m forebay.demo.replay_server --rate 5600 --port 0` writes one JSON object
+per event to standard output and stops when standard input ends. By default it must never bind to anything but
+loopback.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
-# How long a blocking call may hold before the stop request is looked at again.
+# Seconds that a call may block before the server checks again whether a stop was requested.
 _POLL_SECONDS = 0.2
 _CLOSE_SECONDS = 5.0
 
 
 class ReplayState(StrEnum):
-    """What the server is doing. WAITING ⇄ SERVING → SERVED; any → STOPPED."""
+    """The server's state. WAITING ⇄ SERVING → SERVED; any → STOPPED."""
 
     WAITING = "waiting"  # lines are left and no reader is connected
     SERVING = "serving"  # a reader is connected and lines are left
-    SERVED = "served"  # every line was handed to a reader's connection; final but for STOPPED
+    SERVED = "served"  # every line was handed to a reader's connection; only STOPPED can follow
     STOPPED = "stopped"
 
 
@@ -75,9 +75,9 @@ class ReplayProgress:
 
 
 class Pacer:
-    """How many lines are due by now, at `rate` lines/s; 0 = no limit.
+    """Counts the lines that are due by now, at `rate` lines/s; 0 = no limit.
 
-    A reader that was slow is not paid back in one burst: at most `burst_seconds` of lines are ever owed.
+    A slow reader does not get everything that it missed in one burst: at most `burst_seconds` of lines are ever owed.
     """
 
     def __init__(self, rate: float, *, clock: Callable[[], float] = time.monotonic, burst_seconds: float = 0.5) -> None:
@@ -95,7 +95,7 @@ class Pacer:
         self._seen = self._clock()
 
     def due(self, at_most: int) -> int:
-        """How many lines, at most `at_most`, may be sent now."""
+        """Return how many lines, at most `at_most`, may be sent now."""
         if self._rate == 0:
             return at_most
         now = self._clock()
@@ -104,19 +104,19 @@ class Pacer:
         return min(int(self._owed), at_most)
 
     def sent(self, lines: int) -> None:
-        """Take `lines` off what is owed."""
+        """Subtract `lines` from the lines that are owed."""
         if self._rate > 0:
             self._owed -= lines
 
     def pause(self) -> float:
-        """Seconds until something worth sending is due: about 20 sends a second, never more than 0.2 s."""
+        """Return the seconds until enough is due for a send: about 20 sends a second, never more than 0.2 s."""
         if self._rate == 0:
             return 0.0
         return min(max(0.05, (1.0 - self._owed) / self._rate), _POLL_SECONDS)
 
 
 class _Cursor:
-    """Where the replay stands in a lazy series of blocks; only ever goes forward."""
+    """The replay's position in a lazy series of blocks; it only moves forward."""
 
     def __init__(self, blocks: Iterable[LineBlock]) -> None:
         self._blocks: Iterator[LineBlock] = iter(blocks)
@@ -125,7 +125,7 @@ class _Cursor:
         self.lines = 0
 
     def left_in_block(self) -> int:
-        """Lines left in the block at hand; takes the next one when it is used up; 0 = the end."""
+        """Return the lines left in the current block; take the next block when it is used up; 0 = the end."""
         while self._block is None or self._position >= len(self._block):
             self._block = next(self._blocks, None)
             self._position = 0
@@ -138,7 +138,7 @@ class _Cursor:
         return self._block.slice(self._position, count)
 
     def lines_in(self, byte_count: int) -> int:
-        """How many whole lines lie in the next `byte_count` bytes."""
+        """Return how many whole lines are in the next `byte_count` bytes."""
         assert self._block is not None
         end = self._block.offsets[self._position] + byte_count
         return bisect_right(self._block.offsets, end) - 1 - self._position
@@ -149,9 +149,9 @@ class _Cursor:
 
 
 class ReplayServer:
-    """Serves blocks of lines on `host`:`port` (0 = a free port) from a thread of its own.
+    """Serves blocks of lines on `host`:`port` (0 = a free port) from a separate thread.
 
-    `rate` is in lines/s over the time that a reader is connected; 0 = as fast as the socket takes them.
+    `rate` is in lines/s while a reader is connected; 0 = as fast as the socket takes them.
     Use as a context manager, or call `start` and `stop`.
     """
 
@@ -179,14 +179,12 @@ class ReplayServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port it listens on."""
+        """Return the host and port that the server listens on."""
         host, port = self._listener.getsockname()[:2]
         return str(host), int(port)
 
     def progress(self) -> ReplayProgress:
-        """State, lines handed over and connections accepted, now. Raises what ended the server, if anything
-        did.
-        """
+        """Return state, lines handed over and connections accepted so far. Raises the error that ended the server."""
         if self._failure is not None:
             raise self._failure
         return ReplayProgress(self._state, self._cursor.lines, self._connections, self._seconds)
@@ -196,7 +194,7 @@ class ReplayServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close listener and connection; returns when the thread has ended. Safe to call twice."""
+        """Close listener and connection; return when the thread has ended. Safe to call twice."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=_CLOSE_SECONDS + 2 * _POLL_SECONDS)
@@ -228,7 +226,7 @@ class ReplayServer:
                 self._connections += 1
                 with connection:
                     self._serve(connection)
-        except BaseException as error:  # noqa: BLE001  progress() raises it: a thread's error is otherwise seen by nobody
+        except BaseException as error:  # noqa: BLE001  progress() raises it: otherwise a thread's error is lost
             self._failure = error
         finally:
             self._move(ReplayState.STOPPED)
@@ -247,14 +245,14 @@ class ReplayServer:
                 self._move(ReplayState.WAITING)
             return
         self._move(ReplayState.SERVED)
-        # Only the sending side is shut, and the reader's own close is waited for: a full close with bytes of
-        # the reader's unread would reset the connection and could cost it the last lines.
+        # Shut down only the sending side, and wait until the reader closes: closing the connection with unread bytes
+        # from the reader would reset it, and the reader could lose the last lines.
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
         self._hold(connection, seconds=_CLOSE_SECONDS)
 
     def _send_all(self, connection: socket.socket) -> bool:
-        """True when no line is left; False when the reader has gone or the server is to stop."""
+        """Send all lines; return True when no line is left, False if the reader has left or a stop is requested."""
         while not self._stop.is_set():
             left = self._cursor.left_in_block()
             if left == 0:
@@ -274,7 +272,7 @@ class ReplayServer:
         return False
 
     def _send(self, connection: socket.socket, data: memoryview) -> int:
-        """Bytes that the connection took; fewer than given when it broke or the server is to stop."""
+        """Return the bytes that the connection took; fewer than given if it broke or a stop is requested."""
         taken = 0
         while taken < len(data) and not self._stop.is_set():
             try:
@@ -286,7 +284,7 @@ class ReplayServer:
         return taken
 
     def _has_left(self, connection: socket.socket, seconds: float) -> bool:
-        """Wait `seconds`; True as soon as the reader has left. What it sends is thrown away."""
+        """Wait at most `seconds`; return True as soon as the reader has left. Data that it sends is discarded."""
         readable, _, _ = select.select([connection], [], [], seconds)
         if not readable:
             return False
@@ -298,9 +296,7 @@ class ReplayServer:
             return True
 
     def _hold(self, connection: socket.socket, seconds: float | None = None) -> None:
-        """Keep the connection open, without data, until the reader leaves, `seconds` are over, or stop is
-        asked.
-        """
+        """Keep the idle connection open until the reader leaves, `seconds` are over, or a stop is requested."""
         end = None if seconds is None else time.monotonic() + seconds
         while not self._stop.is_set() and (end is None or time.monotonic() < end):
             if self._has_left(connection, _POLL_SECONDS):
@@ -308,7 +304,7 @@ class ReplayServer:
 
 
 def _watch_standard_input(stop: threading.Event) -> None:
-    # Not sys.stdin: a thread that is blocked in it holds a lock that the interpreter needs at its end.
+    # Not sys.stdin: a thread that is blocked in it holds a lock that the interpreter needs at its exit.
     while os.read(0, 4096):
         pass
     stop.set()

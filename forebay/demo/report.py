@@ -1,4 +1,4 @@
-"""How the demo looks in a terminal, as plain lines and as JSON: rendering only, no look-ups, no decisions."""
+"""Render the demo for a terminal, as plain lines and as JSON: no look-ups, no decisions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIFFERENT = "DIFFERENT"
 
 
 def progress_line(look: Snapshot) -> str:
-    """One plain line for a log."""
+    """Return one plain line for a log."""
     batches = ", ".join(f"{count} {state}" for state, count in look.batches_by_state().items()) or "none yet"
     return (
         f"{minutes(look.at)}  received {look.received:,} of {look.expected:,} records"
@@ -31,7 +31,7 @@ def progress_line(look: Snapshot) -> str:
 
 
 def progress_view(look: Snapshot, ui_url: str) -> RenderableType:
-    """The live view of a terminal."""
+    """Return the live view for a terminal."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(justify="right")
@@ -55,7 +55,7 @@ def progress_view(look: Snapshot, ui_url: str) -> RenderableType:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Per carrier: what was published beside the known answer; then every carrier and origin that differs."""
+    """Return a table: per carrier the published totals beside the known answer, then each differing group."""
     agreeing = sum(row.same for row in comparison.groups)
     table = Table(
         title="Flights of 2013 from New York, and their mean departure delay in minutes",
@@ -93,7 +93,7 @@ def _add_row(table: Table, row: Row) -> None:
 
 
 def timings_table(timings: Timings) -> Table:
-    """The run's figures, one a row."""
+    """Return the run's figures, one per row."""
     table = Table(show_header=False, box=None)
     table.add_column()
     table.add_column(justify="right")
@@ -108,7 +108,7 @@ def timings_table(timings: Timings) -> Table:
 
 
 def verdict(comparison: Comparison) -> str:
-    """The last sentence."""
+    """Return the demo's last sentence."""
     if comparison.same:
         known = comparison.total.expected.flights
         return f"{SAME}: all totals agree exactly with the known answer ({known:,} flights)."
@@ -116,7 +116,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def as_json(comparison: Comparison, timings: Timings) -> Mapping[str, Any]:
-    """The result as one JSON object; times in seconds, delays in minutes."""
+    """Return the result as one JSON object; times in seconds, delays in minutes."""
     return {
         "same": comparison.same,
         "flights": comparison.total.published.flights,
@@ -156,5 +156,5 @@ def _seconds(value: float | None) -> str:
 
 
 def minutes(seconds: float) -> str:
-    """A time since the start as MM:SS."""
+    """Return a time since the start as MM:SS."""
     return f"{int(seconds) // 60:02}:{int(seconds) % 60:02}"
