@@ -2,8 +2,9 @@
 
 Run as ``python -m benchmarks.batch_latency [--json] [--quick] [--batches N]``; docs/reference/benchmarks.md says what
 each figure means. Everything is real: `forebay up` as its users run it, once with a batch driver and once without (each
-batch then starts a process and a JVM), and pyspark's own `socketTextStream` with its write-ahead log. One after the
-other, each with the machine to itself; all of them get the same lines at the same pace and do the same with them.
+batch then starts a process and a JVM), and pyspark's own `socketTextStream` with its write-ahead log. They run one
+after the other, each with the machine to itself. All of them get the same lines at the same pace and do the same with
+them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _INTERVAL_SECONDS = 10
 _RECORDS_PER_BATCH = 100_000
 _BATCHES = 30
 _QUICK_BATCHES = 5
-# The first of each are not counted: nobody is warm yet.
+# The first batches of each are not counted: the processes are not warm yet.
 _FIRST = 3
 _KEYS = 1_000
 _LINE_BYTES = 100
@@ -50,7 +51,7 @@ _P95_AIM = 2.0
 
 @contextmanager
 def _source() -> Iterator[int]:
-    """The port of lines of 100 bytes, at a steady pace, for one connection after the other."""
+    """Serve lines of 100 bytes at a steady pace, to one connection after the other; yield the port."""
     per_chunk = _RECORDS_PER_BATCH // _INTERVAL_SECONDS // _CHUNKS_PER_SECOND
     chunks = [
         b"".join(
@@ -86,14 +87,14 @@ def _send(connection: socket.socket, chunks: list[bytes], stop: threading.Event)
         while not stop.is_set():
             connection.sendall(chunks[sent % len(chunks)])
             sent += 1
-            # By the clock, and not by pauses that add up.
+            # Sleep until a time on the clock: fixed pauses would add up their errors.
             time.sleep(max(0.0, begun + sent / _CHUNKS_PER_SECOND - time.monotonic()))
     except OSError:
         return
 
 
 def _forebay(directory: Path, batches: int, *, drivers: int) -> list[float]:
-    """Seconds from boundary to commit of so many batches, in `forebay up` with so many batch drivers."""
+    """Return the seconds from boundary to commit of this many batches, in `forebay up` with this many drivers."""
     with _source() as port:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("FOREBAY_", "DAGSTER_"))}
         environment |= {
@@ -144,7 +145,7 @@ def _latencies(engine: sa.Engine) -> list[float]:
 
 
 def _spark(directory: Path, batches: int) -> list[float]:
-    """The same of Spark Streaming: until its output is written."""
+    """Return the same for Spark Streaming: the seconds from boundary until the output is written."""
     with _source() as port:
         order = {"port": port, "directory": str(directory), "interval": _INTERVAL_SECONDS}
         with (directory / "spark.log").open("wb") as log:
@@ -175,7 +176,7 @@ def _until(predicate: Callable[[], bool], what: str, seconds: float = _START_SEC
     deadline = time.monotonic() + seconds
     while not predicate():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:g} s for this, in vain: {what}")
+            raise TimeoutError(f"this did not happen within {seconds:g} s: {what}")
         time.sleep(0.5)
 
 
@@ -204,7 +205,7 @@ def main() -> None:
     for name, measure in measures.items():
         report.section(name)
         with tempfile.TemporaryDirectory(prefix="forebay-latency-", ignore_cleanup_errors=True) as directory:
-            # The embedded server's own account has to get there.
+            # The embedded server runs as another user, which must be able to enter the directory.
             Path(directory).chmod(0o755)
             found[name] = measure(Path(directory))
         report.note(

@@ -17,5 +17,5 @@ pipeline = Pipeline("latency", interval=os.environ["BATCH_LATENCY_INTERVAL"])
 
 @pipeline.output(inputs=[lines], sink=ParquetSink(os.environ["BATCH_LATENCY_OUTPUT"]))
 def counts(lines: DataFrame) -> DataFrame:
-    """How many lines have each key."""
+    """Count the lines of each key."""
     return lines.selectExpr("substring_index(value, ' ', 1) AS key").groupBy("key").count()

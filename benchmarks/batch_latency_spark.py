@@ -1,7 +1,7 @@
 """The peer of `benchmarks.batch_latency`: the same batches in pyspark's own Spark Streaming, with its write-ahead log.
 
-A process of its own, with a JVM of its own: `python -m benchmarks.batch_latency_spark ORDER` prints a line for each
-batch, of its time and of when its output was written.
+It runs in a separate process with its own JVM: `python -m benchmarks.batch_latency_spark ORDER` prints a line for each
+batch, with its batch time and the time at which its output was written.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def _main() -> None:
         warnings.simplefilter("ignore", FutureWarning)
         streaming = StreamingContext(session.sparkContext, order["interval"])
     streaming.checkpoint(str(directory / "checkpoint"))
-    # One copy in memory: with the log there is no need for Spark's default of two, and its documentation says so.
+    # One copy in memory: Spark's documentation says that with the log its default of two copies is not needed.
     lines = streaming.socketTextStream("127.0.0.1", order["port"], StorageLevel.MEMORY_AND_DISK)
 
     output = str(directory / "output")
 
     def write(batch_time: datetime, batch: RDD[str]) -> None:
         at = batch_time.timestamp()
-        # Asked for here: what the function holds goes into the checkpoint, and a session can't.
+        # Get the session here: everything that the function refers to goes into the checkpoint, and a session can't.
         spark = SparkSession.builder.getOrCreate()
         frame = spark.createDataFrame(batch.map(lambda line: (line,)), "value string")
         counts = frame.selectExpr("substring_index(value, ' ', 1) AS key").groupBy("key").count()
@@ -64,7 +64,7 @@ def _main() -> None:
 
     lines.foreachRDD(write)
     streaming.start()
-    # Until its parent closes the pipe.
+    # Run until the parent closes the pipe.
     sys.stdin.read()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""How fast the driver log is, beside plain inserts, beside itself with a long history, and beside Spark's own tracker.
+"""Measure the driver log against plain inserts, against itself with a long history, and against Spark's own tracker.
 
 Run as ``python -m benchmarks.driver_log [--json] [--quick]``; docs/reference/benchmarks.md says what each figure means.
 """
@@ -34,7 +34,7 @@ _LINKED_AIMS = {1: 0.6, 8: 0.5, 32: 0.4}
 _GROUPED_AIM = 40_000
 _PROMPT_MS = 3.0
 _LATE_MS = 10.0
-# No figure worse than 1.2 times what it is without a history.
+# The aim: with a history no figure is worse than 1.2 times the one without.
 _HISTORY_AIM = 1 / 1.2
 _GROUP_RECEIVERS = 100
 _GROUP_BLOCKS = 10
@@ -44,7 +44,7 @@ _PARTS = ("singles", "groups", "history", "steady", "original")
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured. Seconds are of one round; the rest are blocks, but for the simulated minutes."""
+    """How much is measured. `seconds`: of one round; `minutes`: simulated; waiting, live, original_*: blocks."""
 
     seconds: float
     rounds: int
@@ -96,7 +96,7 @@ def _grouped(server: Server, report: Report, sizes: Sizes, receiver_ids: Sequenc
 
 @dataclass(frozen=True, slots=True)
 class _Additions:
-    """Blocks per second of `add_block`, and the median ratio to plain inserts of 8 writers in the same rounds."""
+    """Blocks per second of `add_block`, and the median ratio to the plain inserts of 8 writers in the same rounds."""
 
     singles: float
     groups: float
@@ -119,7 +119,7 @@ def _additions(server: Server, sizes: Sizes, receiver_ids: Sequence[int]) -> _Ad
 
 
 def _allocation(server: Server, report: Report, sizes: Sizes, log: FilledLog) -> None:
-    """Allocations and additions as history grows: what waits is always the newest of what is there."""
+    """Measure allocations and additions as the history grows: the blocks that wait are always the newest ones."""
     report.section(f"Allocation for {RECEIVERS} receivers, and additions, with a history of live blocks")
     rounds = sizes.rounds * 3
     without: dict[tuple[int, bool], float] = {}
@@ -284,7 +284,7 @@ def _original(server: Server, report: Report, sizes: Sizes, log: FilledLog, dire
 
 
 def measure(report: Report, server: Server, sizes: Sizes, directory: Path, *, parts: Collection[str]) -> None:
-    """The parts that are asked for, one after the other."""
+    """Measure the requested parts, one after the other."""
     with connect(server.engine) as connection:
         receiver_ids = sorted(make_log(connection, receivers=_GROUP_RECEIVERS).receiver_ids)
     if "singles" in parts:
@@ -307,7 +307,7 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.driver_log", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--quick", action="store_true", help="small sizes: a minute instead of a dozen, no aim is met")
+    parser.add_argument("--quick", action="store_true", help="small sizes: takes 1 minute, not 12, and meets no aim")
     parser.add_argument("--only", choices=_PARTS, action="append", help="measure this part alone; may be repeated")
     parser.add_argument("--directory", type=Path, help="where the server's data goes (default: the temporary folder)")
     arguments = parser.parse_args()

@@ -1,11 +1,11 @@
 """An hour at 80 % of the measured ceiling with 16 receivers of four kinds: does anything grow? Then ten times the rate.
 
 Run as ``python -m benchmarks.endurance [--minutes N] [--json] [--rate R]``, or ``make endurance``. Everything is real:
-`forebay up` as its users run it, Apache Kafka, senders that write down what was taken, and Parquet files that must have
-just that. First the rate is doubled until the batches don't keep up (the ceiling). Then 80 % of it is held for MINUTES,
-and memory, descriptors, threads, tables and latency of the first and of the last sixth stand side by side. Then ten
-times that rate is offered for 60 s: back pressure has to hold, and what waits has to drain. Ends with 1 if a record is
-missing or twice; no other figure makes it fail.
+`forebay up` as its users run it, Apache Kafka, senders that record what was taken, and Parquet files that must hold
+exactly that. First the rate is doubled until the batches don't keep up (the ceiling). Then 80 % of it is held for
+MINUTES, and memory, descriptors, threads, tables and latency of the first and the last sixth are compared. Then ten
+times that rate is offered for 60 s: back pressure has to hold, and the waiting records have to drain. The exit code is
+1 if a record is missing or doubled; no other figure makes it fail.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ _WARM_BATCHES = 5
 _SAMPLE_SECONDS = 10.0
 _FIRST_RATE = 2_000.0
 _STEP_SECONDS = 30.0
-# Each halves the way between the highest rate that was kept up with and the lowest that was not.
+# Each halves the interval between the highest rate that was kept up with and the lowest that was not.
 _HALVINGS = 2
-# A rate is kept up with while this part of it is taken, and no more waits than the newest intervals brought.
+# The system keeps up with a rate if it takes this part of it, and at most this many intervals' records wait.
 _TAKEN = 0.95
 _MOST_WAITING_INTERVALS = 5
 _PART_OF_CEILING = 0.8
 _BURST = 10
 _BURST_SECONDS = 60.0
 _DRAIN_SECONDS = 900.0
-# Flat: the last sixth has at most this much more than the first.
+# The aim for the ratio of the first sixth's value to the last sixth's: 1 is flat, less is growth.
 _FLAT = 0.9
 _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the system held at one moment."""
+    """The values that the system had at one moment, by name."""
 
     at: float
     values: Mapping[str, float]
@@ -72,7 +72,7 @@ class Sample:
 
 @dataclass(slots=True)
 class System:
-    """A system that runs, and those that send to it."""
+    """A running system, and its senders."""
 
     up: psutil.Process
     engine: sa.Engine
@@ -81,7 +81,7 @@ class System:
     samples: list[Sample] = field(default_factory=list)
 
     def sample(self) -> None:
-        """Look at it once."""
+        """Take one sample."""
         values = {**_of_processes(self.up), **self._of_driver_log()}
         self.samples.append(Sample(time.monotonic(), values))
 
@@ -99,7 +99,7 @@ class System:
         }
 
     def waiting(self) -> int:
-        """Return how many records no completed batch has."""
+        """Return how many registered records are in no completed batch."""
         [row] = self.rows(
             "SELECT (SELECT coalesce(sum(waiting_records), 0) FROM forebay.pipeline_status) + "
             "(SELECT coalesce(sum(records), 0) FROM forebay.batches WHERE state <> 'COMPLETED') AS records"
@@ -107,12 +107,12 @@ class System:
         return int(row.records)
 
     def unread(self) -> int:
-        """Return how many records were sent, and are in no block yet: a file, a topic or a socket still has them."""
+        """Return how many records were sent and are in no block yet: a file, a topic or a socket still has them."""
         [row] = self.rows("SELECT coalesce(sum(records), 0) AS records FROM forebay.receiver_status")
         return max(0, self.senders.count() - int(row.records))
 
     def latencies(self, seconds: float) -> list[float]:
-        """Return how long after their boundary the batches of the last seconds were complete."""
+        """Return the delays from boundary to completion, in seconds, of the batches completed in the last `seconds`."""
         rows = self.rows(
             "SELECT extract(epoch FROM total_delay)::float8 AS seconds FROM forebay.batch_stats "
             "WHERE records > 0 AND completed_at > clock_timestamp() - :seconds * interval '1 s'",
@@ -210,7 +210,7 @@ def _running(home: Path, interval: int) -> Iterator[System]:
 
 
 class _Holder:
-    """Whose ports are held as long as it lives."""
+    """The owner of the held ports: they are held for as long as it lives."""
 
 
 def _make_topic(servers: str) -> None:
@@ -222,7 +222,7 @@ def _make_topic(servers: str) -> None:
 
 
 def _warm_up(system: System) -> None:
-    """Offer little until Spark has done some batches: the first takes half a minute."""
+    """Offer a low rate until Spark has done some batches: the first takes half a minute."""
     system.senders.set_rate(_FIRST_RATE / 4)
     deadline = time.monotonic() + _START_SECONDS
     while len(system.latencies(_START_SECONDS)) < _WARM_BATCHES:
@@ -232,7 +232,7 @@ def _warm_up(system: System) -> None:
 
 
 def _ceiling(system: System, report: Report, step_seconds: float) -> float:
-    """Double the rate until it is not kept up with, then halve the way between; return the highest that was."""
+    """Double the rate until the system doesn't keep up, then bisect; return the highest rate that it kept up with."""
     kept, rate = 0.0, _FIRST_RATE
     while _keeps_up(system, report, rate, step_seconds):
         kept, rate = rate, 2 * rate
@@ -249,7 +249,7 @@ def _ceiling(system: System, report: Report, step_seconds: float) -> float:
 
 
 def _keeps_up(system: System, report: Report, rate: float, seconds: float) -> bool:
-    """Offer a rate, and see what comes of it when back pressure has had as long again to find its limits."""
+    """Offer a rate; return whether the system keeps up. Back pressure first gets `seconds` to find its limits."""
     system.senders.set_rate(rate)
     time.sleep(seconds)
     before, begun = system.senders.count(), time.monotonic()
@@ -270,7 +270,7 @@ def _drain(system: System) -> float:
     """Offer nothing; return how long it took until nothing waited. Raises TimeoutError."""
     begun = time.monotonic()
     left = system.senders.pause(_DRAIN_SECONDS)
-    # What was acknowledged is in blocks, but what a socket or a file brought may still come: it stays so for a while.
+    # Acknowledged records are in blocks, but those of a socket or a file may still arrive: look for some intervals.
     since: float | None = None
     while since is None or time.monotonic() - since < 3 * _INTERVAL_SECONDS:
         if time.monotonic() - begun > _DRAIN_SECONDS:
@@ -284,7 +284,7 @@ def _drain(system: System) -> float:
 
 
 def _hold(system: System, report: Report, rate: float, seconds: float) -> None:
-    """Hold a rate, look at everything meanwhile, and compare the first sixth with the last."""
+    """Hold a rate and take samples meanwhile; compare the first sixth with the last."""
     system.senders.set_rate(rate)
     begun = time.monotonic()
     sixth = seconds / 6
@@ -343,7 +343,7 @@ def _burst(system: System, report: Report, rate: float) -> None:
 
 
 def _check(system: System, report: Report) -> bool:
-    """Whether Parquet has just what was sent. A stream of Kafka has four senders, by name."""
+    """Return whether the Parquet files hold exactly what was sent. Kafka's stream has four senders, by name."""
     sums: dict[str, tuple[int, int]] = {}
     for file in sorted(system.output.glob("date=*/hour=*/batch_time=*/*.parquet")):
         with file.open("rb") as data:
@@ -365,11 +365,11 @@ def main() -> int:
     parser.add_argument("--step-seconds", type=float, default=_STEP_SECONDS, help="of each rate on the way up")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
-    # Its services end with it.
+    # Exit on SIGTERM by an exception, so that the services are stopped too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="forebay-endurance-", ignore_cleanup_errors=True) as directory:
         home = Path(directory)
-        # The embedded server's own account has to get there.
+        # The embedded server runs as another user, which must be able to enter the directory.
         home.chmod(0o711)
         report = Report("endurance", machine(receivers=4 * EACH))
         with _running(home, _INTERVAL_SECONDS) as system:

@@ -30,7 +30,7 @@ _kafka = Stream(
     receivers=len(_http),
 )
 
-# "merge": a batch that takes longer than the interval must not leave a queue behind, run by run.
+# "merge": a batch that takes longer than the interval must not leave a queue of runs behind.
 pipeline = Pipeline(
     "endurance",
     interval=os.environ["ENDURANCE_INTERVAL"],
@@ -56,7 +56,7 @@ def sums(  # one parameter per input, by their order
     files3: DataFrame,
     kafka: DataFrame,
 ) -> DataFrame:
-    """How many records each source brought, and the sum of their numbers."""
+    """Count the records of each source, and add up their numbers."""
     frames = [_numbers(frame, "body") for frame in (http0, http1, http2, http3)]
     frames += [
         _numbers(frame, "value")

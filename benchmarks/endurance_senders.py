@@ -1,6 +1,6 @@
 """The senders of `benchmarks.endurance`: four of each kind, at a rate that may be changed; they count what they sent.
 
-A number is counted when it is acknowledged, or, by a socket, when it was handed over: nothing is cut there.
+A number is counted when it is acknowledged; a socket's when it is handed over, because no connection is cut.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOPIC = "numbers"
 EACH = 4
 _TICK = 0.1
 _TIMEOUT = 120.0
-# A sender that is held up makes up for no more than this.
+# A sender that was delayed catches up on at most this many seconds of its rate.
 _MOST_SECONDS = 5.0
 _MOST_RECORDS = 20_000
 _LINES_PER_FILE = 500_000
@@ -32,7 +32,7 @@ _AGAIN = frozenset({429, 500, 502, 503})
 
 
 class Sender(ABC):
-    """One thread. `rate`: records per second that it offers now; `late`: how long its newest answers took."""
+    """A sending thread. `rate`: records per second that it offers now; `late`: start and length of its newest sends."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,16 +46,16 @@ class Sender(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin; it sends nothing before it has a rate."""
+        """Start the thread; it sends nothing before it has a rate."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End it."""
+        """End the thread."""
         self._stopped.set()
         self._thread.join(5)
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """With a rate of 0: wait until everything that was begun is acknowledged."""
+        """Wait until everything that was sent is acknowledged; return whether it was in time. Needs a rate of 0."""
         self._idle.clear()
         return self._idle.wait(seconds)
 
@@ -90,16 +90,16 @@ class Sender(ABC):
         self.total += (first + last) * (last - first + 1) // 2
 
     def _flush(self) -> bool:
-        """Whether nothing is under way."""
+        """Return whether nothing is in flight."""
         return True
 
     @abstractmethod
     def _send(self, first: int, last: int) -> None:
-        """Send these numbers until they are taken."""
+        """Send these numbers, and again until they are taken."""
 
 
 class HttpSender(Sender):
-    """A request per tick, sent again until it is answered by 200."""
+    """Sends a request per tick, again until the answer is 200."""
 
     def __init__(self, name: str, port: int) -> None:
         super().__init__(name)
@@ -127,7 +127,7 @@ class HttpSender(Sender):
 
 
 class SocketSender(Sender):
-    """Serves the one that connects; when it reads no more, it waits."""
+    """Serves the first connection; while the receiver does not read, the sender waits."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -136,7 +136,7 @@ class SocketSender(Sender):
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Return the port that it listens on."""
         port: int = self._listener.getsockname()[1]
         return port
 
@@ -148,7 +148,7 @@ class SocketSender(Sender):
 
 
 class FileSender(Sender):
-    """Appends and syncs; rotates long files, and deletes what was rotated long ago."""
+    """Appends to a file and syncs it; rotates it when it is long."""
 
     def __init__(self, name: str, directory: Path) -> None:
         super().__init__(name)
@@ -172,7 +172,7 @@ class FileSender(Sender):
 
 
 class KafkaSender(Sender):
-    """An idempotent producer of its own."""
+    """Sends with its own idempotent producer."""
 
     def __init__(self, name: str, servers: str) -> None:
         super().__init__(name)
@@ -196,7 +196,7 @@ class KafkaSender(Sender):
                 except BufferError:
                     self._producer.poll(_TICK)
         self._producer.poll(0)
-        # Its messages never time out before the benchmark does: `flush` says whether all have come.
+        # Messages don't time out before the benchmark does: `_flush` says whether all have arrived.
         self._took(first, last)
 
     def _flush(self) -> bool:
@@ -204,7 +204,7 @@ class KafkaSender(Sender):
 
 
 class Senders:
-    """All 16."""
+    """All 16 senders."""
 
     def __init__(self, directory: Path, http_ports: Sequence[int], kafka: str) -> None:
         self.sockets = [SocketSender(f"socket{number}") for number in range(EACH)]
@@ -228,12 +228,12 @@ class Senders:
                 sender.stop()
 
     def set_rate(self, rate: float) -> None:
-        """Offer so many records per second, in equal parts."""
+        """Offer this many records per second in all, in equal parts."""
         for sender in self._all:
             sender.rate = rate / len(self._all)
 
     def pause(self, seconds: float) -> list[str]:
-        """Offer nothing; return who is not done within so many seconds."""
+        """Offer nothing; return the names of the senders that are not done within this many seconds."""
         self.set_rate(0)
         deadline = time.monotonic() + seconds
         return [
@@ -241,13 +241,13 @@ class Senders:
         ]
 
     def count(self) -> int:
-        """Return how many records were taken in all."""
+        """Return how many records were taken in total."""
         return sum(sender.count for sender in self._all)
 
     def sums(self) -> Mapping[str, tuple[int, int]]:
-        """Return how many numbers of each were taken, and their sum."""
+        """Return for each sender how many of its numbers were taken, and their sum."""
         return {sender.name: (sender.count, sender.total) for sender in self._all if sender.count}
 
     def answer_seconds(self, since: float, until: float) -> list[float]:
-        """Return how long HTTP's answers took in a span of the monotonic clock."""
+        """Return how long HTTP's answers took in a span of the monotonic clock, in seconds."""
         return [late for sender in self.https for at, late in list(sender.late) if since <= at < until]

@@ -1,10 +1,10 @@
-"""How long a system needs to recover after a `kill -9` of each of its processes.
+"""Measure how long a system needs to recover after a `kill -9` of each of its processes.
 
 Run as ``python -m benchmarks.failover [--json] [--quick] [--rounds N] [--only FIGURE,FIGURE]``;
-docs/reference/benchmarks.md says what each figure means. Everything is real. Receiver, host and leader are killed among
-two hosts' agents and two trackers, with sockets, synced segments in a directory that both share, and the embedded
-durable server; driver, daemon, code server, agent and tracker in a `forebay up` (failover_system). All of it shares
-this machine.
+docs/reference/benchmarks.md says what each figure means. Everything is real, and shares this machine. Receiver, host
+and leader are killed in a system of two hosts' agents and two trackers, with sockets, synced segments in a directory
+that both hosts share, and the durable embedded server. Driver, daemon, code server, agent and tracker are killed in a
+`forebay up` (failover_system).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _QUICK_ROUNDS = 1
 _LINES_PER_SECOND = 1000
 _BLOCK_INTERVAL = "200ms"
 _HOSTS = ("one", "two")
-# As long as a spare process needs to be there again.
+# How long a new spare process needs to load.
 _SETTLE_SECONDS = 6.0
 _DEADLINE_SECONDS = 90.0
 _POLL_SECONDS = 0.005
 
 _LEASE_SECONDS = 10.0
-# A process that is killed this long after its last heartbeat has its lease expire within about a second of that.
+# The lease of a process that is killed this long after its last heartbeat expires within about a second of the kill.
 _STOPPED_SECONDS = _LEASE_SECONDS - 0.05
 
 
@@ -78,20 +78,20 @@ FIGURES = {**_HOST_FIGURES, **_SYSTEM_FIGURES}
 
 @dataclass(slots=True)
 class Times:
-    """Seconds from each kill to what it is about, by figure and round."""
+    """Seconds from each kill to the event that its figure waits for, by figure and round."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    # Between two blocks of a receiver that nobody touched, at most, while there was no leader.
+    # The longest pause between two blocks of an undisturbed receiver while there was no leader, for each round.
     gap: list[float] = field(default_factory=list)
 
     def add(self, report: Report, figure: str, seconds: float, detail: str = "") -> None:
-        """Take one round's time in, and show it."""
+        """Record one round's time, and show it."""
         self.seconds.setdefault(figure, []).append(seconds)
         report.console.print(f"  {figure}: {seconds:.2f} s{detail}")
 
 
 class _Processes:
-    """Hosts and trackers by name; whoever is killed is started again by `start`."""
+    """Hosts and trackers by name; `start_host` and `start_tracker` start one again after a kill."""
 
     def __init__(self, environment: Mapping[str, str], home: Path) -> None:
         self._environment = environment
@@ -100,16 +100,16 @@ class _Processes:
         self._trackers = 0
 
     def start_host(self, name: str) -> None:
-        """An agent that runs receivers and no tracker."""
+        """Start an agent that runs receivers and no tracker."""
         self._start(name, "agent", "--host", name, "--slots", "4", "--roles", "receivers", "--parent-pipe")
 
     def start_tracker(self) -> None:
-        """A tracker that nobody starts again."""
+        """Start a tracker that no agent restarts."""
         self._trackers += 1
         self._start(f"tracker-{self._trackers}", "tracker")
 
     def kill(self, pid: int) -> float:
-        """`kill -9` of a process of ours and of all below it, at once; the time."""
+        """Send SIGKILL to one of these processes and all its descendants; return the time of the kill."""
         [name] = [name for name, process in self._running.items() if process.pid == pid]
         process = self._running.pop(name)
         family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
@@ -156,13 +156,13 @@ class _Processes:
 
 
 class _Failover:
-    """The rounds, on one system that heals after each."""
+    """The rounds, on one system that recovers after each."""
 
     def __init__(self, server: Server, processes: _Processes) -> None:
         self._connection = server.connect()
         self._processes = processes
         steady, moved = self._rows("SELECT id FROM forebay.receivers ORDER BY id")
-        # One that is received from all the time, and one that is given away while there is no leader.
+        # One receiver receives all the time; the other one is made unplaced while there is no leader.
         self._steady, self._moved = int(str(steady[0])), int(str(moved[0]))
 
     def close(self) -> None:
@@ -170,9 +170,9 @@ class _Failover:
         self._connection.close()
 
     def kill_receiver(self, *, expiring: bool = False) -> float:
-        """Of the process that receives; until its successor has registered what it received itself.
+        """Kill the receiving process; return the seconds until its successor has registered a block that it received.
 
-        `expiring`: the process stood still before, so that its lease is over soon after the kill.
+        `expiring`: stop the process before the kill for so long that its lease expires soon after the kill.
         """
         epoch = self._epoch()
         [(pid,)] = self._rows(
@@ -188,7 +188,7 @@ class _Failover:
         return self._until("a block of a new process", lambda: self._received_since(epoch)) - at
 
     def kill_host(self) -> float:
-        """Of an agent and all of its children at once; until a receiver elsewhere has registered what it received."""
+        """Kill an agent and all its children at once; return the seconds until a block received on the other host."""
         epoch = self._epoch()
         [(pid, name)] = self._rows(
             "SELECT p.pid, p.name FROM forebay.receivers r JOIN forebay.processes p ON p.id = r.agent_id "
@@ -201,7 +201,7 @@ class _Failover:
         return took
 
     def kill_leader(self) -> tuple[float, float]:
-        """Of the tracker that leads; until the next one has placed a receiver, and the longest pause between blocks."""
+        """Kill the leading tracker; return the seconds until the next one places a receiver, and the longest pause."""
         [(term, holder)] = self._rows("SELECT term, holder FROM forebay.leadership")
         [(began,)] = self._rows("SELECT clock_timestamp()")
         at = self._processes.kill(int(str(holder).rpartition(":")[2]))
@@ -230,7 +230,7 @@ class _Failover:
         return decided - at, float(str(gap))
 
     def until_steady(self) -> None:
-        """Until every host has an agent and both receivers have registered blocks of their present processes."""
+        """Wait until every host has an agent and both receivers have registered blocks of their present processes."""
         self._until(
             "two agents and two receivers",
             lambda: self._rows(
@@ -260,7 +260,7 @@ class _Failover:
         return lambda: counter() != seen
 
     def _received_since(self, epoch: int) -> object:
-        """A block that a process of a newer epoch received; what it salvaged does not count."""
+        """Look for a block that a process of a newer epoch received itself; salvaged blocks don't count."""
         return self._rows(
             "SELECT FROM forebay.blocks b JOIN forebay.log_segments g ON g.id = b.segment_id AND g.epoch = b.epoch "
             "WHERE b.receiver_id = %s AND b.epoch > %s ORDER BY b.sequence DESC LIMIT 1",
@@ -310,7 +310,7 @@ def _environment(server: Server, home: Path) -> dict[str, str]:
 def run_among_hosts(
     report: Report, times: Times, server: Server, home: Path, *, rounds: int, figures: Sequence[str]
 ) -> None:
-    """One of each of the figures a round, among two hosts, on a system that has come to rest before each."""
+    """Measure each figure once per round, among two hosts, on a system that has come to rest before each kill."""
     with SteadySource(lines_per_second=_LINES_PER_SECOND) as source, SteadySource(lines_per_second=10) as other:
         _declare(server, source, other)
         source.send()
@@ -338,7 +338,7 @@ def run_among_hosts(
 def run_in_system(
     report: Report, times: Times, home: Path, *, rounds: int, figures: Sequence[str], drivers: int
 ) -> None:
-    """One of each of the figures a round, in one `forebay up` that has come to rest before each."""
+    """Measure each figure once per round, in one `forebay up` that has come to rest before each kill."""
     with system_failover(home, drivers) as failover:
         for _ in range(rounds):
             for figure in figures:
@@ -346,8 +346,8 @@ def run_in_system(
                 times.add(report, figure, failover.kill(figure), f" (undisturbed: {latency:.2f} s after its boundary)")
 
 
-def tell(report: Report, times: Times, figures: Sequence[str]) -> None:
-    """The figures of all rounds."""
+def add_figures(report: Report, times: Times, figures: Sequence[str]) -> None:
+    """Add the figures of all rounds to the report."""
     for figure in figures:
         measured, seconds = FIGURES[figure], times.seconds[figure]
         report.add(
@@ -401,13 +401,13 @@ def main() -> None:
         report.section(f"{rounds} rounds in a `forebay up`: {', '.join(in_system)}")
         with _directory(arguments.directory) as home:
             run_in_system(report, times, home, rounds=rounds, figures=in_system, drivers=arguments.drivers)
-    tell(report, times, arguments.only)
+    add_figures(report, times, arguments.only)
     report.print(as_json=arguments.json)
 
 
 @contextlib.contextmanager
 def _directory(parent: Path | None) -> Iterator[Path]:
-    """A new directory that an embedded server's own account can pass through."""
+    """Create a temporary directory that is traversable (o+x): the embedded server runs as another user."""
     with tempfile.TemporaryDirectory(prefix="forebay-benchmark-", dir=parent, ignore_cleanup_errors=True) as name:
         home = Path(name)
         home.chmod(0o711)

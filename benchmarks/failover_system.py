@@ -1,8 +1,8 @@
-"""How long a whole `forebay up` makes no batch after a `kill -9` of one of its processes.
+"""Measure how long a whole `forebay up` makes no batch after a `kill -9` of one of its processes.
 
 Each round waits until batches come regularly, kills one process, and measures the time until a batch is committed that
 has records received after the kill. It runs the system as users do: `forebay up` with a 2 s interval, an embedded
-server, and a source that sends 1,000 numbered lines/s. It must never help the system along after a kill.
+server, and a source that sends 1,000 numbered lines/s. It must never help the system to recover after a kill.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STEADY_BATCHES = 4
 _STEADY_SECONDS = 4.0
 # How long at most to wait for that: a machine with other load may never be quick enough.
 _REST_SECONDS = 120.0
-# As long as the agent needs to have its spare processes again.
+# How long the agent needs until its spare processes are loaded again.
 _SETTLE_SECONDS = 8.0
 
 # The words of each command line by which its process is found.
@@ -49,14 +49,14 @@ PROCESSES = {
     "agent": ("forebay.cli agent",),
     "tracker": ("forebay.cli tracker",),
 }
-# These are killed while a batch runs in the driver, which costs its attempt: the worst moment.
+# These are killed while a batch runs in the driver, so that the batch loses its attempt: the worst moment.
 _KILLED_IN_A_BATCH = frozenset({"driver", "agent"})
 
 _COMMITTED = sa.text(
     "SELECT c.batch_time, extract(epoch FROM c.committed_at)::float8 AS at FROM forebay.output_commits c "
     "JOIN forebay.batch_allocations a ON a.pipeline_id = c.pipeline_id AND a.batch_time = c.batch_time "
     "JOIN forebay.blocks b ON b.receiver_id = a.receiver_id AND b.sequence <@ a.sequences "
-    # What a successor salvaged was received before.
+    # Leaves out blocks that a successor salvaged: they were received before the kill.
     "JOIN forebay.log_segments g ON g.id = b.segment_id AND g.epoch = b.epoch "
     "WHERE c.batch_time > to_timestamp(:killed_at) AND b.added_at > to_timestamp(:killed_at) "
     "ORDER BY c.committed_at LIMIT 1"
@@ -72,7 +72,7 @@ _LATEST = sa.text(
 
 
 class SystemFailover:
-    """Rounds on one running system, which heals after each."""
+    """Rounds on one running system, which recovers after each."""
 
     def __init__(self, system: RunningSystem, drivers: int) -> None:
         self._system = system
@@ -125,7 +125,7 @@ class SystemFailover:
         return False
 
     def _running_batch(self) -> psutil.Process:
-        """Return just after a batch has begun to run: the driver that it runs in."""
+        """Wait until a batch runs; return the driver that it runs in."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         with connect(self._system.engine) as connection:
             while time.monotonic() < deadline:
@@ -145,8 +145,9 @@ def _lives(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def system_failover(home: Path, drivers: int = 1) -> Iterator[SystemFailover]:
-    """Start the system in `home`, with its source and so many batch drivers; stop it at the end."""
-    # What each system has a few minutes after its first start. Another process: this one must not hold a JVM.
+    """Start the system in `home`, with its source and this many batch drivers; stop it at the end."""
+    # Build the class archive, which each system has a few minutes after its first start. In another process, because
+    # this one must not hold a JVM.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FOREBAY_")}
     with subprocess.Popen(
         [sys.executable, "-m", "orchestration.spark.class_archive"],

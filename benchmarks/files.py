@@ -1,7 +1,7 @@
-"""How fast one large file is followed to registered blocks, beside who reads it and keeps nothing.
+"""Measure how fast one large file is followed to registered blocks, beside peers that read it and keep nothing.
 
-Run as ``python -m benchmarks.files [--json] [--quick]``. The peers are a loop of Python over its lines, and ``wc -l``.
-Both read what the page cache has, as the receiver does.
+Run as ``python -m benchmarks.files [--json] [--quick]``. The peers are a Python loop over its lines, and ``wc -l``.
+Both read from the page cache, as the receiver does.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _QUICK = Sizes(rounds=1, lines=1_000_000)
 
 
 def fill(path: Path, lines: int) -> None:
-    """Numbered lines of 100 bytes, the newline included."""
+    """Write numbered lines of 100 bytes, the newline included."""
     with path.open("wb") as file:
         for first in range(0, lines, _AT_ONCE):
             file.write(b"".join(b"%0*d\n" % (_LINE_BYTES - 1, n) for n in range(first, min(lines, first + _AT_ONCE))))
 
 
 def timed(lines: int, work: Callable[[], int]) -> float:
-    """Lines per second of what counts them."""
+    """Return the lines per second of `work`, which counts the lines."""
     began = time.perf_counter()
     if (counted := work()) != lines:
         raise RuntimeError(f"{counted} of {lines} lines were read")
@@ -57,19 +57,19 @@ def timed(lines: int, work: Callable[[], int]) -> float:
 
 
 def loop(path: Path) -> int:
-    """Every line as Python's text."""
+    """Count the lines, each decoded to Python's text."""
     with path.open(encoding="utf-8") as file:
         return sum(1 for _ in file)
 
 
 def word_count(path: Path) -> int:
-    """By ``wc -l``."""
+    """Count the lines by ``wc -l``."""
     said = subprocess.run(["wc", "-l", path], capture_output=True, check=True, text=True)  # noqa: S603, S607  a peer
     return int(said.stdout.split()[0])
 
 
 def follow(path: Path, url: str, directory: Path, lines: int, number: int) -> tuple[float, float]:
-    """Lines per second from the receiver's connection to its last registered block; CPU seconds per million of them."""
+    """Return lines per second from the connection to the last registered block, and CPU seconds per million lines."""
     source = FollowedFiles(path=str(path))
     rig = SourceRig.make(url, directory / f"round-{number}", source, stream=f"round{number}", block_interval="200ms")
     try:
@@ -92,7 +92,7 @@ def follow(path: Path, url: str, directory: Path, lines: int, number: int) -> tu
 
 
 def measure(report: Report, url: str, sizes: Sizes, directory: Path) -> None:
-    """All of them in turn."""
+    """Measure all of them in turn."""
     report.section(f"one file of {sizes.lines:,} lines of {_LINE_BYTES} bytes")
     path = directory / "one.log"
     fill(path, sizes.lines)

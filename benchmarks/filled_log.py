@@ -1,7 +1,7 @@
-"""A driver log of a chosen size: receivers with so many blocks, and so many of them waiting for a pipeline.
+"""A driver log of a chosen size: receivers with a number of blocks, some of which wait for a pipeline.
 
-Rows go straight into the tables, in sorted order, as fast as the server takes them; they are what `add_block` would
-have left, but for their times, which lie a second apart in the past.
+Rows go straight into the tables, in sorted order, as fast as the server takes them. They are what `add_block` would
+have written, except for their times, which are one second apart in the past.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RECEIVERS = 64
 # A session plans the function's statements in its first calls; a tracker's session lasts for days.
 _WARM_UP_CALLS = 6
 
-# The first block's time; 10 million seconds of blocks of 64 receivers lie before the present.
+# The first block's time: early enough that 10 million blocks of 64 receivers, one second apart, are in the past.
 _FIRST = datetime(2020, 1, 1, tzinfo=UTC)
 _STEP = timedelta(seconds=1)
 
@@ -52,7 +52,7 @@ class FilledLog:
         self._newest = 0
 
     def extend(self, blocks: int) -> None:
-        """Add so many blocks in all, as many to each receiver, and bring the server to rest."""
+        """Add this many blocks in all, the same number to each receiver; then vacuum and checkpoint."""
         each = self.blocks_each + blocks // RECEIVERS
         connection = self._server.connect()
         with connection.cursor() as cursor:
@@ -66,7 +66,7 @@ class FilledLog:
         self._newest = each + min(left, 1)
 
     def cut_back(self) -> None:
-        """Take away what writers have added since."""
+        """Delete the blocks that writers have added since."""
         connection = self._server.connect()
         with connection.cursor() as cursor:
             cursor.execute(
@@ -77,12 +77,12 @@ class FilledLog:
         connection.close()
 
     def clear(self) -> None:
-        """Take every block away."""
+        """Delete all blocks."""
         self._server.execute("TRUNCATE forebay.blocks")
         self.blocks_each = 0
 
     def let_wait(self, blocks: int) -> None:
-        """Set the pipeline back to where so many blocks wait, in as equal parts as can be; forget its batches."""
+        """Set the pipeline's cursors back so that this many blocks wait, evenly over receivers; delete its batches."""
         each, left = divmod(blocks, RECEIVERS)
         with connect(self._server.engine) as connection:
             for forgotten in (
@@ -108,7 +108,7 @@ class FilledLog:
             )
 
     def allocation_ms(self, waiting: int, *, late: bool, rounds: int) -> float:
-        """The median time of an allocation in ms, its commit with it; late: the cut halves what waits."""
+        """Return the median time of an allocation and its commit in ms; late: the cut halves the waiting blocks."""
         each = max(1, waiting // RECEIVERS)
         cut = _FIRST + _STEP * (self._newest + 1 - (each // 2 if late else 0))
         times = []
@@ -122,7 +122,7 @@ class FilledLog:
         return statistics.median(times[_WARM_UP_CALLS:])
 
     def first_allocation_seconds(self, waiting: int) -> float:
-        """What a tracker that starts anew needs until its first batch is allocated: a connection and the call."""
+        """Return how long a new tracker needs until its first batch is allocated: a connection and the call."""
         self.let_wait(waiting)
         self._server.engine.dispose()
         began = time.perf_counter()

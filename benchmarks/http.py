@@ -1,8 +1,8 @@
-"""Records by HTTP to registered blocks, beside a bare uvicorn application that reads the body and answers 200.
+"""Measure records by HTTP to registered blocks, beside a bare uvicorn application that reads the body and answers 200.
 
 Run as ``python -m benchmarks.http [--json] [--quick]``. Everything is real: a receiver process as the agent starts it,
-synced segments, the embedded durable server, and a sender in a process of its own. All of it shares this machine. The
-bare application stores nothing: what it answers is the most that HTTP itself lets through.
+synced segments, the durable embedded server, and a sender in a separate process. All of it shares this machine. The
+bare application stores nothing: its rate is the limit of HTTP itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one sender does."""
+    """The requests of one sender."""
 
     name: str
     connections: int
@@ -51,7 +51,7 @@ _LOADS = (
 
 
 def _send(port: int, load: Load, seconds: float) -> tuple[float, float]:
-    """Records a second, and the median time to an answer."""
+    """Run the sender; return records per second, and the median time to an answer in seconds."""
     arguments = [str(value) for value in (port, load.connections, load.lines, int(load.keys), seconds)]
     answer = subprocess.run(  # noqa: S603  our own command
         [sys.executable, "-m", "benchmarks.http_sender", *arguments],
@@ -76,7 +76,7 @@ def _bare() -> Iterator[int]:
 
 @contextlib.contextmanager
 def _receiver(server: Server, directory: Path) -> Iterator[int]:
-    """A receiver of its own stream; its port."""
+    """Run a receiver of a stream; yield its port."""
     declaration = {"source": Http(listen="127.0.0.1:0").model_dump(mode="json"), "settings": {}}
     with connect(server.engine) as connection:
         apply_stream(connection, name="s", declaration=declaration, receivers=1)

@@ -1,4 +1,4 @@
-"""A bare uvicorn application that reads the body and answers 200; the limit that `benchmarks.http` measures against.
+"""A bare uvicorn application that reads the body and answers 200: the limit that `benchmarks.http` compares with.
 
 Run as ``python -m benchmarks.http_bare``; prints its port.
 """

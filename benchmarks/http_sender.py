@@ -1,7 +1,7 @@
-"""Sends one request over and over on many connections, each as soon as the last was answered; for `benchmarks.http`.
+"""Send one request repeatedly on many connections, each as soon as the last was answered; for `benchmarks.http`.
 
-Run as ``python -m benchmarks.http_sender PORT CONNECTIONS LINES KEYS SECONDS``; prints answers a second and the median
-time to one, in seconds.
+Run as ``python -m benchmarks.http_sender PORT CONNECTIONS LINES KEYS SECONDS``; prints the answers per second and the
+median time to an answer, in seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.WriteTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is no child of asyncio's.
+        # uvloop's transport is not a subclass of asyncio's.
         self._transport = cast("asyncio.WriteTransport", transport)
         self._send()
 

@@ -1,4 +1,4 @@
-"""How fast the data plane is: a socket to registered blocks, beside Spark's receiver and beside the disk; and back.
+"""Measure the data plane: from a socket to registered blocks, beside Spark's receiver and the disk; and reading back.
 
 Run as ``python -m benchmarks.ingest [--json] [--quick]``; docs/reference/benchmarks.md says what each figure means.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from benchmarks.server import Server
 
 _COMPRESSIONS: Sequence[Compression] = ("lz4", "zstd", "none")
-# The default, and what Spark's log does, which is not compressed.
+# The default, and none, because Spark's log is not compressed.
 _AIMED = (DEFAULT_COMPRESSION, "none")
 _SPARK_AIM = 8.0
 _DISK_AIM = 0.8
@@ -44,7 +44,7 @@ _PARTS = ("receive", "read")
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured; seconds are of one measurement in one round."""
+    """How much is measured; seconds are for one measurement in one round."""
 
     rounds: int
     warm_up: float
@@ -80,7 +80,7 @@ _QUICK = Sizes(
 
 @dataclass(frozen=True, slots=True)
 class _Peers:
-    """Of each round."""
+    """The peers' figures of each round."""
 
     spark: Sequence[SparkIngested]
     counting: Sequence[SparkIngested]
@@ -89,7 +89,7 @@ class _Peers:
 
 
 def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port: int) -> None:
-    """Rounds in turn: the disk, the bare loop, Forebay by each compression, Spark's two applications."""
+    """Measure in rounds: the disk, the bare loop, Forebay with each compression, and Spark's two applications."""
     report.section(f"From a socket to registered blocks, lines of {LINE_BYTES} bytes, one receiver")
     disk: list[float] = []
     ours: dict[Compression, list[Ingested]] = {compression: [] for compression in _COMPRESSIONS}
@@ -125,11 +125,11 @@ def _receive(server: Server, report: Report, sizes: Sizes, directory: Path, port
             partial(of_spark, peer, counts=False),
             partial(of_spark, counting, counts=True),
         ]
-        # Nobody always comes after the same one: a disk may slow down after a burst.
+        # Rotate the order in each round: a disk may slow down after a burst of the one before.
         first = number * 2 % len(turns)
         for turn in turns[first:] + turns[:first]:
             turn()
-            # What nobody synced is not to be written out during somebody else's turn.
+            # Unsynced data of one must not be written during the turn of the next.
             os.sync()
         told = ", ".join(f"{name} {ours[name][-1].records_per_second:,.0f}" for name in _COMPRESSIONS)
         report.console.print(
@@ -243,7 +243,7 @@ def _read(server: Server, report: Report, sizes: Sizes, directory: Path, port: i
 
 
 def measure(report: Report, server: Server, sizes: Sizes, directory: Path, *, parts: Collection[str]) -> None:
-    """The parts that are asked for."""
+    """Measure the requested parts."""
     corpus = directory / "corpus"
     write_corpus(corpus)
     with sender(corpus) as port:

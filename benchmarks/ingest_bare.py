@@ -1,8 +1,8 @@
-"""The least that a receiver must do, by a bare loop: what `benchmarks.ingest` can't pass on the machine it runs on.
+"""A bare loop that does the least that a receiver must do: the limit for `benchmarks.ingest` on this machine.
 
-Bytes from the same sender, newlines counted, 16 MiB at a time written past the page cache and synced. No records, no
-blocks, no checksums, nothing registered, nothing that could be read again. One thread reads and counts, a second one
-writes, into memory that both use over and over.
+It reads bytes from the same sender, counts newlines, and writes 16 MiB at a time past the page cache, synced. It makes
+no records, blocks or checksums, registers nothing, and nothing can be read again. One thread reads and counts, a second
+one writes; both reuse the same buffers.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SEGMENT_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """What the loop did while it was measured; CPU of both threads, in seconds."""
+    """The figures of the loop while it was measured; CPU of both threads in seconds."""
 
     records_per_second: float
     cpu_per_million: float
 
 
 def bare_loop(directory: Path, port: int, *, warm_up: float, seconds: float) -> Bare:
-    """Receive, count and write for so long."""
+    """Receive, count and write for `warm_up` seconds, then measure for `seconds`."""
     free: queue.Queue[mmap.mmap] = queue.Queue()
     full: queue.Queue[mmap.mmap | None] = queue.Queue()
     for _ in range(_BUFFERS):
@@ -67,7 +67,7 @@ def bare_loop(directory: Path, port: int, *, warm_up: float, seconds: float) -> 
 
 
 def _fill(connection: socket.socket, buffer: mmap.mmap) -> int:
-    """Read until the buffer is full; returns how many newlines there are in it."""
+    """Read until the buffer is full; return how many newlines are in it."""
     view, octets = memoryview(buffer), np.frombuffer(buffer, dtype=np.uint8)
     done = lines = 0
     while done < _BUFFER_BYTES:
@@ -80,7 +80,7 @@ def _fill(connection: socket.socket, buffer: mmap.mmap) -> int:
 
 
 def _write(directory: Path, full: queue.Queue[mmap.mmap | None], free: queue.Queue[mmap.mmap]) -> None:
-    """Write and sync each buffer, in segments like ours; the file before is deleted when the next one begins."""
+    """Write and sync each buffer, in segments of Forebay's size; each new segment's file replaces the one before."""
     path = directory / "bare"
     file, written = -1, _SEGMENT_BYTES
     try:
@@ -104,6 +104,6 @@ def _create(path: Path) -> int:
     try:
         return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
     except OSError:
-        # A file system without direct writes; some of them have made the file before they said so.
+        # A file system without direct writes. Some create the file before they report the error.
         path.unlink(missing_ok=True)
         return os.open(path, flags, 0o644)

@@ -1,4 +1,4 @@
-"""The disk's own rate for what the write-ahead log does: a block appended, synced, and again."""
+"""Measure the disk's own rate for what the write-ahead log does: append a block, sync, repeat."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SEGMENT_BYTES = 128 * 2**20
 
 
 def synced_write_rate(directory: Path, block_bytes: int, seconds: float) -> float:
-    """Bytes per second of blocks that no disk can compress, each appended and synced, in segments like ours."""
+    """Return the bytes per second of incompressible blocks, each appended and synced, in segments of Forebay's size."""
     block = os.urandom(block_bytes)
     written = 0
     segments: list[Path] = []

@@ -1,4 +1,4 @@
-"""Reading a batch's blocks in Spark, beside Spark's own reading of the same lines from text files."""
+"""Measure how fast Spark reads a batch's blocks, beside its own reading of the same lines from text files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Reads:
     cpu: list[float] = field(default_factory=list)
 
     def read(self, frame: DataFrame, rows: int) -> None:
-        """All columns of all rows into Spark's `noop` sink."""
+        """Read all columns of all rows into Spark's `noop` sink, and record rate and CPU."""
         cpu, began = _spark_cpu(), time.perf_counter()
         frame.write.format("noop").mode("overwrite").save()
         self.rates.append(rows / (time.perf_counter() - began))
@@ -49,7 +49,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class ReadBack:
-    """What was read in how much time."""
+    """How many rows were read, and the figures of both ways."""
 
     rows: int
     ours: Reads
@@ -57,7 +57,7 @@ class ReadBack:
 
 
 def read_back(server: Server, receiver: Receiver, directory: Path, *, rounds: int) -> ReadBack:
-    """Put all that a receiver registered into one batch, write the same as text, and read both in turn."""
+    """Put all blocks of a receiver into one batch, write the same lines as text, and read both in turn."""
     batch_time, blocks = _allocate(server, receiver)
     rows = _write_text(receiver, blocks, directory / "text")
     settings = Settings(home=directory, database_url=server.url, block_store=str(receiver.block_store))
@@ -89,7 +89,7 @@ def _blocks(session: SparkSession, options: dict[str, str]) -> DataFrame:
 
 
 def _spark_cpu() -> float:
-    """Of all processes of Spark; those that have ended count with their parents."""
+    """Return the CPU seconds of all processes of Spark; those of ended processes count for their parents."""
     total = 0.0
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -120,7 +120,7 @@ def _allocate(server: Server, receiver: Receiver) -> tuple[datetime, Sequence[Al
 
 
 def _write_text(receiver: Receiver, blocks: Sequence[AllocatedBlock], directory: Path) -> int:
-    """The blocks' lines as text files of about a segment's size; returns how many lines there are."""
+    """Write the blocks' lines to text files of about a segment's size; return how many lines there are."""
     directory.mkdir()
     store = open_block_store(str(receiver.block_store))
     rows = files = size = 0

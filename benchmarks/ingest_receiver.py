@@ -30,7 +30,7 @@ _START_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What one receiver did while it was measured. CPU is the receiver process's, in seconds; sizes in bytes."""
+    """The figures of one receiver while it was measured. CPU of its process in seconds; sizes in bytes."""
 
     records_per_second: float
     stored_bytes_per_record: float
@@ -41,7 +41,7 @@ class Ingested:
 
 
 class Receiver:
-    """A receiver of a stream of its own."""
+    """A receiver of its own stream."""
 
     def __init__(self, server: Server, directory: Path, port: int, name: str, **settings: object) -> None:
         self._server = server
@@ -65,11 +65,11 @@ class Receiver:
 
     @property
     def block_store(self) -> Path:
-        """Where its blocks lie."""
+        """Return the directory of its blocks."""
         return self._directory / self.stream
 
     def measure(self, *, warm_up: float, seconds: float) -> Ingested:
-        """Run it, look away for the warm-up, and look at what it registers."""
+        """Run it, wait for the warm-up, and measure what it registers."""
         with self._running() as (process, idle):
             time.sleep(warm_up)
             first, cpu_before = self._newest(), _cpu(process)
@@ -87,14 +87,14 @@ class Receiver:
         )
 
     def receive(self, records: int) -> None:
-        """Run it until so many records are registered."""
+        """Run it until this many records are registered."""
         with self._running():
             while self._newest().total_records < records:
                 time.sleep(_POLL_SECONDS)
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[tuple[psutil.Process, int]]:
-        """The process, from its first block on, and what was resident when it had claimed and read nothing yet."""
+        """Run the process; yield it at its first block, with its resident bytes after the claim and before any read."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
         environment |= {
             "FOREBAY_HOME": str(self._directory),
@@ -152,7 +152,7 @@ def _cpu(process: psutil.Process) -> float:
 
 
 def _peak(process: psutil.Process) -> int:
-    """The most that was ever resident (Linux)."""
+    """Return the most bytes that were ever resident (Linux; elsewhere what is resident now)."""
     for line in Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

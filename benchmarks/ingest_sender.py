@@ -1,7 +1,7 @@
-"""The sender of `benchmarks.ingest`: lines of 100 bytes, as fast as whoever connects reads them.
+"""The sender of `benchmarks.ingest`: lines of 100 bytes, as fast as the connected process reads them.
 
-One process for everybody that is measured. It sends a prepared file by `sendfile`, again and again: no line passes
-through Python, and the file is far larger than what any codec looks back over.
+One process serves all that is measured. It sends a prepared file by `sendfile`, again and again: no line passes
+through Python, and the file is far larger than any codec's window.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SEND_BYTES = 4 * 2**20
 
 
 def write_corpus(path: Path, lines: int = CORPUS_LINES) -> None:
-    """A web server's log: times, addresses, paths, durations, and an id of 64 random bits in each line."""
+    """Write a web server's log: times, addresses, paths, durations, and an id of 64 random bits in each line."""
     chance = random.Random(1)  # noqa: S311  the same lines in each run
     with path.open("w", encoding="ascii", newline="\n") as file:
         for number in range(lines):
@@ -42,7 +42,7 @@ def write_corpus(path: Path, lines: int = CORPUS_LINES) -> None:
 
 @contextlib.contextmanager
 def sender(corpus: Path) -> Iterator[int]:
-    """A sender's port; it serves one connection after the other."""
+    """Run a sender, which serves one connection after the other; yield its port."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(str(corpus), theirs), daemon=True)
@@ -65,7 +65,7 @@ def _serve(corpus: str, pipe: Connection) -> None:
 
 
 def _send(connection: socket.socket, corpus: str) -> None:
-    """Until the other side is gone."""
+    """Send the file repeatedly until the other side is gone."""
     file = os.open(corpus, os.O_RDONLY)
     try:
         size = os.fstat(file).st_size

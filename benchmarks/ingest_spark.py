@@ -1,12 +1,12 @@
 """The peer of `benchmarks.ingest`: pyspark's own `socketTextStream`, with its receiver's write-ahead log.
 
-Each measurement has a JVM of its own, a child of a process of its own: it runs with Spark's usual Java settings
-whatever else the benchmark starts, and its CPU time is its own. Spark flushes its log to the operating system and does
-not sync it on a local file system.
+Each measurement starts a new process with a new JVM: it runs with Spark's usual Java settings whatever else the
+benchmark starts, and its CPU time is its own. Spark flushes its log to the operating system and does not sync it on a
+local file system.
 
-There are two applications. One does nothing with a batch, so that receiving has the machine to itself; it is what can
-be compared with a receiver alone. The other one counts each batch's records, in the JVM: the least that an application
-does, since one that reads none needs no receiver.
+There are two applications. One does nothing with a batch, so that receiving has the machine to itself; it can be
+compared with a receiver alone. The other one counts each batch's records, in the JVM: the least that an application
+does, because one that reads no records needs no receiver.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class SparkIngested:
-    """What Spark's receiver did while it was measured; CPU of the JVM, in seconds."""
+    """The figures of Spark's receiver while it was measured; CPU of the JVM in seconds."""
 
     records_per_second: float
     cpu_per_million: float
@@ -52,13 +52,13 @@ class SparkIngested:
 def receive_with_spark(
     port: int, directory: Path, *, warm_up: float, seconds: float, counts: bool = False
 ) -> SparkIngested:
-    """Receive from the port for so long, with a checkpoint in the directory, by a JVM that is new.
+    """Receive from the port in a new JVM, with a checkpoint in the directory.
 
     Args:
-        port: of the sender.
-        directory: is made.
-        warm_up: seconds before it is measured.
-        seconds: that are measured.
+        port: the sender's.
+        directory: it is created.
+        warm_up: seconds before the measurement.
+        seconds: length of the measurement.
         counts: the application counts each batch's records; else it reads none.
     """
     directory.mkdir()
@@ -87,10 +87,10 @@ def _measure(
         warnings.simplefilter("ignore", FutureWarning)
         streaming = StreamingContext(context, _BATCH_SECONDS)
     streaming.checkpoint(str(directory))
-    # One copy in memory: with the log there is no need for Spark's default of two, and its documentation says so.
+    # One copy in memory: Spark's documentation says that with the log its default of two copies is not needed.
     lines = streaming.socketTextStream("127.0.0.1", port, StorageLevel.MEMORY_AND_DISK)
-    # No function of Python's, for which the JVM would call back. An output that is only registered has a task for each
-    # block, which reads none of it.
+    # Use no Python function, because the JVM would call back for it. An output that is only registered has a task for
+    # each block, which reads nothing of it.
     stream = cast("Any", lines)._jdstream.dstream()  # noqa: SLF001
     (stream.count() if counts else stream).register()
     streaming.start()
@@ -102,7 +102,7 @@ def _measure(
     cpu_after, end = jvm.cpu_times(), time.time()
     _until(lambda: max(_batches(streaming)) >= end)
     batches = _batches(streaming)
-    # A batch's time is its end: the whole intervals that were measured.
+    # A batch's time is the end of its interval: count the intervals that were measured completely.
     counted = [records for at, records in batches.items() if begin + _BATCH_SECONDS <= at <= end]
     rate = sum(counted) / (len(counted) * _BATCH_SECONDS)
     cpu = cpu_after.user + cpu_after.system - cpu_before.user - cpu_before.system
@@ -110,7 +110,7 @@ def _measure(
 
 
 def _batches(streaming: StreamingContext) -> dict[float, int]:
-    """The completed batches' records by their time, from the listener that Spark's own UI reads."""
+    """Return the completed batches' records by batch time, from the listener that Spark's own UI reads."""
     context = cast("Any", streaming)
     listener = context._jssc.ssc().progressListener()  # noqa: SLF001
     converters = context._sc._jvm.scala.jdk.javaapi.CollectionConverters  # noqa: SLF001
@@ -148,7 +148,7 @@ def _main() -> None:
         )
         print(json.dumps(dataclasses.asdict(found)), flush=True)  # noqa: T201  the answer
     finally:
-        # A streaming context takes many seconds to stop, and nothing of it is needed any more.
+        # Kill the JVM: a streaming context takes many seconds to stop, and is not needed any more.
         cast("Any", context._gateway).proc.kill()  # noqa: SLF001
     os._exit(0)
 

@@ -1,11 +1,11 @@
-"""How fast the Kafka source is: a topic to registered blocks.
+"""Measure how fast the Kafka source is: from a topic to registered blocks.
 
-Beside it, in the same run and on the same topic: a bare loop of the client's that consumes and keeps nothing, the same
-receiver that reads records as objects, and Structured Streaming's Kafka source that writes Parquet
+Its peers, in the same run and on the same topic: a bare loop of the client that consumes and keeps nothing, the same
+receiver with `fetch="objects"`, and Structured Streaming's Kafka source that writes Parquet
 (`benchmarks.kafka_spark`; ``--no-spark`` leaves it out).
 
 Run as ``python -m benchmarks.kafka [--json] [--quick] [--no-spark]``. The broker is Apache Kafka itself on loopback,
-which Maven brings (``tests/kafka_broker.py``); it shares the machine with what is measured.
+which Maven downloads (``tests/kafka_broker.py``); it shares the machine with what is measured.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _QUICK = Sizes(rounds=1, records=500_000)
 
 
 def fill(broker: KafkaBroker, records: int) -> None:
-    """Records of 100 bytes without keys, in turn to each partition."""
+    """Produce records of 100 bytes without keys, in turn to each partition."""
     topic = NewTopic(_TOPIC, num_partitions=_PARTITIONS, replication_factor=1)
     admin = AdminClient({"bootstrap.servers": broker.address})
     admin.create_topics([topic])[_TOPIC].result(30)
@@ -73,20 +73,20 @@ def fill(broker: KafkaBroker, records: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one of them did between its first records and its last; CPU in seconds per million records."""
+    """The figures of one reader from its first to its last records; CPU in seconds per million records."""
 
     records_per_second: float
     cpu_per_million: float
 
 
 def bare_loop(broker: KafkaBroker, records: int, number: int) -> Received:
-    """The client alone, in this process."""
+    """Consume all records by the client alone, in this process."""
     consumer = Consumer(
         {
             "bootstrap.servers": broker.address,
             "group.id": f"bare-{number}",
             "auto.offset.reset": "earliest",
-            # As our receiver has it: by default the client waits for a second whenever its queue is full.
+            # The same as Forebay's receiver: by default the client waits for a second whenever its queue is full.
             "fetch.queue.backoff.ms": 10,
         }
     )
@@ -109,7 +109,7 @@ def bare_loop(broker: KafkaBroker, records: int, number: int) -> Received:
 def receive(
     broker: KafkaBroker, url: str, directory: Path, records: int, number: int, fetch: Literal["columns", "objects"]
 ) -> Received:
-    """One receiver with the defaults, from its first registered block to its last."""
+    """Measure one receiver with the defaults, from its first registered block to its last."""
     name = f"{fetch}{number}"
     source = Kafka(bootstrap_servers=broker.address, topics=(_TOPIC,), group=f"forebay-{name}", fetch=fetch)
     rig = SourceRig.make(url, directory / name, source, stream=name, block_interval="200ms")
@@ -143,7 +143,7 @@ def _cpu(process: psutil.Process) -> float:
 def measure(
     report: Report, broker: KafkaBroker, url: str, sizes: Sizes, directory: Path, *, with_spark: bool = True
 ) -> None:
-    """All of them in turn."""
+    """Measure all of them in turn."""
     report.section(f"{sizes.records:,} records of {_RECORD_BYTES} bytes, {_PARTITIONS} partitions")
     fill(broker, sizes.records)
     bare: list[Received] = []
@@ -213,7 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kafka", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--quick", action="store_true", help="one short round: to see that it works")
-    parser.add_argument("--no-spark", action="store_true", help="leave Structured Streaming out, which takes Maven")
+    parser.add_argument("--no-spark", action="store_true", help="leave Structured Streaming out, which needs Maven")
     arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="forebay-benchmark-") as name,

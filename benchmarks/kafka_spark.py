@@ -1,8 +1,8 @@
 """The peer of `benchmarks.kafka`: Structured Streaming's Kafka source, writing Parquet.
 
-Its package is to be had for Spark 4.0.0, so it runs in an environment of its own, which is made once in the user's
+Its package is available for Spark 4.0.0, so it runs in a separate environment, which is created once in the user's
 cache: pyspark by pip, the source's jars by Maven. This module is also the program that runs there (it then imports
-nothing of ours). The first batch warms the JVM up and is not measured.
+nothing of Forebay). The first batch warms the JVM up and is not measured.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 <dependency><groupId>org.apache.spark</groupId><artifactId>{_PACKAGE}</artifactId><version>{VERSION}</version></dependency>
 </dependencies></project>
 """
-# What pyspark brings itself.
+# Prefixes of jars that pyspark already has.
 _OF_SPARK = ("hadoop-", "scala-", "slf4j-", "jsr305-", "lz4-", "snappy-", "spark-tags")
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredStreaming:
-    """What it did between its first batch and its end; CPU of the JVM, in seconds."""
+    """The figures from its first batch to its end; CPU of the JVM in seconds."""
 
     records_per_second: float
     cpu_per_million: float
 
 
 def environment() -> tuple[Path, list[Path]]:
-    """Its Python and its jars; made where they are not there yet."""
+    """Return its Python and its jars; create them if they are missing."""
     from tests.kafka_broker import maven_jars  # noqa: PLC0415  not in the peer's environment
 
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay-tests" / "structured-streaming"
@@ -63,7 +63,7 @@ def environment() -> tuple[Path, list[Path]]:
 
 
 def receive_with_spark(address: str, topic: str, directory: Path, records: int) -> StructuredStreaming:
-    """All records of a topic into Parquet files, by a JVM that is new."""
+    """Read all records of a topic into Parquet files, in a new JVM."""
     import psutil  # noqa: PLC0415  not in the peer's environment
 
     from orchestration.java import find_java_home  # noqa: PLC0415  as above
@@ -117,7 +117,7 @@ def _line(output: IO[str], directory: Path) -> str:
 
 
 def _main() -> None:
-    """In the peer's environment: a line after the first batch, one at the end, and the answer."""
+    """Run in the peer's environment: print a line after the first batch, one at the end, and the answer."""
     from pyspark.sql import SparkSession  # noqa: PLC0415  this process has a JVM
 
     order = json.loads(sys.argv[1])

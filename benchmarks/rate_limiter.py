@@ -1,9 +1,9 @@
-"""How near the rate limiter comes to the rate that it was set to, in real time.
+"""Measure how close the rate limiter comes to its configured rate, in real time.
 
-Run as ``python -m benchmarks.rate_limiter [--json] [--quick]``. Each rate is held for ten seconds: by one taker that
-takes what arrives together, as every source of ours does, by one that takes record by record, and by a limit in bytes.
-A figure's ratio is the rate reached to the rate set, or set to reached, whichever is below 1: it has no peer but the
-number that was asked for.
+Run as ``python -m benchmarks.rate_limiter [--json] [--quick]``. Each rate is held for ten seconds: by a caller that
+acquires permits in bulk, as every source of Forebay does, by one that acquires them one by one, and by a limit in
+bytes. A figure's ratio is the reached rate to the configured one, or the reverse, whichever is below 1: its only
+reference is the configured rate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RECORD_BYTES = 100
 
 
 def _held(take: Callable[[], int], seconds: float) -> float:
-    """Take for so long; returns what passed in a second."""
+    """Call `take` for this many seconds; return the permits per second."""
     began = time.monotonic()
     total = 0
     while (passed := time.monotonic() - began) < seconds:
@@ -39,7 +39,7 @@ def _in_bulk(rate: int, seconds: float) -> float:
     limiter = RateLimiter(rate)
 
     def take() -> int:
-        # A fiftieth of a second's worth: chunks as a source brings them, smaller than the bucket.
+        # Permits for 20 ms: chunks as a source brings them, smaller than the bucket.
         permits = max(1, rate // 50)
         limiter.acquire(permits)
         return permits

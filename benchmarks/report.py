@@ -1,9 +1,9 @@
-"""What every benchmark prints: one table, and with ``--json`` one object on the last line.
+"""The output of every benchmark: one table, and with ``--json`` one object on the last line.
 
 The figures are in docs/reference/benchmarks.md.
 
-A figure's `ratio` is turned so that higher is better and 1 is equal to its peer, and its `aim` is such a ratio.
-Nothing here judges: a benchmark ends with 0 whatever its figures are.
+A figure's `ratio` is always such that higher is better and 1 is equal to its peer; its `aim` is such a ratio too.
+A missed aim is no failure: a benchmark exits with 0 whatever its figures are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Wide enough for every row to stand on one line, also where the output goes to a file.
+# Columns: wide enough for every row to fit on one line, also if the output goes to a file.
 _WIDTH = 160
 
 
@@ -43,7 +43,7 @@ class Figure:
 def rate_figure(
     name: str, ours: Sequence[float], peer: Sequence[float], *, peer_name: str, unit: str, aim: float | None = None
 ) -> Figure:
-    """Rates, measured in turn with the peer's: the ratio is the median of the rounds' ratios."""
+    """Return a figure of rates that were measured in turn with the peer's: its ratio is the rounds' median ratio."""
     ratio = statistics.median(mine / other for mine, other in zip(ours, peer, strict=True))
     return Figure(name, statistics.median(ours), statistics.median(peer), peer_name, ratio, aim, unit)
 
@@ -51,13 +51,13 @@ def rate_figure(
 def time_figure(
     name: str, ours: float, peer: float | None, *, peer_name: str, unit: str, aim: float | None = None
 ) -> Figure:
-    """What is better when it is less, such as a time or a size."""
+    """Return a figure of which less is better, such as a time or a size."""
     return Figure(name, ours, peer, peer_name, None if peer is None else peer / ours, aim, unit)
 
 
 @dataclass
 class Report:
-    """The figures of one benchmark, told as they come in."""
+    """The figures of one benchmark, printed as they come in."""
 
     benchmark: str
     machine: dict[str, str | int]
@@ -70,7 +70,7 @@ class Report:
         self.console.print(f"[bold]{title}[/bold]")
 
     def add(self, *figures: Figure) -> None:
-        """Take figures in, and show each at once: a run that is broken off has told something."""
+        """Add figures, and print each at once: an interrupted run has then shown something."""
         for figure in figures:
             self.figures.append(figure)
             ratio = "" if figure.ratio is None else f", ratio {figure.ratio:.2f}"
@@ -78,12 +78,12 @@ class Report:
             self.console.print(f"  {figure.name}: {_number(figure.ours)} {figure.unit}{ratio}{aim}")
 
     def note(self, text: str) -> None:
-        """Say something that the figures can't be read without."""
+        """Add a note that is needed to read the figures."""
         self.notes.append(text)
         self.console.print(f"  {text}")
 
     def print(self, *, as_json: bool) -> None:
-        """The table, and on request the last line."""
+        """Print the table, and on request the JSON object as the last line."""
         table = Table("figure", title=f"{self.benchmark}: {self._machine_line()}", title_justify="left")
         for column in ("ours", "peer"):
             table.add_column(column, justify="right")
@@ -121,7 +121,7 @@ class Report:
 
 
 def machine(**more: str | int) -> dict[str, str | int]:
-    """What the figures were measured on."""
+    """Return a description of the machine that the figures were measured on."""
     return {
         "cores": os.cpu_count() or 0,
         "memory_gib": round(psutil.virtual_memory().total / 2**30),

@@ -1,4 +1,4 @@
-"""The server that a benchmark measures on: the embedded one as it is shipped, durable, with a driver log in it."""
+"""The Postgres server of a benchmark: the embedded one with its default settings, durable, with a driver log in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PLAIN_COLUMNS = (
     'receiver_id, sequence, epoch, added_at, records, bytes, total_records, total_bytes, segment_id, "offset", '
     "length, crc32c"
 )
-# As wide as a block, with the same key and checks; one parameter a column, but for the time, which is the server's.
+# As wide as a block, with the same key and checks; one parameter per column, except the time, which is the server's.
 PLAIN_INSERT = (
     f"INSERT INTO public.plain ({_PLAIN_COLUMNS}) "  # noqa: S608  constants only
     "VALUES (%s, %s, %s, clock_timestamp(), %s, %s, %s, %s, %s, %s, %s, %s)"
@@ -39,7 +39,7 @@ VALUES (:client_id + 1000000, nextval('public.plain_sequence'), 1, clock_timesta
 
 
 class Server:
-    """A running server with one migrated database, and a table `public.plain` to insert plainly into."""
+    """A running server with one migrated database, and a table `public.plain` for plain inserts."""
 
     def __init__(self, embedded: EmbeddedPostgres, directory: Path) -> None:
         self._embedded = embedded
@@ -48,7 +48,7 @@ class Server:
         self.engine = create_engine(self.url, application_name="benchmark")
 
     def connect(self) -> psycopg2.extensions.connection:
-        """A plain psycopg2 connection in autocommit, with no time-outs."""
+        """Open a plain psycopg2 connection in autocommit, without timeouts."""
         connection = psycopg2.connect(sa.make_url(self.url).set(drivername="postgresql").render_as_string(False))  # noqa: FBT003
         connection.autocommit = True
         return connection
@@ -64,11 +64,11 @@ class Server:
             connection.close()
 
     def version(self) -> str:
-        """The server's version, such as 18.4."""
+        """Return the server's version, such as 18.4."""
         return str(self.execute("SHOW server_version")[0][0])
 
     def pgbench(self, clients: int, seconds: float) -> float:
-        """Plain inserts per second of the server's own load generator, prepared, with no Python anywhere."""
+        """Return the plain inserts per second of pgbench, the server's own load generator: prepared, without Python."""
         script = self._directory / "plain.sql"
         script.write_text(_PGBENCH_SCRIPT)
         url = sa.make_url(self.url)
@@ -88,13 +88,13 @@ class Server:
         )
         rate = _PGBENCH_RATE.search(answer.stdout)
         if rate is None:
-            raise ValueError(f"pgbench told no rate: {answer.stdout}")
+            raise ValueError(f"pgbench printed no rate: {answer.stdout}")
         return float(rate["rate"])
 
 
 @contextlib.contextmanager
 def running_server(directory: Path) -> Iterator[Server]:
-    """A new durable server below `directory`, gone with its connections at the end."""
+    """Start a new durable server in `directory`; stop it and its connections at the end."""
     embedded = EmbeddedPostgres(directory / "postgres")
     with PostgresProcess(embedded):
         embedded.ensure_database(_DATABASE)

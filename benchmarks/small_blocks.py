@@ -1,8 +1,8 @@
-"""Many small receivers in few processes: one record per 200 ms each, every one a durable block of its own.
+"""Measure many small receivers in few processes: each gets one record per 200 ms, and each record is a durable block.
 
 Run as ``python -m benchmarks.small_blocks [--json] [--quick]``; docs/reference/benchmarks.md says what each figure
-means. Everything is real: receiver processes as the agent starts them, sockets, synced segments, the embedded durable
-server, and a sender in a process of its own. All of it shares this machine.
+means. Everything is real: receiver processes as the agent starts them, sockets, synced segments, the durable embedded
+server, and a sender in a separate process. All of it shares this machine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sizes:
     limit_seconds: float
 
 
-# One process a core: what more of them have to share, they wake each other for.
+# One process per core: more processes would have to share cores, and wake each other.
 _PROCESSES = min(8, os.cpu_count() or 1)
 _FULL = Sizes(receivers=1000, processes=_PROCESSES, seconds=30, limit_seconds=5)
 _QUICK = Sizes(receivers=200, processes=2, seconds=8, limit_seconds=2)
@@ -59,7 +59,7 @@ _QUICK = Sizes(receivers=200, processes=2, seconds=8, limit_seconds=2)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was registered of what was sent; latencies are in seconds, of each block's first record."""
+    """The result: records sent and registered, latencies of each block's first record in seconds, and resources."""
 
     sent: int
     registered: int
@@ -74,7 +74,7 @@ class Outcome:
 
 
 def disk_rate(directory: Path, *, files: int, threads: int, seconds: float) -> float:
-    """Synced writes per second of so many threads, each appending a small block's bytes to its files in turn."""
+    """Return the synced writes per second of some threads that append a small block's bytes to their files in turn."""
     descriptors = [os.open(directory / f"disk-{n}", os.O_WRONLY | os.O_CREAT | os.O_APPEND) for n in range(files)]
     counts = [0] * threads
     end = time.monotonic() + seconds
@@ -155,13 +155,13 @@ def _declare(server: Server, port: int, receivers: int) -> list[int]:
             },
             receivers=receivers,
         )
-    # As the tracker places them; there is none here.
+    # Place the receivers as the tracker does, because no tracker runs here.
     server.execute("UPDATE forebay.receivers SET assignment = 1, state = 'SCHEDULED'")
     return [int(str(row[0])) for row in server.execute("SELECT id FROM forebay.receivers ORDER BY id")]
 
 
 def _until(server: Server, statement: str, value: int, seconds: float) -> int:
-    """Ask until the answer is `value` or more, at most so long; the last answer."""
+    """Poll until the answer is `value` or more, for at most `seconds`; return the last answer."""
     deadline = time.monotonic() + seconds
     while True:
         answer = int(str(server.execute(statement)[0][0]))
@@ -176,12 +176,12 @@ def _cpu(processes: Sequence[psutil.Process]) -> float:
 
 def _server_cpu(home: Path) -> float:
     postmaster = psutil.Process(int((home / "postgres" / "postmaster.pid").read_text().split()[0]))
-    # The second part counts what has ended.
+    # The second part counts processes that have ended.
     return _cpu([postmaster, *postmaster.children()]) + float(sum(postmaster.cpu_times()[2:4]))
 
 
 def receive(server: Server, sizes: Sizes, home: Path) -> Outcome:
-    """Let every receiver have its record each 200 ms for the time that is set, and see what became of them."""
+    """Send every receiver a record each 200 ms for the configured time, and measure what they register."""
     records = "SELECT coalesce(sum(records), 0)::bigint FROM forebay.blocks"
     with _sender(sizes.receivers) as (sender, port):
         assert sender.stdin is not None
@@ -228,7 +228,7 @@ def receive(server: Server, sizes: Sizes, home: Path) -> Outcome:
 
 
 def _latencies(server: Server, home: Path, from_time: int, to_time: int) -> tuple[np.ndarray, int]:
-    """Seconds from a block's first record being sent to its row, and how many blocks there are, of that time.
+    """Return the seconds from sending a block's first record to its row, and the number of blocks, in this span.
 
     Server and sender share this machine's clock.
     """
@@ -249,7 +249,7 @@ def _latencies(server: Server, home: Path, from_time: int, to_time: int) -> tupl
 
 
 def measure(report: Report, server: Server, sizes: Sizes, directory: Path) -> None:
-    """The limits first, then the receivers."""
+    """Measure the limits first, then the receivers."""
     report.section("Limits: this disk's synced writes, and add_block alone")
     files = sizes.receivers // sizes.processes
     alone = disk_rate(directory, files=1, threads=1, seconds=sizes.limit_seconds)
@@ -260,7 +260,7 @@ def measure(report: Report, server: Server, sizes: Sizes, directory: Path) -> No
     goal = sizes.receivers / _INTERVAL_SECONDS
     report.section(f"{sizes.receivers} receivers in {sizes.processes} processes, {goal:,.0f} records/s")
     outcome = receive(server, sizes, directory)
-    # The writers claim under no placement.
+    # The writers claim receivers that are not placed.
     server.execute("UPDATE forebay.receivers SET assignment = 0")
     grouped = write_grouped(
         server,

@@ -2,8 +2,8 @@
 
 Run as ``python -m benchmarks.soak [--minutes N] [--interval 2s] [--rate RECORDS_PER_SECOND]``, or ``make soak``.
 Everything is real: `forebay up` as its users run it, with its batch driver and its maintenance, and lines from a
-socket. It prints each minute's batches as they come, and in the end the first and the last ten minutes side by side (or
-thirds of a shorter run): time per batch, how late batches are launched and started, and what database and logs hold.
+socket. It prints each minute's batches as they come, and in the end compares the first and the last ten minutes (or
+thirds of a shorter run): time per batch, how late batches are launched and started, and the size of database and logs.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _START_SECONDS = 300.0
 _SAMPLE_SECONDS = 60.0
 _WINDOW_SECONDS = 600.0
 _PAUSE_SECONDS = 0.05
-# What comes first is no steady state: Spark warms up.
+# Not counted, because it is no steady state: Spark warms up.
 _WARM_UP_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A finished batch with records; times in seconds from its boundary.
+    """A finished batch with records; times are in seconds from its boundary.
 
-    `launch`: how long after it could run (its boundary has passed, the batch before is done) it was launched.
+    `launch`: seconds from when it could run (its boundary has passed, the batch before is done) to its launch.
     """
 
     at: float
@@ -56,18 +56,18 @@ class Batch:
 
     @property
     def ended(self) -> float:
-        """When it was done, in seconds since the epoch."""
+        """Return when it was done, in seconds since 1970."""
         return self.at + self.done
 
     @property
     def processing(self) -> float:
-        """From its start to its end."""
+        """Return the seconds from its start to its end."""
         return self.done - self.started
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is stored at one moment: bytes, Dagster's runs, batches that wait."""
+    """Sizes at one moment: bytes stored, number of Dagster's runs, and the age of the newest boundary in seconds."""
 
     at: float
     database: int
@@ -85,7 +85,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="forebay-soak-", ignore_cleanup_errors=True) as directory:
         home = Path(directory)
-        # The embedded server's own account has to get there.
+        # The embedded server runs as another user, which must be able to enter the directory.
         home.chmod(0o755)
         batches, sizes = _soak(home, arguments.minutes * 60, arguments.interval, arguments.rate)
     _print(batches, sizes)
@@ -192,7 +192,7 @@ def _size(engine: sa.Engine, home: Path) -> Size | None:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Of all files; what the maintenance takes away meanwhile counts nothing."""
+    """Return the size of all files; files that the maintenance deletes meanwhile are not counted."""
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -1,7 +1,7 @@
 """The original: Spark's own ReceivedBlockTracker, with its write-ahead log in a local folder, driven through py4j.
 
-What is repeated many times is a loop of method handles inside the JVM, put together at run time: neither py4j's call
-nor Python's lock is in a figure. The log's files are flushed and not synced, as Spark does on a local file system.
+Repeated calls are a loop of method handles inside the JVM, built at run time, so no figure includes py4j's call or
+Python's lock. The log's files are flushed and not synced, as Spark does on a local file system.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RECORDS = 2**40
 
 
 class SparkTracker:
-    """One ReceivedBlockTracker of so many streams, on a checkpoint directory."""
+    """One ReceivedBlockTracker of `streams` streams, on a checkpoint directory."""
 
     def __init__(self, context: SparkContext, directory: Path, *, streams: int, batching: bool, recover: bool) -> None:
         self._gateway = cast("Any", context._gateway)  # noqa: SLF001  the only way to the JVM
@@ -48,7 +48,7 @@ class SparkTracker:
         self.tracker.stop()
 
     def add(self, blocks: int, *, threads: int) -> float:
-        """Add blocks from so many threads at once; additions per second."""
+        """Add blocks from this many threads at once; return the additions per second."""
         loops = [self._loop(thread % self._streams, blocks // threads) for thread in range(threads)]
         no_arguments = self._gateway.new_array(self._jvm.java.lang.Object, 0)
         runners = [threading.Thread(target=loop.invokeWithArguments, args=(no_arguments,)) for loop in loops]
@@ -60,14 +60,14 @@ class SparkTracker:
         return blocks // threads * threads / (time.perf_counter() - began)
 
     def allocate(self, batch_ms: int) -> float:
-        """Allocate all that waits to a batch; in ms."""
+        """Allocate all waiting blocks to a batch; return the time in ms."""
         batch_time = self._jvm.org.apache.spark.streaming.Time(batch_ms)
         began = time.perf_counter()
         self.tracker.allocateBlocksToBatch(batch_time)
         return (time.perf_counter() - began) * 1000
 
     def has_unallocated(self) -> bool:
-        """Whether blocks wait."""
+        """Return whether blocks wait."""
         return bool(self.tracker.hasUnallocatedReceivedBlocks())
 
     def _some(self, value: object) -> Any:  # noqa: ANN401  py4j's objects have no types
@@ -84,7 +84,7 @@ class SparkTracker:
         )
 
     def _loop(self, stream: int, times: int) -> Any:  # noqa: ANN401
-        """A method handle that adds a block of a stream so many times."""
+        """Return a method handle that adds a block of a stream this many times."""
         invoke = self._jvm.java.lang.invoke
         handles = invoke.MethodHandles
         lang = self._jvm.java.lang
@@ -100,7 +100,7 @@ class SparkTracker:
 
 @contextmanager
 def spark_context(directory: Path) -> Iterator[SparkContext]:
-    """A local SparkContext on the Java that Forebay finds; its JVM has room for what the tracker holds."""
+    """Start a local SparkContext on the Java that Forebay finds; its JVM has memory for what the tracker holds."""
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415  the rest of the benchmark runs without a JVM
 
     from orchestration.java import find_java_home  # noqa: PLC0415

@@ -1,9 +1,8 @@
-"""An hour of a driver log at a steady rate, compressed: blocks are added, allocated, completed and cleaned up.
+"""Simulate an hour of a driver log at a steady rate, in less time: blocks are added, allocated, completed, cleaned up.
 
-Ten seconds of the hour are one cycle: their blocks in grouped calls, one allocation, one batch completed, and clean-up
-of what is older than the retention. The server's own vacuum looks once a minute of the hour, so here it is called
-once in six cycles, and only where autovacuum's thresholds would have it run: a compressed hour is too short for its own
-clock.
+Ten seconds of the hour are one cycle: their blocks in grouped calls, one allocation, one completed batch, and clean-up
+of what is older than the retention. Autovacuum would look once per minute, so here VACUUM runs once in six cycles, and
+only if autovacuum's thresholds are exceeded: the simulated hour is too short for autovacuum's own clock.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _CYCLES_PER_MINUTE = 6
 _RECEIVERS = 64
 _RETENTION_CYCLES = 30
 _MAX_ROWS = 10_000
-# Autovacuum's own: so many dead rows, and so large a part of the live ones.
+# Autovacuum's thresholds: this number of dead rows, plus this part of the live rows.
 _DEAD_ROWS = 50
 _DEAD_PART = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """Sizes of `blocks` in bytes, with its index: after the first sixth, the largest after it, and written anew."""
+    """Sizes of table `blocks` and its index in bytes: after the first sixth, the largest after that, and rewritten."""
 
     blocks: int
     live: int
@@ -47,7 +46,7 @@ class SteadyState:
 
 
 def steady_state(server: Server, *, minutes: int, blocks_per_second: int) -> SteadyState:
-    """Run so many minutes at that rate, with `_RETENTION_CYCLES` cycles of retention."""
+    """Simulate this many minutes at this rate, with `_RETENTION_CYCLES` cycles of retention."""
     blocks_each = blocks_per_second * _CYCLE_SECONDS // _RECEIVERS
     cycles = minutes * _CYCLES_PER_MINUTE
     sizes: list[int] = []

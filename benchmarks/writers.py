@@ -1,9 +1,9 @@
-"""Writers that add blocks, or insert plainly, as fast as they are answered.
+"""Writers that add blocks, or do plain inserts, each call as soon as the last one was answered.
 
-Each writer is a process of its own, as each receiver process is. With threads one interpreter's lock would be the
-limit from a few writers on, for the plain insert as for `add_block`, and their ratio would tell of Python and not of
-the server. All connect in Forebay's own way, with its time-outs, warm up, and begin together; a plain insert, and the
-bare statement, are executed by psycopg2's cursor of such a connection.
+Each writer is a separate process, like a receiver process. With threads, one interpreter's lock would be the limit from
+a few writers on, for the plain insert as for `add_block`, and their ratio would measure Python and not the server. All
+writers connect as Forebay does, with its timeouts, warm up, and begin together. The plain insert and the bare statement
+are executed by psycopg2's cursor of such a connection.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _PLAIN_STEP = 1_000_000
 
 
 class Work(StrEnum):
-    """What a writer repeats."""
+    """The call that a writer repeats."""
 
     PLAIN = "plain insert"
     ADD = "add_block"
     ADD_LINKED = "add_block with a link"
-    # The function called as the plain insert is: what Forebay's own client code costs is the difference.
+    # Calls the function as the plain insert is called: the difference to ADD is the cost of Forebay's client code.
     STATEMENT = "add_block, bare statement"
 
 
@@ -63,20 +63,20 @@ class Job:
 
 
 def write(server: Server, work: Work, receiver_ids: Sequence[int], seconds: float) -> float:
-    """Blocks per second of one writer per receiver, each block alone."""
+    """Return the blocks per second of one writer per receiver, one block per call."""
     with claiming(server, receiver_ids) as claims:
         return _run(server, [Job(work, [claimed]) for claimed in claims], seconds)
 
 
 def write_grouped(server: Server, receiver_ids: Sequence[int], blocks_per_receiver: int, seconds: float) -> float:
-    """Blocks per second of one writer that sends so many blocks of each receiver in one call."""
+    """Return the blocks per second of one writer that sends this many blocks of each receiver in one call."""
     with claiming(server, receiver_ids) as claims:
         return _run(server, [Job(Work.ADD, claims, blocks_per_receiver)], seconds)
 
 
 @contextmanager
 def claiming(server: Server, receiver_ids: Sequence[int]) -> Iterator[list[Claim]]:
-    """New claims of the receivers; no connection is open while writers are started."""
+    """Claim the receivers again; yield the claims, with no connection open while writers are started."""
     with connect(server.engine) as connection:
         claims = [claim_anew(connection, receiver_id) for receiver_id in receiver_ids]
     server.engine.dispose()
@@ -90,14 +90,14 @@ def _run(server: Server, jobs: Sequence[Job], seconds: float) -> float:
 
 
 class Writers:
-    """Writers that run while this is entered; `stop` gives their rate."""
+    """Writers that run while the context is entered; `stop` returns their rate."""
 
     def __init__(self, server: Server, jobs: Sequence[Job]) -> None:
-        # Forked: a new interpreter for each of 64 writers takes longer to load than the measurement.
+        # Fork, because a new interpreter for each of 64 writers would take longer to load than the measurement.
         context = multiprocessing.get_context("fork")
         self._counts = context.SimpleQueue()
         self._ready = context.Barrier(len(jobs) + 1)
-        # Read before each call, without the lock that an Event would have all writers queue for.
+        # Read before each call. An Event would make all writers wait for its lock.
         self._end = context.RawValue(c_bool, False)  # noqa: FBT003
         self._processes = [
             context.Process(target=_write, args=(server, job, self._ready, self._end, self._counts.put), daemon=True)
@@ -120,7 +120,7 @@ class Writers:
                 process.kill()
 
     def stop(self) -> float:
-        """End the writers; blocks per second of all of them together."""
+        """End the writers; return the blocks per second of all of them together."""
         self._end.value = True
         seconds = time.perf_counter() - self._began
         for process in self._processes:
@@ -201,7 +201,7 @@ def _add_linked(connection: sa.Connection, claimed: Claim) -> Callable[[], None]
 
 def _plain_insert(connection: sa.Connection, claimed: Claim) -> Callable[[], None]:
     cursor = connection.connection.cursor()
-    # An epoch is the clock in ms: no two rounds insert the same numbers.
+    # An epoch is the clock in ms, so no two rounds insert the same numbers.
     sequence = claimed.epoch * _PLAIN_STEP
 
     def call() -> None:
