@@ -11,12 +11,12 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
-# Our own uv, where the machine has none; never installed for the whole machine.
+# Our own uv, if the machine has none. It is never installed for the whole machine.
 UV_VENV := .uv-venv
 
-# Dagster takes seconds more to import in each process where it is compiled anew every time.
+# Without .pyc files each process compiles Dagster again when it imports it, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
-# Another project's environment that is active must not become ours.
+# Ignore an active environment of another project.
 unexport VIRTUAL_ENV
 unexport UV_PROJECT_ENVIRONMENT
 
@@ -26,20 +26,20 @@ help: ## this list
 
 setup: $(STAMP) ## install what is missing into .venv, at the versions of uv.lock
 
-demo: $(STAMP) ## the whole path of a record on real flights; takes about a minute and a half
+demo: $(STAMP) ## run the whole path of a record on real flights; takes about a minute and a half
 	@$(BIN)/forebay demo $(ARGS)
 
 up: $(STAMP) ## run a pipeline module on this machine until Ctrl-C
 	@$(BIN)/forebay up $(ARGS)
 
-# Files are handed out whole, in order: what a module shares is made once, and the slow ones come first. Three on two
-# cores, for many tests wait most of their time.
+# Each process takes whole files, in order: a module's shared fixtures are created once, and slow files come first.
+# Three processes on two cores, because many tests wait most of their time.
 WORKERS ?= 3
 IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(STAMP) ## the whole test suite, in three processes; ARGS="tests/unit -k frame" for a part
 	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
-# The driver log's tests; every other version of Postgres that is to be had here.
+# The driver log's tests, for every other version of Postgres that is available here.
 POSTGRES_TESTS := tests/integration/tracker_store --ignore=tests/integration/tracker_store/test_embedded_postgres.py
 
 test-postgres: $(STAMP) ## the driver log's tests on Postgres 16, and on each that Debian has installed
@@ -58,25 +58,25 @@ outage: $(STAMP) ## Postgres stopped, killed, full, locked, failed over under lo
 cluster: $(STAMP) ## a pipeline on a Spark standalone cluster and on Spark Connect; streaming queries that are killed
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m cluster tests/integration $(ARGS)
 
-systems: $(STAMP) ## whole systems that are drained, stopped with records in flight, or lose a host or their tracker
+systems: $(STAMP) ## whole systems: drained, stopped with records in flight, losing a host or their tracker
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m systems tests/faults $(ARGS)
 
 e2e: $(STAMP) ## the UI's pages in a headless Chromium, which must be on PATH; pictures go to build/screenshots
 	$(BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 
-s3: $(STAMP) ## the block store on a real S3 server, which Go builds once into ~/.cache/forebay-tests
+s3: $(STAMP) ## the block store on a real S3 server, built once by Go into ~/.cache/forebay-tests
 	$(BIN)/python -m pytest -m s3 tests/integration/s3 $(ARGS)
 
-kafka: $(STAMP) ## the Kafka source on Apache Kafka itself, which Maven brings into ~/.cache/forebay-tests; needs Java
+kafka: $(STAMP) ## the Kafka source on Apache Kafka, downloaded by Maven into ~/.cache/forebay-tests; needs Java
 	$(BIN)/python -m pytest -m kafka tests/conformance $(ARGS)
 
-brokers: $(STAMP) ## the other sources on their brokers: mosquitto, RabbitMQ, nats-server, Redis, rsyslog, as Debian has them
+brokers: $(STAMP) ## the other sources on their brokers, from Debian: mosquitto, RabbitMQ, nats-server, Redis, rsyslog
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m brokers tests/conformance $(ARGS)
 
-namespaces: $(STAMP) ## three hosts as network namespaces, one of them cut off for 30 s and healed; needs root and Go
+namespaces: $(STAMP) ## three hosts as network namespaces, one cut off for 30 s and reconnected; needs root and Go
 	$(BIN)/python -m pytest -m namespaces tests/namespaces $(ARGS)
 
-soak: $(STAMP) ## a system at a 2 s interval, for MINUTES=60: does a batch cost at the end what it cost at the beginning?
+soak: $(STAMP) ## a system at a 2 s interval, for MINUTES=60: do batches at the end cost the same as at the beginning?
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60) $(ARGS)
 
 stress: $(STAMP) ## two owners per receiver, kills, racing allocations, clean-up, then an independent checker; MINUTES=3
@@ -90,7 +90,7 @@ chaos: $(STAMP) ## faults by seed on a whole system, then an independent oracle:
 endurance: $(STAMP) ## 16 receivers of four kinds at 80 % of the measured ceiling for MINUTES=60, then ten times the rate
 	$(BIN)/python -m benchmarks.endurance --minutes $(or $(MINUTES),60) $(ARGS)
 
-check: $(STAMP) ## ruff, mypy, import-linter, and Dagster's own validation of the code location
+check: $(STAMP) ## run ruff, mypy, import-linter, and Dagster's own validation of the code location
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
