@@ -189,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one object as the last line")
     parser.add_argument("--quick", action="store_true", help=f"{_QUICK_BATCHES} batches of each")
-    parser.add_argument("--batches", type=int, default=_BATCHES, help="how many of each are counted")
+    parser.add_argument("--batches", type=int, default=_BATCHES, help="how many batches of each are counted")
     arguments = parser.parse_args()
     batches = _QUICK_BATCHES if arguments.quick else arguments.batches
     report = Report(

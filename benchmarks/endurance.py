@@ -360,9 +360,11 @@ def _check(system: System, report: Report) -> bool:
 def main() -> int:
     """Measure, and print; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.endurance", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long the rate is held")
+    parser.add_argument("--minutes", type=float, default=60.0, help="how many minutes the rate is held")
     parser.add_argument("--rate", type=float, help="hold this rate, and don't look for the ceiling")
-    parser.add_argument("--step-seconds", type=float, default=_STEP_SECONDS, help="of each rate on the way up")
+    parser.add_argument(
+        "--step-seconds", type=float, default=_STEP_SECONDS, help="half the time at each rate on the way up"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()
     # Exit on SIGTERM by an exception, so that the services are stopped too.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOPIC = "numbers"
-#: How many of each kind; the pipeline has as many receivers.
+#: How many senders of each kind there are; the pipeline has as many receivers.
 EACH = 4
 _TICK = 0.1
 _TIMEOUT = 120.0

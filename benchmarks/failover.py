@@ -381,7 +381,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.failover", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--quick", action="store_true", help=f"{_QUICK_ROUNDS} of each: to see that it works")
-    parser.add_argument("--rounds", type=int, default=None, help=f"how many of each kind (default {_ROUNDS})")
+    parser.add_argument("--rounds", type=int, default=None, help=f"how many kills of each kind (default {_ROUNDS})")
     parser.add_argument(
         "--only", type=_figures, default=list(FIGURES), help=f"some of the figures: {','.join(FIGURES)}"
     )

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, return 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rate_limiter", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the figures as one object on the last line")
-    parser.add_argument("--quick", action="store_true", help="one second a rate: the first burst counts for 10 %%")
+    parser.add_argument("--quick", action="store_true", help="one second per rate: the first burst counts for 10 %%")
     options = parser.parse_args(arguments)
     seconds = _QUICK_SECONDS if options.quick else _SECONDS
     report = Report("rate_limiter", machine())

@@ -79,7 +79,7 @@ class Size:
 def main() -> None:
     """Run it and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long, after the start")
+    parser.add_argument("--minutes", type=float, default=60.0, help="how many minutes to run after the start")
     parser.add_argument("--interval", default="2s", help="the batch interval")
     parser.add_argument("--rate", type=int, default=500, help="records per second")
     arguments = parser.parse_args()

@@ -68,9 +68,10 @@ def replay(
     """Run finished batches again with the blocks that they had, and replace their outputs: no record is doubled.
 
     Give TIME for one batch, --from and --to for a range, or nothing for the newest completed batch. If `forebay up`
-    runs in this home, or FOREBAY_DAGSTER_URL names a webserver, Dagster executes a run of PIPELINE_replay, which goes
-    on if this command is ended. Else, or with --local, this process runs the batches, with Spark. A QUARANTINED batch
-    becomes COMPLETED. If a replay fails, the batch stays as it was. The exit code is 1 if a batch was not replayed.
+    runs in this home, or FOREBAY_DAGSTER_URL names a webserver, Dagster executes and shows a run of PIPELINE_replay,
+    which goes on if this command is ended. Else, or with --local, this process runs the batches, with Spark. A
+    QUARANTINED batch becomes COMPLETED. If a replay fails, the batch stays as it was. The exit code is 1 if a batch was
+    not replayed.
     """
     console = Console(highlight=False, stderr=as_json, soft_wrap=True)
     if batch_time and (from_time or to_time):

@@ -37,8 +37,7 @@ pipeline = Pipeline("flights_by_carrier", interval="10s")
 
 @pipeline.output(inputs=[flights], sink=ParquetSink(OUTPUT))
 def departure_delays(flights: DataFrame) -> DataFrame:
-    """Count flights and departures with a known delay, and sum and average the delay in minutes, per carrier and
-    origin.
+    """Return flights, departures with a known delay, and the delay's sum and mean in minutes, per carrier and origin.
 
     The sum is kept beside the mean so that batches can be added up exactly. A line that is not a flight is
     counted too, under the carrier null.
