@@ -46,7 +46,13 @@ def upgrade() -> None:
         sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The batch's pipeline"),
         sa.Column("batch_time", sa.DateTime(timezone=True), nullable=False, comment="The batch"),
         sa.Column("attempt", sa.Integer(), nullable=False, comment="Its number, from 1"),
-        sa.Column("state", sa.Text(), server_default="RUNNING", nullable=False, comment="RUNNING, SUCCEEDED or FAILED"),
+        sa.Column(
+            "state",
+            sa.Text(),
+            server_default="RUNNING",
+            nullable=False,
+            comment="RUNNING, SUCCEEDED, FAILED, BLOCKED (no block store) or LOST (what it ran on died under it)",
+        ),
         sa.Column("run_id", sa.Text(), nullable=False, comment="The Dagster run; empty when none is known"),
         sa.Column(
             "process_id",
@@ -62,9 +68,26 @@ def upgrade() -> None:
             comment="When it claimed the batch",
         ),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True, comment="When it ended; null while it runs"),
-        sa.Column("error", sa.Text(), server_default="", nullable=False, comment="Why it failed; else empty"),
+        sa.Column("error", sa.Text(), server_default="", nullable=False, comment="Why this attempt failed; else empty"),
+        sa.Column(
+            "kind",
+            sa.Text(),
+            server_default="run",
+            nullable=False,
+            comment="run, or replay: of a batch that is COMPLETED or QUARANTINED, which it may complete and never fails",
+        ),
+        sa.Column(
+            "reach",
+            sa.Interval(),
+            server_default=sa.text("interval '0'"),
+            nullable=False,
+            comment="How far before its batch time a replay reads (its longest window): clean-up waits for it",
+        ),
         sa.CheckConstraint("(state = 'RUNNING') = (ended_at IS NULL)", name="batch_attempts_ended_at"),
-        sa.CheckConstraint("state IN ('RUNNING', 'SUCCEEDED', 'FAILED')", name="batch_attempts_state"),
+        sa.CheckConstraint("kind IN ('run', 'replay')", name="batch_attempts_kind"),
+        sa.CheckConstraint(
+            "state IN ('RUNNING', 'SUCCEEDED', 'FAILED', 'BLOCKED', 'LOST')", name="batch_attempts_state"
+        ),
         sa.PrimaryKeyConstraint("pipeline_id", "batch_time", "attempt"),
         schema="forebay",
         comment="Who has tried to run a batch, when, and how did it end? (At most one runs.)",
@@ -76,6 +99,24 @@ def upgrade() -> None:
         unique=True,
         schema="forebay",
         postgresql_where=sa.text("state = 'RUNNING'"),
+    )
+    op.create_table(
+        "batch_drivers",
+        sa.Column("process_id", sa.BigInteger(), autoincrement=False, nullable=False, comment="The driver's process"),
+        sa.Column("location", sa.Text(), nullable=False, comment="The Dagster code location whose batch runs it takes"),
+        sa.Column("state", sa.Text(), server_default="STARTING", nullable=False, comment="STARTING, READY or DRAINING"),
+        sa.Column(
+            "since",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it came to that state",
+        ),
+        sa.CheckConstraint("state IN ('STARTING', 'READY', 'DRAINING')", name="batch_drivers_state"),
+        sa.PrimaryKeyConstraint("process_id"),
+        schema="forebay",
+        comment="Which batch drivers take runs? (Those whose process has not ended.)",
+        postgresql_with={"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "500"},
     )
     op.create_table(
         "batches",
@@ -137,17 +178,47 @@ def upgrade() -> None:
             sa.Text(),
             server_default="",
             nullable=False,
-            comment="Why it failed, or why nothing ran; else empty",
+            comment="Its most telling failure, which may be an earlier attempt's, or why nothing ran; else empty",
+        ),
+        sa.Column(
+            "launch_attempt",
+            sa.Integer(),
+            nullable=True,
+            comment="The attempt whose run Dagster was asked for last; null: none was",
+        ),
+        sa.Column(
+            "launched_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="When that was, by the database's clock; null: it was not",
+        ),
+        sa.Column(
+            "launched_by",
+            sa.Text(),
+            nullable=True,
+            comment="Who asked: the batch sensor, or a tracker that pushes; null: nobody has",
         ),
         sa.CheckConstraint("(state = 'COMPLETED') = (completed_at IS NOT NULL)", name="batches_completed_at"),
         sa.CheckConstraint(
-            "state IN ('ALLOCATED', 'RUNNING', 'COMPLETED', 'FAILED', 'QUARANTINED')", name="batches_state"
+            "state IN ('ALLOCATED', 'RUNNING', 'COMPLETED', 'FAILED', 'BLOCKED', 'QUARANTINED', 'DISCARDED')",
+            name="batches_state",
         ),
         sa.CheckConstraint("attempt >= 0", name="batches_attempt"),
+        sa.CheckConstraint(
+            "num_nulls(launch_attempt, launched_at, launched_by) IN (0, 3)", name="batches_launch_whole"
+        ),
         sa.CheckConstraint("oldest_time <= batch_time", name="batches_oldest_time"),
         sa.PrimaryKeyConstraint("pipeline_id", "batch_time"),
         schema="forebay",
         comment="Which batches were made, how large are they, and what has become of them?",
+    )
+    op.create_index(
+        "batches_completed",
+        "batches",
+        ["pipeline_id", "completed_at"],
+        unique=False,
+        schema="forebay",
+        postgresql_where=sa.text("completed_at IS NOT NULL"),
     )
     op.create_index(
         "batches_unfinished",
@@ -155,7 +226,7 @@ def upgrade() -> None:
         ["pipeline_id", "batch_time"],
         unique=False,
         schema="forebay",
-        postgresql_where=sa.text("state IN ('ALLOCATED', 'RUNNING', 'FAILED')"),
+        postgresql_where=sa.text("state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')"),
     )
     op.create_table(
         "block_offsets",
@@ -209,6 +280,32 @@ def upgrade() -> None:
         unique=False,
         schema="forebay",
         postgresql_where=sa.text("kind = 'lost'"),
+    )
+    op.create_table(
+        "block_stores",
+        sa.Column("host", sa.Text(), nullable=False, comment="The host, as its agent is called"),
+        sa.Column(
+            "roots",
+            sa.ARRAY(sa.Text()),
+            nullable=False,
+            comment="What it writes blocks to, by identity: the word in a directory's file _store, or a URL",
+        ),
+        sa.Column(
+            "names", sa.ARRAY(sa.Text()), nullable=False, comment="The same roots as they are called on that host"
+        ),
+        sa.Column(
+            "attached_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When its agent first said so",
+        ),
+        sa.CheckConstraint(
+            "cardinality(roots) > 0 AND cardinality(roots) = cardinality(names)", name="block_stores_roots"
+        ),
+        sa.PrimaryKeyConstraint("host"),
+        schema="forebay",
+        comment="Which block store does each host with receivers see? (They must share one.)",
     )
     op.create_table(
         "blocks",
@@ -370,7 +467,7 @@ def upgrade() -> None:
         sa.Column("crc32c", sa.BigInteger(), nullable=False, comment="The checksum of its frame, header and payload"),
         sa.PrimaryKeyConstraint("pipeline_id", "batch_time", "receiver_id", "sequence"),
         schema="forebay",
-        comment="Which blocks does a quarantined batch still need, after clean-up took their rows?",
+        comment="Which blocks does a quarantined batch, or a window that ends with it, still need, after clean-up took their rows?",
     )
     op.create_index("kept_blocks_segment", "kept_blocks", ["segment_id"], unique=False, schema="forebay")
     op.create_table(
@@ -441,8 +538,35 @@ def upgrade() -> None:
             nullable=True,
             comment="When its length became final; null while open",
         ),
+        sa.Column(
+            "store",
+            sa.Text(),
+            nullable=True,
+            comment="Where it was made, roots as in block_stores: one missing elsewhere proves nothing; null: unknown",
+        ),
+        sa.Column(
+            "durability",
+            sa.Text(),
+            server_default="durable",
+            nullable=False,
+            comment="durable, or ephemeral: not synced, so that a block of it that a crash took is counted, not waited for",
+        ),
+        sa.Column(
+            "salvaged_to",
+            sa.BigInteger(),
+            nullable=True,
+            comment="Frames before this offset are salvaged, by blocks of later epochs; null where there are none",
+        ),
+        sa.Column(
+            "salvaged_sequence",
+            sa.BigInteger(),
+            nullable=True,
+            comment="The newest block that salvage registered from it: the file stays until that is cleaned; null: none",
+        ),
         sa.CheckConstraint("(state = 'OPEN') = (length IS NULL)", name="log_segments_length"),
+        sa.CheckConstraint("durability IN ('durable', 'ephemeral')", name="log_segments_durability"),
         sa.CheckConstraint("state IN ('OPEN', 'SEALED', 'DELETING')", name="log_segments_state"),
+        sa.CheckConstraint("num_nulls(salvaged_to, salvaged_sequence) IN (0, 2)", name="log_segments_salvage_whole"),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("path", name="log_segments_path"),
         schema="forebay",
@@ -478,9 +602,24 @@ def upgrade() -> None:
             nullable=False,
             comment="When it began to count",
         ),
+        sa.Column(
+            "to_publish",
+            sa.Boolean(),
+            server_default=sa.text("false"),
+            nullable=False,
+            comment="Whether its files are still to be shown to readers; false where the sink publishes nothing",
+        ),
         sa.PrimaryKeyConstraint("pipeline_id", "output", "batch_time"),
         schema="forebay",
         comment="Which attempt's result counts for an output and batch time? (This row is the commit.)",
+    )
+    op.create_index(
+        "output_commits_to_publish",
+        "output_commits",
+        ["pipeline_id", "batch_time"],
+        unique=False,
+        schema="forebay",
+        postgresql_where=sa.text("to_publish"),
     )
     op.create_table(
         "pipelines",
@@ -545,7 +684,47 @@ def upgrade() -> None:
             nullable=True,
             comment="When it was removed; null while it is declared",
         ),
+        sa.Column(
+            "state",
+            sa.Text(),
+            server_default="RUNNING",
+            nullable=False,
+            comment="Whether it makes batches: RUNNING, STOPPING or STOPPED; its transitions stand in states.py",
+        ),
+        sa.Column(
+            "state_since",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it came to that state",
+        ),
+        sa.Column(
+            "ends_system",
+            sa.Boolean(),
+            server_default="false",
+            nullable=False,
+            comment="Stopped with all others: `forebay up` ends when each pipeline is STOPPED and was stopped so",
+        ),
+        sa.Column(
+            "removed_why",
+            sa.Text(),
+            nullable=True,
+            comment="By whom, and what it had not done by then; null while it is declared",
+        ),
+        sa.Column(
+            "halted_by",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment='The quarantined batch that halted it (on_failure = "halt"); null while it goes on',
+        ),
+        sa.Column(
+            "history_from",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="Batches before this are forgotten, but for those that are quarantined; null: none are",
+        ),
         sa.CheckConstraint("batch_interval > interval '0'", name="pipelines_interval_positive"),
+        sa.CheckConstraint("state IN ('RUNNING', 'STOPPING', 'STOPPED')", name="pipelines_state"),
         sa.CheckConstraint("version > 0", name="pipelines_version_positive"),
         sa.PrimaryKeyConstraint("id"),
         schema="forebay",
@@ -564,7 +743,7 @@ def upgrade() -> None:
         sa.Column(
             "id", sa.BigInteger(), autoincrement=True, nullable=False, comment="The process in every other table"
         ),
-        sa.Column("kind", sa.Text(), nullable=False, comment="agent, receiver or batch run"),
+        sa.Column("kind", sa.Text(), nullable=False, comment="agent, receiver, batch run or batch driver"),
         sa.Column(
             "name", sa.Text(), nullable=False, comment="Shown to people: a host, a receiver, a pipeline and batch time"
         ),
@@ -598,12 +777,33 @@ def upgrade() -> None:
             comment="When it signed off or was declared dead; null while it lives",
         ),
         sa.Column("end_reason", sa.Text(), nullable=True, comment="Its own word, or the tracker's"),
-        sa.CheckConstraint("kind IN ('agent', 'receiver', 'batch run')", name="processes_kind"),
+        sa.Column(
+            "draining",
+            sa.Boolean(),
+            server_default="false",
+            nullable=False,
+            comment="An agent that gets no receivers and loses those that it has; the next agent of its name inherits it",
+        ),
+        sa.Column(
+            "queued",
+            postgresql.JSONB(astext_type=sa.Text()),
+            nullable=True,
+            comment="Blocks in the queue of each of its receivers, by id, at its newest heartbeat; null for what has none",
+        ),
+        sa.CheckConstraint("kind IN ('agent', 'receiver', 'batch run', 'batch driver')", name="processes_kind"),
         sa.CheckConstraint("slots >= 0", name="processes_slots"),
         sa.PrimaryKeyConstraint("id"),
         schema="forebay",
         comment="Which processes live (a heartbeat counter that moves), where, with how many slots?",
         postgresql_with={"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "500"},
+    )
+    op.create_index(
+        "processes_agents",
+        "processes",
+        ["name", "id"],
+        unique=False,
+        schema="forebay",
+        postgresql_where=sa.text("kind = 'agent'"),
     )
     op.create_index(
         "processes_live",
@@ -612,6 +812,79 @@ def upgrade() -> None:
         unique=False,
         schema="forebay",
         postgresql_where=sa.text("ended_at IS NULL"),
+    )
+    op.create_table(
+        "reader_cursors",
+        sa.Column("reader_id", sa.BigInteger(), nullable=False, comment="The reader"),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that is read"),
+        sa.Column(
+            "next_sequence",
+            sa.BigInteger(),
+            nullable=False,
+            comment="The first sequence that it may still ask for; moved by its query's commits, and only forward",
+        ),
+        sa.Column(
+            "moved_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it was moved last, or placed",
+        ),
+        sa.CheckConstraint("next_sequence > 0", name="reader_cursors_positive"),
+        sa.PrimaryKeyConstraint("reader_id", "receiver_id"),
+        schema="forebay",
+        comment="Up to which block of each receiver has a named reader read?",
+        postgresql_with={
+            "autovacuum_vacuum_scale_factor": "0",
+            "autovacuum_vacuum_threshold": "500",
+            "fillfactor": "50",
+        },
+    )
+    op.create_table(
+        "readers",
+        sa.Column(
+            "id",
+            sa.BigInteger(),
+            autoincrement=True,
+            nullable=False,
+            comment="The reader in every other table; one that is removed and attached again gets a new one",
+        ),
+        sa.Column(
+            "name", sa.Text(), nullable=False, comment="As its query names it; unique among those that are not removed"
+        ),
+        sa.Column("stream_id", sa.BigInteger(), nullable=False, comment="The stream that it reads"),
+        sa.Column(
+            "attached_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When a query asked for it first",
+        ),
+        sa.Column(
+            "removed_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="When it was removed; null while it holds blocks back",
+        ),
+        sa.PrimaryKeyConstraint("id"),
+        schema="forebay",
+        comment="Which streaming queries read a stream by a cursor of their own, that clean-up respects?",
+    )
+    op.create_index(
+        "readers_live_name",
+        "readers",
+        ["name"],
+        unique=True,
+        schema="forebay",
+        postgresql_where=sa.text("removed_at IS NULL"),
+    )
+    op.create_index(
+        "readers_live_stream",
+        "readers",
+        ["stream_id"],
+        unique=False,
+        schema="forebay",
+        postgresql_where=sa.text("removed_at IS NULL"),
     )
     op.create_table(
         "receiver_events",
@@ -642,7 +915,7 @@ def upgrade() -> None:
             "detail", sa.Text(), server_default="", nullable=False, comment="The rest, such as a stack; may be empty"
         ),
         sa.CheckConstraint(
-            "kind IN ('SCHEDULED', 'STARTED', 'CONNECTED', 'RESTARTED', 'PAUSED', 'RESUMED', 'STOPPED', 'ERROR', 'EXITED', 'FENCED', 'FAILED', 'LEASE_EXPIRED', 'BAD_RECORD')",
+            "kind IN ('SCHEDULED', 'STARTED', 'CONNECTED', 'RESTARTED', 'PAUSED', 'RESUMED', 'STOPPED', 'ERROR', 'EXITED', 'FENCED', 'FAILED', 'LEASE_EXPIRED', 'BAD_RECORD', 'SALVAGED')",
             name="receiver_events_kind",
         ),
         sa.PrimaryKeyConstraint("id"),
@@ -722,6 +995,28 @@ def upgrade() -> None:
             nullable=True,
             comment="When the declaration was left with fewer receivers; null while it is declared",
         ),
+        sa.Column(
+            "host",
+            sa.Text(),
+            nullable=True,
+            comment="The one host where it may run: a listener's address, or one of each host; null: any host will do",
+        ),
+        sa.Column(
+            "preferred_location",
+            sa.Text(),
+            nullable=True,
+            comment="The host that the receiver itself asked for at its newest start; a wish; null: none",
+        ),
+        sa.Column(
+            "desired_before_stop",
+            sa.Text(),
+            nullable=True,
+            comment="What is wanted of it again when a pipeline that reads it runs; null unless they are all stopped",
+        ),
+        sa.CheckConstraint(
+            "desired_before_stop IS NULL OR desired_before_stop IN ('running', 'paused', 'stopped')",
+            name="receivers_desired_before_stop",
+        ),
         sa.CheckConstraint("desired_state IN ('running', 'paused', 'stopped')", name="receivers_desired_state"),
         sa.CheckConstraint("state IN ('INACTIVE', 'SCHEDULED', 'ACTIVE', 'PAUSED', 'FAILED')", name="receivers_state"),
         sa.CheckConstraint("low_mark >= 0", name="receivers_low_mark"),
@@ -754,6 +1049,174 @@ def upgrade() -> None:
         comment="Which idempotency keys of a stream have been received, within its window?",
     )
     op.create_index("record_keys_age", "record_keys", ["stream_id", "added_at"], unique=False, schema="forebay")
+    op.create_table(
+        "run_queue",
+        sa.Column("run_id", sa.Text(), nullable=False, comment="The Dagster run"),
+        sa.Column("location", sa.Text(), nullable=False, comment="The code location that it is of"),
+        sa.Column(
+            "process_id",
+            sa.BigInteger(),
+            nullable=True,
+            comment="The batch driver that has claimed it; null while it waits",
+        ),
+        sa.Column(
+            "cancel_requested",
+            sa.Boolean(),
+            server_default="false",
+            nullable=False,
+            comment="Its driver is to cancel it",
+        ),
+        sa.Column(
+            "enqueued_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it was handed over",
+        ),
+        sa.Column(
+            "claimed_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="When a driver took it; null while it waits",
+        ),
+        sa.CheckConstraint("(process_id IS NULL) = (claimed_at IS NULL)", name="run_queue_claimed"),
+        sa.PrimaryKeyConstraint("run_id"),
+        schema="forebay",
+        comment="Which Dagster runs wait for a batch driver, or are in one? (A run that has ended has no row.)",
+        postgresql_with={"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "500"},
+    )
+    op.create_index(
+        "run_queue_waiting",
+        "run_queue",
+        ["location", "enqueued_at"],
+        unique=False,
+        schema="forebay",
+        postgresql_where=sa.text("process_id IS NULL"),
+    )
+    op.create_table(
+        "scaling_decisions",
+        sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The pipeline whose batches it is about"),
+        sa.Column(
+            "ratio", sa.Double(), nullable=False, comment="Mean processing time of its newest batches to its interval"
+        ),
+        sa.Column("batches", sa.Integer(), nullable=False, comment="How many batches that is the mean of"),
+        sa.Column(
+            "executors", sa.Integer(), nullable=False, comment="Executors that Spark should have for its batches"
+        ),
+        sa.Column(
+            "batch_drivers",
+            sa.Integer(),
+            nullable=False,
+            comment="Batch drivers that it wants: 1 is the one that pipelines share, what is more comes on top of it",
+        ),
+        sa.Column("applied", sa.Boolean(), nullable=False, comment="Whether it takes effect; else it is advice"),
+        sa.Column("reason", sa.Text(), nullable=False, comment="Why, and how it takes effect"),
+        sa.Column(
+            "since",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="Since when these numbers are wanted",
+        ),
+        sa.Column(
+            "decided_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When it was looked at last",
+        ),
+        sa.CheckConstraint("executors > 0 AND batch_drivers > 0", name="scaling_decisions_positive"),
+        sa.CheckConstraint("ratio >= 0 AND batches > 0", name="scaling_decisions_seen"),
+        sa.PrimaryKeyConstraint("pipeline_id"),
+        schema="forebay",
+        comment="How many executors, or batch drivers, should a pipeline's batches have to fit their interval (O04)?",
+    )
+    op.create_table(
+        "stream_rates",
+        sa.Column("pipeline_id", sa.BigInteger(), nullable=False, comment="The pipeline that has back pressure on"),
+        sa.Column("stream_id", sa.BigInteger(), nullable=False, comment="The stream that it reads"),
+        sa.Column(
+            "batch_time",
+            sa.DateTime(timezone=True),
+            nullable=False,
+            comment="The newest batch that was reckoned in; older ones, and replays, change nothing",
+        ),
+        sa.Column(
+            "latest_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="The estimator's latest time: the end of the newest batch that counted; null before the first",
+        ),
+        sa.Column(
+            "latest_rate",
+            sa.Double(),
+            nullable=True,
+            comment="The estimator's latest rate, in records per second; null before the first",
+        ),
+        sa.Column(
+            "latest_error",
+            sa.Double(),
+            nullable=True,
+            comment="The estimator's latest error, in records per second; null before the first",
+        ),
+        sa.Column(
+            "rate_limit",
+            sa.Double(),
+            nullable=True,
+            comment="Records per second that the stream may take in, for this pipeline; null before the second batch",
+        ),
+        sa.Column(
+            "expired_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="Since when the pipeline stands still, so that its rate holds nobody up; null while it goes on",
+        ),
+        sa.Column(
+            "decided_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When this was decided",
+        ),
+        sa.CheckConstraint(
+            "num_nulls(latest_at, latest_rate, latest_error) IN (0, 3)", name="stream_rates_state_whole"
+        ),
+        sa.CheckConstraint("rate_limit IS NULL OR rate_limit > 0", name="stream_rates_rate_limit"),
+        sa.PrimaryKeyConstraint("pipeline_id", "stream_id"),
+        schema="forebay",
+        comment="How fast may a stream come in for a pipeline's batches to keep up, and from what was that reckoned?",
+        postgresql_with={"autovacuum_vacuum_scale_factor": "0", "autovacuum_vacuum_threshold": "500"},
+    )
+    op.create_table(
+        "stream_schemas",
+        sa.Column("stream_id", sa.BigInteger(), nullable=False, comment="The stream"),
+        sa.Column(
+            "version", sa.Integer(), nullable=False, comment="From 1, in the order in which they were registered"
+        ),
+        sa.Column(
+            "fingerprint", sa.Text(), nullable=False, comment="Of names and types in order; each block carries its own"
+        ),
+        sa.Column(
+            "columns",
+            postgresql.JSONB(astext_type=sa.Text()),
+            nullable=False,
+            comment="An array of [name, Arrow type]; a name has one type in all of a stream's versions",
+        ),
+        sa.Column("receiver_id", sa.BigInteger(), nullable=False, comment="The receiver that came with it first"),
+        sa.Column(
+            "registered_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+            comment="When that was",
+        ),
+        sa.CheckConstraint("jsonb_typeof(columns) = 'array'", name="stream_schemas_columns_array"),
+        sa.CheckConstraint("version > 0", name="stream_schemas_version_positive"),
+        sa.PrimaryKeyConstraint("stream_id", "version"),
+        sa.UniqueConstraint("stream_id", "fingerprint", name="stream_schemas_fingerprint"),
+        schema="forebay",
+        comment="Which columns have a stream's blocks, in the versions of its receivers' schemas?",
+    )
     op.create_table(
         "streams",
         sa.Column(
@@ -817,53 +1280,32 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Go back to the one before."""
-    op.drop_index(
-        "streams_live_name", table_name="streams", schema="forebay", postgresql_where=sa.text("removed_at IS NULL")
-    )
-    op.drop_table("streams", schema="forebay")
-    op.drop_index("record_keys_age", table_name="record_keys", schema="forebay")
-    op.drop_table("record_keys", schema="forebay")
-    op.drop_table("receivers", schema="forebay")
-    op.drop_index("receiver_events_receiver", table_name="receiver_events", schema="forebay")
-    op.drop_table("receiver_events", schema="forebay")
-    op.drop_index(
-        "processes_live", table_name="processes", schema="forebay", postgresql_where=sa.text("ended_at IS NULL")
-    )
-    op.drop_table("processes", schema="forebay")
-    op.drop_index(
-        "pipelines_live_name", table_name="pipelines", schema="forebay", postgresql_where=sa.text("removed_at IS NULL")
-    )
-    op.drop_table("pipelines", schema="forebay")
-    op.drop_table("output_commits", schema="forebay")
-    op.drop_index(
-        "log_segments_open", table_name="log_segments", schema="forebay", postgresql_where=sa.text("state = 'OPEN'")
-    )
-    op.drop_table("log_segments", schema="forebay")
-    op.drop_table("leadership", schema="forebay")
-    op.drop_index("kept_blocks_segment", table_name="kept_blocks", schema="forebay")
-    op.drop_table("kept_blocks", schema="forebay")
-    op.drop_index("dead_letters_receiver", table_name="dead_letters", schema="forebay")
-    op.drop_table("dead_letters", schema="forebay")
-    op.drop_table("cursors", schema="forebay")
-    op.drop_index("cleanup_events_receiver", table_name="cleanup_events", schema="forebay")
-    op.drop_table("cleanup_events", schema="forebay")
-    op.drop_table("blocks", schema="forebay")
-    op.drop_index(
-        "block_offsets_lost", table_name="block_offsets", schema="forebay", postgresql_where=sa.text("kind = 'lost'")
-    )
-    op.drop_table("block_offsets", schema="forebay")
-    op.drop_index(
-        "batches_unfinished",
-        table_name="batches",
-        schema="forebay",
-        postgresql_where=sa.text("state IN ('ALLOCATED', 'RUNNING', 'FAILED')"),
-    )
-    op.drop_table("batches", schema="forebay")
-    op.drop_index(
-        "batch_attempts_running",
-        table_name="batch_attempts",
-        schema="forebay",
-        postgresql_where=sa.text("state = 'RUNNING'"),
-    )
-    op.drop_table("batch_attempts", schema="forebay")
-    op.drop_table("batch_allocations", schema="forebay")
+    for table in (
+        "streams",
+        "stream_schemas",
+        "stream_rates",
+        "scaling_decisions",
+        "run_queue",
+        "record_keys",
+        "receivers",
+        "receiver_events",
+        "readers",
+        "reader_cursors",
+        "processes",
+        "pipelines",
+        "output_commits",
+        "log_segments",
+        "leadership",
+        "kept_blocks",
+        "dead_letters",
+        "cursors",
+        "cleanup_events",
+        "blocks",
+        "block_stores",
+        "block_offsets",
+        "batches",
+        "batch_drivers",
+        "batch_attempts",
+        "batch_allocations",
+    ):
+        op.drop_table(table, schema="forebay")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from tests.driver_log import INTERVAL, NOON, make_log
+from tests.driver_log import make_log
 from tracker_store import migrate
-from tracker_store.checks import check_data, check_schema, functions_are_the_files, revision_is_the_newest
+from tracker_store.checks import functions_are_the_files, revision_is_the_newest
 from tracker_store.engine import connect
 from tracker_store.programs import FUNCTIONS
-from tracker_store.received_block_tracker import ReceivedBlockTracker
 from tracker_store.schema import SCHEMA, metadata
 from tracker_store.views import VIEWS
 
@@ -55,26 +53,6 @@ def test_down_and_up_again_with_data_in_it(engine: sa.Engine, database_url: str)
     with connect(engine) as connection:
         assert migrate.current_revision(connection) == migrate.newest_revision()
         make_log(connection)
-
-
-@pytest.mark.parametrize("revision", ["0002", "0001"])
-def test_down_to_an_older_revision_and_up_again_keeps_the_log(
-    engine: sa.Engine, database_url: str, revision: str
-) -> None:
-    with connect(engine) as connection:
-        log = make_log(connection)
-        log.add_at(log.receiver_ids[0], NOON - INTERVAL, NOON + INTERVAL / 2)
-        log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
-    migrate.downgrade(database_url, revision)
-    with connect(engine) as connection:
-        assert migrate.current_revision(connection) == revision
-        assert sa.inspect(connection).get_view_names(SCHEMA) == []
-    migrate.upgrade(database_url)
-    with connect(engine) as connection:
-        assert [result for result in check_schema(connection) if not result.passed] == []
-        assert [result for result in check_data(connection) if not result.passed] == []
-        tracker = ReceivedBlockTracker(connection, log.pipeline_id)
-        assert [block.records for block in tracker.get_blocks_of_batch(NOON + INTERVAL)] == [10, 10]
 
 
 def test_functions_and_views_of_another_version_are_replaced(engine: sa.Engine, database_url: str) -> None:

@@ -1,33 +1,34 @@
-"""Test a running upgrade: the processes are of the previous version, and the driver log is of this one.
+"""Check that processes of the version before continue during an upgrade of the driver log, and after it.
 
-`statements.json` holds each statement that the previous version sends, once, by role (`tests/recorded_statements.py`
-records it at a release); `version_before` holds the functions that its receivers call all the time.
+`statements.json` holds the statements that the version before sends, each once, by role (`tests/recorded_statements.py`
+records it at a release). `version_before` holds the functions that its receivers call all the time, and
+`version_after` a migration that comes after the newest one.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from tests.driver_log import INTERVAL, NOON, make_log
 from tests.integration.receiver_runtime.receiver_rig import NumberedSource, ReceiverRig
 from tests.polling import eventually
 from tracker_store import migrate
 from tracker_store.checks import check_data, check_schema
 from tracker_store.engine import connect, create_engine, is_outcome_unknown, is_refused
+from tracker_store.received_block_tracker import ReceivedBlockTracker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import sqlalchemy as sa
-
-#: The revision of the version that `statements.json` and `version_before` come from.
-REVISION_BEFORE = "0003"
 HERE = Path(__file__).parent
 STATEMENTS: dict[str, list[str]] = json.loads((HERE / "statements.json").read_text(encoding="utf-8"))
 _FIRST_SEQUENCE = 2
@@ -134,29 +135,65 @@ class ReceiverOfTheVersionBefore:
 
 
 @pytest.fixture
+def version_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Let this installation have one more migration; return its revision."""
+    migrations = tmp_path / "migrations"
+    shutil.copytree(migrate._scripts(), migrations, ignore=shutil.ignore_patterns("__pycache__"))
+    before = migrate.newest_revision()
+    shutil.copy(HERE / "version_after" / "0002_next.py", migrations / "versions")
+    monkeypatch.setattr(migrate, "_scripts", lambda: migrations)
+    assert migrate.newest_revision() != before
+    return migrate.newest_revision()
+
+
+@pytest.fixture
 def log_of_the_version_before(engine: sa.Engine, database_url: str) -> Iterator[sa.Engine]:
-    migrate.downgrade(database_url, REVISION_BEFORE)
     with connect(engine) as connection:
         for function in sorted((HERE / "version_before").glob("*.sql")):
-            connection.exec_driver_sql(function.read_text(encoding="utf-8"), execution_options={"no_parameters": True})
+            text = function.read_text(encoding="utf-8")
+            connection.exec_driver_sql(f"DROP FUNCTION forebay.{function.stem}")
+            connection.exec_driver_sql(text, execution_options={"no_parameters": True})
+        connection.exec_driver_sql("COMMENT ON SCHEMA forebay IS 'of the version before'")
     made = create_engine(database_url, application_name="version before")
     yield made
     made.dispose()
 
 
 def test_a_receiver_of_the_version_before_continues_during_an_upgrade_of_the_driver_log(
-    log_of_the_version_before: sa.Engine, engine: sa.Engine, database_url: str
+    log_of_the_version_before: sa.Engine, version_after: str, engine: sa.Engine, database_url: str
 ) -> None:
     with ReceiverOfTheVersionBefore(log_of_the_version_before) as receiver:
         receiver.has_sent(20)
         migrate.upgrade(database_url)
         receiver.has_sent(20)
     with connect(engine) as connection:
+        assert migrate.current_revision(connection) == version_after
         registered, records = connection.exec_driver_sql(
             "SELECT count(*), max(total_records) FROM forebay.blocks WHERE segment_id IS NOT NULL"
         ).one()
         assert (registered, records) == (receiver.acknowledged, receiver.acknowledged * 10), "nothing lost or doubled"
         assert [check for check in [*check_schema(connection), *check_data(connection)] if not check.passed] == []
+
+
+def test_going_to_a_newer_revision_and_back_keeps_the_log(
+    engine: sa.Engine, database_url: str, version_after: str
+) -> None:
+    before = "0001"
+    with connect(engine) as connection:
+        log = make_log(connection)
+        log.add_at(log.receiver_ids[0], NOON - INTERVAL, NOON + INTERVAL / 2)
+        log.tracker.allocate_blocks_to_batch(NOON + INTERVAL)
+    migrate.upgrade(database_url)
+    migrate.downgrade(database_url, before)
+    with connect(engine) as connection:
+        assert migrate.current_revision(connection) == before
+        assert sa.inspect(connection).get_view_names("forebay") == []
+    migrate.upgrade(database_url)
+    with connect(engine) as connection:
+        assert migrate.current_revision(connection) == version_after
+        assert [check for check in [*check_schema(connection), *check_data(connection)] if not check.passed] == []
+        tracker = ReceivedBlockTracker(connection, log.pipeline_id)
+        assert [block.records for block in tracker.get_blocks_of_batch(NOON + INTERVAL)] == [10, 10]
 
 
 def test_a_running_receiver_continues_while_functions_and_views_are_replaced(database_url: str, tmp_path: Path) -> None:
