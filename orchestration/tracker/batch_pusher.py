@@ -1,14 +1,14 @@
-"""Pushes batches: the leading tracker launches the next run itself, without waiting for a sensor's tick.
+"""Push batches: the leading tracker launches the next run itself, without waiting for a sensor's tick.
 
-Dagster's sensors tick every 5 s. So batches of intervals below 10 s are pushed at their boundary, any batch whose
-boundary had passed when the batch before it finished, and a batch's next attempt when it is due. It decides nothing:
-what is due is ``batch_schedule``'s to say, and a launch is taken in the driver log before Dagster is asked. The run has
-the key and the tags of one that the batch sensor launches, so that the sensor, which stays the catch-up, never makes a
-second.
+Dagster's sensors tick every 5 s. So the pusher launches batches of intervals below 10 s at their boundary, any batch
+whose boundary had passed when the batch before it finished, and a batch's next attempt when it is due. It decides
+nothing: ``batch_schedule`` decides what is due, and a launch is recorded in the driver log before Dagster is asked. The
+run has the run key and the tags of a run that the batch sensor launches, so that the sensor, which catches up on what
+was not pushed, never launches a second one.
 
-In an instance that Forebay did not set up there is no pusher. It must never launch for a sensor that a person has
-stopped, nor for code whose declaration is not the one that is applied, nor ask for an attempt's run twice: what has no
-answer, and what needs a look at Dagster's runs is the sensor's.
+The pusher runs only in an instance created by `forebay up`. It must never launch for a sensor that a person has
+stopped, nor for code whose declaration is not the applied one, nor request an attempt's run twice: launches without an
+answer, and those that need a look at Dagster's runs, are left to the sensor.
 """
 
 from __future__ import annotations
@@ -49,34 +49,36 @@ if TYPE_CHECKING:
     from orchestration.tracker.dagster_client import BatchSensor
     from tracker_store.pipelines import PipelineRow
 
-# Nothing is due: how often it looks for new pipelines, and whether it leads.
+# While nothing is due: seconds between looks for new pipelines and for the leadership.
 IDLE_SECONDS = 1.0
-# A boundary has passed and a batch runs: how often it looks whether it has finished.
+# While a boundary has passed and the batch before it still runs: seconds between looks whether it has finished.
 BEHIND_SECONDS = 0.1
-# Of an interval that is not pushed at its boundary: so long the sensor's tick, which waits for it, has the precedence.
+# Head start of the sensor at the boundary of a long interval (10 s or more): it is pushed only after this time.
 SENSOR_FIRST = timedelta(seconds=1)
-# What is known of the sensors is asked for again, and is not gone by.
+# Age in seconds at which the list of sensors is read again ahead of time, and at which it is too old to launch by.
 SENSORS_SECONDS = 2.0
 SENSORS_LIMIT_SECONDS = 6.0
+# Pause after a failure, doubled each time.
 FIRST_PAUSE_SECONDS = 1.0
-# A request that is refused costs milliseconds; while Dagster's code server starts again, a longer pause is all delay.
+# A refused request costs milliseconds; a longer pause would only add delay once Dagster's code server is up again.
 LONGEST_PAUSE_SECONDS = 5.0
-# So long after it was taken a launch is still asked for: with the request's own bound its lease is not over by then.
+# Oldest launch, in seconds since it was recorded, that is still requested: with the request's own timeout (5 s) it is
+# answered before its lease ends.
 ASK_WITHIN_SECONDS = 5.0
-# At one boundary many pipelines may have a batch.
+# Requests in parallel, because many pipelines may have a batch at the same boundary.
 REQUESTS_AT_ONCE = 4
 
 log = structlog.get_logger(__name__)
 
 
 class Dagster(Protocol):
-    """What is asked of Dagster; see ``dagster_client``."""
+    """The requests to Dagster; see ``dagster_client``."""
 
     def batch_sensors(self) -> dict[str, BatchSensor]:
-        """Every batch sensor by name."""
+        """Return every batch sensor by name."""
 
     def launch(self, sensor: BatchSensor, pipeline: str, launch: Launch) -> str:
-        """Launch a batch's run; returns the run's id."""
+        """Launch a batch's run, and return the run's id."""
 
 
 class LateLaunchError(DagsterError):
@@ -85,7 +87,7 @@ class LateLaunchError(DagsterError):
 
 @dataclass(frozen=True, slots=True)
 class _Push:
-    """A launch that was taken, and where it goes; `taken_at` is before that, by the pusher's clock."""
+    """A recorded launch and its sensor; `taken_at` is read before it is recorded, on the pusher's clock."""
 
     rules: BatchRules
     batch_time: datetime
@@ -95,7 +97,7 @@ class _Push:
 
 
 def _is_unlaunched(connection: sa.Connection, rules: BatchRules) -> bool:
-    """Return whether a batch waits whose run nobody has asked for: its attempt failed, or its launcher was killed."""
+    """Return whether a batch waits whose run was never requested: its attempt failed, or its launcher was killed."""
     return any(
         wants_first_launch(batch)
         for batch in unfinished_batches(connection, rules.pipeline_id, limit=rules.concurrent_batches)
@@ -103,12 +105,12 @@ def _is_unlaunched(connection: sa.Connection, rules: BatchRules) -> bool:
 
 
 class BatchPusher:
-    """Pushes for one tracker, in a thread of its own: it delays no turn of the tracker's."""
+    """The pusher of one tracker, in a thread of its own, so that it delays no tick of the tracker."""
 
     def __init__(
         self, engine: sa.Engine, dagster: Dagster, *, name: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Work on the driver log behind `engine`; `name` is the tracker's, for people; `clock` is monotonic."""
+        """Work on the driver log behind `engine`; `name` is the tracker's, shown to people; `clock` is monotonic."""
         self._engine = engine
         self._dagster = dagster
         self._name = name
@@ -119,7 +121,7 @@ class BatchPusher:
         self._pause = FIRST_PAUSE_SECONDS
 
     def run(self, stop: threading.Event, term: Callable[[], int | None]) -> None:
-        """Push until `stop`, while `term` gives one: the term in which the tracker leads."""
+        """Push until `stop`, while `term` returns a term, which is while the tracker leads."""
         outage = Outage("the batch pusher", self._clock)
         wait = 0.0
         while not stop.wait(wait):
@@ -138,7 +140,7 @@ class BatchPusher:
                 outage.answered()
 
     def turn(self, connection: sa.Connection, term: int) -> float:
-        """Push what is due; returns after how many seconds there may be more. Raises DeposedError."""
+        """Push what is due, and return the seconds until there may be more. Raises DeposedError."""
         wait = IDLE_SECONDS
         due: list[tuple[PipelineRow, BatchRules]] = []
         pipelines = [row for row in list_pipelines(connection) if stands_still(row) is None]
@@ -155,7 +157,7 @@ class BatchPusher:
         short = any(row.interval < PUSHED_BELOW for row in pipelines)
         if self._clock() < self._paused_until or not (due or short):
             return wait
-        # Asked in time, so that a boundary need not wait for the answer.
+        # Read ahead of time, so that no boundary waits for the answer.
         if not self._know_sensors(SENSORS_LIMIT_SECONDS if due else SENSORS_SECONDS):
             return wait
         pushes: list[_Push] = []
@@ -167,7 +169,7 @@ class BatchPusher:
         return wait
 
     def _know_sensors(self, limit_seconds: float) -> bool:
-        """Whether it is known which sensors run, by an answer that is younger than the limit."""
+        """Return whether the list of sensors is younger than the limit, after reading it again if it was not."""
         if self._sensors_at is not None and self._clock() - self._sensors_at < limit_seconds:
             return True
         try:
@@ -181,7 +183,7 @@ class BatchPusher:
     def _take(
         self, connection: sa.Connection, row: PipelineRow, rules: BatchRules, term: int
     ) -> tuple[list[_Push], float]:
-        """The launches of a pipeline that are this tracker's now, and after how many seconds there may be more."""
+        """Record the launches that are due for a pipeline; return them and the seconds until there may be more."""
         sensor = self._sensors.get(sensor_name(row.name))
         streams = {stream.name: stream.declaration for stream in list_streams(connection)}
         if (
@@ -229,7 +231,7 @@ class BatchPusher:
         return f"tracker {self._name} in term {term}"
 
     def _failed(self, error: DagsterError) -> None:
-        """Leave everything to the sensor for a while, for longer each time."""
+        """Pause, and so leave all launches to the sensor; the pause is longer each time."""
         if self._pause == FIRST_PAUSE_SECONDS:
             log.warning("can't push to Dagster; the batch sensor goes on", error=str(error), kind=type(error).__name__)
         self._sensors_at = None

@@ -1,7 +1,7 @@
-"""Clean-up: rows that nobody can ask for any more, then the files that no row names (docs/parity.md, T06, W09, W11).
+"""Clean up: delete rows that nothing can need again, then the files that no row names (docs/parity.md, T06, W09, W11).
 
-What may go is the driver log's to decide (``functions/clean_up_receiver.sql``); this only asks again and again, in
-bounded pieces, and unlinks files. It may be killed anywhere: the next run finds what was left.
+The driver log decides what may be deleted (``functions/clean_up_receiver.sql``); this module only asks repeatedly, in
+bounded pieces, and deletes files. It may be killed at any point: the next run finds what is left.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.interface import BlockStore
 
-# A statement's worth of rows: some tens of milliseconds.
+# Most rows per statement: it takes some tens of milliseconds.
 ROWS_PER_STATEMENT = 5_000
-# One call's worth: the leader has a heartbeat to keep, and what is left waits for the next call.
+# Most statements per receiver or stream in one call, and segments per receiver: they bound a call, because the leader
+# has a heartbeat to keep. The rest waits for the next call.
 STATEMENTS_PER_CALL = 20
 SEGMENTS_PER_CALL = 200
-# A database that is restored from a backup of the last hour still finds its files.
+# How long a sealed file stays at least: a database restored from a backup of the last hour still finds its files.
 RESTORE_WINDOW = timedelta(hours=1)
-# A store that is away holds a call up for so long.
+# How long, in seconds per receiver, an unavailable store may delay a call.
 FAILING_SECONDS = 5.0
-# Of a stream whose declaration is older than that setting.
+# Deduplication window of a stream whose declaration is older than the setting for it.
 KEY_WINDOW = timedelta(days=7)
 # How long finished batches, events and ended processes are shown.
 HISTORY = timedelta(days=14)
@@ -51,7 +52,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CleanupReport:
-    """What one call took away; `more`: there is more to do now."""
+    """Counts of what one call deleted; `more`: there is more to do now."""
 
     blocks: int = 0
     records: int = 0
@@ -64,7 +65,7 @@ class CleanupReport:
 
 
 class Cleaner:
-    """Cleans one driver log and block store. One thread at a time."""
+    """Clean-up of one driver log and block store. For one thread at a time."""
 
     def __init__(
         self,
@@ -75,10 +76,10 @@ class Cleaner:
         history: timedelta = HISTORY,
         rows_per_statement: int = ROWS_PER_STATEMENT,
     ) -> None:
-        """Work on what `store` opens, anew for each call, after `before`.
+        """Work on the store that `store` opens again for each call, after `before`.
 
-        Files younger than `restore_window` stay, whatever became of their rows.
-        What has happened is forgotten after `history`.
+        A file stays for `restore_window` after it was sealed, even if its rows are gone.
+        Finished batches, events and ended processes are deleted after `history`.
         """
         self._open_store = store
         self._before = before
@@ -86,17 +87,17 @@ class Cleaner:
         self._history = history
         self._restore_window = restore_window
         self._rows = rows_per_statement
-        # By receiver: the last segment that could not be deleted, where there may be others behind it.
+        # By receiver: the last segment that could not be deleted; the next call continues after it.
         self._tried: dict[int, int] = {}
 
     def cleanup_old_batches(
         self, connection: sa.Connection, threshold: datetime, *, term: int | None = None
     ) -> CleanupReport:
-        """Take away what is older than `threshold` and what no pipeline, window, replay or kept batch can ask for.
+        """Delete what is older than `threshold` and what no pipeline, window, replay or kept batch can need.
 
-        With `term` only while that is the leader's. Raises DeposedError.
+        With `term`, only while it is the leader's term. Raises DeposedError.
         """
-        # A store may have been attached since.
+        # A store may have been attached since the last call.
         self._store = None
         if self._before is not None:
             self._before(connection)
@@ -127,13 +128,13 @@ class Cleaner:
         history, more_history = self._forget(connection, term)
         more |= more_history
         if unread:
-            log.warning("blocks went that nothing had read: their stream's retention is over", records=unread)
+            log.warning("blocks were deleted unread: their stream's retention is over", records=unread)
         if blocks or segments:
             log.info("cleaned up", blocks=blocks, records=records, segments=segments)
         return CleanupReport(blocks, records, unread, links, keys, segments, more, history)
 
     def _forget(self, connection: sa.Connection, term: int | None) -> tuple[int, bool]:
-        """Take away rows of what happened long ago; how many, and whether there are more."""
+        """Delete rows older than the history; return how many, and whether there are more."""
         parts = [
             clean_up_history(connection, pipeline_id=pipeline, keep=self._history, max_rows=self._rows, term=term)
             for pipeline in pipelines_with_history(connection)
@@ -157,8 +158,8 @@ class Cleaner:
                 store = self._store = self._store or self._open_store(connection)
                 store.delete_segment(segment.path)
             except (OSError, BlockStoreError) as error:
-                # A replica that is away, say. The row stays, and so the file is asked for again; the next call goes on
-                # behind it, since what can't be deleted must not hide what can.
+                # A replica may be unavailable. The row stays, so the file is tried again later; the next call continues
+                # after it, because a segment that can't be deleted must not block the others.
                 self._tried[receiver_id] = segment.segment_id
                 log.warning("a segment could not be deleted yet", path=segment.path, error=str(error))
                 if time.monotonic() > give_up_at:

@@ -1,7 +1,7 @@
-"""What the tracker asks of Dagster's webserver, by GraphQL over HTTP: which batch sensors run, and runs to be launched.
+"""Ask Dagster's webserver, by GraphQL over HTTP, which batch sensors run, and to launch runs.
 
-Loads no Dagster. Bounded in time; each request has a connection of its own, so that one that could not be made is known
-to have changed nothing.
+Loads no Dagster. Each request has a timeout and a connection of its own: if the connection could not be made, it is
+certain that nothing changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from orchestration.batch_schedule import Launch
 
 TIMEOUT_SECONDS = 5.0
-# Dagster's own: by these its sensor knows that a run key was launched (dagster/_daemon/sensor.py, fetch_existing_runs).
+# Dagster's tags: from them its daemon knows that a run key was launched (dagster/_daemon/sensor.py,
+# fetch_existing_runs).
 _RUN_KEY_TAG = "dagster/run_key"
 _SENSOR_NAME_TAG = "dagster/sensor_name"
 
@@ -81,7 +82,7 @@ class LaunchRefusedError(DagsterError):
 
 @dataclass(frozen=True, slots=True)
 class BatchSensor:
-    """A sensor that Forebay made, where it is; `declaration`: the fingerprint of what its code declares."""
+    """A sensor that Forebay made, and where it is; `declaration`: the fingerprint of the declaration in its code."""
 
     name: str
     location: str
@@ -91,10 +92,10 @@ class BatchSensor:
 
 
 class DagsterClient:
-    """Dagster behind one webserver. From any thread."""
+    """Client of one Dagster webserver. Thread-safe."""
 
     def __init__(self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """`url`: the webserver's, with its path prefix where it has one."""
+        """Prepare for the webserver at `url`, which includes its path prefix if it has one."""
         parts = urlsplit(url)
         self._https = parts.scheme == "https"
         self._host = parts.hostname or ""
@@ -103,7 +104,7 @@ class DagsterClient:
         self._timeout = timeout_seconds
 
     def batch_sensors(self) -> dict[str, BatchSensor]:
-        """Every batch sensor by name; one that several repositories have is left out. Raises DagsterError."""
+        """Return every batch sensor by name, except names in several repositories. Raises DagsterError."""
         answer = self._ask(_SENSORS, {})["repositoriesOrError"]
         found: dict[str, BatchSensor] = {}
         several: set[str] = set()
@@ -125,10 +126,10 @@ class DagsterClient:
         return {name: sensor for name, sensor in found.items() if name not in several}
 
     def launch(self, sensor: BatchSensor, pipeline: str, launch: Launch) -> str:
-        """Launch a batch's run as its sensor would; returns the run's id.
+        """Launch a batch's run as its sensor would, and return the run's id.
 
-        Raises DagsterUnreachableError and LaunchRefusedError where there is no run, DagsterUnansweredError where there
-        may be one.
+        Raises DagsterUnreachableError and LaunchRefusedError if there is no run, DagsterUnansweredError if there may be
+        one.
         """
         tags = {
             **launch.tags(pipeline),
@@ -138,7 +139,7 @@ class DagsterClient:
         try:
             return self.launch_job(sensor, job_name(pipeline), launch.run_config(pipeline), tags)
         except LaunchFailedError as error:
-            # Its answer was its last act: a run that is not there now does not come.
+            # Dagster had finished with the launch when it answered: a run that does not exist now will not appear.
             if self._has_run(tags):
                 raise
             raise LaunchRefusedError(f"{error}; there is no run") from error
@@ -155,7 +156,7 @@ class DagsterClient:
         return bool(answer["results"])
 
     def run_status(self, run_id: str) -> str:
-        """A run's status, as Dagster has it, such as STARTED or SUCCESS. Raises DagsterError."""
+        """Return a run's status in Dagster, such as STARTED or SUCCESS. Raises DagsterError."""
         answer = self._ask(_STATUS, {"runId": run_id})["runOrError"]
         if "status" not in answer:
             raise LaunchRefusedError(f"{answer['__typename']}: {answer.get('message', '')}")
@@ -163,7 +164,11 @@ class DagsterClient:
         return status
 
     def launch_job(self, sensor: BatchSensor, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
-        """Launch a run of a job that lies where `sensor` does; returns the run's id. Raises as `launch`."""
+        """Launch a run of a job in the repository of `sensor`, and return its id.
+
+        Raises DagsterUnreachableError and LaunchRefusedError if there is no run, DagsterUnansweredError if there may be
+        one.
+        """
         params = {
             "selector": {
                 "repositoryLocationName": sensor.location,
@@ -179,7 +184,7 @@ class DagsterClient:
             return run_id
         said = f"{answer['__typename']}: {answer.get('message', '')}"
         if answer["__typename"] == "PythonError":
-            # It may have come between the making of the run and its start.
+            # The error may have occurred after the run was created and before it started.
             raise LaunchFailedError(said)
         raise LaunchRefusedError(said)
 

@@ -1,7 +1,7 @@
 """The tracker's HTTP server: `/health`, `/ready`, `/metrics` and the original's JSON API (O01, O03).
 
-Every tracker serves it, whether it leads or not. It reads, by connections and in threads of its own, so that no client
-holds up a tick; it never writes to the driver log. A port that is taken, or a driver log that is away, ends nothing.
+Every tracker serves it, whether it leads or not. The server only reads the driver log, and has its own connections and
+threads, so that no client delays a tick. A port in use or an unavailable driver log ends neither server nor tracker.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from orchestration.tracker.listen_address import ListenAddress
     from tracker_store.streaming_statistics import WatchedBatch, WatchedPipeline
 
-# For the connections of who serves: a look that takes longer is given up.
+# statement_timeout of the server's connections: a request must not occupy a thread and a connection for longer.
 STATEMENT_TIMEOUT = "5s"
-# A port that is taken is tried again after so long, then ever later.
+# Seconds until a port in use is tried again; doubled after each failure, up to the longest.
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 30.0
 STOP_SECONDS = 3.0
 _GRACE_SECONDS = 1
 _MOST_CLIENTS = 64
 _API = "/api/v1/applications"
-# Who may only know whether a process lives needs no token.
+# Paths that need no token: they only say whether the process lives.
 _OPEN = ("/health", "/ready")
 
 log = structlog.get_logger(__name__)
@@ -64,7 +64,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrackerView:
-    """What the server may ask of the tracker that it runs beside; each from any thread."""
+    """The part of the tracker that the server in its process may use. Safe to call from any thread."""
 
     name: str
     term: Callable[[], int | None]
@@ -80,9 +80,9 @@ def _not_found(what: str) -> HTTPException:
 
 
 class _Guard:
-    """Lets in who has the token; where there is none, who asks for this very machine.
+    """Let requests with the token pass; without a configured token, requests whose Host header names loopback.
 
-    The latter so that no web page can read here by a name of its own that leads to 127.0.0.1.
+    The Host check stops DNS rebinding: no web page can read here through a host name that resolves to 127.0.0.1.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
@@ -120,7 +120,7 @@ class _Guard:
 
 
 class _Pages:
-    """The endpoints. Each runs in a thread of its own pool, and may wait for the driver log."""
+    """The endpoints. Each request runs in a thread of the server's pool, and may wait for the driver log."""
 
     def __init__(self, engine: sa.Engine, tracker: TrackerView, clock: Callable[[], float]) -> None:
         self._engine = engine
@@ -151,7 +151,7 @@ class _Pages:
             routes=self.routes(),
             exception_handlers={
                 HTTPException: _refused,
-                # Starlette looks a handler up by the exception's classes, so two will do.
+                # Starlette looks up the handler of an exception's base classes too, so these two suffice.
                 **dict.fromkeys(SURVIVED, self._unavailable),
             },
         )
@@ -188,7 +188,7 @@ class _Pages:
                 leadership = read_leadership(connection)
         except SURVIVED as error:
             self._failed(error)
-            # The reason names hosts and users: not for everybody.
+            # The reason names hosts and users, so only trusted clients get it.
             why = f"the driver log does not answer: {error}" if trusted else "the driver log does not answer"
             return _json({"status": "not ready", "reason": why}, 503)
         body: dict[str, object] = {"status": "ready", "leading": self._tracker.term() is not None}
@@ -348,7 +348,7 @@ def _refused(request: Request, error: Exception) -> Response:
 
 def _number(request: Request, name: str) -> int:
     value: str = request.path_params[name]
-    # Not what int() takes besides: signs, spaces, underscores, digits of other scripts.
+    # int() also accepts signs, spaces, underscores and digits of other scripts; these are refused.
     if not (value.isascii() and value.isdigit()) or len(value) > len(str(2**63 - 1)):
         raise _not_found(f"unknown {name}: {value!r} is no number")
     number = int(value)
@@ -364,13 +364,13 @@ def _statuses(request: Request) -> frozenset[api.BatchStatus]:
         try:
             wanted.add(api.BatchStatus(value.upper()))
         except ValueError:
-            # As the original answers a parameter that it can't read.
+            # The original also answers 404 to a parameter that it can't read.
             raise _not_found(f"unknown status: {value!r}; use {', '.join(api.BatchStatus)}") from None
     return frozenset(wanted or api.BatchStatus)
 
 
 class TrackerHttpServer:
-    """Serves in a thread while the context is entered. `address_file` holds its URL for as long as it serves."""
+    """An HTTP server in a thread, while the context is entered. `address_file` holds its URL while it serves."""
 
     def __init__(
         self,
@@ -385,11 +385,11 @@ class TrackerHttpServer:
         """Prepare to serve.
 
         Args:
-            engine: the driver log; this server's alone, with a short time-out for statements.
-            tracker: who runs beside.
+            engine: the driver log; used by this server only, with a short statement timeout.
+            tracker: the tracker in the same process.
             address: where to listen, and what a client has to send.
-            address_file: holds the URL while there is one.
-            first_retry_seconds: so long after a first try a port that was taken is tried again.
+            address_file: holds the URL while the server listens.
+            first_retry_seconds: how long to wait before a port in use is tried the second time.
             clock: monotonic, in seconds.
         """
         pages = _Pages(engine, tracker, clock)
@@ -406,7 +406,7 @@ class TrackerHttpServer:
 
     @property
     def url(self) -> str | None:
-        """Where it serves; None until it has its port."""
+        """Return the URL that it serves; None until it listens."""
         return self._url
 
     @property
@@ -440,17 +440,17 @@ class TrackerHttpServer:
             try:
                 self._write(written)
                 log.info("the tracker serves HTTP", url=served, token=self._address.token is not None)
-                # Last: who sees it in `url` finds it in the file too.
+                # Last, so that a caller that sees the URL here also finds it in the file.
                 self._url = served
                 self._serve(listener)
-            except Exception:  # the tracker goes on, seen or not
+            except Exception:  # the tracker goes on without its HTTP server
                 log.exception("the tracker's HTTP server has ended")
             finally:
                 self._url = None
                 self._forget(written)
 
     def _listen(self) -> socket.socket | None:
-        """Return a listening socket, however long it takes; None when told to stop before."""
+        """Return a listening socket, retrying until there is one; None when stopped before that."""
         delay = self._first_retry_seconds
         while not self._stop.is_set():
             try:
@@ -497,7 +497,7 @@ class TrackerHttpServer:
 
     def _forget(self, text: str) -> None:
         try:
-            # Another tracker of this home may have put its own there.
+            # Another tracker with the same FOREBAY_HOME may have written its own URL there.
             if self._address_file.read_text() == text:
                 self._address_file.unlink()
         except OSError:

@@ -1,6 +1,6 @@
-"""Where the tracker's HTTP server listens, and whether it may: `FOREBAY_TRACKER_HTTP` and `FOREBAY_TRACKER_TOKEN`.
+"""Check where the tracker's HTTP server listens: `FOREBAY_TRACKER_HTTP` and `FOREBAY_TRACKER_TOKEN`.
 
-Loads no server: whoever starts a tracker can refuse a bad address before there is one.
+Loads no server, so that a command that starts a tracker can refuse a bad address first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ListenAddressError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where to listen; port 0: any free one. `token`: what a client has to send; None: nothing."""
+    """The address to listen on; port 0: any free port. `token`: what a client must send; None: nothing."""
 
     host: str
     port: int
@@ -37,7 +37,7 @@ class ListenAddress:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host's name or address is this machine's own, without asking a name server."""
+    """Return whether a host's name or address is a loopback one, without asking a name server."""
     if host == "localhost":
         return True
     try:
@@ -52,10 +52,11 @@ def url(host: str, port: int) -> str:
 
 
 def listen_address(value: str, token: SecretStr | None) -> ListenAddress | None:
-    """Return the address in `FOREBAY_TRACKER_HTTP`, or None where that is `off`.
+    """Return the address in `FOREBAY_TRACKER_HTTP`, or None if that is `off`.
 
     Raises:
-        ListenAddressError: it is none, or others could reach it and there is no token.
+        ListenAddressError: the value is no address, the token can't be sent in a header, or other machines could reach
+            the address and there is no token.
     """
     if value.strip().lower() == OFF:
         return None

@@ -1,9 +1,9 @@
-"""Who is dead: a counter that has not moved for the limit, on this process's own monotonic clock.
+"""Find dead processes: those whose counter has not moved for the limit, on this process's own monotonic clock.
 
-No clock of two machines is compared and no clock that can be set is read, so a stepped clock expires nothing. A
-watch that is new has seen nothing yet: it waits the whole limit before it says that anyone is dead. Nor does time
-count in which it could not look: when the driver log was away nobody could raise a counter, and everybody has to be
-given the time to do it before anyone is accused.
+Clocks of two machines are never compared, and no clock that can be set is read, so a clock step expires nothing. A new
+watch has seen nothing yet, so it waits the whole limit before it reports any process as dead. Time in which it could
+not look does not count either: while the driver log was unavailable no process could raise its counter, and each gets
+time to do so before it is reported.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key")
 
-# Between two looks at most this share of the limit counts as time in which a counter stood still.
+# Of the time between two looks, at most this share of the limit counts as time without progress.
 _MOST_BETWEEN_LOOKS = 0.5
 
 
 class CounterWatch(Generic[Key]):
-    """Remembers, for each key, since when its counter has stood still."""
+    """Remember for each key since when its counter has not moved."""
 
     def __init__(self, limit_seconds: float, clock: Callable[[], float]) -> None:
-        """`clock` is monotonic, in seconds."""
+        """Start without observations; `clock` is monotonic, in seconds."""
         self._limit = limit_seconds
         self._clock = clock
         self._looked_at = clock()
-        # Seconds of which this watch knows what the counters did.
+        # Seconds of observation so far: the time between looks, bounded as in `unmoved`.
         self._watched = 0.0
         self._seen: dict[Key, tuple[int, float]] = {}
 
     def unmoved(self, counters: Iterable[tuple[Key, int]]) -> list[tuple[Key, int]]:
-        """Those of `counters` that have stood still for the limit; keys that are no longer named are forgotten.
+        """Return those of `counters` that have not moved for the limit; forget keys that are no longer passed.
 
-        To be asked at least twice within the limit: of a longer pause only half the limit counts.
+        Call it at least twice within the limit: of a longer pause only half the limit counts.
         """
         now = self._clock()
         self._watched += min(now - self._looked_at, self._limit * _MOST_BETWEEN_LOOKS)
@@ -51,6 +51,6 @@ class CounterWatch(Generic[Key]):
         return dead
 
     def ages(self) -> dict[Key, float]:
-        """Seconds for which each counter had stood still at the last look. From any thread."""
+        """Return the seconds for which each counter had not moved at the last look. Safe from any thread."""
         seen, watched = self._seen, self._watched
         return {key: max(0.0, watched - since) for key, (_, since) in seen.items()}

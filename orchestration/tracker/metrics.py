@@ -1,8 +1,8 @@
-"""`/metrics`: what a look found, in Prometheus' text format.
+"""Write `/metrics`: one look at the driver log, in Prometheus' text format.
 
-Owns the metrics' names. `streaming_*` are the gauges of the original's StreamingSource (O01) under its own names, a
-pipeline each; where the original says -1 for what is missing, so does this. `forebay_*` are ours: seconds, bytes,
-counters that end in `_total`, and no value where there is none. Pure; it asks nobody.
+Owns the metrics' names. `streaming_*` are the gauges of the original's StreamingSource (O01) under its own names, one
+series per pipeline; a missing value is -1, as in the original. `forebay_*` are ours: seconds, bytes, counters that end
+in `_total`, and no series where there is no value. Pure: it reads nothing itself.
 """
 
 from __future__ import annotations
@@ -30,88 +30,92 @@ _RECEIVER = ("stream", "receiver")
 _READER = ("reader", "stream")
 _STREAM = ("pipeline", "stream")
 
-#: The original's gauges: name and meaning.
+#: The original's gauges: name and help text.
 STREAMING_SOURCE: Mapping[str, str] = {
     "receivers": "Receivers of the streams that the pipeline reads",
-    "totalCompletedBatches": "Batches that are done, those that failed for good among them",
-    "totalReceivedRecords": "Records of the batches that have been started",
-    "totalProcessedRecords": "Records of the batches that are done",
+    "totalCompletedBatches": "Finished batches, including those that failed for good",
+    "totalReceivedRecords": "Records in batches that have been started",
+    "totalProcessedRecords": "Records in finished batches",
     "unprocessedBatches": "Batches that wait or run",
-    "waitingBatches": "Batches that wait: due, or allocated, for their first attempt or another one",
+    "waitingBatches": "Batches that wait: due, or allocated and waiting for an attempt",
     "runningBatches": "Batches that run",
-    "retainedCompletedBatches": "Batches over which the JSON API's averages go, at most",
-    "lastCompletedBatch_submissionTime": "When the newest batch that is done was allocated, in ms since 1970",
+    "retainedCompletedBatches": "Finished batches over which the JSON API averages (at most 1000)",
+    "lastCompletedBatch_submissionTime": "When the newest finished batch was allocated, in ms since 1970",
     "lastCompletedBatch_processingStartTime": "When its newest attempt started, in ms since 1970",
-    "lastCompletedBatch_processingEndTime": "When it was done, in ms since 1970",
+    "lastCompletedBatch_processingEndTime": "When it finished, in ms since 1970",
     "lastCompletedBatch_processingDelay": "How long that attempt took, in ms",
-    "lastCompletedBatch_schedulingDelay": "How long after its batch time that attempt started, in ms",
-    "lastCompletedBatch_totalDelay": "How long after its batch time it was done, in ms",
-    "lastReceivedBatch_submissionTime": "When the newest batch of all was allocated, in ms since 1970",
+    "lastCompletedBatch_schedulingDelay": "Time from its batch time to the start of that attempt, in ms",
+    "lastCompletedBatch_totalDelay": "Time from its batch time to its end, in ms",
+    "lastReceivedBatch_submissionTime": "When the newest batch, finished or not, was allocated, in ms since 1970",
     "lastReceivedBatch_processingStartTime": "When its newest attempt started, in ms since 1970",
-    "lastReceivedBatch_processingEndTime": "When it was done, in ms since 1970",
-    "lastReceivedBatch_records": "Its records",
+    "lastReceivedBatch_processingEndTime": "When it finished, in ms since 1970",
+    "lastReceivedBatch_records": "Records in the newest batch, finished or not",
 }
 
-#: Ours: name, type, labels, meaning.
+#: Forebay's metrics: name, type, labels, help text.
 FOREBAY: Mapping[str, tuple[str, tuple[str, ...], str]] = {
-    "forebay_driver_log_up": ("gauge", (), "Whether the driver log answered; 0: only this and the next two are there"),
-    "forebay_tracker_leading": ("gauge", (), "Whether this tracker leads"),
-    "forebay_leadership_term": ("gauge", (), "The term in which this tracker leads; none where it does not"),
+    "forebay_driver_log_up": ("gauge", (), "1 if the driver log answered; 0: only this and the next two exist"),
+    "forebay_tracker_leading": ("gauge", (), "1 if this tracker leads, else 0"),
+    "forebay_leadership_term": ("gauge", (), "Term in which this tracker leads; no value where it does not lead"),
     "forebay_quarantined_batches_total": ("counter", _PIPELINE, "Batches that failed for good and wait for a person"),
-    "forebay_pipeline_state": ("gauge", (*_PIPELINE, "state"), "1 for the state that it is in, 0 for the others"),
+    "forebay_pipeline_state": ("gauge", (*_PIPELINE, "state"), "1 for the pipeline's state, 0 for the others"),
     "forebay_pipeline_holds_back_seconds": (
         "gauge",
         _PIPELINE,
-        "So long it has completed nothing while blocks wait, which clean-up must keep; 0 where nothing waits",
+        "Time for which it has completed no batch while blocks wait, which clean-up must keep; 0 where nothing waits",
     ),
-    "forebay_stream_waiting_blocks": ("gauge", _STREAM, "Blocks that no batch of the pipeline has yet"),
-    "forebay_stream_waiting_records": ("gauge", _STREAM, "Records in them"),
-    "forebay_stream_waiting_bytes": ("gauge", _STREAM, "The same in bytes as stored"),
-    "forebay_stream_lag_seconds": ("gauge", _STREAM, "Age of the oldest of them; 0 where nothing waits"),
+    "forebay_stream_waiting_blocks": ("gauge", _STREAM, "Blocks not yet in a batch of the pipeline"),
+    "forebay_stream_waiting_records": ("gauge", _STREAM, "Records in these blocks"),
+    "forebay_stream_waiting_bytes": ("gauge", _STREAM, "Bytes of these blocks as stored"),
+    "forebay_stream_lag_seconds": ("gauge", _STREAM, "Age of the oldest of these blocks; 0 where nothing waits"),
     "forebay_reader_waiting_records": (
         "gauge",
         _READER,
-        "Records that its query has not committed, the last batch's too",
+        "Records that its query has not committed, including those of its last batch",
     ),
-    "forebay_reader_waiting_bytes": ("gauge", _READER, "The same in bytes as stored, which clean-up must keep"),
-    "forebay_receiver_records_total": ("counter", _RECEIVER, "Records registered in all its life"),
-    "forebay_receiver_bytes_total": ("counter", _RECEIVER, "The same in bytes as stored"),
-    "forebay_receiver_records_per_second": ("gauge", _RECEIVER, "Since the look before this one; none at the first"),
+    "forebay_reader_waiting_bytes": ("gauge", _READER, "Bytes of these records as stored; clean-up must keep them"),
+    "forebay_receiver_records_total": ("counter", _RECEIVER, "Records registered since the receiver was created"),
+    "forebay_receiver_bytes_total": ("counter", _RECEIVER, "Bytes of these records as stored"),
+    "forebay_receiver_records_per_second": (
+        "gauge",
+        _RECEIVER,
+        "Records registered per second since the previous look at the driver log; no value at the first look",
+    ),
     "forebay_receiver_bytes_per_second": ("gauge", _RECEIVER, "The same in bytes as stored"),
-    "forebay_receiver_state": ("gauge", (*_RECEIVER, "state"), "1 for the state that it is in, 0 for the others"),
+    "forebay_receiver_state": ("gauge", (*_RECEIVER, "state"), "1 for the receiver's state, 0 for the others"),
     "forebay_receiver_hindered": (
         "gauge",
         _RECEIVER,
         "1 while it holds data and could store or register none of it for progress_timeout; its reason says why",
     ),
-    "forebay_receiver_rate_limit": ("gauge", _RECEIVER, "Records per second it may take in; none where unlimited"),
+    "forebay_receiver_rate_limit": ("gauge", _RECEIVER, "Most records per second it may take; no value: unlimited"),
     "forebay_receiver_lease_age_seconds": (
         "gauge",
         _RECEIVER,
-        "Since its process's heartbeat counter moved, as the leading tracker sees it; none on others",
+        "Time since its process's heartbeat counter last moved, seen by the leading tracker; no value on others",
     ),
-    "forebay_receiver_wal_bytes": ("gauge", _RECEIVER, "Bytes of its blocks that are not cleaned up"),
+    "forebay_receiver_wal_bytes": ("gauge", _RECEIVER, "Bytes of its blocks that are not cleaned up yet"),
     "forebay_receiver_queue_blocks": (
         "gauge",
         _RECEIVER,
-        "Blocks in its queue that are not stored yet, at its newest heartbeat; none where no process holds it",
+        "Blocks in its queue that are not stored yet, at its newest heartbeat; no value where no process runs it",
     ),
     "forebay_receiver_restarts_total": ("counter", _RECEIVER, "Restarts and crashes, since this tracker's first look"),
     "forebay_receiver_dead_letters_total": (
         "counter",
         _RECEIVER,
-        "Records set aside as not processable, since this tracker's first look",
+        "Records written to the dead letters as not processable, since this tracker's first look",
     ),
     "forebay_receiver_replica_problems_total": (
         "counter",
         _RECEIVER,
-        "Events of a replica found lost, damaged or lagging, since this tracker's first look",
+        "Replicas found lost, damaged or lagging (events), since this tracker's first look",
     ),
 }
 
 
 def streaming_source(progress: PipelineProgress) -> dict[str, int]:
-    """The original's gauges of one pipeline."""
+    """Return the values of the original's gauges for one pipeline."""
     completed, received = progress.last_completed, progress.last_received
     return {
         "receivers": progress.pipeline.receivers,
@@ -131,7 +135,7 @@ def streaming_source(progress: PipelineProgress) -> dict[str, int]:
 
 def _times(prefix: str, batch: WatchedBatch | None) -> dict[str, int]:
     started = None if batch is None else batch.started_at
-    # Until a batch is done, only an attempt of it may have ended.
+    # Before a batch is finished, `ended_at` is only the end of one of its attempts.
     ended = None if batch is None or (batch.started_at is not None and delays(batch).total is None) else batch.ended_at
     return {
         f"{prefix}_submissionTime": MISSING if batch is None else epoch_ms(batch.allocated_at),
@@ -150,7 +154,7 @@ def _delays(prefix: str, batch: WatchedBatch | None) -> dict[str, int]:
 
 
 class _Found:
-    """What prometheus_client asks for its metrics."""
+    """The collector that prometheus_client asks for the metrics."""
 
     def __init__(self, progress: Progress | None, term: int | None, lease_ages: Mapping[int, float]) -> None:
         self._progress = progress
@@ -222,7 +226,7 @@ class _Found:
 
 
 def prometheus_text(progress: Progress | None, *, term: int | None, lease_ages: Mapping[int, float]) -> bytes:
-    """The text format. `progress`: None while the driver log does not answer; `term`: None where it does not lead."""
+    """Return the metrics as text. `progress`: None if the driver log does not answer; `term`: None if not leading."""
     registry = CollectorRegistry()
     registry.register(_Found(progress, term, lease_ages))
     text: bytes = generate_latest(registry)

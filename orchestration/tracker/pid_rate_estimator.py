@@ -1,8 +1,8 @@
-"""The original's PIDRateEstimator (C04-C06): from how fast a batch went to the rate that batches can take.
+"""Estimate the rate that batches can process, from the speed of each batch: the original's PIDRateEstimator (C04-C06).
 
-Owns the formula, in the original's order of operations, so that equal inputs give equal doubles. What it remembers
-between two batches is a value that can be taken out and put in again (`state`): it belongs in a row, so that a new
-leader goes on where the last one stopped. It never reads a clock and never sets a rate.
+Owns the formula, in the original's order of operations, so that equal inputs give equal doubles. Its memory between two
+batches is a value that can be saved and restored (`state`): it belongs in a row, so that a new leader continues where
+the last one stopped. It never reads a clock and never sets a rate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_MIN_RATE = 100.0
 
 @dataclass(frozen=True, slots=True)
 class EstimatorState:
-    """What the newest batch that counted left behind; rates in records per second."""
+    """The estimator's memory after the newest batch that counted; rates in records per second."""
 
     latest_time_ms: int
     latest_rate: float
@@ -26,7 +26,7 @@ class EstimatorState:
 
 
 class PIDRateEstimator:
-    """Estimates the rate of one stream for one pipeline. Any number of threads."""
+    """Estimator of the rate of one stream for one pipeline. Thread-safe."""
 
     def __init__(
         self,
@@ -38,23 +38,23 @@ class PIDRateEstimator:
         *,
         state: EstimatorState | None = None,
     ) -> None:
-        """Begin anew, or after `state`.
+        """Start without memory, or from `state`.
 
         Args:
             batch_interval_ms: the pipeline's batch interval.
-            proportional: how much the difference between the latest rate and the processing rate counts.
-            integral: how much the backlog counts, which the scheduling delay shows.
-            derivative: how much the change of that difference counts.
-            min_rate: no rate below this is ever answered.
-            state: `state` of an estimator that has seen the batches before.
+            proportional: weight of the difference between the latest rate and the processing rate.
+            integral: weight of the backlog, which is computed from the scheduling delay.
+            derivative: weight of the change of that difference.
+            min_rate: the lowest rate that is returned.
+            state: `state` of an estimator that has seen the earlier batches.
 
         Raises:
-            ValueError: a value can't work.
+            ValueError: a value is out of range.
         """
         if batch_interval_ms <= 0:
             raise ValueError(f"batch_interval_ms={batch_interval_ms} must be positive")
         for name, weight in (("proportional", proportional), ("integral", integral), ("derivative", derivative)):
-            # Written so that not-a-number is refused, too.
+            # Written with `not` so that NaN is refused too.
             if not weight >= 0:
                 raise ValueError(f"{name}={weight} must not be negative")
         if not min_rate > 0:
@@ -69,17 +69,17 @@ class PIDRateEstimator:
 
     @property
     def state(self) -> EstimatorState | None:
-        """What it remembers; None before the first batch that counts."""
+        """Return the memory; None before the first batch that counts."""
         with self._lock:
             return self._state
 
     def compute(self, time_ms: int, elements: int, processing_delay_ms: int, scheduling_delay_ms: int) -> float | None:
-        """The rate after a batch, in records per second; None when the batch says nothing, and after the first.
+        """Return the rate after a batch, in records per second; None when the batch is ignored, and after the first.
 
         Args:
-            time_ms: when the batch ended; one that is not after the latest says nothing.
-            elements: how many records it had; an empty one says nothing.
-            processing_delay_ms: how long it ran.
+            time_ms: when the batch ended; a batch that did not end after the latest is ignored.
+            elements: how many records it had; an empty batch is ignored.
+            processing_delay_ms: how long it ran; a batch with 0 ms is ignored.
             scheduling_delay_ms: how long it had waited for its start.
         """
         with self._lock:
@@ -93,7 +93,7 @@ class PIDRateEstimator:
             latest = self._state
             seconds = (time_ms - latest.latest_time_ms) / 1000
             error = latest.latest_rate - processing_rate
-            # As many records per second as it takes to clear the backlog within one interval.
+            # The records per second that would clear the backlog within one interval.
             historical_error = scheduling_delay_ms * processing_rate / self._batch_interval_ms
             change = (error - latest.latest_error) / seconds
             new_rate = max(

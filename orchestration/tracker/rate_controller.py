@@ -1,12 +1,12 @@
-"""Back pressure: after each completed batch, the rate of each receiver of the pipeline's streams (C03).
+"""Backpressure: set the rate of each receiver of a pipeline's streams after each completed batch (C03).
 
-Owns what follows from batches: an estimator per pipeline and stream, the slowest pipeline of a stream, each receiver's
-part. What it decides is a row (`stream_rates`, `receivers.rate_limit`), written under the leader's term in
-transactions of its own, after the batch's; so a new leader goes on with the very numbers. In memory is only since when
-a pipeline stands still, which a new leader watches anew. It must never touch a batch.
+Owns the rates that follow from batches: an estimator per pipeline and stream, the slowest pipeline of a stream, each
+receiver's share. Each decision is a row (`stream_rates`, `receivers.rate_limit`), written under the leader's term in a
+transaction of its own, after the batch's; so a new leader continues with the same numbers. Only the time since when a
+pipeline has made no progress is kept in memory; a new leader measures it again. It must never touch a batch.
 
-What is different from the original: its rates lived in the driver's memory and were lost with it; one that was sent
-before its receiver had registered was lost (K10); a batch that a limit had cut short hid what it left behind.
+Differences from the original, where rates lived in the driver's memory and were lost with it, a rate that was sent
+before its receiver had registered was lost (K10), and a batch that a limit had cut short hid the records left behind.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ if TYPE_CHECKING:
     from tracker_store.pipelines import PipelineRow
     from tracker_store.rates import RatedReceiver
 
-# A leader that was long away finds many; the rest waits for the next tick.
+# Most batches per pipeline and stream in one tick: after a long time without a leader there are many, and the rest
+# waits for the next tick.
 BATCHES_PER_TICK = 200
-# A pipeline of which nothing moved for so many intervals, and so many seconds, stands still.
+# A pipeline without progress for this many intervals, and at least this many seconds, stands still.
 STILL_AFTER_INTERVALS = 5
 STILL_AFTER_SECONDS = 60.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-# A batch that ended so many intervals before the latest one: the clock was set back. To the estimator it says nothing,
-# so it begins anew; else the rate would stand until the clock is there again.
+# A batch that ended more than this many intervals before the latest one means that the clock was set back. The
+# estimator ignores such a batch, so it starts again; otherwise the rate would not change until the clock caught up.
 _SET_BACK = 10
 
 log = structlog.get_logger(__name__)
@@ -51,7 +52,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReckonedBatch:
-    """A completed batch with the records that its limit left to later ones (0 where it has no limit)."""
+    """A completed batch with the number of records that its limit left to later batches (0 without a limit)."""
 
     batch: CompletedBatch
     left_behind: int = 0
@@ -60,7 +61,7 @@ class ReckonedBatch:
 def reckon(
     settings: PipelineSettings, interval: timedelta, before: StreamRate, batches: Iterable[ReckonedBatch]
 ) -> StreamRate:
-    """What is decided for a pipeline and stream after `batches`, in their order."""
+    """Return the decision for a pipeline and stream after `batches`, taken in order."""
     estimator = _estimator(settings, interval, _state(before))
     decided = before
     for reckoned in batches:
@@ -76,7 +77,7 @@ def reckon(
         processing_ms = (batch.completed_at - batch.started_at) // _MILLISECOND
         scheduling_ms = max(0, (batch.started_at - batch.oldest_time) // _MILLISECOND)
         if batch.records > 0:
-            # What it left behind waits as long as it takes to process: to the estimator that is delay.
+            # The records left behind wait as long as they take to process; the estimator counts that as delay.
             scheduling_ms += reckoned.left_behind * processing_ms // batch.records
         rate = estimator.compute(
             (batch.completed_at - _EPOCH) // _MILLISECOND, batch.records, processing_ms, scheduling_ms
@@ -113,9 +114,10 @@ def _state(decided: StreamRate) -> EstimatorState | None:
 def receiver_rates(
     limits: Mapping[int, Sequence[float]], receivers: Iterable[RatedReceiver]
 ) -> dict[int, float | None]:
-    """Each receiver's rate: its part of the least of the rates that pipelines have decided for its stream.
+    """Return each receiver's rate: its share of the lowest rate that any pipeline has decided for its stream.
 
-    Parts are equal, and for those that may receive: who is not wanted to run, or is FAILED, keeps no part from others.
+    Shares are equal among the receivers that may receive: one that is not wanted to run, or is FAILED, does not reduce
+    the share of the others.
     """
     receivers = list(receivers)
     sharing: dict[int, int] = {}
@@ -131,16 +133,16 @@ def receiver_rates(
 
 
 class RateController:
-    """The leading tracker's; `tick` every second or so. One thread."""
+    """Backpressure of the leading tracker, which calls `tick` about every second. For one thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` is monotonic, in seconds."""
+        """Start without observations; `clock` is monotonic, in seconds."""
         self._clock = clock
         self._watches: dict[tuple[int, timedelta], CounterWatch[int]] = {}
         self._counters: dict[int, int] = {}
 
     def tick(self, connection: sa.Connection, *, term: int) -> None:
-        """Reckon in what has completed, see who stands still, and give receivers the rates that follow."""
+        """Apply completed batches, find pipelines that stand still, and set the receivers' rates that follow."""
         pipelines = {
             row.pipeline_id: row
             for row in list_pipelines(connection)
@@ -150,7 +152,7 @@ class RateController:
         for row in pipelines.values():
             for stream_id in row.stream_ids:
                 self._reckon(connection, term, row, stream_id, decided.get((row.pipeline_id, stream_id)))
-        self._see_who_stands_still(connection, term, pipelines, decided.values())
+        self._expire_stalled(connection, term, pipelines, decided.values())
         self._set_rates(connection, term, pipelines)
 
     def _reckon(
@@ -192,7 +194,7 @@ class RateController:
                 outcome=outcome,
             )
 
-    def _see_who_stands_still(
+    def _expire_stalled(
         self,
         connection: sa.Connection,
         term: int,
@@ -213,20 +215,20 @@ class RateController:
             watch = watches[key] = self._watches.get(key) or CounterWatch(limit, self._clock)
             counters[row.pipeline_id] = progress.counter
             moved = self._counters.get(row.pipeline_id, progress.counter) != progress.counter
-            # A long batch is no standstill: its process is watched by its heartbeat.
+            # A long batch does not count as standing still: its process is watched through its heartbeat.
             still = watch.unmoved([] if progress.running else [(row.pipeline_id, progress.counter)])
             if still and not expired[row.pipeline_id]:
                 outcome = store.expire_stream_rates(connection, term=term, pipeline_id=row.pipeline_id, still=True)
-                log.warning("pipeline stands still: its rate holds nobody up", pipeline=row.name, outcome=outcome)
+                log.warning("pipeline stands still: its rate limits no receiver", pipeline=row.name, outcome=outcome)
             elif expired[row.pipeline_id] and (moved or progress.running):
                 outcome = store.expire_stream_rates(connection, term=term, pipeline_id=row.pipeline_id, still=False)
-                log.info("pipeline goes on: its rate counts again", pipeline=row.name, outcome=outcome)
+                log.info("pipeline goes on: its rate limits receivers again", pipeline=row.name, outcome=outcome)
         self._counters, self._watches = counters, watches
 
     def _set_rates(self, connection: sa.Connection, term: int, pipelines: Mapping[int, PipelineRow]) -> None:
         limits: dict[int, list[float]] = {}
         for rate in store.stream_rates(connection):
-            # A removed pipeline, one that no longer reads the stream, one that has back pressure off: its rate is gone.
+            # Rates of removed pipelines, and of those that no longer read the stream or have backpressure off, expire.
             row = pipelines.get(rate.pipeline_id)
             if (
                 row is not None

@@ -1,12 +1,12 @@
-"""Which receiver runs on which agent: the leader's decisions, made of what the driver log says (P01-P03, K03-K06).
+"""Decide which receiver runs on which agent, as the leader, from the driver log (P01-P03, K03-K06).
 
-Owns when receivers are placed and taken away; where, `scheduling_policy` says. Each decision is a statement under the
-leader's term. A receiver that is placed stays where it is, unless its agent drains or is gone: an agent that comes new
-gets what waits, and moves nothing.
+Owns when receivers are placed and released; `scheduling_policy` decides where. Each decision is a statement under the
+leader's term. A placed receiver stays where it is, unless its agent drains or is gone: a new agent gets waiting
+receivers, and none is moved to it.
 
-Two kinds belong to one host: those of a stream with `receivers="per_host"`, one for each host that ever had an agent,
-and those that listen, from their first placement on. When that host has no agent they wait, and say so: an address that
-senders know is not moved unasked. `forebay agents forget HOST` is how it is asked.
+Two kinds of receiver belong to one host: those of a stream with `receivers="per_host"`, one for each host that ever had
+an agent, and those that listen, from their first placement on. While their host has no agent they wait, and their
+reason says so, because an address that senders know is moved only on request: `forebay agents forget HOST`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from tracker_store.processes import LiveProcess
     from tracker_store.receivers import Placement
 
-# So long a receiver that was taken from a draining agent may take to drain and sign off, before it is placed anyway:
-# its successor's claim then fences it. An agent gives it 15 s.
+# How long, in seconds, a receiver that was taken from a draining agent may take to drain and sign off. After that it is
+# placed anyway, and its successor's claim fences it. The agent itself allows 15 s.
 HAND_OVER_SECONDS = 20.0
 
 _PLACED = frozenset({ReceiverState.SCHEDULED, ReceiverState.ACTIVE, ReceiverState.PAUSED})
@@ -53,16 +53,17 @@ log = structlog.get_logger(__name__)
 
 
 class ReceiverPlacement:
-    """The leading tracker's; `tick` every second or so. One thread."""
+    """Placement by the leading tracker, which calls `tick` about every second. For one thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` is monotonic, in seconds."""
+        """Start with no hand-over in progress; `clock` is monotonic, in seconds."""
         self._clock = clock
         self._handing_over_since: dict[int, float] = {}
 
     def tick(self, connection: sa.Connection, *, term: int) -> None:
-        """Take receivers from agents that drain or are gone; then place those that wait."""
-        # Agents are read after placements: whom a receiver is placed on was there before, so if absent it is gone.
+        """Release receivers from agents that drain or are gone; then place those that wait."""
+        # Agents are read after placements: the agent of a placed receiver existed before, so one that is missing now
+        # is gone.
         everything = placements(connection)
         agents = [process for process in live_processes(connection) if process.kind is ProcessKind.AGENT]
         usable = [agent for agent in agents if agent.slots > 0 and not agent.draining]
@@ -83,7 +84,7 @@ class ReceiverPlacement:
                 continue
             agent = live.get(placement.agent_id)
             if agent is None:
-                # It signed off between our look at it and our decision.
+                # It signed off between the two reads.
                 whys[placement.agent_id] = "its agent has ended"
             elif agent.draining:
                 whys[placement.agent_id] = f"agent {agent.name} is draining"
@@ -113,7 +114,7 @@ class ReceiverPlacement:
         return bool(missing)
 
     def _waiting(self, everything: Sequence[Placement]) -> list[Placement]:
-        """Those to be placed now; who is being handed over is not, until its process has signed off or time is up."""
+        """Return the receivers to place now; one being handed over waits until its process signs off or time is up."""
         now = self._clock()
         wanted = [
             placement
@@ -145,7 +146,7 @@ class ReceiverPlacement:
             for placement in everything
             if placement.agent_id is not None and placement.state in _PLACED
         ]
-        # Those that come for the first time together (K03), then one by one those that had a place (K05).
+        # Receivers without an earlier placement are planned together (K03), then the others one by one (K05).
         new = [placement for placement in waiting if placement.assignment == 0]
         plan = schedule_receivers([_demand(placement) for placement in new], _capacities(usable, placed), placed)
         for placement in new:
@@ -191,7 +192,7 @@ class ReceiverPlacement:
 
 
 def _demand(placement: Placement) -> WaitingReceiver:
-    # Who listens where it asked to listen is bound to that from the first.
+    # A receiver that listens is bound to its preferred host from its first placement.
     wished = placement.preferred_host
     return WaitingReceiver(
         receiver_id=placement.receiver_id,

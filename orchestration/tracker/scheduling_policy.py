@@ -1,11 +1,11 @@
-"""Where receivers are placed: pure, state in and plan out (the original's ReceiverSchedulingPolicy, P01-P03).
+"""Plan where receivers are placed, by pure functions of the state (the original's ReceiverSchedulingPolicy, P01-P03).
 
-Owns the original's two algorithms, with what it lacked: slots, receivers that belong to one host, and a stream's
-receivers on different hosts where that costs no balance. Whom it is given it may use, so dead and draining agents must
-not be given. It never moves a receiver that is placed.
+Owns the original's two algorithms and adds slots, receivers that belong to one host, and spreading a stream's receivers
+over hosts where that does not unbalance the agents. It may use every agent that it is given, so callers must leave out
+dead and draining agents. It never moves a placed receiver.
 
-Answers are candidates, the best first. The original gave them to Spark as preferences and let the register check
-enforce them (P03: none means anywhere); here the first is where the receiver is placed, and none means that it waits.
+Answers are candidates, the best first. The original gave them to Spark as preferences, and checked them when a receiver
+registered (P03: none means anywhere). Here the receiver is placed on the first candidate; with none, it waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AgentCapacity:
-    """A live agent that may get receivers: at most `slots`, of which `running` are taken."""
+    """A live agent that may get receivers: it has `slots`, of which `running` are taken."""
 
     agent_id: int
     host: str
@@ -32,7 +32,7 @@ class AgentCapacity:
 
 @dataclass(frozen=True, slots=True)
 class WaitingReceiver:
-    """A receiver to be placed. `preferred_host` is a wish of its own; elsewhere than on `only_host` it may not run."""
+    """A receiver to be placed. `preferred_host` is a preference; `only_host` is the only host where it may run."""
 
     receiver_id: int
     stream_id: int = 0
@@ -42,7 +42,7 @@ class WaitingReceiver:
 
 @dataclass(frozen=True, slots=True)
 class PlacedReceiver:
-    """A receiver that is placed: where it runs or, while SCHEDULED, where it may."""
+    """A placed receiver, with the agent where it runs or, while SCHEDULED, the agents where it may run."""
 
     receiver_id: int
     stream_id: int
@@ -51,7 +51,7 @@ class PlacedReceiver:
 
 
 class _Plan:
-    """What is taken so far: receivers by agent, and each stream's by host."""
+    """The slots taken so far: receivers by agent, and each stream's receivers by host."""
 
     def __init__(self, agents: Sequence[AgentCapacity], placed: Iterable[PlacedReceiver]) -> None:
         self._agents = agents
@@ -64,17 +64,17 @@ class _Plan:
                     self._count_stream(receiver.stream_id, agent_id)
 
     def free(self, host: str | None = None) -> list[AgentCapacity]:
-        """Agents with a slot, on `host` where one is given."""
+        """Return the agents with a free slot, on `host` if given."""
         return [
             agent for agent in self._agents if self._loads[agent.agent_id] < agent.slots and host in (None, agent.host)
         ]
 
     def idle(self) -> list[AgentCapacity]:
-        """Agents with slots, and nothing in them."""
+        """Return the agents that have slots, none of them taken."""
         return [agent for agent in self.free() if self._loads[agent.agent_id] == 0]
 
     def least(self, agents: Sequence[AgentCapacity], stream_id: int) -> AgentCapacity:
-        """The one with the fewest receivers; of several, on the host with the fewest of the stream; then the first."""
+        """Return the agent with the fewest receivers, then the fewest of the stream on its host, then the first."""
         return min(agents, key=lambda agent: (self._loads[agent.agent_id], self.of_stream(agent, stream_id)))
 
     def of_stream(self, agent: AgentCapacity, stream_id: int) -> int:
@@ -94,11 +94,11 @@ def schedule_receivers(
 ) -> dict[int, tuple[int, ...]]:
     """Place all of `receivers` at once (P01): those with a host first, then the rest evenly.
 
-    Returns candidates by receiver, the first of which is where it is counted; a receiver that has to wait for a slot,
-    or for its host, has none. `placed` are counted in `running` already; here they say on which hosts a stream is.
+    Returns candidates by receiver; the receiver is counted on the first of them. A receiver that has to wait for a
+    slot, or for its host, has none. `placed` is already counted in `running`; here it gives the hosts of each stream.
     """
     plan = _Plan(agents, placed)
-    # Who may run on one host alone comes before who only wishes to, and both before those to whom all hosts are alike.
+    # Receivers bound to one host come first, then those that prefer one, then those without a preference.
     bound = [(receiver, receiver.only_host) for receiver in receivers if receiver.only_host is not None]
     wishing = [(r, r.preferred_host) for r in receivers if r.only_host is None and r.preferred_host is not None]
     movable = [receiver for receiver in receivers if receiver.only_host is None]
@@ -119,11 +119,11 @@ def schedule_receivers(
 def reschedule_receiver(
     receiver: WaitingReceiver, agents: Sequence[AgentCapacity], placed: Sequence[PlacedReceiver]
 ) -> tuple[int, ...]:
-    """Candidates for one receiver, by the weights of all others (P02); nobody else moves.
+    """Return the candidates for one receiver, by the weights of all others (P02); no other receiver moves.
 
-    An ACTIVE receiver weighs 1 on its agent, a SCHEDULED one 1/n on each of its n candidates. Agents without weight are
-    candidates, all of them; else all those with the least weight. Those on the preferred host come first. Agents that
-    are full are none; what the receiver itself weighed before does not count, nor does who is not among `agents`.
+    An ACTIVE receiver weighs 1 on its agent, a SCHEDULED one 1/n on each of its n candidates. All agents without weight
+    are candidates; if there are none, all those with the least weight. Agents on the preferred host come first. Full
+    agents are never candidates. The receiver's own earlier weight does not count, nor do agents not in `agents`.
     """
     plan = _Plan(agents, [other for other in placed if other.receiver_id != receiver.receiver_id])
     weights = _weights(receiver, placed)

@@ -1,7 +1,7 @@
 """The JSON of the original's REST endpoints (O03): its field names, statuses and forms, out of the driver log's rows.
 
-Pure: rows in, what JSON can say out. Absent values are left out, times are UTC to the millisecond, as Spark has them
-(org.apache.spark.status.api.v1.streaming).
+Pure: takes rows, returns values that JSON can hold. Missing values are left out, times are UTC to the millisecond, as
+in Spark (org.apache.spark.status.api.v1.streaming).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEVER = "1969-12-31T23:59:59.999GMT"
 
 
 class BatchStatus(StrEnum):
-    """The original's three."""
+    """The three statuses of the original."""
 
     COMPLETED = "COMPLETED"
     QUEUED = "QUEUED"
@@ -52,12 +52,12 @@ _FINISHED = (BatchState.COMPLETED, BatchState.QUARANTINED, BatchState.DISCARDED)
 
 
 def milliseconds(duration: timedelta) -> int:
-    """Whole ones."""
+    """Return a duration in whole milliseconds."""
     return duration // _MILLISECOND
 
 
 def epoch_ms(at: datetime) -> int:
-    """Milliseconds since 1970, as batches are numbered."""
+    """Return a time in milliseconds since 1970, the number of a batch in the API."""
     return milliseconds(at - EPOCH)
 
 
@@ -68,13 +68,13 @@ def gmt(at: datetime) -> str:
 
 
 def present(fields: Mapping[str, Any]) -> JsonObject:
-    """Without those that have no value."""
+    """Return the fields whose value is not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Return a batch's delays in milliseconds; null until there are any."""
+    """A batch's delays in milliseconds; None while not known."""
 
     scheduling: int | None
     processing: int | None
@@ -82,7 +82,7 @@ class Delays:
 
 
 def delays(batch: WatchedBatch) -> Delays:
-    """Of the newest attempt; how long its records had waited counts from the oldest time that it stands for."""
+    """Return the delays of the newest attempt; scheduling and total delay count from the batch's oldest time."""
     if batch.started_at is None:
         return Delays(None, None, None)
     scheduling = milliseconds(batch.started_at - batch.oldest_time)
@@ -94,13 +94,13 @@ def delays(batch: WatchedBatch) -> Delays:
 
 
 def output_names(pipeline: WatchedPipeline) -> list[str]:
-    """The pipeline's outputs; an output operation's id is its place here."""
+    """Return the names of the pipeline's outputs; an output operation's id is its index in this list."""
     return sorted(PipelineDeclaration.of(pipeline.declaration).outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOperation:
-    """One output of one batch: committed, or pending; `failed`: the attempt that should have made it has failed."""
+    """One output of one batch: committed, or pending; `failed`: the attempt that was to write it has failed."""
 
     operation_id: int
     name: str
@@ -112,14 +112,14 @@ class OutputOperation:
 def operations(
     pipeline: WatchedPipeline, batch: WatchedBatch, commits: Iterable[OutputCommit]
 ) -> list[OutputOperation]:
-    """A batch's output operations. One that ran nothing, for want of records, has none."""
+    """Return a batch's output operations. A batch that ran nothing because it had no records has none."""
     committed = {commit.output: commit for commit in commits}
     found = []
     declared = PipelineDeclaration.of(pipeline.declaration).outputs
     for number, name in enumerate(output_names(pipeline)):
         commit = committed.get(name)
         due = declared[name].is_due(batch.batch_time)
-        # A completed batch lacks nothing: an output without a commit was declared later.
+        # A completed batch has all its commits, so an output without one was declared later.
         if commit is None and (batch.state is BatchState.COMPLETED or not due):
             continue
         pending = commit is None
@@ -136,7 +136,7 @@ def operations(
 
 
 def application(pipeline: WatchedPipeline, now: datetime) -> JsonObject:
-    """A pipeline as Spark lists an application."""
+    """Return a pipeline in the form of an application in Spark's list."""
     started = pipeline.applied_at
     return {
         "id": pipeline.name,
@@ -165,7 +165,7 @@ def _average(values: Sequence[int]) -> int | None:
 def statistics(
     progress: PipelineProgress, retained: Sequence[WatchedBatch], receivers: Sequence[WatchedReceiver]
 ) -> JsonObject:
-    """`streaming/statistics`; averages are over `retained` batches."""
+    """Return the answer to `streaming/statistics`; averages are over `retained` batches."""
     interval_ms = milliseconds(progress.pipeline.interval)
     active = sum(receiver.state is ReceiverState.ACTIVE for receiver in receivers)
     rates = [batch.records * 1000.0 / interval_ms for batch in retained]
@@ -196,7 +196,10 @@ def receiver_info(
     retained: Sequence[WatchedBatch],
     records: Mapping[tuple[datetime, int], int],
 ) -> JsonObject:
-    """`streaming/receivers/{id}`; a rate is a batch's records by its duration, one for each of `retained`."""
+    """Return the answer to `streaming/receivers/{id}`.
+
+    A rate is a batch's records divided by the batch interval; there is one for each of `retained`.
+    """
     interval_ms = milliseconds(pipeline.interval)
     rates = [
         [
@@ -222,7 +225,7 @@ def receiver_info(
 
 
 def batch_info(pipeline: WatchedPipeline, batch: WatchedBatch, found: Sequence[OutputOperation]) -> JsonObject:
-    """`streaming/batches/{id}`."""
+    """Return the answer to `streaming/batches/{id}`."""
     delay = delays(batch)
     failed = sum(operation.failed for operation in found)
     return present(
@@ -245,7 +248,10 @@ def batch_info(pipeline: WatchedPipeline, batch: WatchedBatch, found: Sequence[O
 
 
 def operation_info(batch: WatchedBatch, operation: OutputOperation) -> JsonObject:
-    """`streaming/batches/{id}/operations/{op}`. Which of Spark's jobs it was is not kept; its Dagster run is named."""
+    """Return the answer to `streaming/batches/{id}/operations/{op}`.
+
+    The ids of its Spark jobs are not recorded; the description names its Dagster run instead.
+    """
     commit = operation.commit
     started: datetime | None
     ended: datetime | None

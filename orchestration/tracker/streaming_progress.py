@@ -1,7 +1,7 @@
-"""What has happened, for who watches: the counts of the original's StreamingJobProgressListener, out of the driver log.
+"""Count batches and records for monitoring, as the original's StreamingJobProgressListener, from the driver log.
 
-Owns the totals that no row holds: they are added up in this process, from the newest finished batches that it finds at
-its first look on, so that a look costs what is new and never the history. It decides nothing, and writes nothing.
+Owns the totals that no row holds. They are added up in this process, starting with the newest finished batches at its
+first look, so that the cost of a look depends on what is new and never on the history. It decides and writes nothing.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
 
 # spark.streaming.ui.retainedBatches
 RETAINED_BATCHES = 1000
-# Who looks more often than this gets the same answer again.
+# Within this many seconds of a look, callers get the same answer again.
 SAME_LOOK_SECONDS = 1.0
 
 
 @dataclass(slots=True)
 class BatchTotals:
-    """A pipeline's finished batches, counted from `since` on."""
+    """Counts of a pipeline's finished batches from `since` on."""
 
     since: datetime
     completed: int = 0
     quarantined: int = 0
     records: int = 0
-    # Everything up to here is counted.
+    # Batch time of the newest counted batch.
     counted_to: datetime | None = None
     newest: WatchedBatch | None = None
 
     def count(self, batches: Sequence[WatchedBatch]) -> None:
-        """Add batches that come after those counted, in order of time."""
+        """Add batches that are newer than those already counted, in order of time."""
         for batch in batches:
-            # As in the original, a batch that failed for good is done, too.
+            # As in the original, a batch that failed for good counts as completed.
             self.completed += 1
             self.quarantined += batch.state is BatchState.QUARANTINED
             self.records += batch.records
@@ -62,7 +62,7 @@ class BatchTotals:
 
 @dataclass(frozen=True, slots=True)
 class PipelineProgress:
-    """A pipeline at one look; `completed` counts finished batches since `since`, `processed_records` theirs."""
+    """A pipeline at one look; `completed` and `processed_records` count finished batches since `since`."""
 
     pipeline: WatchedPipeline
     since: datetime
@@ -75,31 +75,31 @@ class PipelineProgress:
 
     @property
     def retained(self) -> int:
-        """How many completed batches the averages and lists go back."""
+        """Return how many completed batches the averages and lists cover."""
         return min(self.completed, RETAINED_BATCHES)
 
     @property
     def waiting(self) -> int:
-        """Batches that wait, those among them that are due and not allocated yet.
+        """Return the number of batches that wait, including those that are due and not allocated yet.
 
-        The original generates each at its time; here the next is allocated when the one before it is done.
+        The original generates each batch at its time; here a batch is allocated when the one before it is finished.
         """
         return self.pipeline.due + self.unfinished.waiting
 
     @property
     def unprocessed(self) -> int:
-        """Batches that wait or run."""
+        """Return the number of batches that wait or run."""
         return self.waiting + self.unfinished.running
 
     @property
     def received_records(self) -> int:
-        """Records of the batches that have been started (the original adds a batch's at its start)."""
+        """Return the records of the batches that have started (the original adds a batch's records at its start)."""
         return self.processed_records + self.unfinished.started_records
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiverProgress:
-    """A receiver at one look; rates are since the look before, and null at the first; the rest since the first."""
+    """A receiver at one look. Rates are since the previous look, None at the first; counts are since the first."""
 
     counters: ReceiverCounters
     records_per_second: float | None
@@ -111,7 +111,7 @@ class ReceiverProgress:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """All that one look found."""
+    """Everything that one look found."""
 
     pipelines: Sequence[PipelineProgress]
     receivers: Sequence[ReceiverProgress]
@@ -122,7 +122,7 @@ class Progress:
 
 @dataclass(slots=True)
 class _Growing:
-    """Counts rows of a table that only grows."""
+    """Count the rows of an append-only table by receiver."""
 
     after: int | None = None
     settled: dict[int, int] = field(default_factory=dict)
@@ -139,10 +139,10 @@ class _Growing:
 
 
 class StreamingProgress:
-    """Looks at the driver log when asked. Any thread; one looks at a time."""
+    """Read progress from the driver log on request. Thread-safe; one thread looks at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is monotonic, in seconds."""
+        """Start without counts; `clock` is monotonic, in seconds."""
         self._clock = clock
         self._lock = threading.Lock()
         self._totals: dict[int, BatchTotals] = {}
@@ -154,9 +154,9 @@ class StreamingProgress:
         self._seen: Progress | None = None
 
     def look(self, connect: Callable[[], AbstractContextManager[sa.Connection]]) -> Progress:
-        """What there is now, or was a moment ago. `connect` is called only when the driver log is to be asked.
+        """Return the current progress, at most SAME_LOOK_SECONDS old. Call `connect` only if it must be read again.
 
-        Raises what the driver log's statements raise; the next look goes on from the last that succeeded.
+        Raises what the driver log's statements raise; the next look continues from the last that succeeded.
         """
         with self._lock:
             now = self._clock()

@@ -1,7 +1,7 @@
 """The tracker: leads by the `leadership` row, places receivers, declares processes dead.
 
-It holds nothing: everything it decides is a row, and each decision's statement checks its term under a lock, so that
-a tracker which no longer leads (it was paused, or cut off) changes nothing.
+It keeps no state of its own: every decision is a row. The statement of each decision checks the term under a lock, so
+that a tracker that no longer leads (because it was paused or cut off) changes nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ log = structlog.get_logger(__name__)
 
 
 class Tracker:
-    """One candidate for leadership; `run` leads whenever it can."""
+    """One candidate for leadership; `run` takes the leadership whenever it is free."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Tracker:
 
         Args:
             engine: the driver log.
-            heartbeat_limit_seconds: who is silent for so long is dead.
+            heartbeat_limit_seconds: a process without a heartbeat for this long is declared dead.
             cleaner: cleans up while this tracker leads; None: nothing is cleaned up.
             clock: monotonic, in seconds.
             name: shown to people as the holder of the leadership.
@@ -87,23 +87,23 @@ class Tracker:
 
     @property
     def term(self) -> int | None:
-        """The term in which this tracker leads, as far as it knows; None when it does not."""
+        """Return the term in which this tracker leads, as far as it knows; None when it does not."""
         return self._term
 
     @property
     def name(self) -> str:
-        """Shown to people."""
+        """Return the name under which people see this tracker."""
         return self._name
 
     def lease_ages(self) -> dict[int, float]:
-        """Seconds since the heartbeat counter of each process (by id) moved; empty unless this tracker leads.
+        """Return the seconds since each process's heartbeat counter moved, by id; empty unless this tracker leads.
 
-        From any thread.
+        Safe to call from any thread.
         """
         return self._process_watch.ages() if self._term is not None else {}
 
     def run(self, stop: threading.Event) -> None:
-        """Tick every second until `stop`; then resign. Clean-up runs beside, so that it delays no tick."""
+        """Tick every second until `stop`; then resign. Clean-up runs in its own thread, so that it delays no tick."""
         cleaning = threading.Thread(target=self._clean_up, args=(stop,), name="cleaner", daemon=True)
         cleaning.start()
         outage = Outage("the tracker", self._clock)
@@ -144,15 +144,15 @@ class Tracker:
                 pause = 0.0 if report.more else CLEANUP_SECONDS
 
     def tick(self, connection: sa.Connection) -> None:
-        """Lead or try to; when leading, do what is due."""
+        """Keep or try to take the leadership; when leading, do what is due."""
         if not self._lead(connection):
             return
         self._expire_processes(connection)
         self._fail_lost_attempts(connection)
-        # Before placement, so that what is to stop is placed nowhere.
+        # Before placement, so that a receiver that is to stop is not placed.
         for outcome, subject in advance_stops(connection, term=self._require_term()):
             log.info("stop or start", outcome=outcome, id=subject)
-        # Before placement, so that a receiver starts with its rate.
+        # Before placement, so that a receiver starts with its rate limit.
         self._rate_controller.tick(connection, term=self._require_term())
         self._placement.tick(connection, term=self._require_term())
 
@@ -171,7 +171,7 @@ class Tracker:
         self._term = take_leadership(connection, seen=seen, holder=self._name)
         if self._term is None:
             return False
-        # What an earlier term saw says nothing about now: everyone gets the whole limit again.
+        # Observations of an earlier term are stale: every process gets the whole limit again.
         self._process_watch = CounterWatch(self._heartbeat_limit, self._clock)
         self._rate_controller = RateController(self._clock)
         self._placement = ReceiverPlacement(self._clock)
@@ -195,7 +195,7 @@ class Tracker:
             return
         declarations = {row.pipeline_id: PipelineDeclaration.of(row.declaration) for row in list_pipelines(connection)}
         for attempt in lost:
-            # A pipeline that was removed has none, and gets no run any more.
+            # A removed pipeline has no declaration, and gets no further attempt.
             declared = declarations.get(attempt.pipeline_id)
             batches.fail_attempt(
                 connection,
