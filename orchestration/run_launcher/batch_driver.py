@@ -1,14 +1,16 @@
 """The batch driver: a process with the code loaded and Spark started, in which batch runs execute one after another.
 
-It claims runs that the launcher has handed to its code location, one at a time and in the main thread (interrupts reach
-no other), and runs each as Dagster's own run process would: the same events, the same compute logs. It decides nothing
-about batches: a run claims its attempt, or ends.
+It claims runs that the launcher has handed to its code location, one at a time, and executes them in the main thread
+(the only one that interrupts reach). It runs each as Dagster's own run process would: the same events, the same compute
+logs. It decides nothing about batches: a run claims its attempt, or ends.
 
-Others may rely on: a run is in at most one driver; a run that a driver has taken ends in Dagster (as what it ended as,
-or as failed when the driver could not run it), or its driver's process has ended, which the agent says at once and the
-tracker after its limit; a driver that stops taking runs leaves none behind that were handed to it, unless there is
-another one, or the whole system stops, or its agent was killed: then the next driver takes them, or they are given up
-after a minute.
+Guarantees:
+
+- A run is in at most one driver.
+- A run that a driver has taken ends in Dagster with its own result, or as failed if the driver could not run it.
+  Otherwise the driver's process has ended, which the agent reports at once and the tracker after its limit.
+- A driver that stops taking runs first finishes those handed to it, unless there is another driver, the whole system
+  stops, or its agent was killed: then the next driver takes them, or they are given up after a minute.
 """
 
 from __future__ import annotations
@@ -61,11 +63,11 @@ if TYPE_CHECKING:
     from orchestration.run_launcher.driver_start import Started
     from orchestration.settings import Settings
 
-# A notification may be lost with its connection: so often it looks.
+# Seconds between looks for runs: a notification may be lost with its connection.
 LOOK_SECONDS = 1.0
-# Memory and code are looked at so often, and not before each run.
+# Seconds between checks of memory and code; they are too slow to do before each run.
 RECYCLE_LOOK_SECONDS = 2.0
-# How Dagster's webserver has its connections: without it each statement opens one.
+# Pool settings of Dagster's webserver: without a pool each statement opens a connection.
 _STATEMENT_TIMEOUT_MS = 15_000
 _POOL_RECYCLE_SECONDS = 3_600
 _POOL_OVERFLOW = 5
@@ -74,7 +76,7 @@ log = structlog.get_logger(__name__)
 
 
 class BatchDriver:
-    """One driver. `run` returns when it has drained, in the main thread."""
+    """One driver. `run` must be called in the main thread, and returns when the driver has drained."""
 
     def __init__(
         self,
@@ -90,14 +92,14 @@ class BatchDriver:
         """Prepare a driver.
 
         Args:
-            settings: of this installation.
-            started: Spark, started; ended by `run`.
-            registration: this process's; ended by `run`.
-            drain: set by others: it takes no more runs, and ends.
-            is_left: set by others, before `drain`: its agent is gone without having told it to end.
+            settings: the settings of this installation.
+            started: the started Spark session; stopped by `run`.
+            registration: the registration of this process; ended by `run`.
+            drain: set by the caller: the driver takes no more runs, and ends.
+            is_left: set by the caller, before `drain`: its agent is gone without having told it to end.
             on_ready: called once it takes runs.
-            ask_for_successor: called with the reason when it should be replaced; False where nobody starts another
-                one first: then it ends, and is started again.
+            ask_for_successor: called with the reason when it should be replaced; returns False if no successor is
+                started first: then it ends, and is started again.
         """
         self._settings = settings
         self._registration = registration
@@ -113,29 +115,29 @@ class BatchDriver:
         self._session = started.session
         self._pipelines = started.pipelines
         self._jobs: dict[str, tuple[JobPythonOrigin, ReconstructableJob]] = {}
-        # Why it must not run another one.
+        # Why it must not take another run; None while it may.
         self._spoilt: str | None = None
-        # Why it should be replaced, as it has said to its agent.
+        # Why it should be replaced, as reported to its agent.
         self._to_be_replaced: str | None = None
         self._look_again = time.monotonic()
         self._signals = SeenSignals()
-        # An answer was lost: the driver log may hold it for this driver that it has a run.
+        # An answer was lost: in the driver log this driver may already have a run.
         self._is_unsure = False
-        # Runs whose end could not be said to Dagster yet, with what ended them.
+        # Runs whose end could not be reported to Dagster yet, with the error that ended them.
         self._unsaid: dict[str, BaseException] = {}
 
     def run(self) -> None:
-        """Take runs until it is drained or should be replaced, and end."""
+        """Take runs until the driver is told to drain or should be replaced, then end."""
         registration = self._registration
         with (
             dg.DagsterInstance.get() as instance,
-            # Signals are noticed between two runs; within one, Dagster lets them end it.
+            # Signals are noticed between two runs; during a run, Dagster lets them end the run.
             capture_interrupts(),
             self._signals,
             registration,
         ):
             instance.optimize_for_webserver(_STATEMENT_TIMEOUT_MS, _POOL_RECYCLE_SECONDS, _POOL_OVERFLOW)
-            # Its definitions; what is wrong with them is said here, and not at the first run.
+            # Load the definitions now, so that an error in them appears here and not at the first run.
             importlib.import_module(CODE_MODULE)
             if not self._is_waited_for():
                 warm_up(self._session.session, self._settings, self._pipelines)
@@ -157,7 +159,7 @@ class BatchDriver:
             log.info("batch driver drains", why=why, runs=recycling.runs)
             self._states.move(DriverState.DRAINING, why)
             if self._is_left.is_set():
-                # Another agent starts another driver: what is handed over now is for that one.
+                # Another agent starts another driver, which takes the runs that are handed over from now on.
                 registration.end(LEFT)
             else:
                 registration.note(BatchDriverState.DRAINING)
@@ -167,7 +169,7 @@ class BatchDriver:
         self._engine.dispose()
 
     def _is_waited_for(self) -> bool:
-        """Whether a run waits for this driver alone: then that run is what warms it up."""
+        """Return whether a run waits and no other driver is ready: then that run warms this driver up."""
         with connect(self._engine) as connection:
             return has_waiting_run(connection, location=self._location) and not has_ready_driver(
                 connection, location=self._location
@@ -176,7 +178,7 @@ class BatchDriver:
     def _take_runs(
         self, instance: dg.DagsterInstance, process_id: int, recycling: Recycling, cancellation: Cancellation
     ) -> str:
-        """Until it is to end; returns why."""
+        """Take runs until the driver is to end, and return why it ends."""
         notifications = Notifications(self._engine, [QUEUED_CHANNEL])
         outage = Outage("the batch driver")
         try:
@@ -198,7 +200,7 @@ class BatchDriver:
         return why
 
     def _claim(self, process_id: int) -> str | None:
-        """The next run: after a lost answer first the one that this driver may have already."""
+        """Claim and return the next run; after a lost answer, first look for one that this driver already has."""
         with connect(self._engine) as connection:
             if self._is_unsure and (run_id := claimed_run(connection, process_id=process_id)) is not None:
                 return run_id
@@ -208,13 +210,13 @@ class BatchDriver:
             return run_id
 
     def _reason_to_end(self, recycling: Recycling) -> str | None:
-        """Why it takes no more runs. One that should be replaced goes on until its successor is ready."""
+        """Return why it takes no more runs, or None. A driver to be replaced goes on until its successor is ready."""
         if self._drain.is_set():
             return "it was asked to"
         if pop_captured_interrupt():
             return "a signal"
         if self._is_spoilt():
-            # Until the successor is ready, runs wait for it, or go to the delegate.
+            # Until the successor is ready, runs wait for it or go to the delegate launcher.
             self._ask_for_successor(self._spoilt or "")
             return self._spoilt
         if self._to_be_replaced is None and time.monotonic() >= self._look_again:
@@ -227,13 +229,13 @@ class BatchDriver:
         return None
 
     def _is_spoilt(self) -> bool:
-        """Whether it must not take another run. A JVM may end while nothing runs: a run would be an attempt wasted."""
+        """Return whether it must not take another run: if the JVM has ended since, a run would waste an attempt."""
         if self._spoilt is None:
             self._spoilt = self._session.ended()
         return self._spoilt is not None
 
     def _take_what_is_left(self, instance: dg.DagsterInstance, process_id: int, cancellation: Cancellation) -> None:
-        """Runs that were handed over before it said that it takes no more, where no other driver is there for them."""
+        """Execute the runs that were handed over before the driver was DRAINING, if no other driver is ready."""
         while not self._is_spoilt() and not self._unsaid:
             try:
                 with connect(self._engine) as connection:
@@ -249,14 +251,14 @@ class BatchDriver:
             self._states.move(DriverState.DRAINING)
 
     def _execute(self, instance: dg.DagsterInstance, run_id: str, process_id: int, cancellation: Cancellation) -> None:
-        """Run one, whatever becomes of it; afterwards its row is gone, or it comes again until its end can be said."""
+        """Execute a run. Afterwards its row is deleted, or it is claimed again until its end can be reported."""
         self._states.move(DriverState.RUNNING, run_id)
         error = self._unsaid.pop(run_id, None)
         with cancellation.watching(run_id):
             try:
                 if error is None:
                     self._execute_in_dagster(instance, run_id, process_id)
-            except BaseException as raised:  # noqa: BLE001  an interrupt is Dagster's and no Exception; nothing may get past
+            except BaseException as raised:  # noqa: BLE001  Dagster's interrupt is no Exception; all must be caught
                 log.warning("the run ended with an error", run_id=run_id, error=repr(raised)[:500])
                 error = raised
             is_said = error is None or self._say_end(instance, run_id, error)
@@ -265,7 +267,7 @@ class BatchDriver:
         if cancellation.was_interrupted:
             self._spoilt = f"run {run_id} had to be interrupted: its connection to Spark may be out of step"
         elif has_signal:
-            # Dagster takes it for the run's end: for this process it means the same as between two runs.
+            # Dagster ends the run because of it; this process must drain too, as after a signal between two runs.
             self._spoilt = f"a signal came during run {run_id}: its connection to Spark may be out of step"
             self._drain.set()
         self._clear_up()
@@ -274,11 +276,11 @@ class BatchDriver:
             self._finish(run_id, process_id)
 
     def _say_end(self, instance: dg.DagsterInstance, run_id: str, error: BaseException) -> bool:
-        """Whether Dagster could be told; where it could not the run stays this driver's."""
+        """Report a run's end to Dagster; return whether that worked. If not, the run stays with this driver."""
         try:
             _end_run(instance, run_id, error)
-        except Exception as failure:  # noqa: BLE001  Dagster's storage may be away as anything
-            log.warning("can't say that the run has ended, trying again", run_id=run_id, error=str(failure)[:500])
+        except Exception as failure:  # noqa: BLE001  an unavailable storage may raise anything
+            log.warning("can't report the run's end to Dagster, trying again", run_id=run_id, error=str(failure)[:500])
             self._unsaid[run_id] = error
             self._is_unsure = True
             self._drain.wait(LOOK_SECONDS)
@@ -290,7 +292,7 @@ class BatchDriver:
             with connect(self._engine) as connection:
                 finish_run(connection, run_id=run_id, process_id=process_id)
         except SURVIVED as error:
-            log.warning("can't take the run's row away, trying again", run_id=run_id, error=str(error))
+            log.warning("can't delete the run's row, trying again", run_id=run_id, error=str(error))
             self._is_unsure = True
 
     def _execute_in_dagster(self, instance: dg.DagsterInstance, run_id: str, process_id: int) -> None:
@@ -314,7 +316,7 @@ class BatchDriver:
             pass
 
     def _job(self, origin: JobPythonOrigin) -> ReconstructableJob:
-        """A job is put together once: that costs more than a small batch."""
+        """Return the run's job, built only once because that costs more than a small batch."""
         known = self._jobs.get(origin.job_name)
         if known is None or known[0] != origin:
             known = self._jobs[origin.job_name] = (origin, recon_job_from_origin(origin))
@@ -325,15 +327,15 @@ class BatchDriver:
             return
         try:
             self._session.reset()
-        except Exception as error:  # noqa: BLE001  whatever it is, the session is no longer to be trusted
-            self._spoilt = f"its Spark session can't be put back: {error!r}"[:500]
+        except Exception as error:  # noqa: BLE001  after any error the session can't be trusted
+            self._spoilt = f"its Spark session can't be reset: {error!r}"[:500]
 
     def _cancelling(self, run_id: str) -> None:
         self._states.move(DriverState.CANCELLING, run_id)
 
 
 def _end_run(instance: dg.DagsterInstance, run_id: str, error: BaseException) -> None:
-    """Whatever Dagster has not said itself: a run must not stay begun for ever."""
+    """Record the run's end if Dagster has not done so itself: a run must not stay STARTED for ever."""
     run = instance.get_run_by_id(run_id)
     if run is None or run.is_finished:
         return

@@ -1,8 +1,8 @@
-"""Ends the run that the main thread is in, when somebody wants it to end.
+"""Cancel the run that the main thread executes, on request.
 
-Spark's jobs are cancelled first, and Python is interrupted after: an interrupt that falls into a call to the JVM leaves
-its answer unread on the connection, and every later call of the process gets the answer of the one before it. So a
-driver that had to be interrupted ends, and another takes its place (``was_interrupted``).
+Spark's jobs are cancelled first, and Python is interrupted only afterwards: an interrupt during a call to the JVM
+leaves the answer unread on the connection, and every later call of the process gets the answer to the call before it.
+So a driver that had to be interrupted ends, and another takes its place (``was_interrupted``).
 """
 
 from __future__ import annotations
@@ -24,43 +24,45 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-# A notification may be lost with its connection: so often it asks.
+# Seconds between reads of the driver log: a notification may be lost with its connection.
 LOOK_SECONDS = 1.0
-# So long a run has to end by itself, whose jobs were cancelled; the whole of it has to fit into 2 s.
+# How long a run may take to end after its Spark jobs were cancelled, before it is interrupted; a cancellation must fit
+# into 2 s in all.
 SPARK_SECONDS = 1.5
-# And one that has no job, which may begin one, or be in Python.
+# The same for a run without a Spark job, which may start one or be in Python code.
 PYTHON_SECONDS = 0.7
+# Seconds between attempts to cancel Spark's jobs.
 AGAIN_SECONDS = 0.1
 
 log = structlog.get_logger(__name__)
 
 
 class Cancellation:
-    """A thread that listens; `watching` says which run is in progress."""
+    """A thread that listens for cancellations; `watching` sets the run in progress."""
 
     def __init__(
         self, engine: sa.Engine, *, cancel_jobs: Callable[[str], bool], on_cancel: Callable[[str], None]
     ) -> None:
-        """Starts to listen; to be made in the main thread, which it interrupts.
+        """Start to listen. Create it in the main thread, which it interrupts.
 
         Args:
             engine: the driver log.
-            cancel_jobs: cancels Spark's jobs of a run, and says whether there were any; called from the thread.
-            on_cancel: told of each run that is to end, from the thread.
+            cancel_jobs: cancels a run's Spark jobs, and returns whether there were any; called from the thread.
+            on_cancel: called with each run that is to end, from the thread.
         """
         self._engine = engine
         self._cancel_jobs = cancel_jobs
         self._on_cancel = on_cancel
         self._main = threading.main_thread().ident
         self._run_id: str | None = None
-        # Held while a run ends, and while it is interrupted: the next run never gets this one's interrupt.
+        # Held while a run ends and while it is interrupted, so that the next run never gets this run's interrupt.
         self._lock = threading.Lock()
         self.was_interrupted = False
         threading.Thread(target=self._listen, name="cancellation", daemon=True).start()
 
     @contextmanager
     def watching(self, run_id: str) -> Iterator[None]:
-        """The main thread runs this one, until the end of the block."""
+        """Mark `run_id` as the run that the main thread executes, until the end of the block."""
         self._run_id = run_id
         try:
             yield
@@ -69,7 +71,7 @@ class Cancellation:
                 self._run_id = None
 
     def cancel(self, run_id: str) -> None:
-        """End the run if it is still in progress: the Spark job group first, an interrupt after."""
+        """End the run if it is still in progress: cancel its Spark job group first, interrupt it afterwards."""
         with self._lock:
             if self._run_id != run_id:
                 return
@@ -77,7 +79,7 @@ class Cancellation:
         begun = time.monotonic()
         deadline = begun + PYTHON_SECONDS
         while self._run_id == run_id and time.monotonic() < deadline:
-            # Again and again: a run that was between two jobs begins the next one.
+            # Repeatedly, because a run that was between two jobs starts the next one.
             if self._cancel_jobs(run_id):
                 deadline = begun + SPARK_SECONDS
             time.sleep(AGAIN_SECONDS)

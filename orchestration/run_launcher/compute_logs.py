@@ -1,7 +1,7 @@
-"""Compute logs as Dagster's own, for an instance in which a run takes less than a second.
+"""Write the same compute logs as Dagster, but without extra processes, for runs that take less than a second.
 
-Dagster's local manager starts four processes for each run, which copy what the run writes to the output of the process
-that it runs in, too; that costs more than a small batch. In a Forebay instance nobody reads that copy.
+Dagster's local manager starts four processes for each run, which also copy the run's output to the output of the
+process that it runs in; that costs more than a small batch. In a Forebay instance nobody reads that copy.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class FileComputeLogManager(LocalComputeLogManager):
-    """The same files at the same places, written without any process beside."""
+    """Compute log manager with the same files at the same paths as Dagster's, written without another process."""
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Self:
-        """Made by Dagster from dagster.yaml."""
+        """Build the manager; called by Dagster with the configuration in dagster.yaml."""
         return cls(inst_data=inst_data, **config_value)
 
     @contextmanager
     def capture_logs(self, log_key: Sequence[str]) -> Generator[CapturedLogContext, None, None]:
-        """While entered, what this process and its children write goes to the run's files."""
+        """Redirect the output of this process and its children to the run's files, while entered."""
         paths = [
             self.get_captured_local_path(log_key, IO_TYPE_EXTENSION[kind])
             for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR)

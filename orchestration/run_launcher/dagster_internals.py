@@ -1,7 +1,7 @@
-"""Every name of Dagster's that its documentation does not promise and the batch driver uses, in one place.
+"""Import all undocumented names of Dagster that the batch driver uses, in one place.
 
-Dagster is pinned exactly (pyproject.toml), and a test names each of these: who moves the pin sees what moved with it.
-The launcher's own (`RunLauncher` and what it is given) are Dagster's extension point; ``launcher`` imports them itself.
+Dagster is pinned exactly (pyproject.toml), and a test names each of these, so that a change of the pin shows what else
+changed. `RunLauncher` and its argument types are Dagster's extension point; ``launcher`` imports them itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A batch driver's rows in the driver log: it lives as long as its heartbeat counter moves, and not a moment longer."""
+"""Keep a batch driver's rows in the driver log: a driver whose heartbeat was declared dead ends at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 def end_at_once(code: int = FENCED_EXIT_CODE) -> None:
     """End this process and its JVM, whatever they are doing.
 
-    For one that was declared dead: another attempt may be running by now, and what this one still does is in vain.
+    For a process that was declared dead: another attempt may already run, so the work of this one is useless.
     """
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -39,7 +39,7 @@ def end_at_once(code: int = FENCED_EXIT_CODE) -> None:
 
 
 class DriverRegistration:
-    """Registered from its making to `end`; a thread raises the counter every second."""
+    """The registration of this process, from its creation to `end`; a thread raises its counter every second."""
 
     def __init__(
         self, engine: sa.Engine, *, host: str, location: str, on_fenced: Callable[[], object] = end_at_once
@@ -66,14 +66,14 @@ class DriverRegistration:
         self._thread.start()
 
     def note(self, state: BatchDriverState) -> None:
-        """Say whether runs may be handed to this driver. Raises DriverLogError."""
+        """Record the driver's state, which decides whether runs are handed to it. Raises DriverLogError."""
         with connect(self._engine) as connection:
             set_batch_driver_state(connection, process_id=self.process_id, state=state)
 
     def end(self, reason: str) -> None:
-        """Sign off, once; where that can't be said, the agent or the tracker says it.
+        """Sign off, once; if the driver log can't be reached, the agent or the tracker does it later.
 
-        One that was left by its agent (LEFT) keeps its driver's row: runs wait a while for the next one.
+        A driver whose agent is gone (LEFT) keeps its driver row, so that runs wait a while for the next driver.
         """
         if self._stop.is_set():
             return

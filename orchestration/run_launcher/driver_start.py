@@ -1,7 +1,7 @@
-"""What a batch driver needs before it takes runs: the user's module, a Spark session, and Dagster's code.
+"""Load what a batch driver needs before it takes runs: the user's module, a Spark session, and Dagster's code.
 
-Starting Spark is six seconds of one processor in another process, and Dagster takes two of this one: they are had side
-by side. Loads no Dagster itself, so that the session is on its way first.
+Starting Spark takes 6 s of CPU time in another process, loading Dagster 2 s in this one, so both happen in parallel.
+This module loads no Dagster itself, so that the session starts first.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _LOADED_BESIDE = ("orchestration.run_launcher.batch_driver", "dagster_postgres",
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A session for the runs of these pipelines, made with what they ask for."""
+    """A session for the runs of these pipelines, made with their Spark configuration."""
 
     pipelines: Sequence[Pipeline]
     session: WarmSession
 
 
 def start(settings: Settings, *, application: str) -> Started:
-    """Start Spark, and load what runs need. In the main thread.
+    """Start Spark, and load what runs need. Call it in the main thread.
 
-    Raises PipelineModuleError, and what ``spark_session`` raises. What the loading beside raised comes again with the
-    next import of that module.
+    Raises PipelineModuleError, and what ``spark_session`` raises. An error in the parallel loading is raised again by
+    the next import of that module.
     """
-    # A module that calls build_definitions(spark=...) says what the session is made with.
+    # First, because build_definitions(spark=...) in the module sets the session's configuration.
     pipelines = load_pipelines(settings.module)
     # Two threads that import the same modules would wait for each other.
     load_spark()
     beside = threading.Thread(target=_load, name="loading", daemon=True)
     beside.start()
-    # Before any run: a JVM keeps the standard output that it starts with.
+    # Before any run redirects its output: a JVM keeps the standard output that it starts with.
     session = WarmSession(
         settings,
         application=application,

@@ -1,4 +1,4 @@
-"""What a batch driver is doing, and what it may do next."""
+"""Define the states of a batch driver and the transitions between them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ log = structlog.get_logger(__name__)
 
 
 class DriverState(StrEnum):
-    """A driver's life; one that is declared dead has none (it exits at once, whatever it is doing).
+    """The state of a driver in its own process; a driver that is declared dead exits at once from any state.
 
-    Others see of it what ``BatchDriverState`` says.
+    Other processes see its ``BatchDriverState`` in the driver log.
     """
 
     STARTING = "starting"  # loads the code and starts Spark; takes no runs
     IDLE = "idle"  # waits for a run
-    RUNNING = "running"  # runs one
-    CANCELLING = "cancelling"  # somebody wants the run's end
-    DRAINING = "draining"  # takes what nobody else would, and ends
+    RUNNING = "running"  # executes a run
+    CANCELLING = "cancelling"  # the run is to be cancelled
+    DRAINING = "draining"  # executes the runs that no other driver would take, and ends
     ENDED = "ended"
 
 
 DRIVER_TRANSITIONS: Mapping[DriverState, frozenset[DriverState]] = {
     DriverState.STARTING: frozenset({DriverState.IDLE, DriverState.DRAINING}),
     DriverState.IDLE: frozenset({DriverState.RUNNING, DriverState.DRAINING}),
-    # A run that ends between two looks may be cancelled in vain.
+    # A run may end before its cancellation is noticed: then it never becomes CANCELLING.
     DriverState.RUNNING: frozenset({DriverState.IDLE, DriverState.CANCELLING}),
     DriverState.CANCELLING: frozenset({DriverState.IDLE}),
     DriverState.DRAINING: frozenset({DriverState.RUNNING, DriverState.ENDED}),
@@ -43,14 +43,14 @@ class IllegalTransitionError(RuntimeError):
 
 
 class DriverStates:
-    """The state of one driver, and the one function that moves it. The main thread moves it, but for CANCELLING."""
+    """The state of one driver. Only `move` changes it; the main thread calls it, except for CANCELLING."""
 
     def __init__(self) -> None:
-        """It begins as STARTING."""
+        """Begin in STARTING."""
         self.state = DriverState.STARTING
 
     def move(self, to: DriverState, why: str = "") -> None:
-        """Go on. Raises IllegalTransitionError."""
+        """Change the state to `to`. Raises IllegalTransitionError."""
         if to not in DRIVER_TRANSITIONS[self.state]:
             raise IllegalTransitionError(f"{self.state} -> {to}")
         log.debug("batch driver", was=self.state.value, now=to.value, why=why)

@@ -1,6 +1,6 @@
-"""The run launcher of a Forebay instance: hands batch runs to the batch drivers, and every other run to its delegate.
+"""Launch the runs of a Forebay instance: batch runs go to the batch drivers, every other run to a delegate launcher.
 
-In a ``dagster.yaml``, beside what the instance has already::
+Add to the instance's ``dagster.yaml``::
 
     run_launcher:
       module: orchestration.run_launcher.launcher
@@ -8,9 +8,9 @@ In a ``dagster.yaml``, beside what the instance has already::
       config:
         delegate: {module: dagster_k8s, class: K8sRunLauncher, config: {...}}   # the default launcher unless named
 
-A batch run is known by its tags (``routing``). It goes to a driver of its code location by a row of ``run_queue``; when
-none takes runs, or the driver log can't be asked, it goes to the delegate too, where it runs the same and only starts
-later. Where a run went is decided once, and known afterwards by its row.
+A batch run is recognised by its tags (``routing``). It goes to a driver of its code location through a row of
+``run_queue``. If no driver takes runs, or the driver log can't be reached, it goes to the delegate, where it runs the
+same way but starts later. The decision is made once; afterwards the row shows where the run went.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 
 class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
-    """Hands over, or delegates. Used by Dagster's daemon, webserver and code servers, from any of their threads."""
+    """The run launcher. Used by Dagster's daemon, webserver and code servers, from any of their threads."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
         database_url: str | None = None,
         inst_data: ConfigurableClassData | None = None,
     ) -> None:
-        """Prepare it; nothing is connected before the first batch run.
+        """Prepare the launcher; it connects at the first batch run.
 
         Args:
             delegate: module, class and config of the launcher for everything else.
             database_url: the driver log; FOREBAY_DATABASE_URL unless given.
-            inst_data: Dagster's own, for passing the launcher on.
+            inst_data: Dagster's own data, from which other processes rebuild the launcher.
         """
         self._inst_data = inst_data
         self._database_url = database_url
@@ -73,12 +73,12 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
 
     @property
     def inst_data(self) -> ConfigurableClassData | None:
-        """As Dagster keeps it."""
+        """Return Dagster's own data about the launcher."""
         return self._inst_data
 
     @classmethod
     def config_type(cls) -> dict[str, Any]:
-        """What stands under `config` in dagster.yaml."""
+        """Return the schema of `config` in dagster.yaml."""
         return {
             "delegate": dg.Field(
                 dg.Shape(  # type: ignore[no-untyped-call]
@@ -98,11 +98,11 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Self:
-        """Made by Dagster from dagster.yaml."""
+        """Build the launcher; called by Dagster with the configuration in dagster.yaml."""
         return cls(inst_data=inst_data, **config_value)
 
     def register_instance(self, instance: dg.DagsterInstance) -> None:
-        """Both launchers report to the same instance."""
+        """Register the instance with both launchers, so that both report to it."""
         super().register_instance(instance)
         self._delegate.register_instance(instance)
 
@@ -119,19 +119,19 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
             with self._connection() as connection:
                 return enqueue_run(connection, run_id=run_id, location=location)
         except OutcomeUnknownError:
-            # It may be queued, and then it may not be launched elsewhere too: two would run it. To ask again changes
-            # nothing; a failure now, of whatever kind, is this launch's, and the batch sensor makes the next attempt.
+            # The run may be queued, and then the delegate must not launch it too, or two processes would run it. Asking
+            # again is idempotent; any failure now fails this launch, and the batch sensor makes the next attempt.
             with self._connection() as connection:
                 return (
                     enqueue_run(connection, run_id=run_id, location=location)
                     or run_worker(connection, run_id) is not None
                 )
         except (DatabaseUrlMissingError, DriverLogUnavailableError) as error:
-            log.warning("no batch driver can be asked, the run goes to the delegate", run_id=run_id, error=str(error))
+            log.warning("the driver log can't be asked, the run goes to the delegate", run_id=run_id, error=str(error))
             return False
 
     def terminate(self, run_id: str) -> bool:
-        """Cancel a run, wherever it is; True where somebody was there to be told."""
+        """Cancel a run, wherever it is; return True if it was still queued, or its process could be told."""
         run = self._instance.get_run_by_id(run_id)
         if run is not None and is_batch_run(run.tags) and not run.is_finished:
             self._instance.report_engine_event(WHAT_CANCELLING_DOES, run)
@@ -142,7 +142,7 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
                 return bool(self._delegate.terminate(run_id))
             if run.is_finished:
                 return False
-            # First, so that its failing step is recorded as cancelled.
+            # Before the request, so that its failing step is recorded as cancelled.
             self._instance.report_run_canceling(run)
             if withdraw_run(connection, run_id):
                 self._instance.report_run_canceled(run, message="Cancelled before a batch driver had taken it.")
@@ -150,16 +150,16 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
             return request_cancel(connection, run_id)
 
     def _may_be_handed_over(self, run: dg.DagsterRun) -> bool:
-        """What never is has nothing to do with the driver log, and needs none."""
+        """Return whether the driver log must be read for a run; other runs need no driver log."""
         return is_batch_run(run.tags) and (self._database_url or Settings().database_url) is not None
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Asked by Dagster's run monitoring."""
+        """Return True: Dagster's run monitoring may ask for a run's health."""
         return True
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
-        """FAILED once the driver's process is known to have ended; the batch sensor then makes the next attempt."""
+        """Return FAILED if the driver's process is known to have ended; the batch sensor makes the next attempt."""
         worker = why = None
         if self._may_be_handed_over(run):
             try:
@@ -167,8 +167,8 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
                     worker = run_worker(connection, run.run_id)
                     why = why_lost(connection, run.run_id)
             except DriverLogError as error:
-                # Nothing is known: nobody is accused.
-                return CheckRunHealthResult(WorkerStatus.RUNNING, f"the driver log said no: {error}")
+                # Unknown: the run is not reported as failed.
+                return CheckRunHealthResult(WorkerStatus.RUNNING, f"the driver log can't be read: {error}")
         if worker is None:
             if self._delegate.supports_check_run_worker_health:
                 return self._delegate.check_run_worker_health(run)
@@ -177,12 +177,12 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
         return CheckRunHealthResult(status, why or worker.why, run_worker_id=worker.driver or None)
 
     def get_run_worker_debug_info(self, run: dg.DagsterRun, include_container_logs: bool | None = True) -> str | None:  # noqa: FBT002  Dagster's
-        """The delegate's, for a run of its own."""
+        """Return the delegate's information about a run that it launched."""
         return self._delegate.get_run_worker_debug_info(run, include_container_logs)
 
     @property
     def supports_resume_run(self) -> bool:
-        """No: a batch that was cut short gets its next attempt, under the driver log's rules."""
+        """Return False: an interrupted batch gets its next attempt, by the driver log's rules."""
         return False
 
     def join(self, timeout: int = 30) -> None:
@@ -190,7 +190,7 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
         self._delegate.join(timeout)
 
     def dispose(self) -> None:
-        """Close the connections, of both."""
+        """Close the connections of both launchers."""
         self._delegate.dispose()
         if self._pool is not None:
             self._pool.dispose()
@@ -206,7 +206,7 @@ class BatchRunLauncher(RunLauncher[dg.DagsterInstance], ConfigurableClass):
 
 
 def _load(delegate: Mapping[str, Any]) -> RunLauncher[dg.DagsterInstance]:
-    # JSON is YAML.
+    # Dagster expects YAML, and JSON is valid YAML.
     data = ConfigurableClassData(delegate["module"], delegate["class"], json.dumps(delegate["config"]))
     launcher: RunLauncher[dg.DagsterInstance] = data.rehydrate(as_type=RunLauncher)  # type: ignore[type-abstract]
     return launcher

@@ -1,4 +1,4 @@
-"""Whether the user's code on the disk is still what this process has loaded."""
+"""Detect whether the user's code on the disk differs from the code that this process has loaded."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import sys
 import sysconfig
 from pathlib import Path
 
-# Another version of Forebay is an upgrade: whoever makes it starts everything anew.
+# A change of these packages is an upgrade of Forebay, which restarts every process anyway.
 _OWN_PACKAGES = ("forebay", "orchestration", "receiver_runtime", "tracker_store", "migrations")
 
 
 class LoadedCode:
     """The files of the user's loaded modules, as they were when each was first seen here.
 
-    A user's module is one that is no part of Python, of an installed package or of Forebay; `module` is one whatever it
-    is part of.
+    A user's module is one that is not part of Python, of an installed package or of Forebay; `module` always counts as
+    one.
     """
 
     def __init__(self, module: str) -> None:
-        """Looks at what is loaded now."""
-        # A file's is loaded under its bare name.
+        """Record the modules that are loaded now."""
+        # A module given as a file is loaded under the file's stem.
         self._module = Path(module).stem if module.endswith(".py") else module
         paths = sysconfig.get_paths()
         installed = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -29,7 +29,7 @@ class LoadedCode:
         self.changed()
 
     def changed(self) -> str | None:
-        """The first file that is not as it was loaded; None while all are. Modules loaded since are added."""
+        """Return the first file that has changed since it was loaded, or None; record newly loaded modules."""
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             if file and file not in self._seen and file not in self._passed_over:

@@ -1,7 +1,7 @@
-"""Which runs that were handed to batch drivers will never end by themselves: whoever had them is dead, or nobody came.
+"""Find runs handed to batch drivers that will never end: their driver is dead, or no driver came for them.
 
-Two ask: Dagster's run monitoring, where it is on, for runs that have begun, and the batch sensor for those that have
-not, which Dagster asks nobody about. Knows nothing of Dagster; ending the run there is the caller's.
+There are two callers: Dagster's run monitoring, if it is on, for runs that have started, and the batch sensor for runs
+that have not, which Dagster does not monitor. This module knows nothing of Dagster; the caller ends the run there.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from tracker_store.run_queue import WorkerState, run_worker, withdraw_run
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-# A driver that died is started again within less; until then a run that waits is not given up.
+# A dead driver is started again in less than this many seconds; a waiting run is not given up before.
 ABANDONED_SECONDS = 60.0
 
 
 def why_lost(connection: sa.Connection, run_id: str) -> str | None:
-    """Why nobody will run it any more; None while somebody may, and for a run that was never handed over.
+    """Return why no driver will run it any more; None while one may, and for a run that was never handed over.
 
-    One that no driver came for is taken back with it, so that a driver which starts just now doesn't run what was given
-    up. Raises DriverLogError.
+    A run that no driver came for is also withdrawn, so that a driver that starts now doesn't run a given-up run. Raises
+    DriverLogError.
     """
     worker = run_worker(connection, run_id)
     if worker is None:

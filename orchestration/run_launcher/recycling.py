@@ -1,4 +1,4 @@
-"""Why a batch driver should be replaced by a new one."""
+"""Decide when a batch driver should be replaced by a new one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RUNS_BEFORE_MEMORY = 10
 
 
 def memory_mb() -> int:
-    """What this process and its children (the JVM, Python workers) hold, in MiB."""
+    """Return the resident memory of this process and its children (the JVM, Python workers), in MiB."""
     total = 0
     me = psutil.Process()
     for process in (me, *me.children(recursive=True)):
@@ -26,22 +26,22 @@ def memory_mb() -> int:
 
 
 class Recycling:
-    """Counts runs, and looks at memory and code."""
+    """The limits at which a driver is replaced: number of runs, memory, changed code."""
 
     def __init__(self, code: LoadedCode, *, max_runs: int, max_memory_mb: int) -> None:
-        """After `max_runs` runs, above `max_memory_mb`, or when `code` has changed."""
+        """Replace the driver after `max_runs` runs, above `max_memory_mb`, or when `code` has changed."""
         self._code = code
         self._max_runs = max_runs
         self._max_memory_mb = max_memory_mb
         self.runs = 0
 
     def reason(self) -> str | None:
-        """Why this driver should be replaced; None while it should not."""
+        """Return why this driver should be replaced; None while it should not."""
         if (file := self._code.changed()) is not None:
             return f"{file} is not as it was loaded"
         if self.runs >= self._max_runs:
             return f"{self.runs} runs (at most {self._max_runs})"
-        # One that holds so much from the start would only be replaced by its like, again and again.
+        # A driver that uses that much memory from the start would be replaced by one like it, again and again.
         if self.runs >= _RUNS_BEFORE_MEMORY and (held := memory_mb()) > self._max_memory_mb:
             return f"{held} MiB (at most {self._max_memory_mb})"
         return None

@@ -1,4 +1,4 @@
-"""Whether a signal has come, whoever handled it: within a run Dagster takes it for the run's end, and says no more."""
+"""Notice signals that other code handles: during a run, Dagster ends the run on a signal and does not report it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Self
 
 
 class SeenSignals:
-    """While entered, notes every signal that Python handles. For the main thread, once a process."""
+    """Note every signal that Python handles, while entered. For the main thread; at most one per process."""
 
     def __enter__(self) -> Self:
-        """From here on."""
+        """Start noting signals."""
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -19,13 +19,13 @@ class SeenSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """No more."""
+        """Stop noting signals."""
         signal.set_wakeup_fd(self._before)
         os.close(self._read)
         os.close(self._write)
 
     def came(self) -> bool:
-        """Whether one has come since the last look."""
+        """Return whether a signal has arrived since the last call."""
         try:
             return bool(os.read(self._read, 4096))
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What makes a driver's first batch no slower than the next: the way of a batch that has no blocks, all of it."""
+"""Warm up a driver, so that its first batch is as fast as the next, by processing a batch without blocks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from orchestration.pipeline import Pipeline
     from orchestration.settings import Settings
 
-# No pipeline has a batch then: the planner finds no blocks, and a worker reads none.
+# A batch time at which no pipeline has a batch: the planner finds no blocks, and a worker reads none.
 _NO_BATCH = datetime.fromtimestamp(0, UTC)
 
 log = structlog.get_logger(__name__)
 
 
 def warm_up(session: SparkSession, settings: Settings, pipelines: Sequence[Pipeline]) -> None:
-    """Read nothing from one stream, aggregate it, write it as Parquet: planner, worker and Java classes are loaded.
+    """Read no blocks of one stream, aggregate, and write Parquet, to load planner, worker and Java classes.
 
-    A failure is said and costs nothing but the time: the first batch will name it, if it is one.
+    A failure is logged and only costs time: if it is a real problem, the first batch reports it.
     """
     pipeline, stream = next(((pipeline, stream) for pipeline in pipelines for stream in pipeline.streams), (None, None))
     if pipeline is None or stream is None:
@@ -48,5 +48,5 @@ def warm_up(session: SparkSession, settings: Settings, pipelines: Sequence[Pipel
         )
         with tempfile.TemporaryDirectory(prefix="forebay-warm-") as directory:
             nothing.groupBy(nothing.columns[0]).count().write.parquet(f"{directory}/nothing")
-    except Exception as error:  # noqa: BLE001  whatever it is: see above
+    except Exception as error:  # noqa: BLE001  any failure is only logged: see above
         log.warning("the warm-up failed; the first batch will be slower", error=str(error)[:500])
