@@ -1,4 +1,4 @@
-"""One asset per output, computed together in one step per batch."""
+"""Define one asset per output; a batch computes them together in one step."""
 
 # No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
 from collections.abc import Iterator
@@ -27,9 +27,9 @@ log = structlog.get_logger(__name__)
 
 
 class BatchConfig(dg.Config):
-    """Which attempt at which batch to run; the batch sensor fills it in.
+    """The batch and attempt to run; the batch sensor fills it in.
 
-    Without an attempt it is a replay: of the batch at `batch_time`, of the partition's batches, or of the newest.
+    Without an attempt it is a replay: of the batch at `batch_time`, of the partition's batches, or of the newest batch.
     """
 
     batch_time: str = ""
@@ -37,12 +37,12 @@ class BatchConfig(dg.Config):
 
 
 def batch_op_name(pipeline: Pipeline) -> str:
-    """The name of the step that runs a batch; its configuration stands under this name."""
+    """Return the name of the step that runs a batch, under which the run configuration has its settings."""
     return op_name(pipeline.name)
 
 
 def _figures(settings: Settings, pipeline: Pipeline, batch_time: datetime) -> BatchFigures | None:
-    """The batch as the driver log has it; None where that can't be asked: the batch is complete all the same."""
+    """Read the batch's figures from the driver log; None if that fails, because the batch is complete anyway."""
     try:
         with connect_once(
             settings.require_database_url(), application_name=f"forebay batch {pipeline.name}"
@@ -54,19 +54,19 @@ def _figures(settings: Settings, pipeline: Pipeline, batch_time: datetime) -> Ba
 
 
 def _replay(context: dg.AssetExecutionContext, pipeline: Pipeline, config: BatchConfig) -> None:
-    """What "Materialize" and a backfill mean: the outputs that were selected are replaced."""
+    """Replay batches, for "Materialize" and backfills: the selected outputs are replaced."""
     selected = [output.name for output in pipeline.outputs.values() if output.asset_key in context.selected_asset_keys]
     from_time = parsed_time(config.batch_time)
     to_time = None
     if from_time is None and context.has_partition_key_range:
         window = context.partition_time_window
-        # Both ends of a replay are batch times; a partition's end is the next one's beginning.
+        # Both ends of a replay are batch times (inclusive); a partition ends where the next one begins (exclusive).
         from_time, to_time = window.start, window.end - timedelta(microseconds=1)
     replay_in_dagster(context, pipeline, from_time=from_time, to_time=to_time, outputs=selected)
 
 
 def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
-    """All outputs of a pipeline: a batch is one unit, so they are computed and committed in one step."""
+    """Return the assets of all outputs of a pipeline; a batch is one unit, so one step computes and commits them."""
 
     @dg.multi_asset(
         name=batch_op_name(pipeline),
@@ -77,7 +77,7 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
                 group_name=pipeline.name,
                 description=output.description,
                 kinds={"spark", str(output.sink.declaration()["kind"])},
-                # One of a window may not be due; a replay reports each batch by an event of its own.
+                # A windowed output may not be due, and a replay reports each batch by an event of its own.
                 skippable=True,
             )
             for output in pipeline.outputs.values()
@@ -118,8 +118,8 @@ def output_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
             if partition is None and asset_key in context.selected_asset_keys:
                 yield dg.MaterializeResult(asset_key=asset_key, metadata=metadata)
             else:
-                # The run is of no partition, for it is launched by the batch's time; of a batch's outputs all are made,
-                # also where a person ran it again with some of them selected.
+                # The run belongs to no partition, because it is launched for a batch time. A batch always makes all of
+                # its outputs, even if a person started the run again with only some of them selected.
                 context.log_event(dg.AssetMaterialization(asset_key, partition=partition, metadata=metadata))
 
     return outputs

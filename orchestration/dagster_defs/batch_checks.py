@@ -1,7 +1,7 @@
-"""Whether a pipeline keeps up: checks on its asset `batches`, by the newest batch and by what waits.
+"""Check whether a pipeline keeps up: checks on its asset `batches`, from the newest batch and the waiting ones.
 
-Light enough to be asked every half minute, unlike the proofs in ``checks``; the observation sensor reports them when
-they change, and the job `PIPELINE_checks` runs them with all others.
+They are cheap enough to run every half minute, unlike the proofs in ``checks``. The observation sensor reports them
+when they change, and the job `PIPELINE_checks` runs them together with all others.
 """
 
 # No `from __future__ import annotations`: Dagster reads what a check returns off the annotation.
@@ -22,7 +22,8 @@ TOTAL_DELAY = "total_delay"
 QUEUE_DEPTH = "queue_depth"
 NONE_QUARANTINED = "none_quarantined"
 
-# In intervals. A batch that takes longer than one in all is late for the next; at ten nobody looks at live data.
+# Limits of the total delay in batch intervals, and of the number of waiting batches. A batch with a total delay above 1
+# interval delays the next; above 10, readers no longer see live data.
 LATE = 1.0
 TOO_LATE = 10.0
 
@@ -32,12 +33,12 @@ DESCRIPTIONS = {
         f"{TOO_LATE:g} (an error beyond)."
     ),
     QUEUE_DEPTH: f"At most {LATE:g} batch waits behind the one that runs (an error beyond {TOO_LATE:g}).",
-    NONE_QUARANTINED: "No batch was given up and is kept aside for a person.",
+    NONE_QUARANTINED: "No batch was given up and waits for a person.",
 }
 
 
 def check_batches(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg.AssetCheckResult]:
-    """The three checks of a pipeline that is applied. Raises NotAppliedError."""
+    """Run the three checks of an applied pipeline. Raises NotAppliedError."""
     pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
     key = batches_key(pipeline)
     newest = newest_completed_batch(connection, pipeline_id)
@@ -52,7 +53,7 @@ def check_batches(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg.
         metadata={"total_delay_ms": delay * MILLISECONDS, "intervals": intervals},
     )
     queue = pipeline_queue(connection, pipeline_id)
-    # The newest one says why.
+    # Its reason is shown as an example.
     given_up = (
         None if queue.newest_quarantined is None else get_batch(connection, pipeline_id, queue.newest_quarantined)
     )
@@ -83,7 +84,7 @@ def _severity(intervals: float) -> dg.AssetCheckSeverity:
 
 
 def batch_checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
-    """Three checks on `batches`, made in one step."""
+    """Return the three checks on `batches`, which run in one step."""
 
     @dg.multi_asset_check(
         name=f"{pipeline.name}__batch_checks",
@@ -91,7 +92,7 @@ def batch_checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
             dg.AssetCheckSpec(name, asset=batches_key(pipeline), description=description)
             for name, description in DESCRIPTIONS.items()
         ],
-        description=f"Looks whether {pipeline.name} keeps up.",
+        description=f"Checks whether {pipeline.name} keeps up.",
     )
     def look() -> Iterator[dg.AssetCheckResult]:
         with connect_once(

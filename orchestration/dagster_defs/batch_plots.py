@@ -1,8 +1,8 @@
-"""What the UI plots of a pipeline: one asset with each batch, one with each minute.
+"""Define what the UI plots of a pipeline: one asset with an event per batch, one with an event per minute.
 
-A plot holds an asset's last hundred events, so that `batches` shows the last hundred batches and `batches_1m` a
-hundred minutes. The numbers are read from the driver log; for longer there is SQL. Every number is a plain int or
-float, in the unit of its name: Dagster plots nothing else.
+A plot holds an asset's last 100 events, so `batches` shows the last 100 batches and `batches_1m` 100 minutes. The
+numbers come from the driver log; use SQL for longer periods. Every number is a plain int or float, in the unit of its
+name, because Dagster plots nothing else.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MILLISECONDS = 1000.0
 
 
 def batches_key(pipeline: Pipeline) -> dg.AssetKey:
-    """The asset of which each batch with records is a materialization."""
+    """Return the key of the asset that each batch with records materializes."""
     return dg.AssetKey([pipeline.name, "batches"])
 
 
 def minutes_key(pipeline: Pipeline) -> dg.AssetKey:
-    """The asset of which each minute with batches is a materialization."""
+    """Return the key of the asset that each minute with batches materializes."""
     return dg.AssetKey([pipeline.name, "batches_1m"])
 
 
 def plot_assets(pipeline: Pipeline) -> list[dg.AssetSpec]:
-    """The two assets. Nothing computes them: what happened is reported to them."""
+    """Return the two assets. Nothing computes them; batches and minutes are reported as their events."""
     return [
         dg.AssetSpec(
             batches_key(pipeline),
@@ -59,7 +59,7 @@ def plot_assets(pipeline: Pipeline) -> list[dg.AssetSpec]:
 
 
 def batch_metadata(pipeline: Pipeline, figures: BatchFigures) -> dict[str, dg.MetadataValue]:
-    """One batch's figures (O01, O02 of the original), and the statement that shows its blocks."""
+    """Return one batch's figures (O01, O02 of the original), and the statement that shows its blocks."""
     delays = {
         "scheduling_delay_ms": figures.scheduling_delay,
         "processing_time_ms": figures.processing_time,
@@ -78,7 +78,7 @@ def batch_metadata(pipeline: Pipeline, figures: BatchFigures) -> dict[str, dg.Me
 
 
 def blocks_statement(pipeline: Pipeline, batch_time: datetime) -> str:
-    """Markdown with the statement that shows a batch's blocks, for whoever copies it into psql."""
+    """Return Markdown with the statement that shows a batch's blocks, for copying into psql."""
     return (
         "```sql\n"  # noqa: S608  shown, not run; the name is made of letters, digits and _
         'SELECT stream, receiver_id, sequence, records, bytes, path, "offset"\n'
@@ -92,12 +92,12 @@ def blocks_statement(pipeline: Pipeline, batch_time: datetime) -> str:
 
 
 def batch_materialization(pipeline: Pipeline, figures: BatchFigures) -> dg.AssetMaterialization:
-    """A batch that is done, as an event of `batches`."""
+    """Return the event of `batches` for a completed batch."""
     return dg.AssetMaterialization(batches_key(pipeline), metadata=batch_metadata(pipeline, figures))
 
 
 def minute_materialization(pipeline: Pipeline, figures: MinuteFigures) -> dg.AssetMaterialization:
-    """A minute that is over, as an event of `batches_1m`."""
+    """Return the event of `batches_1m` for a minute that is over."""
     return dg.AssetMaterialization(
         minutes_key(pipeline),
         metadata={
@@ -119,5 +119,5 @@ def minute_materialization(pipeline: Pipeline, figures: MinuteFigures) -> dg.Ass
 
 
 def _milliseconds(seconds: dict[str, float | None]) -> dict[str, dg.MetadataValue]:
-    """What is not known is left out: a plot would show 0."""
+    """Convert to milliseconds; leave out unknown values, which a plot would show as 0."""
     return {name: dg.MetadataValue.float(value * MILLISECONDS) for name, value in seconds.items() if value is not None}

@@ -1,9 +1,9 @@
-"""The batch sensor: asks for one run per batch that is due, whatever the tracker may push before it.
+"""The batch sensor: request one run per batch that is due and that the tracker has not pushed already.
 
-What is due is ``batch_schedule``'s to say. The sensor keeps no state of its own (no cursor), so whatever is killed, the
-next tick sees what the driver log says. In an instance that Forebay set up a tick that begins shortly before a boundary
-waits for it: runs are asked for when a tick returns, and ticks come every 5 s. That would hold up the other sensors of
-an instance without threads for sensors, so nowhere else does a tick wait.
+``batch_schedule`` decides what is due. The sensor keeps no state of its own (no cursor), so the next tick sees the
+driver log's state whatever process was killed. In an instance created by `forebay up`, a tick that begins shortly
+before a boundary waits for it, because runs are requested when a tick returns, and ticks come every 5 s. Elsewhere a
+tick never waits, because it would delay the other sensors of an instance that has no threads for sensors.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTEMPT_TAG", "BATCH_TIME_TAG", "PIPELINE_TAG", "DagsterRuns", "batch_sensor", "tick", "wait_seconds"]
 
-# A tick that begins so long before a boundary waits for it: the daemon's loop of 5 s, and what that may be late.
+# A tick that begins at most this long before a boundary waits for it: the daemon's loop of 5 s and its jitter.
 LONGEST_WAIT_SECONDS = 6.0
-# So long after a boundary it has come by the database's clock too.
+# Added to the wait for a boundary, so that it has also passed on the database's clock.
 _PAST_SECONDS = 0.002
-# An attempt has one run; a launch that had no answer in time may have made another one, a person some more.
+# Most runs read for an attempt. It has one; a launch without a timely answer may have made another, a person more.
 _MOST_OF_ATTEMPT = 10
 _BEGUN = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 _MOST_BEGUN = 100
 
 
 class DagsterRuns:
-    """A pipeline's runs in a Dagster instance."""
+    """The runs of a pipeline in a Dagster instance."""
 
     def __init__(self, instance: dg.DagsterInstance, pipeline: str) -> None:
         """Look for runs of `pipeline` in `instance`."""
@@ -66,22 +66,22 @@ class DagsterRuns:
         self._pipeline = pipeline
 
     def by_id(self, run_id: str) -> Run | None:
-        """The run, or None where it is gone."""
+        """Return the run, or None if it is gone."""
         run = self._instance.get_run_by_id(run_id)
         return None if run is None else _run(run)
 
     def of_attempt(self, launch: Launch) -> Run | None:
-        """The newest run that was launched for an attempt, by its tags; one that has not ended before all others."""
+        """Return an attempt's newest run, found by its tags; prefer a run that has not ended."""
         runs = self._instance.get_runs(filters=dg.RunsFilter(tags=launch.tags(self._pipeline)), limit=_MOST_OF_ATTEMPT)
         run = next((run for run in runs if not run.is_finished), runs[0] if runs else None)
         return None if run is None else _run(run)
 
     def why_failed(self, run_id: str) -> str:
-        """The last error that Dagster's events of a run have; empty where there is none."""
+        """Return the last error in Dagster's events of a run; empty if there is none."""
         return why_failed(self._instance, run_id)
 
     def begun(self) -> list[tuple[Run, datetime, int]]:
-        """The runs of attempts that have begun and not ended, each with its batch time and its attempt."""
+        """Return the runs of attempts that have begun and not ended, each with its batch time and its attempt."""
         runs = self._instance.get_runs(
             filters=dg.RunsFilter(tags={PIPELINE_TAG: self._pipeline}, statuses=_BEGUN), limit=_MOST_BEGUN
         )
@@ -92,7 +92,7 @@ class DagsterRuns:
         ]
 
     def end_lost(self, run_id: str, reason: str) -> None:
-        """End a run in Dagster too whose process is dead and can't say so."""
+        """Mark a run as failed in Dagster, because its process is dead and can't do so itself."""
         run = self._instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished:
             self._instance.report_run_failed(run, f"Forebay: {reason}")
@@ -110,9 +110,9 @@ def tick(
     wait_seconds: float = 0.0,
     launcher: str = SENSOR_LAUNCHER,
 ) -> Steps:
-    """What the pipeline needs now; a boundary that comes within `wait_seconds` is waited for.
+    """Return what the pipeline needs now, after waiting for a boundary that comes within `wait_seconds`.
 
-    Of two sensors for one pipeline, in two code locations, each is a `launcher` of its own: so one asks for a run.
+    Two sensors for one pipeline, in two code locations, need different `launcher` names: then only one requests a run.
     """
     give_up_at = time.monotonic() + wait_seconds
     runs = DagsterRuns(instance, pipeline.name)
@@ -130,21 +130,21 @@ def tick(
 
 
 def end_left_runs(connection: sa.Connection, pipeline: Pipeline, instance: dg.DagsterInstance) -> None:
-    """End runs of the pipeline in Dagster that nobody else will end, also where it makes no batches now."""
+    """End the pipeline's runs in Dagster that no process will end, even if the pipeline makes no batches now."""
     for row in list_pipelines(connection):
         if row.name == pipeline.name:
             end_what_is_over(connection, row.pipeline_id, DagsterRuns(instance, pipeline.name))
 
 
 def _stands_still(connection: sa.Connection, pipeline: Pipeline) -> str | None:
-    """Why a person wants no batch of it now; None: batches are made."""
+    """Return why the pipeline makes no batches now (stopped, halted, not applied), or None."""
     if not is_applied(connection, pipeline):
         return "not applied: code and driver log differ, run `forebay apply`"
     return stands_still(get_pipeline(connection, pipeline.name))
 
 
 def wait_seconds(pipeline: Pipeline, settings: Settings) -> float:
-    """How long a tick may wait: in Forebay's own instance, for an interval that the tracker does not push."""
+    """Return how long a tick may wait: 0 outside Forebay's own instance and for intervals that the tracker pushes."""
     is_own = settings.dagster_url is not None
     return LONGEST_WAIT_SECONDS if is_own and pipeline.interval >= PUSHED_BELOW else 0.0
 
@@ -155,16 +155,16 @@ def _launcher(context: dg.SensorEvaluationContext) -> str:
 
 
 def batch_sensor(pipeline: Pipeline, job: UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
-    """`PIPELINE_batches`, running by default."""
+    """Return the sensor `PIPELINE_batches`, which runs by default."""
 
     @dg.sensor(
         name=sensor_name(pipeline.name),
         job=job,
-        # The daemon's loop is 5 s; a minimum of 5 would give 10 (the loop comes some ms early and skips).
+        # The daemon's loop is 5 s; a minimum of 5 would give 10 s (the loop comes some ms early and skips the sensor).
         minimum_interval_seconds=1,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Gives each interval's blocks to a batch of {pipeline.name} and launches one run per batch.",
-        # The tracker pushes for the code that is loaded here, and for no other.
+        # The tracker pushes only if the applied declaration is the one of the code that is loaded here.
         tags={
             DECLARATION_TAG: declaration_fingerprint(
                 pipeline.declaration(), {stream.name: stream.declaration() for stream in pipeline.streams}
@@ -189,7 +189,7 @@ def batch_sensor(pipeline: Pipeline, job: UnresolvedAssetJobDefinition) -> dg.Se
                 if not steps.launches:
                     end_left_runs(connection, pipeline, context.instance)
         except DriverLogError as error:
-            return dg.SkipReason(f"the driver log said no, trying again: {error}")
+            return dg.SkipReason(f"the driver log can't be asked, trying again: {error}")
         if not steps.launches:
             return dg.SkipReason(steps.reason)
         return dg.SensorResult(

@@ -1,6 +1,6 @@
-"""Pipelines → Dagster definitions that merge with any project's own.
+"""Build Dagster definitions from pipelines; they can be merged with any project's own definitions.
 
-It exports no resource key and no executor, and every name begins with the pipeline's (docs/how-to/dagster.md).
+They contain no resource key and no executor, and every name begins with the pipeline's name (docs/how-to/dagster.md).
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ if TYPE_CHECKING:
 
 
 def build_definitions(*pipelines: Pipeline, spark: object | None = None) -> dg.Definitions:
-    """Assets with their checks, a batch job, a replay job, a batch sensor and a job of checks for each of `pipelines`.
+    """Return assets with checks, a batch job, a replay job, a batch sensor and a job of checks for each of `pipelines`.
 
-    Each stream's receivers are looked after by the sensor and the jobs of the first of `pipelines` that reads it; one
-    job, on a schedule that is named after the first, takes their old runs out of Dagster.
+    The sensor and jobs of the first of `pipelines` that reads a stream look after the stream's receivers. One job, on a
+    schedule that is named after the first pipeline, deletes old runs from Dagster.
 
-    `spark` is a `PySparkResource` of dagster-pyspark: its `spark_config` is what the batches' sessions are made with,
-    over what FOREBAY_SPARK_CONFIGURATION says, in runs, batch drivers and commands that load the module which calls
-    this. Without it a pipeline keeps what it was given before. Raises SparkResourceError where it is none.
+    `spark` is a `PySparkResource` of dagster-pyspark: its `spark_config` configures the batches' sessions, and takes
+    precedence over FOREBAY_SPARK_CONFIGURATION, in runs, batch drivers and commands that load the module with this
+    call. Without it a pipeline keeps its earlier configuration. Raises SparkResourceError if `spark` has no
+    configuration.
     """
-    # In the processes of Dagster that load these definitions: a full disk must not fail a batch by a line of the log.
+    # For the Dagster processes that load these definitions: a log line that can't be written must not fail a batch.
     keep_log_from_failing()
     if spark is not None:
         configuration = spark_configuration(spark)

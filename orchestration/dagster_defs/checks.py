@@ -1,7 +1,7 @@
-"""Asset checks: proofs on the driver log's live data, on each output of a pipeline (docs/how-to/dagster.md).
+"""Asset checks on each output of a pipeline: proofs on the driver log's live data (docs/how-to/dagster.md).
 
-They run when they are asked for, by the job `PIPELINE_checks` or in the UI, and never with a batch: a proof reads all
-that is kept. `forebay db check` proves the same, and the schema too.
+They run on request, by the job `PIPELINE_checks` or in the UI, and never with a batch, because a proof reads the whole
+driver log. `forebay db check` proves the same, and checks the schema too.
 """
 
 # No `from __future__ import annotations`: Dagster reads what a check returns off the annotation.
@@ -21,19 +21,19 @@ from tracker_store.receivers import is_hindered
 from tracker_store.states import DesiredState, ReceiverState
 from tracker_store.status import receiver_status
 
-# Each asset check, and the proofs that it stands for.
+# The asset checks; below are the proofs that each consists of.
 BLOCKS_INTACT = "blocks_intact"
 BATCHES_INTACT = "batches_intact"
 COMMITTED_ONCE = "committed_once"
 RECEIVERS_ACTIVE = "receivers_active"
 DESCRIPTIONS = {
     BLOCKS_INTACT: (
-        "The blocks of its streams: sequences without a gap, totals that add up, nobody added who was replaced, "
-        "source positions chained, every file known."
+        "The blocks of its streams: no gaps in the sequences, totals add up, no block added by a replaced receiver, "
+        "source positions are chained, every file is known."
     ),
     BATCHES_INTACT: (
-        "Its batches: records in are records out of the log, ranges follow each other, nothing is cleaned up that is "
-        "still needed."
+        "Its batches: their records are those of their ranges, ranges are contiguous, no block that is still needed "
+        "was cleaned up."
     ),
     COMMITTED_ONCE: "Committed once for each completed batch.",
 }
@@ -73,7 +73,7 @@ def _result(output: Output, name: str, found: Sequence[checks.CheckResult]) -> d
 
 
 def check_pipeline(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg.AssetCheckResult]:
-    """All checks of all outputs of a pipeline that is applied. Raises NotAppliedError."""
+    """Run all checks of all outputs of an applied pipeline. Raises NotAppliedError."""
     pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
     with checks.patient(connection):
         blocks = [check(connection, pipeline_id) for check in _BLOCKS]
@@ -86,7 +86,7 @@ def check_pipeline(connection: sa.Connection, pipeline: Pipeline) -> Iterator[dg
 
 
 def pipeline_checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
-    """Three checks on each output, made in one step."""
+    """Return the three checks on each output, which run in one step."""
 
     @dg.multi_asset_check(
         name=f"{pipeline.name}__checks",
@@ -96,7 +96,7 @@ def pipeline_checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
             for name, description in DESCRIPTIONS.items()
         ],
         description=f"Proves that the driver log of {pipeline.name} is intact.",
-        # Who materializes one output asks for its checks alone.
+        # Materializing one output runs only its checks.
         can_subset=True,
     )
     def prove(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
@@ -111,7 +111,7 @@ def pipeline_checks(pipeline: Pipeline) -> dg.AssetChecksDefinition:
 
 
 def check_receivers(connection: sa.Connection, streams: Sequence[Stream]) -> Iterator[dg.AssetCheckResult]:
-    """Whether each stream's receivers are as they are wanted: a warning, for a state mends itself."""
+    """Check that each stream's receivers are in the wanted state; a warning, because states recover by themselves."""
     everything = receiver_status(connection)
     for stream in streams:
         rows = [row for row in everything if row.stream == stream.name]
@@ -121,7 +121,7 @@ def check_receivers(connection: sa.Connection, streams: Sequence[Stream]) -> Ite
             if row.state not in _AS_WANTED[DesiredState(row.desired_state)] or is_hindered(row.reason)
         ]
         yield dg.AssetCheckResult(
-            # A stream with a receiver per host may have none yet, and receives nothing.
+            # A stream with a receiver per host may have no receiver yet, and then receives nothing.
             passed=bool(rows) and not amiss,
             asset_key=stream_key(stream),
             check_name=RECEIVERS_ACTIVE,
@@ -134,7 +134,7 @@ def check_receivers(connection: sa.Connection, streams: Sequence[Stream]) -> Ite
 
 
 def stream_checks(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.AssetChecksDefinition:
-    """`receivers_active` on each of `streams`, made in one step."""
+    """Return the check `receivers_active` on each of `streams`; all run in one step."""
 
     @dg.multi_asset_check(
         name=f"{pipeline.name}__stream_checks",
@@ -146,7 +146,7 @@ def stream_checks(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.AssetChec
             )
             for stream in streams
         ],
-        description="Looks whether receivers run.",
+        description="Checks whether receivers run.",
     )
     def look() -> Iterator[dg.AssetCheckResult]:
         with connect_once(
@@ -158,7 +158,7 @@ def stream_checks(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.AssetChec
 
 
 def checks_job(pipeline: Pipeline, *definitions: dg.AssetChecksDefinition) -> UnresolvedAssetJobDefinition:
-    """`PIPELINE_checks`: the checks alone, for a schedule of one's own."""
+    """Return the job `PIPELINE_checks`, which only runs the checks; users may add a schedule for it."""
     return dg.define_asset_job(
         f"{pipeline.name}_checks",
         selection=dg.AssetSelection.checks(*definitions),

@@ -1,11 +1,11 @@
-"""The compaction schedule: puts right what attempts left behind that died between two commits, and compacts hours.
+"""The compaction schedule: finish what attempts that died between two commits left behind, and compact hours.
 
-What is committed and not published is shown to readers; what a target has and no row says gets its row; a closed hour
-becomes one directory.
+It publishes what is committed but not published, records commits that a target has and the driver log has not, and
+merges each closed hour into one directory.
 
-A tick looks in the driver log alone; the run that it asks for is where the outputs' files are. Nothing waits for it: a
-batch is committed without, and published by its own run, or by the next of its pipeline. Only pipelines whose outputs
-publish files, or go to a target with commits of its own, have one.
+A tick only reads the driver log; the run that it requests must be able to access the outputs' files. Nothing waits for
+it: a batch is committed without it, and published by its own run or by the next run of its pipeline. Only pipelines
+whose outputs publish files, or write to a target with its own commits, have this schedule.
 """
 
 # No `from __future__ import annotations`: Dagster reads the context's class off the annotation.
@@ -44,17 +44,17 @@ _MINUTE = 10
 
 
 def published_outputs(pipeline: Pipeline) -> list[Output]:
-    """The outputs whose readers see files that are published."""
+    """Return the outputs that publish files for their readers."""
     return [output for output in pipeline.outputs.values() if output.sink.publishes]
 
 
 def has_compaction(pipeline: Pipeline) -> bool:
-    """Whether there may ever be something for it to do."""
+    """Return whether the schedule can ever have work for the pipeline."""
     return bool(published_outputs(pipeline) or followed_outputs(pipeline))
 
 
 def compacted_outputs(pipeline: Pipeline) -> list[Output]:
-    """The outputs whose closed hours become one directory."""
+    """Return the outputs whose closed hours are merged into one directory."""
     return [
         output for output in pipeline.outputs.values() if isinstance(output.sink, ParquetSink) and output.sink.compact
     ]
@@ -72,12 +72,12 @@ def _engine(pipeline: Pipeline) -> "Iterator[sa.Engine]":
 
 
 def compaction_job(pipeline: Pipeline) -> dg.JobDefinition:
-    """`PIPELINE_compaction`: publishes what is left, follows the targets, then compacts."""
+    """Return the job `PIPELINE_compaction`, which publishes what is left, follows the targets, then compacts."""
 
     @dg.op(
         name=f"{pipeline.name}__compaction",
-        description="Publishes what is committed and was not published, writes down what targets have committed, and "
-        "makes one directory of each closed hour.",
+        description="Publishes batches that were committed but not published, records commits of targets, and merges "
+        "each closed hour into one directory.",
     )
     def compaction(context: dg.OpExecutionContext) -> None:
         with _engine(pipeline) as engine:
@@ -87,7 +87,7 @@ def compaction_job(pipeline: Pipeline) -> dg.JobDefinition:
             followed = follow_targets(engine, pipeline, pipeline_id)
             hours = compact(engine, pipeline, pipeline_id, most_seconds=MOST_SECONDS)
         context.log.info(
-            f"{published} batches published that others had committed, {followed} commits of targets written down, "
+            f"{published} batches of earlier runs published, {followed} commits of targets recorded, "
             f"{len(hours)} hours compacted"
         )
         context.add_output_metadata(
@@ -102,10 +102,10 @@ def compaction_job(pipeline: Pipeline) -> dg.JobDefinition:
     @dg.job(
         name=f"{pipeline.name}_compaction",
         executor_def=dg.in_process_executor,
-        description=f"Publishes what batches of {pipeline.name} committed and did not publish (a process that was "
-        "killed between the two), writes down what a target has committed by an attempt that failed afterwards, and "
-        "makes one directory of each closed hour of outputs with compact=True.",
-        # So that its own runs are pruned.
+        description=f"Publishes batches of {pipeline.name} that were committed but not published (because the process "
+        "was killed in between), records commits that an attempt made in a target before it failed, and merges each "
+        "closed hour of outputs with compact=True into one directory.",
+        # So that the maintenance job prunes its runs too.
         tags={PIPELINE_TAG: pipeline.name},
     )
     def compaction_job_definition() -> None:
@@ -115,17 +115,17 @@ def compaction_job(pipeline: Pipeline) -> dg.JobDefinition:
 
 
 def compaction_schedule(pipeline: Pipeline, job: dg.JobDefinition) -> dg.ScheduleDefinition:
-    """`PIPELINE_compaction`, every 10 minutes where there is something to do, running by default."""
+    """Return the schedule `PIPELINE_compaction`: every 10 minutes if there is work; it runs by default."""
 
     @dg.schedule(
         name=f"{pipeline.name}_compaction",
-        # By its name: a job that is given whole is bound anew where definitions are merged, with Dagster's warnings.
+        # By name: Dagster would bind a job object again when definitions are merged, with warnings.
         job_name=job.name,
         cron_schedule=EVERY,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description="Every 10 minutes where something committed is not published, or a target may have what a failed "
-        "attempt committed; once an hour where an output has compact=True, and else once a day where files are "
-        "published, to take away what replays have replaced.",
+        description="Every 10 minutes if a committed batch is not published, or a target may have commits of a failed "
+        "attempt; once an hour if an output has compact=True, otherwise once a day if files are published, to delete "
+        "what replays have replaced.",
     )
     def evaluate(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         now = context.scheduled_execution_time
@@ -136,7 +136,7 @@ def compaction_schedule(pipeline: Pipeline, job: dg.JobDefinition) -> dg.Schedul
             return dg.SkipReason(f"the driver log can't be asked: {error}")
         if waiting:
             return dg.RunRequest()
-        # An hour is closed a moment after its end, at the latest when its last batch is done.
+        # An hour is closed shortly after its end, at the latest when its last batch is complete.
         if (now.minute == _MINUTE and compacted_outputs(pipeline)) or (is_daily and published_outputs(pipeline)):
             return dg.RunRequest()
         return dg.SkipReason("what is committed is published, and written down" + _next(pipeline))
@@ -148,7 +148,7 @@ def _next(pipeline: Pipeline) -> str:
     if not published_outputs(pipeline):
         return ""
     if not compacted_outputs(pipeline):
-        return "; what replays replaced is taken away once a day (no output has compact=True)"
+        return "; what replays replaced is deleted once a day (no output has compact=True)"
     return "; hours are compacted 10 minutes past the hour"
 
 

@@ -1,4 +1,4 @@
-"""Forebay's pipelines as a component of Dagster's own, for projects that are made of `defs.yaml` files."""
+"""Offer Forebay's pipelines as a Dagster component, for projects that consist of `defs.yaml` files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
     """The pipelines that a Python module declares: their assets, checks, jobs, sensors and schedules.
 
-    `module` is what `forebay up` takes too: `package.module`, or a path to a .py file.
+    `module` has the same form as for `forebay up`: `package.module`, or a path to a .py file.
     """
 
     module: str
 
     def build_defs(self, context: ComponentLoadContext) -> dg.Definitions:
-        """What `build_definitions` gives. Raises DagsterInvalidDefinitionError for a module without pipelines."""
+        """Return the result of `build_definitions`. Raises DagsterInvalidDefinitionError if there are no pipelines."""
         module = self.module
         if module.endswith(".py"):
-            # As other paths in a defs.yaml: from the folder that it lies in.
+            # Like other paths in a defs.yaml, it is relative to the file's folder.
             module = str(context.path / module)
         try:
             return build_definitions(*load_pipelines(module))

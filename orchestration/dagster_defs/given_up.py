@@ -1,7 +1,7 @@
-"""Whether the batch of a run that failed was given up, for a failure sensor of the user's.
+"""Tell a user's failure sensor whether the batch of a failed run was given up.
 
-The attempt's number does not say so: one that only waited (for a block store that was away, say) has a number and is
-not counted. The driver log does. Changes nothing.
+The attempt's number does not show this, because an attempt that only waited (for an unavailable block store, for
+example) has a number but is not counted. The driver log shows it. This module changes nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tracker_store.states import BatchState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Of a process that died, the tracker knows when its heartbeat has stood still for ten seconds.
+# The tracker notices a dead process only when its heartbeat counter has not moved for 10 s.
 WAIT_SECONDS = 30.0
 _PAUSE_SECONDS = 0.25
 
 
 def is_given_up(tags: Mapping[str, str], *, wait_seconds: float = WAIT_SECONDS) -> bool:
-    """Whether the failed batch run with these tags was its batch's last attempt: the batch is QUARANTINED after it.
+    """Return whether the failed run with these tags was its batch's last attempt, after which it is QUARANTINED.
 
-    Where the driver log has not noticed yet that the attempt has ended, it waits for so long at most. A batch is given
-    up after one of its attempts alone, so whoever asks about each failed run hears of each batch once.
+    If the driver log does not show the end of the attempt yet, wait for it for at most `wait_seconds`. Only one attempt
+    of a batch is its last, so a sensor that asks about each failed run gets True once per batch.
     Raises DatabaseUrlMissingError and DriverLogError.
     """
     batch_time, attempt = datetime.fromisoformat(tags[BATCH_TIME_TAG]), int(tags[ATTEMPT_TAG])

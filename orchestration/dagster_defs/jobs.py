@@ -1,4 +1,4 @@
-"""The job that runs one batch, in one process: a batch is one step, so a process per step only costs time."""
+"""Define the job that runs one batch, in one process: a batch is one step, so a process per step only costs time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def batch_job(pipeline: Pipeline) -> UnresolvedAssetJobDefinition:
-    """`PIPELINE_batch`; its executor is the job's own, so that no other project's default is touched."""
+    """Return the job `PIPELINE_batch`; it sets its own executor, so that a project's default executor is unaffected."""
     return dg.define_asset_job(
         job_name(pipeline.name),
-        # A selection of assets brings their checks with it, and those read the whole log.
+        # A selection of assets includes their checks by default, and those read the whole driver log.
         selection=dg.AssetSelection.assets(
             *(output.asset_key for output in pipeline.outputs.values())
         ).without_checks(),

@@ -1,12 +1,12 @@
-"""The maintenance schedule: takes old batch runs out of Dagster, which keeps every run for ever (about 25 kB each).
+"""The maintenance schedule: delete old batch runs from Dagster, which keeps every run for ever (about 25 kB each).
 
-What goes: a finished run of a pipeline's when it is older than `run_retention`, or when `ui_retained_batches` newer
-batch runs are there; a failed one when it is older than `failed_run_retention`. With it go its events, its compute
-logs and its files. Of events that are no run's, an asset keeps as many. Nothing else depends on them: what a batch did
-stands in the driver log, which also refuses to run it a second time when Dagster has forgotten the run key. A run that
-has not finished is never touched.
+It deletes a pipeline's finished run when it is older than `run_retention`, or when there are `ui_retained_batches`
+newer batch runs; a failed run when it is older than `failed_run_retention`. The run's events, compute logs and files
+are deleted with it. An asset also keeps at most `ui_retained_batches` runless events of each kind. Nothing else depends
+on them: the results of a batch are in the driver log, which also refuses to run it a second time when Dagster has
+forgotten the run key. An unfinished run is never touched.
 
-On by default in the instance of `forebay up` alone; elsewhere a person turns the schedule on.
+The schedule is on by default only in an instance created by `forebay up`; elsewhere a person turns it on.
 """
 
 # No `from __future__ import annotations`: Dagster reads the context's class off the annotation.
@@ -28,7 +28,7 @@ from orchestration.settings import Settings
 from receiver_runtime.sources.units import parse_duration
 
 EVERY = "*/10 * * * *"
-# One run's worth: 30 ms a run; what is left waits for the next.
+# Limits of one maintenance run; deleting a run takes 30 ms. The rest waits for the next maintenance run.
 MOST_SECONDS = 120.0
 MOST_RUNS_PER_PIPELINE = 4_000
 _PAGE = 200
@@ -39,7 +39,7 @@ _FAILED = [dg.DagsterRunStatus.FAILURE]
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What one call took away; `more`: there is more to do."""
+    """The number of runs that one call deleted; `more`: there is more to do."""
 
     runs: int
     more: bool
@@ -48,7 +48,10 @@ class Pruned:
 def old_runs(
     instance: dg.DagsterInstance, pipeline: Pipeline, now: datetime, *, limit: int = MOST_RUNS_PER_PIPELINE
 ) -> Iterator[dg.RunRecord]:
-    """The pipeline's runs that may go, oldest first, at most `limit`; looked up in pages, as they are taken away."""
+    """Yield the pipeline's runs that may be deleted, oldest first, at most `limit`.
+
+    Each page is read after the caller has deleted the runs of the page before.
+    """
     settings = pipeline.settings
     tags = {PIPELINE_TAG: pipeline.name}
     ended_before = now - timedelta(seconds=parse_duration(settings.run_retention))
@@ -69,7 +72,7 @@ def old_runs(
 
 
 def prune_run(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Take a finished run away: its files first, so that one that is killed in between is found again."""
+    """Delete a finished run: its files first, so that the next call finds the run if this one is killed."""
     instance.compute_log_manager.delete_logs(prefix=[run_id])
     files = Path(instance.storage_directory()) / run_id
     if run_id and files.is_dir():
@@ -85,7 +88,7 @@ def prune(
     now: datetime | None = None,
     most_seconds: float = MOST_SECONDS,
 ) -> Pruned:
-    """Take away what may go, for at most so long; progress stands in `log`."""
+    """Delete old runs and events for at most `most_seconds`; write the progress to `log`."""
     now = now or datetime.now(UTC)
     give_up_at = time.monotonic() + most_seconds
     runs = 0
@@ -106,7 +109,7 @@ def prune(
             for key in _asset_keys(pipeline)
         )
         if log is not None:
-            log.info(f"{pipeline.name}: {of_pipeline} runs pruned, and {events} events that are no run's")
+            log.info(f"{pipeline.name}: {of_pipeline} runs pruned, and {events} runless events")
     return Pruned(runs, more=False)
 
 
@@ -120,10 +123,10 @@ def _asset_keys(pipeline: Pipeline) -> list[dg.AssetKey]:
 
 
 def maintenance_job(pipelines: Sequence[Pipeline]) -> dg.JobDefinition:
-    """`FIRST_maintenance`: prunes the runs of all of `pipelines`; named after the first of them."""
+    """Return the job `FIRST_maintenance`, named after the first of `pipelines`; it prunes the runs of all of them."""
     first = pipelines[0].name
 
-    @dg.op(name=f"{first}__prune_runs", description="Takes old batch runs out of Dagster.")
+    @dg.op(name=f"{first}__prune_runs", description="Deletes old batch runs from Dagster.")
     def prune_runs(context: dg.OpExecutionContext) -> None:
         pruned = prune(context.instance, pipelines, log=context.log)
         context.add_output_metadata({"runs": pruned.runs, "more": pruned.more})
@@ -131,7 +134,7 @@ def maintenance_job(pipelines: Sequence[Pipeline]) -> dg.JobDefinition:
     @dg.job(
         name=f"{first}_maintenance",
         executor_def=dg.in_process_executor,
-        description=f"Takes old batch runs of {', '.join(pipeline.name for pipeline in pipelines)} out of Dagster.",
+        description=f"Deletes old batch runs of {', '.join(pipeline.name for pipeline in pipelines)} from Dagster.",
         # So that its own runs are pruned too.
         tags={PIPELINE_TAG: first},
     )
@@ -142,24 +145,24 @@ def maintenance_job(pipelines: Sequence[Pipeline]) -> dg.JobDefinition:
 
 
 def maintenance_schedule(pipelines: Sequence[Pipeline], job: dg.JobDefinition) -> dg.ScheduleDefinition:
-    """`FIRST_maintenance_schedule`, running by default in Forebay's own instance."""
+    """Return the schedule `FIRST_maintenance_schedule`, which runs by default in Forebay's own instance."""
     is_own = Settings().dagster_url is not None
 
     @dg.schedule(
         name=f"{job.name}_schedule",
         cron_schedule=EVERY,
-        # By its name: a job that is given whole is bound anew where definitions are merged, with Dagster's warnings.
+        # By name: Dagster would bind a job object again when definitions are merged, with warnings.
         job_name=job.name,
         default_status=dg.DefaultScheduleStatus.RUNNING if is_own else dg.DefaultScheduleStatus.STOPPED,
-        description="Every 10 minutes, where there is something to prune.",
+        description="Every 10 minutes, if there is something to prune.",
     )
     def evaluate(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         now = context.scheduled_execution_time.astimezone(UTC)
-        # Once a day in any case: events that are no run's come without runs too.
+        # Once a day in any case, because runless events accumulate without runs too.
         is_midnight = (now.hour, now.minute) == (0, 0)
         runs = (run for pipeline in pipelines for run in old_runs(context.instance, pipeline, now, limit=1))
         if not is_midnight and next(runs, None) is None:
-            return dg.SkipReason("no run is old enough, nor one too many")
+            return dg.SkipReason("no run is old enough, and there are not too many")
         return dg.RunRequest()
 
     return evaluate

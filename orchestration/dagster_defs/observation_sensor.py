@@ -1,8 +1,8 @@
-"""The observation sensor: what an operator sees of streams, minutes and light checks, reported without a run.
+"""The observation sensor: report streams, minutes and cheap checks to Dagster, for operators, without a run.
 
-It reports every half minute and writes nothing but Dagster's events, which are a view of the driver log: what it misses
-while Dagster is down is in the log, and of the minutes it makes up what a plot can hold. Its cursor says what was
-reported; a lost cursor costs a repeated event.
+It reports every half minute and writes only Dagster events, which are a view of the driver log. What it misses while
+Dagster is down is still in the driver log; of missed minutes it reports afterwards as many as a plot can hold. Its
+cursor records what was reported; a lost cursor only costs repeated events.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 Event = dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation
 
-# The daemon's loop is 5 s and skips a sensor whose interval is not over by some ms: 29 is every 30 s.
+# The daemon's loop is 5 s and skips a sensor whose interval ends some ms later: 29 means every 30 s.
 INTERVAL_SECONDS = 29
 # A plot holds a hundred events.
 MOST_MINUTES = 100
-# A check that says the same is reported again after this, so that its page shows that somebody looks.
+# An unchanged check result is reported again after this time, so that its page shows that the check still runs.
 REPEAT_CHECKS = timedelta(minutes=10)
 
 
 class SeenStream(BaseModel):
-    """What a stream's receivers had registered at a look; rates are differences of two looks."""
+    """The totals that a stream's receivers had registered at a look; rates are differences of two looks."""
 
     records: int
     bytes: int
@@ -52,14 +52,14 @@ class SeenStream(BaseModel):
 
 
 class SeenCheck(BaseModel):
-    """What a check said when it was reported last."""
+    """The last reported result of a check."""
 
     passed: bool
     at: datetime
 
 
 class Cursor(BaseModel):
-    """What has been reported; kept by Dagster as the sensor's cursor."""
+    """The record of what has been reported; Dagster keeps it as the sensor's cursor."""
 
     minute: datetime | None = None
     streams: dict[str, SeenStream] = Field(default_factory=dict)
@@ -67,7 +67,7 @@ class Cursor(BaseModel):
 
     @classmethod
     def parse(cls, text: str | None) -> Cursor:
-        """The cursor of the last tick; an empty one where there is none, or one of another release."""
+        """Return the cursor of the last tick; an empty one if there is none, or it is of another release."""
         try:
             return cls() if text is None else cls.model_validate_json(text)
         except ValidationError:
@@ -77,12 +77,13 @@ class Cursor(BaseModel):
 def observe(
     connection: sa.Connection, pipeline: Pipeline, streams: Sequence[Stream], cursor: Cursor
 ) -> tuple[list[Event], Cursor]:
-    """What is to be reported now, and the cursor after it. Raises NotAppliedError."""
+    """Return the events to report now, and the cursor after them. Raises NotAppliedError."""
     pipeline_id = get_pipeline(connection, pipeline.name).pipeline_id
     now = database_time(connection)
     events: list[Event] = []
 
-    # What lies further back no plot shows: after days without Dagster it would come first, and cost its batches.
+    # Older minutes would not fit in the plot; after days without Dagster they would come first, and reading their
+    # batches would be expensive.
     oldest = now - timedelta(minutes=MOST_MINUTES)
     minutes = completed_minutes(connection, pipeline_id, after=max(cursor.minute or oldest, oldest), limit=MOST_MINUTES)
     events += [minute_materialization(pipeline, minute) for minute in minutes]
@@ -125,7 +126,7 @@ def _observation(
     before: SeenStream | None,
     now: SeenStream,
 ) -> dg.AssetObservation:
-    """Rate and lag as numbers to plot, receivers' states as text (K07, O01 of the original)."""
+    """Return rate and lag as numbers to plot, and receivers' states as text (K07, O01 of the original)."""
     rows, waiting = list(receivers), list(lags)
     metadata: dict[str, dg.MetadataValue] = {
         "records": dg.MetadataValue.int(now.records),
@@ -166,7 +167,10 @@ def _evaluation(result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
 
 
 def observation_sensor(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.SensorDefinition:
-    """`PIPELINE_observations`, running by default. `streams`: those that no other pipeline's sensor observes."""
+    """Return the sensor `PIPELINE_observations`, which runs by default.
+
+    `streams`: those that no other pipeline's sensor observes.
+    """
 
     @dg.sensor(
         name=f"{pipeline.name}_observations",
@@ -190,7 +194,7 @@ def observation_sensor(pipeline: Pipeline, streams: Sequence[Stream]) -> dg.Sens
         except NotAppliedError as error:
             return dg.SkipReason(f"{error}: run `forebay apply`")
         except DriverLogError as error:
-            return dg.SkipReason(f"the driver log said no, trying again: {error}")
+            return dg.SkipReason(f"the driver log can't be asked, trying again: {error}")
         return dg.SensorResult(
             asset_events=events,
             cursor=cursor.model_dump_json(),

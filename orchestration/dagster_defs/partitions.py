@@ -1,6 +1,6 @@
-"""Partitions of output assets by batch time, where `Pipeline(partitions="hour" | "day")` asks for them.
+"""Partition output assets by batch time, if set by `Pipeline(partitions="hour" | "day")`.
 
-A partition holds every batch whose time lies in it; Dagster's backfill of one replays them, in one run.
+A partition contains every batch whose time lies in it; Dagster's backfill of a partition replays them in one run.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import dagster as dg
 if TYPE_CHECKING:
     from orchestration.pipeline import Pipeline
 
-# Fixed, since a partition's key must not change: hours from here stay below Dagster's 100,000 until 2037.
+# Fixed, because a partition's key must not change: hourly partitions from here stay below Dagster's limit of 100,000
+# until 2037.
 PARTITIONS_START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def partitions_of(pipeline: Pipeline) -> dg.TimeWindowPartitionsDefinition | None:
-    """The partitions of the pipeline's outputs, the present hour or day among them; None where there are none."""
+    """Return the partitions of the pipeline's outputs, including the current hour or day; None if not partitioned."""
     if pipeline.settings.partitions == "hour":
         return dg.HourlyPartitionsDefinition(PARTITIONS_START, end_offset=1)
     if pipeline.settings.partitions == "day":
@@ -27,9 +28,9 @@ def partitions_of(pipeline: Pipeline) -> dg.TimeWindowPartitionsDefinition | Non
 
 
 def partition_key(pipeline: Pipeline, batch_time: datetime) -> str | None:
-    """The partition that a batch lies in; None where there are none."""
+    """Return the key of a batch's partition; None if it has none."""
     partitions = partitions_of(pipeline)
     if partitions is None or batch_time < PARTITIONS_START:
         return None
-    # The day's format leaves the hour out, the hour's has its minutes.
+    # The format of a day omits the hour; the format of an hour includes minutes, which must be 0.
     return batch_time.astimezone(UTC).replace(minute=0).strftime(partitions.fmt)

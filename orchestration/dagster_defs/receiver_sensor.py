@@ -1,11 +1,11 @@
-"""The receiver sensor: starts FAILED receivers anew, one run per episode: an operator sees each with its reason.
+"""The receiver sensor: restart FAILED receivers, with one run per failure that shows operators the reason.
 
-A receiver is FAILED when its agent's or its own attempts are used up (ARCHITECTURE.md). The sensor decides when it is
-worth another try: after a pause that doubles, and at most `max_restarts_per_hour` times; then it is a person's turn.
-It keeps no state: how often is counted in the driver log, and an episode is the assignment under which the receiver
-failed. A run that never came to its work (it was deleted, its machine went) is asked for again under another key,
-ever later.
-With Dagster down nothing here happens, and nothing else depends on it.
+A receiver is FAILED when its agent's or its own attempts are used up (ARCHITECTURE.md). The sensor decides when to try
+again: after a pause that doubles, and at most `max_restarts_per_hour` times; after that a person must act.
+It keeps no state: restarts are counted in the driver log, and a failure is identified by the assignment under which the
+receiver failed. A run that did nothing (because it was deleted, or its machine failed) is requested again under another
+run key, each time after twice the wait.
+While Dagster is down no receiver is restarted here, and nothing else depends on it.
 """
 
 # No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
@@ -28,32 +28,32 @@ REASON_TAG = "forebay/reason"
 
 FIRST_PAUSE = timedelta(seconds=10)
 LONGEST_PAUSE = timedelta(minutes=10)
-# So long after it was asked for, a run that has restarted nothing is asked for again; then after twice that, and so on.
+# How long after its request a run that has restarted nothing is requested again; then after twice that, and so on.
 ASK_AGAIN_AFTER = timedelta(minutes=5)
-# A tag is read in a list of runs; the run's configuration has the whole reason.
+# Characters of the reason in a tag, which is shown in lists of runs; the run's configuration has the whole reason.
 _REASON_TAG_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A FAILED receiver is due for another start."""
+    """A FAILED receiver that is due for a restart."""
 
     receiver: str
     receiver_id: int
     assignment: int
     reason: str
-    # Since when the run of this episode should have been asked for.
+    # For how long the restart has been due.
     due_for: timedelta = timedelta(0)
 
     @property
     def run_key(self) -> str:
-        """One run per episode: each restart raises the assignment. One that was lost has a successor."""
+        """Return the run key: one per failure, as each restart raises the assignment, plus a number for repeats."""
         asked_again = int(self.due_for / ASK_AGAIN_AFTER + 1).bit_length() - 1
         return f"{self.receiver_id}:{self.assignment}" + (f":{asked_again}" if asked_again else "")
 
 
 class RestartConfig(dg.Config):
-    """Which receiver to start anew, and the episode; the receiver sensor fills it in."""
+    """The receiver to restart, and the assignment under which it failed; the receiver sensor fills it in."""
 
     receiver_id: int
     assignment: int
@@ -61,7 +61,7 @@ class RestartConfig(dg.Config):
 
 
 def owned_streams(pipelines: Sequence[Pipeline]) -> dict[str, list[Stream]]:
-    """The streams that each pipeline's sensor looks after: those that no pipeline before it reads."""
+    """Return the streams that each pipeline's sensor looks after: those that no earlier pipeline reads."""
     taken: set[str] = set()
     owned: dict[str, list[Stream]] = {}
     for pipeline in pipelines:
@@ -71,12 +71,12 @@ def owned_streams(pipelines: Sequence[Pipeline]) -> dict[str, list[Stream]]:
 
 
 def pause_before(restart: int) -> timedelta:
-    """How long a receiver stays FAILED before its restart number `restart` (from 1) of the hour."""
+    """Return how long a receiver stays FAILED before its restart number `restart` (from 1) of the hour."""
     return min(FIRST_PAUSE * (1 << min(restart - 1, 16)), LONGEST_PAUSE)
 
 
 def due_restarts(connection: sa.Connection, streams: Sequence[Stream]) -> tuple[list[Restart], list[str]]:
-    """What is to be started anew now, and why each other FAILED receiver is not."""
+    """Return the receivers to restart now, and why each other FAILED receiver waits."""
     most = {stream.name: stream.settings.max_restarts_per_hour for stream in streams}
     due: list[Restart] = []
     waiting: list[str] = []
@@ -100,17 +100,17 @@ def due_restarts(connection: sa.Connection, streams: Sequence[Stream]) -> tuple[
 
 
 def restart_op_name(pipeline: Pipeline) -> str:
-    """The name of the step that starts a receiver anew; its configuration stands under this name."""
+    """Return the name of the step that restarts a receiver, under which the run configuration has its settings."""
     return f"{pipeline.name}__restart_receiver"
 
 
 def restart_job(pipeline: Pipeline) -> dg.JobDefinition:
-    """`PIPELINE_restart_receiver`."""
+    """Return the job `PIPELINE_restart_receiver`."""
 
     @dg.op(
         name=restart_op_name(pipeline),
         description="Gives a FAILED receiver a new assignment; the tracker places it, an agent starts it.",
-        # The sensor asks once per episode: an outage of the driver log must not be the end of it.
+        # The sensor requests one run per failure, so the run retries during an outage of the driver log.
         retry_policy=dg.RetryPolicy(max_retries=5, delay=2, backoff=dg.Backoff.EXPONENTIAL),
     )
     def restart(context: dg.OpExecutionContext, config: RestartConfig) -> None:
@@ -125,14 +125,14 @@ def restart_job(pipeline: Pipeline) -> dg.JobDefinition:
                 failed_under=config.assignment,
             )
         if restarted:
-            context.log.info(f"receiver {config.receiver_id} will be started anew; it had failed: {config.reason}")
+            context.log.info(f"receiver {config.receiver_id} will be restarted; it had failed: {config.reason}")
         else:
-            context.log.info(f"receiver {config.receiver_id}: nothing to do, it is not FAILED in that way any more")
+            context.log.info(f"receiver {config.receiver_id}: nothing to do, that failure is already over")
 
     @dg.job(
         name=f"{pipeline.name}_restart_receiver",
         executor_def=dg.in_process_executor,
-        description="Starts a FAILED receiver anew; launched by the receiver sensor, one run per episode.",
+        description="Restarts a FAILED receiver; launched by the receiver sensor, one run per failure.",
         tags={PIPELINE_TAG: pipeline.name},
     )
     def restart_receiver_job() -> None:
@@ -142,11 +142,11 @@ def restart_job(pipeline: Pipeline) -> dg.JobDefinition:
 
 
 def receiver_sensor(pipeline: Pipeline, streams: Sequence[Stream], job: dg.JobDefinition) -> dg.SensorDefinition:
-    """`PIPELINE_receivers`, running by default."""
+    """Return the sensor `PIPELINE_receivers`, which runs by default."""
 
     @dg.sensor(
         name=f"{pipeline.name}_receivers",
-        # By its name: a job that is given whole is bound anew where definitions are merged, with Dagster's warnings.
+        # By name: Dagster would bind a job object again when definitions are merged, with warnings.
         job_name=job.name,
         minimum_interval_seconds=1,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -161,7 +161,7 @@ def receiver_sensor(pipeline: Pipeline, streams: Sequence[Stream], job: dg.JobDe
             with connect_once(database_url, application_name=f"forebay receiver sensor {pipeline.name}") as connection:
                 due, waiting = due_restarts(connection, streams)
         except DriverLogError as error:
-            return dg.SkipReason(f"the driver log said no, trying again: {error}")
+            return dg.SkipReason(f"the driver log can't be asked, trying again: {error}")
         if not due:
             return dg.SkipReason("\n".join(waiting) or "no receiver is FAILED")
         return dg.SensorResult(

@@ -1,7 +1,7 @@
-"""`PIPELINE_replay`: runs finished batches again, from the launchpad; and the events by which Dagster shows them.
+"""Define `PIPELINE_replay`, which runs finished batches again from the launchpad, and report replays to Dagster.
 
-The output assets replay too, when they are materialized without a configuration or backfilled by partition; both come
-through `replay_in_dagster`.
+The output assets replay too when they are materialized without a configuration or backfilled by partition. All of them
+use `replay_in_dagster`.
 """
 
 # No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
@@ -24,14 +24,14 @@ from tracker_store.pipelines import get_pipeline
 
 KIND_TAG = "forebay/kind"
 REPLAY_KIND = "replay"
-# What a run replays, for who looks for it: its first and last batch, and how many.
+# Tags that say what a run replays, so that it can be found: the first and last batch time, and the number of batches.
 FIRST_TAG = "forebay/replays_from"
 LAST_TAG = "forebay/replays_to"
 COUNT_TAG = "forebay/replays"
 
 
 class ReplayConfig(dg.Config):
-    """Which batches to run again, and which of their outputs to replace. As it stands: the newest completed batch."""
+    """The batches to run again, and the outputs to replace. The default is the newest completed batch, all outputs."""
 
     from_time: str = Field(
         default="",
@@ -42,17 +42,17 @@ class ReplayConfig(dg.Config):
 
 
 def replay_job_name(pipeline: str) -> str:
-    """The name of the job that replays batches of a pipeline."""
+    """Return the name of the job that replays batches of a pipeline."""
     return f"{pipeline}_replay"
 
 
 def replay_op_name(pipeline: str) -> str:
-    """The name of its step; its configuration stands under this name."""
+    """Return the name of its step, under which the run configuration has its settings."""
     return f"{pipeline}__replay"
 
 
 def result_metadata(result: OutputResult, batch_time: datetime) -> dict[str, dg.MetadataValue]:
-    """What is known of one output of one batch."""
+    """Return the metadata of one output of one batch."""
     values: dict[str, dg.MetadataValue] = {
         "batch_time": dg.MetadataValue.text(batch_time.isoformat()),
         "attempt": dg.MetadataValue.int(result.attempt),
@@ -91,7 +91,10 @@ def replay_in_dagster(
     to_time: datetime | None,
     outputs: Sequence[str] = (),
 ) -> None:
-    """Replay within a run: a line and materializations per batch, tags on the run. Raises dg.Failure for the failed."""
+    """Replay batches within a run: log a line and materializations per batch, and tag the run.
+
+    Raises dg.Failure if any batch failed.
+    """
     settings = Settings()
     with connect_once(
         settings.require_database_url(), application_name=f"forebay replay {pipeline.name}"
@@ -132,14 +135,14 @@ def replay_in_dagster(
             context.log.info(f"{where} replayed in {replayed.seconds:.1f} s: {names}")
     if failed:
         raise dg.Failure(
-            f"{len(failed)} of {len(times)} batches were not replayed, and are as they were; the first, "
+            f"{len(failed)} of {len(times)} batches were not replayed, and are unchanged; the first, "
             f"{failed[0].batch_time.isoformat()}: {failed[0].error}",
             allow_retries=False,
         )
 
 
 def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
-    """`PIPELINE_replay`, with a configuration that can be launched as it stands."""
+    """Return the job `PIPELINE_replay`, with a default configuration that can be launched unchanged."""
 
     @dg.op(
         name=replay_op_name(pipeline.name),
@@ -160,7 +163,7 @@ def replay_job(pipeline: Pipeline) -> dg.JobDefinition:
         executor_def=dg.in_process_executor,
         description=f"Replays batches of {pipeline.name}: the newest completed one, or all from from_time to to_time.",
         tags={PIPELINE_TAG: pipeline.name, KIND_TAG: REPLAY_KIND},
-        # What the launchpad begins with.
+        # The configuration that the launchpad shows first.
         config=dg.RunConfig({replay_op_name(pipeline.name): ReplayConfig()}),
     )
     def job() -> None:

@@ -1,4 +1,4 @@
-"""Why a run failed, as far as Dagster's events of it say: for runs that died before they could tell the driver log.
+"""Find in Dagster's events why a run failed, for runs that died before they could write to the driver log.
 
 Reads a run's newest events, and changes nothing.
 """
@@ -9,12 +9,12 @@ from typing import Any
 
 import dagster as dg
 
-_MOST_EVENTS = 20  # what says why a run died at its start comes shortly before its end
+_MOST_EVENTS = 20  # newest events read: the reason why a run died at its start comes shortly before its end
 _LONGEST = 1_000  # characters
 
 
 def why_failed(instance: dg.DagsterInstance, run_id: str) -> str:
-    """Return the innermost cause of the newest error in a run's events, else what its failure says, else nothing."""
+    """Return the innermost cause of the newest error in a run's events, else the failure's message, else ""."""
     records = instance.get_records_for_run(
         run_id,
         of_type={dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.ENGINE_EVENT},
@@ -33,8 +33,8 @@ def why_failed(instance: dg.DagsterInstance, run_id: str) -> str:
     return " ".join(said.split())[:_LONGEST]
 
 
-def _error(event: dg.DagsterEvent) -> Any | None:  # noqa: ANN401  a class of Dagster's inside
-    """The error that an event carries: of the run, of what runs it, or of the step that it failed by."""
+def _error(event: dg.DagsterEvent) -> Any | None:  # noqa: ANN401  an internal class of Dagster
+    """Return the error of an event: of the run, of the process that runs it, or of its first failed step."""
     data = event.event_specific_data
     error = getattr(data, "error", None)
     if error is None and (step := getattr(data, "first_step_failure_event", None)) is not None:

@@ -1,8 +1,9 @@
-"""Takes old runless asset events out of Dagster: what is reported for each batch and each minute, and no run's.
+"""Delete old runless asset events from Dagster: those reported for batches and minutes, which belong to no run.
 
-Dagster has no way to do it: such an event goes with no run, and is kept for ever. So this goes to the tables of its
-event log, which are no public interface: the version is pinned, and a test holds what is used here. An asset keeps the
-newest of each kind of event; where the event log is no SQL database of Dagster's own kind, nothing is done.
+Dagster can't do this: it deletes events only with their run, so it keeps runless events for ever. So this module uses
+the tables of its event log, which are not a public interface: the version is pinned, and a test covers what is used
+here. An asset keeps the newest events of each kind. If the event log is not one of Dagster's own SQL storages, nothing
+is deleted.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from dagster._core.storage.event_log.schema import (
 if TYPE_CHECKING:
     import dagster as dg
 
-# What Dagster writes for an event of no run.
+# The run id that Dagster writes for an event without a run.
 _NO_RUN = ""
 _PER_STATEMENT = 2_000
 
 
 def prune_runless_events(instance: dg.DagsterInstance, asset_key: dg.AssetKey, *, keep: int) -> int:
-    """Leave the newest `keep` runless events of each kind, and check results, of an asset; returns how many went.
+    """Keep an asset's newest `keep` runless events of each kind and results of each check; return how many it deleted.
 
-    At most some thousands at a time: what is left waits for the next call.
+    Deletes at most 2,000 rows of each kind in a call; the rest waits for the next call.
     """
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
@@ -55,7 +56,7 @@ def prune_runless_events(instance: dg.DagsterInstance, asset_key: dg.AssetKey, *
 
 
 def _beyond(connection: sa.Connection, table: sa.Table, where: sa.ColumnElement[bool], keep: int) -> list[int]:
-    """The ids of rows that have `keep` newer ones, oldest first, some of them."""
+    """Return the ids of rows that have at least `keep` newer ones, oldest first, at most _PER_STATEMENT."""
     newest = sa.select(table.c.id).where(where).order_by(table.c.id.desc()).offset(keep).limit(1).scalar_subquery()
     rows = sa.select(table.c.id).where(where, table.c.id <= newest).order_by(table.c.id).limit(_PER_STATEMENT)
     return [row.id for row in connection.execute(rows)]

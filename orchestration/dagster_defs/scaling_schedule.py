@@ -1,9 +1,9 @@
-"""The scaling schedule: once a minute, how large Spark should be for a pipeline's batches (the original's O04).
+"""The scaling schedule: decide once a minute how large Spark should be for a pipeline's batches (the original's O04).
 
-It compares how long batches took, since it looked last, with their interval, and writes down what follows. That is all:
-a Spark session that is made next, or an agent that runs batch drivers, reads it there; where the pipeline has
-`dynamic_allocation_enabled` off, or the master is of neither kind, it is advice that `forebay status` shows. It decides
-in its own tick and launches no run; the job of the same name decides at once, for a person.
+It compares how long batches took since its last look with their interval, and records a decision. It does nothing else:
+the next Spark session, or an agent that runs batch drivers, reads the decision from the driver log. If
+`dynamic_allocation_enabled` is off, or the master supports neither, the decision is only advice that `forebay status`
+shows. It decides in its own tick and launches no run; a person can run the job of the same name to decide at once.
 """
 
 # No `from __future__ import annotations`: Dagster reads the context's class off the annotation.
@@ -27,11 +27,11 @@ EVERY_MINUTE = "* * * * *"
 
 
 def decide_scaling(connection: "sa.Connection", pipeline: Pipeline, *, master: str) -> str:
-    """Look, and write down what follows; returns it in a sentence. Raises NotAppliedError."""
+    """Decide, record the decision, and return its reason as a sentence. Raises NotAppliedError."""
     row = get_pipeline(connection, pipeline.name)
     before = scaling_decision(connection, pipeline.name)
     settings = pipeline.settings
-    # As in the original, each batch counts in one round alone.
+    # As in the original, each batch counts in only one decision.
     times = processing_times_since(
         connection,
         row.pipeline_id,
@@ -80,7 +80,7 @@ def _look(pipeline: Pipeline) -> str:
 
 
 def scaling_job(pipeline: Pipeline) -> dg.JobDefinition:
-    """`PIPELINE_scaling`: the same decision, when a person asks for it."""
+    """Return the job `PIPELINE_scaling`, which makes the same decision on request."""
 
     @dg.op(name=f"{pipeline.name}__scaling", description="Decides how large Spark should be, by the newest batches.")
     def look(context: dg.OpExecutionContext) -> None:
@@ -100,15 +100,15 @@ def scaling_job(pipeline: Pipeline) -> dg.JobDefinition:
 
 
 def scaling_schedule(pipeline: Pipeline, job: dg.JobDefinition) -> dg.ScheduleDefinition:
-    """`PIPELINE_scaling`, every minute, running by default."""
+    """Return the schedule `PIPELINE_scaling`: every minute; it runs by default."""
 
     @dg.schedule(
         name=f"{pipeline.name}_scaling",
-        # By its name: a job that is given whole is bound anew where definitions are merged, with Dagster's warnings.
+        # By name: Dagster would bind a job object again when definitions are merged, with warnings.
         job_name=job.name,
         cron_schedule=EVERY_MINUTE,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Decides how large Spark should be for {pipeline.name}; a tick decides, and is skipped.",
+        description=f"Decides how large Spark should be for {pipeline.name}, in the tick itself; launches no run.",
     )
     def evaluate(_context: dg.ScheduleEvaluationContext) -> dg.SkipReason:
         try:

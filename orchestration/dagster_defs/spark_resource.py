@@ -1,7 +1,7 @@
-"""A Spark resource of Dagster's → the configuration of a pipeline's sessions: one place for all that run batches.
+"""Read the configuration of a pipeline's Spark sessions from a Dagster resource, for every process that runs batches.
 
-Reads the resource's configuration and makes no session of its own. dagster-pyspark need not be installed: whatever has
-a `spark_config` will do.
+It only reads the resource's configuration, and makes no session. dagster-pyspark need not be installed: any object with
+a `spark_config` works.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class SparkResourceError(TypeError):
 
 
 def spark_configuration(resource: object | None) -> dict[str, str]:
-    """The resource's `spark_config`, flattened as Spark's keys: ``{"spark": {"a": 1}}`` is ``{"spark.a": "1"}``."""
+    """Return the resource's `spark_config` with flat keys: ``{"spark": {"a": 1}}`` becomes ``{"spark.a": "1"}``."""
     if resource is None:
         return {}
     found = getattr(resource, "spark_config", None)
@@ -33,6 +33,6 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
         if isinstance(value, Mapping):
             found += _flat(f"{prefix}{key}.", value)
         else:
-            # As Spark writes what is true.
+            # Spark writes booleans in lower case.
             found.append((f"{prefix}{key}", str(value).lower() if isinstance(value, bool) else str(value)))
     return found

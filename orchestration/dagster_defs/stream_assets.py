@@ -1,4 +1,4 @@
-"""One external asset per stream: receivers fill it, Dagster does not; what is seen of it comes as observations."""
+"""Define one external asset per stream: receivers fill it, not Dagster, which only gets observations of it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ STREAM_GROUP = "forebay_streams"
 
 
 def stream_key(stream: Stream) -> dg.AssetKey:
-    """The key of a stream's external asset."""
+    """Return the key of a stream's external asset."""
     return dg.AssetKey(["forebay", stream.name])
 
 
 def stream_asset(stream: Stream) -> dg.AssetSpec:
-    """A stream, which receivers fill and Dagster does not."""
+    """Return the asset of a stream, which receivers fill, not Dagster."""
     return dg.AssetSpec(
         stream_key(stream),
         group_name=STREAM_GROUP,

@@ -1,6 +1,6 @@
-"""`PIPELINE_stop_streams`, `PIPELINE_start_streams`: what `forebay receivers stop` and `start` do, from the launchpad.
+"""Define `PIPELINE_stop_streams` and `PIPELINE_start_streams`: `forebay receivers stop` and `start` in the launchpad.
 
-They only write down what is wanted; the receivers' processes drain and end, or are started, by agents and tracker.
+They only record the wanted state; agents and tracker then drain and end the receivers' processes, or start them.
 """
 
 # No `from __future__ import annotations`: Dagster reads the configuration's class off the annotation.
@@ -19,15 +19,15 @@ from tracker_store.states import DesiredState
 _WORDS = {DesiredState.STOPPED: "stop", DesiredState.RUNNING: "start"}
 _DESCRIPTIONS = {
     DesiredState.STOPPED: (
-        "Lets receivers of {streams} stop reading, register what they hold, and end, until they are started again. "
-        "Batches go on with what was registered."
+        "Stops the receivers of {streams}: they stop reading, register what they hold, and end, until they are started "
+        "again. Batches continue with what was registered."
     ),
-    DesiredState.RUNNING: "Lets receivers of {streams} run that were stopped or paused.",
+    DesiredState.RUNNING: "Starts the receivers of {streams} that were stopped or paused.",
 }
 
 
 class ReceiversConfig(dg.Config):
-    """Which receivers. As it stands: all of the job's streams."""
+    """The receivers to stop or start. The default is all receivers of the job's streams."""
 
     receivers: list[str] = Field(
         default=[], description="Names of streams, STREAM, or of single receivers, STREAM/N; empty: all streams."
@@ -35,12 +35,12 @@ class ReceiversConfig(dg.Config):
 
 
 def stream_op_name(pipeline: Pipeline, desired: DesiredState) -> str:
-    """The name of the job's step; its configuration stands under this name."""
+    """Return the name of the job's step, under which the run configuration has its settings."""
     return f"{pipeline.name}__{_WORDS[desired]}_streams"
 
 
 def stream_jobs(pipeline: Pipeline, streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """The jobs that stop and start `streams`."""
+    """Return the jobs that stop and start `streams`."""
     return [_stream_job(pipeline, streams, desired) for desired in _WORDS]
 
 
