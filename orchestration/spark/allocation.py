@@ -1,6 +1,6 @@
-"""Where the blocks of a batch's input lie, as an option of the `forebay` format: the run that asked hands it on.
+"""Encode the locations of a batch's blocks as an option of the `forebay` format, for the run that has read them.
 
-Tasks and planners read it; it loads no driver log and no Spark. Nothing in it is secret.
+Tasks and planners read the option; this module loads neither driver log nor Spark. The option contains no secret.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ BlockLocation = tuple[str, int, int, int, bool]
 
 
 def location_of(block: AllocatedBlock) -> BlockLocation:
-    """Return where a block lies."""
+    """Return the location of a block."""
     handle = block.handle
     return block.path, handle.offset, handle.length, handle.crc32c, block.ephemeral
 
 
 def encode_allocation(locations: Iterable[BlockLocation], expected: Mapping[str, Sequence[str]]) -> str:
-    """Return blocks, in order, and which store each root of the block store must be, as text: some 10 bytes a block."""
+    """Return blocks, in order, and the expected identities of the block store's roots, as text: ~10 bytes a block."""
     segments = [
         [path, ephemeral, [number for _, *numbers, _ in blocks for number in numbers]]
         for (path, ephemeral), blocks in groupby(locations, key=lambda location: (location[0], location[4]))
@@ -37,7 +37,7 @@ def encode_allocation(locations: Iterable[BlockLocation], expected: Mapping[str,
 
 
 def decode_allocation(text: str) -> tuple[list[BlockLocation], dict[str, list[str]]]:
-    """Return what ``encode_allocation`` was given."""
+    """Return the arguments of ``encode_allocation``."""
     found = json.loads(zlib.decompress(base64.b64decode(text)))
     locations = [
         (path, offset, length, crc32c, ephemeral)

@@ -1,4 +1,4 @@
-"""What the planner of the `forebay` format asks the driver log."""
+"""Read from the driver log what the planner of the `forebay` format needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _stream(connection: sa.Connection, name: str) -> StreamRow:
 
 
 def planner_engine(database_url: str | None) -> sa.Engine:
-    """One connection to the driver log, the environment's unless it is named."""
+    """Return an engine with one connection to the driver log; the default URL is the environment's."""
     return create_engine(database_url or Settings().require_database_url(), application_name=APPLICATION, pool_size=1)
 
 
@@ -50,11 +50,11 @@ def blocks_of_input(
     stream: str,
     window: timedelta | None = None,
 ) -> tuple[list[AllocatedBlock], dict[str, list[str]]]:
-    """The blocks of one input of a batch, or of the `window` that ends with it, in the order of (receiver, sequence).
+    """Return the blocks of one input of a batch, or of the `window` that ends with it, by (receiver, sequence).
 
-    With them comes which store each root of `block_store` must be.
+    Also returns the expected identities of the roots of `block_store`.
 
-    Raises NotAppliedError, and BlocksNotRetainedError where clean-up has taken a block of the batch.
+    Raises NotAppliedError, and BlocksNotRetainedError if clean-up has deleted a block of the batch.
     """
     engine = planner_engine(database_url)
     try:
@@ -72,13 +72,14 @@ def blocks_of_input(
 
 
 def columns_of_stream(database_url: str | None, stream: str) -> Sequence[tuple[str, str]]:
-    """A stream's columns as (name, Arrow type): of all versions that its receivers registered, together.
+    """Return a stream's columns as (name, Arrow type): the union of all versions that its receivers registered.
 
-    Before the first one has begun: as the kind of source has them, or the receiver's class where it can be imported.
+    Before the first receiver has started, the columns are those of the source kind, or of the receiver's class if that
+    can be imported.
 
     Raises:
         NotAppliedError: there is no such stream.
-        SourceError: no receiver has begun, and its class is not installed here.
+        SourceError: no receiver has started, and its class is not installed here.
     """
     engine = planner_engine(database_url)
     try:
@@ -89,7 +90,7 @@ def columns_of_stream(database_url: str | None, stream: str) -> Sequence[tuple[s
 
 
 def columns_of_row(connection: sa.Connection, row: StreamRow) -> Sequence[tuple[str, str]]:
-    """As ``columns_of_stream``, of a stream that was read."""
+    """Return the columns as ``columns_of_stream`` does, for a stream row that was already read."""
     registered = [schema.columns for schema in schemas_of_stream(connection, row.stream_id)]
     source = parse_source(StreamDeclaration.of(row.declaration).source)
     if not registered and isinstance(source, CustomSource):
@@ -98,7 +99,7 @@ def columns_of_row(connection: sa.Connection, row: StreamRow) -> Sequence[tuple[
 
 
 def declared_columns(source: Source, stream: str) -> Sequence[tuple[str, str]]:
-    """A stream's columns before any receiver has begun, without the driver log. Raises SourceError."""
+    """Return a stream's columns before any receiver has started, without the driver log. Raises SourceError."""
     if not isinstance(source, CustomSource):
         return source.columns
     try:

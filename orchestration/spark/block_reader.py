@@ -1,6 +1,6 @@
-"""Reads blocks as Spark's tasks do: the planner is told which, or asks the driver log; a task reads files alone.
+"""Read blocks in Spark: the planner gets their locations as an option or from the driver log; tasks only read files.
 
-Each block's checksum is verified. Python workers load this module: it loads neither Dagster nor SQLAlchemy.
+Each block's checksum is verified. Python workers load this module, so it loads neither Dagster nor SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from receiver_runtime.block_store.interface import BlockStore
 
-#: The option by which a batch's run hands on what it has asked the driver log for.
+#: The option in which a batch's run passes on the block locations that it has read from the driver log.
 ALLOCATION = "allocation"
-# The driver log's password, and what may be long.
+# Options that tasks don't get: one contains the driver log's password, the other may be long.
 _OF_THE_PLANNER = ("database_url", ALLOCATION)
 
 # Several small blocks make one task: starting a task costs more than reading a few MiB.
@@ -34,7 +34,7 @@ _SPARK_TYPES = {
     "int16": "SMALLINT",
     "int32": "INT",
     "int64": "BIGINT",
-    # The next larger, since Spark's are signed.
+    # The next larger type, because Spark's integers are signed.
     "uint8": "SMALLINT",
     "uint16": "INT",
     "uint32": "BIGINT",
@@ -53,7 +53,7 @@ class ReadOptionError(ValueError):
 
 
 def spark_schema(columns: Sequence[tuple[str, str]]) -> str:
-    """Columns of (name, Arrow type) as Spark's DDL."""
+    """Return columns of (name, Arrow type) as Spark's DDL."""
     return ", ".join(f"{_quoted(field.name)} {_spark_type(field.type)}" for field in arrow_schema(columns))
 
 
@@ -111,20 +111,20 @@ def partitions_of(
 
 
 class ForebayReader(DataSourceReader):
-    """Plans on the driver log, reads from the block store."""
+    """The batch reader of the format: plans from the driver log, reads from the block store."""
 
     def __init__(self, options: dict[str, str], schema: pa.Schema | None = None) -> None:
-        """`options` are the format's, checked; blocks of any version are made to fit `schema`, None: as they are."""
+        """Take the format's checked options. Blocks of any version are fitted to `schema`; None: read unchanged."""
         self._options = options
         self._schema = schema
 
     def __getstate__(self) -> dict[str, object]:
-        """What travels to the tasks: they read files, so what the planner needs stays with it."""
+        """Return the state for the tasks: they only read files, so the planner's options are left out."""
         options = {name: value for name, value in self._options.items() if name not in _OF_THE_PLANNER}
         return {"_options": options, "_schema": self._schema}
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One partition per group of blocks; a stream with nothing in the batch has one that is empty."""
+        """Return one partition per group of blocks; a stream without blocks in the batch has one empty partition."""
         if ALLOCATION in self._options:
             locations, expected = decode_allocation(self._options[ALLOCATION])
         else:
@@ -146,9 +146,9 @@ class ForebayReader(DataSourceReader):
         return [location_of(block) for block in blocks], expected
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The record batches of the partition's blocks, in order.
+        """Yield the record batches of the partition's blocks, in order.
 
-        A block that was never synced and is lost is passed over: the batch's run counts it (``lost_blocks``).
+        A block that was never synced and is lost is skipped: the batch's run counts it (``lost_blocks``).
         """
         from receiver_runtime.block_store.replica_notes import NotingListener  # noqa: PLC0415
         from receiver_runtime.block_store.stores import open_block_store  # noqa: PLC0415
@@ -170,7 +170,7 @@ class ForebayReader(DataSourceReader):
             try:
                 batches = store.read_batches(path, offset, length, crc32c)
             except (BlockMissingError, BlockCorruptError) as error:
-                # The same that the run counts, and no other.
+                # Exactly the blocks that the run counts as lost.
                 if ephemeral and (isinstance(error, BlockMissingError) or store.crash_may_spoil):
                     continue
                 raise

@@ -1,12 +1,12 @@
-"""An archive of the Java classes that Spark loads: a JVM that starts from it needs about half the time.
+"""Make an archive of the Java classes that Spark loads: a JVM that starts from it needs about half the time.
 
-Starting Spark is mostly the loading and checking of some twenty thousand classes. Java can keep them in a file (class
-data sharing) and map that file into the next JVM, and into all of them at once. The file belongs to one Java and one
-Spark: a JVM that is another compares, does not use it, and starts as without it. So it is never wrong, only missing.
+Most of the time to start Spark is for loading and verifying about 20,000 classes. Java can keep them in a file (class
+data sharing) and map that file into later JVMs, and into several at the same time. The file belongs to one Java and one
+Spark: a different JVM notices that, ignores the file, and starts normally. So an archive is never wrong, only missing.
 
 Run as ``python -m orchestration.spark.class_archive``, it makes the archive in FOREBAY_HOME/spark, at the lowest
-priority and in a process of its own; the agent does that once its batch drivers have been ready for a while. It must
-never be waited for, and nothing may depend on it.
+priority and in a process of its own; the agent starts it once its batch drivers have been ready for a while. No process
+may wait for it or depend on it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from orchestration.spark.session_configuration import JAVA_OPTIONS, JAVA_OPTIONS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# The nice value of the process that makes the archive.
 LOWEST_PRIORITY = 19
-# An archive has about 200 MB; it must not be what fills a disk.
+# Free space below which no archive is made: it has about 200 MB, and must not fill the disk.
 LEAST_FREE_BYTES = 2 * 1024**3
-# With the lowest priority on a busy machine; then the JVM is killed, and there is no archive.
+# How long the JVM may take to end, at the lowest priority on a busy machine; then it is killed without an archive.
 JVM_END_SECONDS = 600.0
 _PATTERN = "classes-*.jsa"
 _UNFINISHED = "making-"
@@ -42,12 +43,12 @@ log = structlog.get_logger(__name__)
 
 
 def options_to_make(file: Path) -> str:
-    """Return Java's options to write an archive at the JVM's end."""
+    """Return the Java options that write an archive at the JVM's end."""
     return f"-XX:ArchiveClassesAtExit={file}"
 
 
 def make(settings: Settings) -> Path | None:
-    """Make the archive unless it is there; return it, or None where there is none afterwards. Takes minutes."""
+    """Make the archive unless it exists; return it, or None if it could not be made. Takes minutes."""
     if session_configuration(settings).get(JAVA_OPTIONS_KEY) != JAVA_OPTIONS:
         log.info("no archive of Spark's classes: the JVM is a Connect server's, or has options of yours")
         return None
@@ -71,7 +72,7 @@ def make(settings: Settings) -> Path | None:
             with made.open("rb") as written:
                 os.fsync(written.fileno())
             made.replace(file)
-        # Of an earlier Java or PySpark. A JVM that runs from one keeps it as long as it needs it.
+        # Archives of an earlier Java or PySpark. A running JVM keeps its deleted archive open.
         for other in directory.glob(_PATTERN):
             if other != file:
                 other.unlink(missing_ok=True)
@@ -80,7 +81,7 @@ def make(settings: Settings) -> Path | None:
 
 
 def _run_spark(settings: Settings, archive: Path) -> None:
-    """Do what the first batch does, so that its classes are loaded, and end the JVM in order: then it writes them."""
+    """Do what a first batch does, so that its classes are loaded, and end the JVM normally, so that it writes them."""
     from pyspark import SparkContext  # noqa: PLC0415  as above
 
     from orchestration.modules import load_pipelines  # noqa: PLC0415
@@ -101,7 +102,7 @@ def _run_spark(settings: Settings, archive: Path) -> None:
     session.stop()
     gateway: Any = SparkContext._gateway  # noqa: SLF001  PySpark has no other way to the JVM that it started
     gateway.shutdown()
-    # The JVM ends with its standard input.
+    # The JVM ends when its standard input is closed.
     gateway.proc.stdin.close()
     try:
         gateway.proc.wait(JVM_END_SECONDS)
@@ -111,7 +112,7 @@ def _run_spark(settings: Settings, archive: Path) -> None:
 
 @contextlib.contextmanager
 def _only_maker(directory: Path) -> Iterator[bool]:
-    """Whether nobody else makes one in this directory meanwhile."""
+    """Yield True if no other process is making an archive in this directory; hold a lock for that."""
     with (directory / "classes.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +126,7 @@ def _end_with_parent() -> None:
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             continue
-    # The JVM ends with the end of its standard input.
+    # The parent has ended. The JVM ends too, because this process's exit closes its standard input.
     os._exit(1)
 
 

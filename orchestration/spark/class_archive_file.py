@@ -1,4 +1,4 @@
-"""Which archive of Java's classes belongs to a Java and a Spark, and how a JVM starts from it. Makes none."""
+"""Find the class archive that belongs to a Java and a Spark, and start a JVM from it. Makes no archive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def archive_file(directory: Path, java_home: Path) -> Path:
-    """Return where the archive of this Java and this Spark lies in `directory`, whether it is there or not."""
+    """Return the path in `directory` of the archive of this Java and this Spark, whether it exists or not."""
     import pyspark  # noqa: PLC0415  takes a second, and a process that starts Spark has it anyway
 
     java = java_home.resolve()
@@ -18,11 +18,11 @@ def archive_file(directory: Path, java_home: Path) -> Path:
 
 
 def options_to_use(file: Path) -> str:
-    """Return Java's options to start from an archive; empty where there is none."""
-    # The first would divide the file's name in two, the others the options.
+    """Return the Java options to start from an archive; empty if there is none."""
+    # A colon would split the file's name; quotes and spaces would split the options.
     if not file.is_file() or any(character in str(file) for character in ":\"' "):
         return ""
-    # A damaged file is found before anything of it is used; that takes a tenth of a second.
+    # VerifySharedSpaces detects a damaged file before it is used; that takes 0.1 s.
     return f"-XX:SharedArchiveFile={file} -XX:+VerifySharedSpaces"
 
 
@@ -34,7 +34,7 @@ def _stamp(file: Path) -> str:
 
 
 def _jars(directory: Path) -> list[str]:
-    """What Java compares of each: where one was installed anew it refuses the archive, were the jar the same."""
+    """Return what Java compares of each jar: after a reinstallation Java refuses the archive even for equal jars."""
     try:
         found = [(jar.name, jar.stat()) for jar in directory.iterdir()]
     except OSError:

@@ -1,9 +1,10 @@
-"""`spark.read.format("forebay")`: reads exactly the blocks that were allocated to a batch, in parallel.
+"""Define `spark.read.format("forebay")`, which reads exactly the blocks that were allocated to a batch, in parallel.
 
-Options: `pipeline` and `batch_time` (ISO 8601) name the batch, `stream` the input; with `window_seconds` it is the
-blocks of all batches of the time that ends with the batch. `spark.readStream` has options of its own
+Options: `pipeline` and `batch_time` (ISO 8601) name the batch, `stream` the input; with `window_seconds` it reads the
+blocks of all batches in the time window that ends with the batch. `spark.readStream` has its own options
 (`stream_reader`). `database_url` and `block_store` default to the environment's (`FOREBAY_DATABASE_URL`, …). The
-planner asks the driver log once, also which store the block store must be; what it plans is read by `block_reader`.
+planner reads block locations and the expected identity of the block store once from the driver log; `block_reader`
+reads the planned blocks.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _OF_A_BATCH = ("pipeline", "batch_time")
 
 
 class ForebayDataSource(DataSource):
-    """The format `forebay`."""
+    """Spark's data source for the format `forebay`."""
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return FORMAT
 
     def _checked_options(self, *needed: str) -> dict[str, str]:
@@ -48,18 +49,18 @@ class ForebayDataSource(DataSource):
         return options
 
     def schema(self) -> str:
-        """The stream's columns, as its source declares them."""
+        """Return the stream's columns as Spark's DDL."""
         from orchestration.spark.batch_reader import columns_of_stream  # noqa: PLC0415
 
-        # Spark does not say here whether it is going to read a batch or a stream.
+        # Spark does not tell here whether it will read a batch or a stream.
         options = self._checked_options() if "reader" in self.options else self._checked_options(*_OF_A_BATCH)
         return spark_schema(columns_of_stream(options.get("database_url"), options["stream"]))
 
     def reader(self, schema: StructType) -> ForebayReader:
-        """A reader of the batch's blocks."""
-        # As Spark's own worker has it, which compares.
+        """Return a reader of the batch's blocks."""
+        # UTC, as in Spark's own worker, which compares the schemas.
         return ForebayReader(self._checked_options(*_OF_A_BATCH), to_arrow_schema(schema, timezone="UTC"))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        """A named reader of the stream, for `spark.readStream`."""
+        """Return a named reader of the stream, for `spark.readStream`."""
         return ForebayStreamReader(self._checked_options("reader"), to_arrow_schema(schema, timezone="UTC"))

@@ -1,8 +1,8 @@
-"""How many executors Spark should have, by how long batches take: the original's ExecutorAllocationManager (O04).
+"""Decide how many executors Spark should have, from processing times: the original's ExecutorAllocationManager (O04).
 
-Pure: it looks at processing times and answers with numbers. The scaling schedule writes them down; a Spark session that
-is made on a cluster takes its number of executors from there, and an agent its number of batch drivers, where Spark
-runs within them. `forebay status` shows them.
+Pure: it takes processing times and returns numbers, which the scaling schedule records. A new Spark session on a
+cluster reads its number of executors from the record; where Spark runs inside batch drivers, an agent reads its number
+of batch drivers. `forebay status` shows them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Of the interval: from this part on batches take too long, up to this one they have time to spare.
+# Mean processing time as a fraction of the interval: from the first on, scale up; up to the second, scale down.
 SCALING_UP_RATIO = 0.9
 SCALING_DOWN_RATIO = 0.3
 SCALING_INTERVAL = timedelta(seconds=60)
@@ -27,7 +27,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """`ratio`: mean processing time to interval, of so many `batches`; `executors`: how many more, or -1."""
+    """`ratio`: mean processing time of `batches` batches to interval; `executors`: how many to add, or -1."""
 
     ratio: float
     batches: int
@@ -41,9 +41,9 @@ def scaling(
     scaling_up_ratio: float = SCALING_UP_RATIO,
     scaling_down_ratio: float = SCALING_DOWN_RATIO,
 ) -> Scaling | None:
-    """What the completed batches of one scaling interval ask for; None where there was none.
+    """Return what follows from the completed batches of one scaling interval; None if there were none.
 
-    Failed batches are not among them. Raises ValueError for ratios in the wrong order.
+    Failed batches must not be included. Raises ValueError for ratios in the wrong order.
     """
     if not 0 < scaling_down_ratio < scaling_up_ratio:
         raise ValueError(
@@ -52,7 +52,7 @@ def scaling(
         )
     if not processing_times:
         return None
-    # In whole milliseconds, as the original reckons.
+    # In whole milliseconds, as the original computes.
     mean = sum(time // _MILLISECOND for time in processing_times) // len(processing_times)
     ratio = mean / (interval // _MILLISECOND)
     if ratio >= scaling_up_ratio:
@@ -63,7 +63,7 @@ def scaling(
 
 
 def executors_in_all(current: int, more: int, *, least: int, most: int | None = None) -> int:
-    """How many there should be of `current` after `more` (or -1), between the bounds."""
+    """Return the number that `current` becomes after adding `more` (or -1), within the bounds."""
     if more > 0:
         return max(current + more if most is None else min(most, current + more), least)
     return current - 1 if more < 0 and current > least else current
@@ -71,7 +71,7 @@ def executors_in_all(current: int, more: int, *, least: int, most: int | None = 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Between what a pipeline's numbers may move; `batch_drivers`: as many as its batches may run at a time."""
+    """The bounds of a pipeline's numbers; `batch_drivers`: how many of its batches may run at a time."""
 
     least: int = 1
     most: int | None = None
@@ -80,7 +80,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is wanted from now on, and why."""
+    """The wanted numbers from now on, and the reason."""
 
     executors: int
     batch_drivers: int
@@ -88,20 +88,20 @@ class Decision:
 
 
 def has_executors(master: str) -> bool:
-    """Whether a Spark master gives a session executors of its own; a local one runs all within the batch driver."""
-    # A Connect server's are not ours to ask for.
+    """Return whether a session on a Spark master has its own executors; a local master uses the batch driver."""
+    # The executors of a Connect server belong to the server.
     return not master.startswith(("local", "sc://")) or master.startswith("local-cluster")
 
 
 def decide(
     found: Scaling, *, executors: int, batch_drivers: int, bounds: Bounds, master: str, applied: bool
 ) -> Decision:
-    """What follows from what was found, where so many executors and batch drivers were wanted until now."""
+    """Return the decision that follows from `found`; `executors` and `batch_drivers` are the numbers wanted so far."""
     takes = f"batches take {found.ratio:.0%} of their interval (mean of {found.batches})"
     if has_executors(master):
         wanted = executors_in_all(executors, found.executors, least=bounds.least, most=bounds.most)
         if bounds.most is not None:
-            # Somebody may have lowered the bound since.
+            # The bound may have been lowered since the last decision.
             wanted = min(wanted, bounds.most)
         if wanted == executors:
             at_bound = ", the most that is allowed: lengthen the interval" if found.executors > 0 else ""
@@ -125,12 +125,12 @@ def decide(
 
 
 def executor_configuration(master: str, *, executors: int, least: int) -> dict[str, str]:
-    """What a Spark session is made with to have so many executors; nothing where the master gives none."""
+    """Return the Spark settings for a session with `executors` executors; empty if the master has no executors."""
     if not has_executors(master):
         return {}
     return {
         "spark.dynamicAllocation.enabled": "true",
-        # So that it needs no shuffle service beside the executors.
+        # So that no external shuffle service is needed.
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
         "spark.dynamicAllocation.minExecutors": str(min(least, executors)),
         "spark.dynamicAllocation.initialExecutors": str(executors),

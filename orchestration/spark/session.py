@@ -1,7 +1,7 @@
-"""The SparkSession that batches run in: one per process, with the `forebay` format registered.
+"""Make the SparkSession that batches run in: one per process, with the `forebay` format registered.
 
-A process that runs one batch calls ``spark_session``. One that runs many makes a ``WarmSession`` first: what is called
-afterwards gets that very session, as each run found it.
+A process that runs one batch calls ``spark_session``. A process that runs many creates a ``WarmSession`` first: later
+calls of ``spark_session`` return that session, which is reset between runs.
 """
 
 from __future__ import annotations
@@ -43,19 +43,18 @@ _MODULES = (
     "orchestration.spark.shipping",
     "orchestration.spark.worker_python",
 )
-# Set in a session that is ready as it is.
+# Set to "true" in a warm session, which ``spark_session`` returns instead of making one.
 _WARM_KEY = "spark.forebay.warm"
 
 
 def spark_session(
     settings: Settings, *, application: str, configuration: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The process's session, made at the first call. Raises what `find_java_home` raises where there is no Java.
+    """Return the process's session, made at the first call. Raises what `find_java_home` raises if there is no Java.
 
-    What it is configured with is, the later before the earlier: our own defaults, the settings' (master and
-    configuration), and `configuration`. One that is warm is given, of that, the number of executors and what may be set
-    in a session that runs, until it is reset. On a cluster our own code is shipped to its workers, and to a Connect
-    server.
+    Its configuration is, in increasing precedence: our own defaults, the settings (master and configuration), and
+    `configuration`. A warm session only gets the number of executors and the settings that can be changed at runtime,
+    until it is reset. Our own code is shipped to the workers of a cluster, and to a Connect server.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415  the light parts of this package load no Spark
 
@@ -69,7 +68,7 @@ def spark_session(
     if active is not None and active.conf.get(_WARM_KEY, "") == "true":
         if configuration and MAX_EXECUTORS in configuration:
             hold_executors(active, int(configuration[MAX_EXECUTORS]))
-        _set_what_may_be(active, configuration or {})
+        _apply_modifiable(active, configuration or {})
         return active
     wanted = session_configuration(settings, configuration)
     if active is None and REMOTE not in wanted:
@@ -78,14 +77,14 @@ def spark_session(
         if settings.class_archive and wanted[JAVA_OPTIONS_KEY] == JAVA_OPTIONS:
             archive = archive_file(settings.home.absolute() / "spark", java_home)
             wanted[JAVA_OPTIONS_KEY] = f"{JAVA_OPTIONS} {options_to_use(archive)}".rstrip()
-        # Python workers import the format by name, also where Forebay runs from a checkout and is not installed.
+        # Python workers import the format by name, even if Forebay runs from a checkout and is not installed.
         root = str(Path(__file__).resolve().parents[2])
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *(path for path in paths if path and path != root)])
-        # On a cluster the command is one that its workers' machines have.
+        # On a cluster the command must exist on the workers' machines.
         is_local = wanted[MASTER].startswith("local")
         python = worker_python(settings.home.absolute() / "spark") if is_local else sys.executable
-        # The first is what looks for data sources in the driver.
+        # The driver's Python is the one that Spark runs to find data sources.
         os.environ["PYSPARK_DRIVER_PYTHON"] = python
         os.environ["PYSPARK_PYTHON"] = wanted.get(PYTHON, python)
     builder = SparkSession.builder.appName(application)
@@ -101,16 +100,16 @@ def spark_session(
 
 
 def load_spark() -> None:
-    """Import what a session needs, which is nothing of Dagster's; takes half a second."""
+    """Import what a session needs, without Dagster; takes half a second."""
     for module in _MODULES:
         importlib.import_module(module)
 
 
-def _set_what_may_be(session: SparkSession, configuration: Mapping[str, str]) -> None:
-    """SQL settings change for the run; what belongs to the process is said where it is another."""
+def _apply_modifiable(session: SparkSession, configuration: Mapping[str, str]) -> None:
+    """Set the settings that can be changed at runtime, for the run; log the others if they differ."""
     other = []
     for key, value in configuration.items():
-        # None: another default is checked for the setting's type, and refused.
+        # The default must be None: Spark checks any other default against the setting's type, and refuses it.
         if key.partition(".")[2].partition(".")[0] == "dynamicAllocation" or session.conf.get(key, None) == value:
             continue
         if session.conf.isModifiable(key):
@@ -126,9 +125,9 @@ def _set_what_may_be(session: SparkSession, configuration: Mapping[str, str]) ->
 
 
 def hold_executors(session: SparkSession, executors: int) -> None:
-    """Let a session on a cluster have so many executors from now on, as the original does; nothing on a local master.
+    """Set the number of executors of a session on a cluster, as the original does; do nothing on a local master.
 
-    Between two batches none of them has work, so those beyond it are ended.
+    Executors above that number are killed, because between two batches none of them has work.
     """
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001  PySpark has no other way to Spark's developer API
     context: Any = session.sparkContext._jsc.sc()  # noqa: SLF001
@@ -142,25 +141,25 @@ def hold_executors(session: SparkSession, executors: int) -> None:
 
 
 def how_ended(session: SparkSession) -> str | None:
-    """How a session that is no Connect server's has ended, if it has: its JVM, or what is in that; None: it lives.
+    """Return how a session has ended (its JVM or its Spark context), or None if it lives. Not for Spark Connect.
 
-    In the main thread, while nothing computes. Raises what PySpark does where the JVM ends meanwhile.
+    Call it in the main thread, while no job runs. Raises what PySpark raises if the JVM ends during the call.
     """
     context: Any = session.sparkContext
     process = getattr(context._gateway, "proc", None)  # noqa: SLF001
     code = None if process is None else process.poll()
     if code is not None:
         return f"its JVM has ended, with code {code}"
-    # By a run's own code, or by Spark itself, out of memory.
+    # Stopped by a run's own code, or by Spark itself when it is out of memory.
     is_stopped = context._jsc is None or context._jsc.sc().isStopped()  # noqa: SLF001
     return "its Spark session was stopped" if is_stopped else None
 
 
 class WarmSession:
-    """The session of a process that runs one batch after another; what one of them sets, the next doesn't see.
+    """The session of a process that runs one batch after another; settings of one run do not affect the next.
 
-    SQL configuration, temporary views and cached tables are put back between two runs. Functions that a run has
-    registered stay: a later run that registers one of that name replaces it.
+    SQL configuration, temporary views and cached tables are reset between two runs. Functions that a run has registered
+    stay: a later run that registers a function of the same name replaces it.
     """
 
     def __init__(
@@ -171,9 +170,10 @@ class WarmSession:
         configuration: Mapping[str, str] | None = None,
         own: Iterable[str] = (),
     ) -> None:
-        """Start it, with `configuration` over the settings'. Raises as ``spark_session`` does.
+        """Start the session with the settings, overridden by `configuration`. Raises as ``spark_session`` does.
 
-        Of that, what `own` names is some runs' and not others': it is put back where it may be, for runs to set.
+        `own` names the settings that differ between pipelines: if they can be changed at runtime, they are reset to the
+        installation's value here, and each run sets its own.
         """
         self.session = spark_session(settings, application=application, configuration=configuration)
         unshared = session_configuration(settings)
@@ -184,13 +184,13 @@ class WarmSession:
                 self.session.conf.set(key, unshared[key])
             else:
                 self.session.conf.unset(key)
-        # A Connect server's jobs have tags and no groups.
+        # On a Connect server, jobs have tags instead of groups.
         self._remote = REMOTE in session_configuration(settings, configuration)
         self.session.conf.set(_WARM_KEY, "true")
         self._conf = dict(self.session.conf.getAll)
 
     def begin(self, run_id: str) -> None:
-        """The main thread's jobs belong to this run from now on. In the main thread."""
+        """Assign the main thread's jobs to this run from now on. Call it in the main thread."""
         if self._remote:
             self.session.clearTags()
             self.session.addTag(run_id)
@@ -198,7 +198,7 @@ class WarmSession:
             self.session.sparkContext.setJobGroup(run_id, f"Dagster run {run_id}", interruptOnCancel=True)
 
     def cancel(self, run_id: str) -> bool:
-        """Cancel the run's jobs that are running; whether there were any. From any thread; returns at once."""
+        """Cancel the run's active jobs; return at once, with whether there were any. Safe from any thread."""
         if self._remote:
             return bool(self.session.interruptTag(run_id))
         context = self.session.sparkContext
@@ -209,14 +209,14 @@ class WarmSession:
         return True
 
     def ended(self) -> str | None:
-        """How it has ended, if it has: its JVM, or what is in that; None where it lives, or is a Connect server's.
+        """Return how the session has ended (its JVM or its Spark context); None if it lives, or is a Connect session.
 
-        In the main thread, between two runs.
+        Call it in the main thread, between two runs.
         """
         return None if self._remote else how_ended(self.session)
 
     def reset(self) -> None:
-        """Put back what a run has changed. In the main thread, after the run; fails where the session is spoilt."""
+        """Reset what a run has changed. Call it in the main thread, after the run; raises if the session is broken."""
         catalog = self.session.catalog
         for table in catalog.listTables():
             if table.isTemporary:
@@ -231,6 +231,6 @@ class WarmSession:
                 conf.set(key, value)
 
     def stop(self) -> None:
-        """End Spark; a session that is spoilt ends with the process."""
+        """Stop Spark, and ignore errors: a broken session ends with the process."""
         with contextlib.suppress(Exception):
             self.session.stop()

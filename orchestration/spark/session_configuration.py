@@ -1,6 +1,6 @@
-"""What the SparkSession of batches is configured with: our own defaults, the settings', a pipeline's.
+"""Configure the SparkSession of batches from our own defaults, the settings, and a pipeline's configuration.
 
-Owns which of them stands over which. Starts nothing and loads no Spark.
+Owns their precedence. Starts nothing and loads no Spark.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _CONFIGURATION = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
-    # Between the JVM and its Python workers: a fifth of the time of reading blocks went to TCP.
+    # Unix sockets between the JVM and its Python workers: TCP took a fifth of the time of reading blocks.
     "spark.python.unix.domain.socket.enabled": "true",
     JAVA_OPTIONS_KEY: JAVA_OPTIONS,
 }
-# Workers on other machines connect to the driver; those of a local master are its own threads.
+# Only for a local master, whose workers are the driver's own threads; other workers connect from other machines.
 _LOCAL_CONFIGURATION = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 MASTER = "spark.master"
 REMOTE = "spark.remote"
 _CONNECT = "sc://"
-# Which Python the workers run; unless it is named, the one that we are.
+# The setting for the workers' Python; the default is this process's Python.
 PYTHON = "spark.pyspark.python"
 
 
 def shared_configuration(pipelines: Iterable[Pipeline]) -> dict[str, str]:
-    """What a session that runs batches of several pipelines is made with: of each setting the first that names it.
+    """Return the configuration of a session for several pipelines: of each setting, the first pipeline's that has it.
 
-    Where they differ it is said; each pipeline's runs are given their own of what may be set in a session that runs.
+    Logs a warning if they differ. Each pipeline's runs set their own value of settings that can be changed at runtime.
     """
     shared: dict[str, str] = {}
     differ: set[str] = set()
@@ -55,25 +55,25 @@ def shared_configuration(pipelines: Iterable[Pipeline]) -> dict[str, str]:
 
 
 def own_settings(pipelines: Iterable[Pipeline]) -> set[str]:
-    """The settings that are not the same for each of the pipelines: one that names none must not get another's."""
+    """Return the settings that differ between pipelines: a pipeline without a setting must not get another's value."""
     each = [pipeline.spark_configuration for pipeline in pipelines]
     keys = {key for configuration in each for key in configuration}
     return {key for key in keys if len({configuration.get(key) for configuration in each}) > 1}
 
 
 def session_configuration(settings: Settings, configuration: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Everything that a session is configured with, its master (or Connect's address) included."""
+    """Return the whole configuration of a session, including its master (or the address of a Connect server)."""
     asked = {**settings.spark_configuration, **(configuration or {})}
     if MASTER not in asked and REMOTE not in asked:
         asked[REMOTE if settings.spark_master.startswith(_CONNECT) else MASTER] = settings.spark_master
     if REMOTE in asked:
-        # The driver is the server's: what belongs to it is refused from here.
+        # The driver belongs to the server, which refuses settings of the driver from here.
         return {key: value for key, value in asked.items() if key != MASTER}
     local = _LOCAL_CONFIGURATION if asked[MASTER].startswith("local") else {}
     return {**_CONFIGURATION, **local, **asked}
 
 
 def spark_master(settings: Settings, configuration: Mapping[str, str] | None = None) -> str:
-    """Where a session of these settings runs: a master, or a Connect server's address."""
+    """Return where a session with these settings runs: a master, or a Connect server's address."""
     wanted = session_configuration(settings, configuration)
     return wanted.get(MASTER) or wanted[REMOTE]

@@ -1,10 +1,10 @@
-"""`spark.readStream.format("forebay")`: a streaming query on the driver log, by a named reader's cursor.
+"""Define `spark.readStream.format("forebay")`: a streaming query on the driver log, with a named reader's cursor.
 
-Owns what Spark asks a streaming source: offsets are the next sequence by receiver; a checkpoint holds them, and so
-makes each record come out once per query; `commit` moves the reader's cursor, before which clean-up may take blocks
-away. Never writes to the log but by `attach_reader` and `move_reader`. Tasks read files and nothing else.
+Owns Spark's interface of a streaming source. Offsets are the next sequence by receiver; a checkpoint holds them, so
+each record is read once per query. `commit` moves the reader's cursor; clean-up may delete the blocks before it. It
+writes to the driver log only by `attach_reader` and `move_reader`. Tasks only read files.
 
-Options: `stream` and `reader` name the two; `start` (earliest, latest) is where a new reader begins;
+Options: `stream` and `reader` name the stream and the reader; `start` (earliest, latest) is where a new reader begins;
 `maxBlocksPerTrigger` and `maxRecordsPerTrigger` limit a trigger. The planner's process holds one connection.
 """
 
@@ -39,15 +39,15 @@ Answer = TypeVar("Answer")
 MAX_BLOCKS = "maxblockspertrigger"
 MAX_RECORDS = "maxrecordspertrigger"
 
-# A driver log that is away for less is not noticed, but by the trigger that waits.
+# How long a trigger waits for an unavailable driver log before the query fails.
 PATIENCE_SECONDS = 60.0
 
 
 class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans on the driver log, from a checkpoint's offsets; reads as a batch does."""
+    """The streaming reader: plans from the driver log and a checkpoint's offsets, reads blocks as a batch does."""
 
     def __init__(self, options: dict[str, str], schema: pa.Schema | None = None) -> None:
-        """`options` are the format's; raises ReadOptionError where one is wrong. Asks nobody yet."""
+        """Check the format's options, without connecting. Raises ReadOptionError if one is wrong."""
         self._options = options
         self._files = ForebayReader(options, schema)
         start = options.get("start", "earliest")
@@ -59,19 +59,19 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Positions | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """Where the reader is; a query without a checkpoint begins there."""
+        """Return the reader's position, where a query without a checkpoint begins."""
         reader = self._attached(None)
         return _offset(reader.stream_id, reader.positions)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """The limit by the options; of two the engine hears of one, and `latestOffset` keeps both."""
+        """Return the limit in the options; if there are two, the engine gets one, and `latestOffset` applies both."""
         blocks, records = self._limits[MAX_BLOCKS], self._limits[MAX_RECORDS]
         if records is not None:
             return ReadMaxRows(records)
         return ReadAllAvailable() if blocks is None else ReadMaxFiles(blocks)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """Up to where there is something to read; `start` itself where there is nothing."""
+        """Return the offset up to which there is something to read; `start` itself if there is nothing."""
         from tracker_store.readers import next_positions  # noqa: PLC0415  tasks need no SQLAlchemy
 
         reader = self._attached(start)
@@ -96,17 +96,17 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if reached == positions else _offset(reader.stream_id, reached)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """What is added from now on is not read by this query."""
+        """Fix the end of this query at the newest blocks: it reads nothing that is added later."""
         self._target = self._newest(self._attached(None))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
-        """The newest block of each receiver, for the query's progress."""
+        """Return the offset of the newest block of each receiver, for the query's progress."""
         if self._reader is None:
             return None
         return _offset(self._reader.stream_id, self._newest(self._reader))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """One partition per group of blocks, as for a batch."""
+        """Return one partition per group of blocks, as for a batch."""
         from receiver_runtime.block_store.roots import root_names  # noqa: PLC0415
         from tracker_store.block_stores import attached_identities  # noqa: PLC0415  tasks need no SQLAlchemy
         from tracker_store.readers import blocks_between  # noqa: PLC0415
@@ -121,24 +121,24 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return partitions_of(map(location_of, blocks), expected=expected)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The record batches of the partition's blocks, in order."""
+        """Return the record batches of the partition's blocks, in order."""
         return self._files.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark asks for nothing before `end` any more, not after a restart either: let it go."""
+        """Move the reader's cursor to `end`: Spark never reads earlier blocks again, not even after a restart."""
         from tracker_store.readers import move_reader  # noqa: PLC0415  tasks need no SQLAlchemy
 
         reader = self._attached(end)
         self._asked(lambda connection: move_reader(connection, reader.reader_id, _positions(end)))
 
     def stop(self) -> None:
-        """Close the connection; the reader stays, and so does what it has not read."""
+        """Close the connection; the reader stays, and with it the blocks that it has not read."""
         if self._engine is not None:
             self._engine.dispose()
             self._engine = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to the tasks: they read files, so connection and password stay with the planner."""
+        """Return the state for the tasks: they only read files, so connection and password are left out."""
         options = {name: value for name, value in self._options.items() if name != "database_url"}
         return {**vars(self), "_options": options, "_engine": None}
 
@@ -148,7 +148,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._asked(lambda connection: newest_positions(connection, reader.reader_id))
 
     def _attached(self, offset: dict[str, Any] | None) -> AttachedReader:
-        """The reader, made or found at the first call; one that was removed goes on at the checkpoint's `offset`."""
+        """Return the reader, created or found at the first call; a removed one is created at the given `offset`."""
         from tracker_store.errors import ReaderPositionError  # noqa: PLC0415  tasks need no SQLAlchemy
         from tracker_store.readers import attach_reader  # noqa: PLC0415
 
@@ -170,7 +170,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reader
 
     def _asked(self, call: Callable[[sa.Connection], Answer]) -> Answer:
-        """`call`'s answer, in time: each may be asked again, whatever became of it."""
+        """Return the result of `call`, with retries for PATIENCE_SECONDS: every call is idempotent."""
         from orchestration.patience import patiently  # noqa: PLC0415  tasks need no SQLAlchemy
         from orchestration.spark.batch_reader import planner_engine  # noqa: PLC0415  as above
 

@@ -1,6 +1,6 @@
-"""How many executors a pipeline's next Spark session is made with: what its scaling schedule decided last (O04).
+"""Read how many executors a pipeline's next Spark session gets: the last decision of its scaling schedule (O04).
 
-It only reads. A driver log that does not answer is no reason to hold a batch up: the session is made without.
+It only reads. If the driver log does not answer, the batch does not wait: the session is made without the number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 def wanted_executors(settings: Settings, pipeline: Pipeline) -> dict[str, str]:
-    """What to configure the session with; nothing where dynamic allocation is off, or the master has no executors."""
+    """Return Spark settings for the session; empty if dynamic allocation is off, or the master has no executors."""
     master = spark_master(settings, pipeline.spark_configuration)
     if not pipeline.settings.dynamic_allocation_enabled or not has_executors(master):
         return {}
@@ -35,7 +35,7 @@ def wanted_executors(settings: Settings, pipeline: Pipeline) -> dict[str, str]:
         with connect(engine) as connection:
             decision = scaling_decision(connection, pipeline.name)
     except DriverLogError as error:
-        log.warning("how many executors are wanted is not known, Spark decides", error=str(error))
+        log.warning("can't read how many executors are wanted, Spark decides", error=str(error))
         return {}
     finally:
         engine.dispose()

@@ -1,11 +1,11 @@
-"""The command that runs Spark's Python workers on this machine, without the second that each would take to load.
+"""Make a command that starts Spark's Python workers on this machine without 1 s of loading time for each.
 
-Spark puts ``pyspark.zip`` and a jar before everything else on the path of its Python daemons. There are no compiled
-modules in that file, so each daemon compiles PySpark again; a session that has just started has four of them start one
-after the other before its first batch is read. PySpark installed as a package lies beside the very file, compiled. So
-workers are started by a script that leaves the two out of the path, and is the interpreter from then on.
+Spark puts ``pyspark.zip`` and a jar first on the path of its Python daemons. The zip has no compiled modules, so each
+daemon compiles PySpark again; a new session starts four of them one after the other before it reads its first batch.
+The installed package PySpark has the same modules compiled. So workers are started by a script that removes the two
+from the path and then executes the interpreter.
 
-It must not be used where Spark is another installation than the package: its workers need their own modules.
+The script must not be used if Spark is not part of the installed package: other workers need their own modules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 def worker_python(directory: Path) -> str:
-    """Return what workers are started by: a script that is written into `directory`, or this interpreter itself."""
+    """Return the command that starts workers: a script that is written to `directory`, or this interpreter itself."""
     import pyspark  # noqa: PLC0415  takes half a second, and a process that starts Spark has it anyway
 
     package = Path(pyspark.__file__).parent
@@ -33,7 +33,7 @@ def worker_python(directory: Path) -> str:
     if home is not None and Path(home).resolve() != package.resolve():
         return sys.executable
     text = _script(package)
-    # A session starts workers by it as long as it lives: another installation with the same home has another one.
+    # A session uses the script while it lives, so another installation with the same home gets a script of its own.
     script = directory / f"{_NAME}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     try:
         if not script.is_file() or script.read_text(encoding="utf-8") != text:
@@ -42,12 +42,12 @@ def worker_python(directory: Path) -> str:
     except OSError as error:
         log.warning("workers of Spark start slower than they could", file=str(script), error=str(error))
         return sys.executable
-    # A mount may forbid it.
+    # The file system may be mounted noexec.
     return str(script) if os.access(script, os.X_OK) else sys.executable
 
 
 def _write(script: Path, text: str) -> None:
-    """At once: another process may start a worker by it meanwhile."""
+    """Write the script atomically, because another process may start a worker with it at the same time."""
     descriptor, name = tempfile.mkstemp(prefix=f"{_NAME}-", dir=script.parent)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
@@ -56,7 +56,7 @@ def _write(script: Path, text: str) -> None:
 
 
 def _script(package: Path) -> str:
-    # Spark names them by SPARK_HOME, which may be another way to the package.
+    # Spark builds the paths from SPARK_HOME, which may be another path to the same package.
     places = dict.fromkeys((str(package), os.environ.get("SPARK_HOME", str(package)).rstrip("/")))
     left_out = [f"{shlex.quote(f'{at}/python/lib/')}*.zip | {shlex.quote(f'{at}/jars/')}*.jar" for at in places]
     return f"""#!/bin/sh
