@@ -1,4 +1,4 @@
-"""The column that says which batch a row is of. Imports nothing: Spark's Python workers need it."""
+"""Name the column that holds a row's batch time. Imports nothing, because Spark's Python workers load it."""
 
 from __future__ import annotations
 

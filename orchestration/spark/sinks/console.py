@@ -1,4 +1,4 @@
-"""Prints each batch's first rows, as Spark's console sink does: to try a pipeline out."""
+"""Print each batch's first rows, as Spark's console sink does, to try out a pipeline."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _LINE = "-" * 43
 
 
 class ConsoleSink(Sink):
-    """Prints to the run's standard output, which Dagster shows as the step's. At least once."""
+    """Print results to the run's standard output, which Dagster shows with the step. At least once."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
 
     def __init__(self, *, rows: int = 20, truncate: bool | int = True) -> None:
-        """How many `rows` (Spark's numRows), and whether (or at which width) values are cut off, as for `show`.
+        """Print `rows` rows (Spark's numRows), and truncate values (True, or a width) as `show` does.
 
         Raises:
-            DeclarationError: fewer than one row.
+            DeclarationError: `rows` is less than 1.
         """
         if rows < 1:
             message = f"ConsoleSink: rows={rows} must be at least 1"
@@ -34,7 +34,7 @@ class ConsoleSink(Sink):
         self.truncate = truncate
 
     def declaration(self) -> dict[str, Any]:
-        """What `forebay apply` writes of it."""
+        """Return the declaration that `forebay apply` writes."""
         return {"kind": "console", "rows": self.rows, "truncate": self.truncate}
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:

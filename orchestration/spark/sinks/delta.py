@@ -1,9 +1,9 @@
-"""A Delta table, each batch once: the table's own log decides.
+"""Write to a Delta table, each batch exactly once: the table's own log decides.
 
-Spark's tasks write Parquet files below the table's directory, and one commit names them: it adds this attempt's
-files, removes those of an earlier attempt at the batch, and carries the application id of (pipeline, output, batch
-time) with the attempt as its version (with the batch time as version a replay would be dropped silently). A commit
-that finds a newer attempt's there is not made, so that an attempt that is late changes nothing.
+Spark's tasks write Parquet files below the table's directory, and one commit names them. It adds this attempt's files,
+removes those of an earlier attempt at the batch, and carries the application id of (pipeline, output, batch time) with
+the attempt as version (with the batch time as version, a replay would be dropped silently). If the table has a newer
+attempt's commit, no commit is made, so that a late attempt changes nothing.
 
 Needs the package `deltalake`, and no connector in the JVM.
 """
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     from orchestration.spark.sinks.parquet_staging import StagedFile
     from orchestration.spark.sinks.sink import OutputAttempt
 
-# How far back a commit of an earlier attempt is looked for.
+# How many commits of the history are searched for one of an earlier attempt.
 _HISTORY = 1000
 
 
 class DeltaSink(FileTableSink):
-    """Keeps an output in a Delta table, with the column `_batch_time`. Exactly once."""
+    """Keep an output in a Delta table, with the column `_batch_time`. Exactly once."""
 
     format: ClassVar[str] = "Delta"
 
     def __init__(self, path: str | Path) -> None:
-        """`path` is the table's directory, which Spark's workers share; a relative one counts from where it runs."""
+        """Declare the table in the directory `path`, shared by Spark's workers; relative to the working directory."""
         self.path = Path(path).absolute()
 
     @property
     def target(self) -> str:
-        """The table's directory."""
+        """Return the table's directory."""
         return str(self.path)
 
     def declaration(self) -> dict[str, Any]:
-        """What `forebay apply` writes of it."""
+        """Return the declaration that `forebay apply` writes."""
         return {"kind": "delta", "path": str(self.path)}
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
-        """The newest attempt at this batch that the table has, if the driver log knows its run."""
+        """Return the newest attempt at this batch in the table, if the driver log knows its run."""
         table = self._table()
         version = None if table is None else table.transaction_version(attempt.application_id)
         if table is None or version is None:
@@ -138,7 +138,7 @@ class DeltaSink(FileTableSink):
                 commit_properties=_properties(files, attempt),
             )
         else:
-            # Rows of the batch were moved to files of others' (by OPTIMIZE): those are written anew without them.
+            # OPTIMIZE has moved rows of the batch to files with other rows: rewrite those files without them.
             import pyarrow as pa  # noqa: PLC0415
             import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -171,7 +171,7 @@ class DeltaSink(FileTableSink):
         ]
 
     def _table(self) -> Any:  # noqa: ANN401
-        """The table as it is now, or None."""
+        """Return the current table, or None."""
         deltalake = self._deltalake()
         return deltalake.DeltaTable(str(self.path)) if deltalake.DeltaTable.is_deltatable(str(self.path)) else None
 
@@ -186,13 +186,13 @@ class DeltaSink(FileTableSink):
 
 
 def _files_with(table: Any, attempt: OutputAttempt) -> list[str]:  # noqa: ANN401
-    """The table's files that have, or by their statistics may have, rows of the batch."""
+    """Return the table's files that contain, or according to their statistics may contain, rows of the batch."""
     import pyarrow as pa  # noqa: PLC0415
 
     found = []
     for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         least, most = action.get(f"min.{BATCH_TIME}"), action.get(f"max.{BATCH_TIME}")
-        # Statistics have milliseconds.
+        # Statistics are rounded down to milliseconds.
         time = attempt.batch_time.replace(microsecond=attempt.batch_time.microsecond // 1000 * 1000)
         if least is None or most is None or (least <= attempt.batch_time and time <= most):
             found.append(action["path"])

@@ -1,10 +1,11 @@
-"""Replaces a directory that others read by another one, in one step where the system can.
+"""Replace a directory that other processes read by another one, atomically where the system supports it.
 
-Linux exchanges two names at once on the file systems of its own (ext4, xfs, btrfs, tmpfs); elsewhere it takes two
-renames, and between them the directory is not there. A process that dies at any point leaves the old directory or the
-new one, or, between the two renames, the old one under a hidden name, which `recover` gives its name back.
+Linux exchanges two names atomically on its own file systems (ext4, xfs, btrfs, tmpfs). Elsewhere it takes two renames,
+and between them the directory is missing. A process that dies at any point leaves the old or the new directory; between
+the two renames it leaves the old one under a hidden name, and `recover` renames it back.
 
-What was replaced stays for a while under a hidden name: who had it open to list it would find it half empty otherwise.
+A replaced directory stays for a while under a hidden name, so that a reader that is listing it does not find it half
+empty.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-#: How long what was replaced, or never took its place, stays under a hidden name.
+#: How long, in seconds, a replaced or never published directory stays under a hidden name.
 LEFT_SECONDS = 600.0
 _REPLACED = "replaced"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-# The kernel or the C library has no such call, or the file system can't.
+# The kernel or the C library lacks the call, or the file system does not support it.
 _CAN_NOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def hidden_beside(target: Path) -> Path:
-    """A name for a directory that is to replace `target`, which nobody has and readers pass over."""
+    """Return an unused name for a directory that is to replace `target`; readers skip it."""
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}")
 
 
 def replace(staged: Path, target: Path, check: Callable[[], None]) -> None:
-    """Put `staged`, a directory beside `target`, in its place, durable on return; what was there is hidden.
+    """Replace `target` by `staged`, a directory beside it, durably on return; the old directory becomes hidden.
 
-    `check` is called just before readers see it. One process at a time.
+    `check` is called just before readers see the new one. Only one process at a time may call this.
     """
     recover(target)
     check()
@@ -54,21 +55,21 @@ def replace(staged: Path, target: Path, check: Callable[[], None]) -> None:
 
 
 def recover(target: Path) -> None:
-    """Give a directory its name back that a process was about to replace when it died. One process at a time."""
+    """Rename a directory back if a process died while replacing it. Only one process at a time may call this."""
     if not target.exists() and _replaced(target).exists():
         _replaced(target).rename(target)
 
 
 def sweep(target: Path, *, older_than: float = LEFT_SECONDS) -> None:
-    """Take away what replacing `target` left under hidden names so long ago. One process at a time."""
+    """Delete hidden leftovers of replacing `target` that are older than `older_than` seconds. One process at a time."""
     for left in target.parent.glob(f".{target.name}.*"):
-        # Of its last rename.
+        # The time of its last rename.
         if time.time() - left.stat().st_ctime >= older_than:
             shutil.rmtree(left, ignore_errors=True)
 
 
 def exchanged(one: Path, other: Path) -> bool:
-    """Exchange two names in one step; False, and nothing is done, where the system can't."""
+    """Exchange two names atomically; return False without any change if the system can't."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):
@@ -83,7 +84,7 @@ def exchanged(one: Path, other: Path) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or a directory's names, on the disk."""
+    """Sync a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

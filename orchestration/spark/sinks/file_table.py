@@ -1,7 +1,7 @@
-"""What tables of files share (Delta, Iceberg): tasks write files, one commit names them, and is tried again.
+"""Share the code of file-based tables (Delta, Iceberg): tasks write files, one commit names them, and is retried.
 
-Owns where an attempt's files lie and what is done when another's commit came first. What a commit is, and how a table
-knows an attempt, is each format's.
+Owns the location of an attempt's files and the retries after a conflicting commit. Each format defines what a commit is
+and how a table recognises an attempt.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
     from orchestration.spark.sinks.parquet_staging import StagedFile
     from orchestration.spark.sinks.sink import OutputAttempt
 
-#: How often a commit is tried again when another's came first.
+#: How many times a commit is tried, because other writers' commits may come first.
 _TRIES = 20
 
 
 class FileTableSink(Sink):
-    """See the module. A child knows its format."""
+    """A sink for a file-based table, see the module. Subclasses implement the format."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
     commits: ClassVar[bool] = True
-    #: For people.
+    #: The format's name in messages.
     format: ClassVar[str]
-    #: Whether the format lacks small integers, and takes the next larger.
+    #: Whether the format lacks small integers, so that they are stored as 32-bit integers.
     widens: ClassVar[bool] = False
 
     @property
     @abstractmethod
     def target(self) -> str:
-        """The table, as its owner named it."""
+        """Return the table's name as its owner gave it."""
 
     @abstractmethod
     def _connect(self, attempt: OutputAttempt) -> Any:  # noqa: ANN401  a format's own
-        """What the table is reached by during one write. Raises SinkError: a package is missing, or it is away."""
+        """Return the connection for one write. Raises SinkError if a package is missing or the table is unavailable."""
 
     @abstractmethod
     def _prepare(self, connection: Any, schema: pa.Schema, attempt: OutputAttempt) -> Path:  # noqa: ANN401
-        """The directory of the table's files. Raises SinkError where the columns don't fit the table's."""
+        """Return the directory of the table's files. Raises SinkError if the columns don't fit the table's."""
 
     @abstractmethod
     def _try_commit(
@@ -60,10 +60,10 @@ class FileTableSink(Sink):
         schema: pa.Schema,
         attempt: OutputAttempt,
     ) -> bool:
-        """Commit on what is there now; False where another's commit came first. Raises AttemptOutdatedError."""
+        """Commit to the current table; return False if another commit came first. Raises AttemptOutdatedError."""
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
-        """Have the tasks write files, and commit them to the table."""
+        """Let the tasks write files, and commit them to the table."""
         connection = self._connect(attempt)
         schema = arrow_schema(result.schema, attempt.name, widens=self.widens)
         directory = self._prepare(connection, schema, attempt)
@@ -91,7 +91,7 @@ class FileTableSink(Sink):
         )
 
     def outdated(self, attempt: OutputAttempt, newer: int) -> AttemptOutdatedError:
-        """What is raised where the table has a newer attempt at the batch, or this one."""
+        """Return the error for a table that already has this attempt at the batch, or a newer one."""
         return AttemptOutdatedError(
             f"{attempt.name}: the {self.format} table {self.target} has attempt {newer} at the batch of "
             f"{attempt.batch_time.isoformat()}: attempt {attempt.attempt} changed nothing"
@@ -99,5 +99,5 @@ class FileTableSink(Sink):
 
 
 def batch_folder(attempt: OutputAttempt) -> str:
-    """Below the table's directory: of all attempts at a batch of an output."""
+    """Return the folder, below the table's directory, of all attempts at a batch of an output."""
     return f"{attempt.pipeline}.{attempt.output}/{attempt.pipeline_id}-{batch_stamp(attempt.batch_time)}"

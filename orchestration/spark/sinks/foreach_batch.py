@@ -1,4 +1,4 @@
-"""A function of the user's is given each batch's result: at least once, with the batch's id (`foreachBatch`)."""
+"""Call a user's function with each batch's result and id, at least once (`foreachBatch`)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class ForeachBatchSink(Sink):
-    """Calls `function(frame, batch_id)`. At least once.
+    """Call `function(frame, batch_id)` for each batch. At least once.
 
-    An attempt that dies after the call, and before the driver log's row, has the function called again by the next
-    attempt; so does a replay. The id is the same each time (the batch time in milliseconds since 1970), so that a
-    function that keeps it with what it writes can make that once.
+    If an attempt dies after the call and before the commit in the driver log, the next attempt calls the function
+    again; a replay does too. The id is the same each time (the batch time in milliseconds since 1970), so a function
+    that stores it with its results can deduplicate them.
     """
 
     guarantee: ClassVar[Guarantee] = Guarantee.AT_LEAST_ONCE
 
     def __init__(self, function: Callable[[DataFrame, int], object]) -> None:
-        """`function` takes the result and the batch's id.
+        """Declare a function that takes the result and the batch's id.
 
         Raises:
-            DeclarationError: it does not.
+            DeclarationError: `function` can't be called with these two arguments.
         """
         try:
             inspect.signature(function).bind(None, 0)
@@ -43,7 +43,7 @@ class ForeachBatchSink(Sink):
         self.function = function
 
     def declaration(self) -> dict[str, Any]:
-        """What `forebay apply` writes of it."""
+        """Return the declaration that `forebay apply` writes."""
         return {"kind": "foreach_batch", "function": _name(self.function)}
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:

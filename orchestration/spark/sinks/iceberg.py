@@ -1,9 +1,9 @@
-"""An Iceberg table, each batch once: the table's snapshots decide.
+"""Write to an Iceberg table, each batch exactly once: the table's snapshots decide.
 
-Spark's tasks write Parquet files below the table's location, and one transaction deletes what an earlier attempt at
-the batch wrote (by `_batch_time`) and adds this attempt's files. Its snapshot carries the application id of
-(pipeline, output, batch time) and the attempt. The catalog lets one commit follow a snapshot: who comes second looks
-again, and where a newer attempt's is there, changes nothing.
+Spark's tasks write Parquet files below the table's location, and one transaction deletes what an earlier attempt at the
+batch wrote (by `_batch_time`) and adds this attempt's files. Its snapshot carries the application id of (pipeline,
+output, batch time) and the attempt. The catalog accepts only one commit after a snapshot: a writer that comes second
+reads the table again, and changes nothing if it has a newer attempt's commit.
 
 Needs the package `pyiceberg`, and no connector in the JVM.
 """
@@ -36,13 +36,13 @@ _ATTEMPT = "forebay.attempt"
 _RUN = "forebay.run"
 _ROWS = "forebay.rows"
 _SECRET = re.compile(r"password|secret|token|credential|access-key|session", re.IGNORECASE)
-# user:password@ in a URL
+# Matches user:password@ in a URL.
 _LOGIN = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 _REFERENCE = ("env:", "file:/")
 
 
 class IcebergSink(FileTableSink):
-    """Keeps an output in an Iceberg table, with the column `_batch_time`. Exactly once."""
+    """Keep an output in an Iceberg table, with the column `_batch_time`. Exactly once."""
 
     format: ClassVar[str] = "Iceberg"
     # Iceberg's smallest integer has 32 bits.
@@ -52,15 +52,15 @@ class IcebergSink(FileTableSink):
         """Declare the table.
 
         Args:
-            table: `NAMESPACE.TABLE`; made at the first batch where it is missing, as is its namespace. Its location is
-                a directory that Spark's workers share.
+            table: `NAMESPACE.TABLE`; the table and its namespace are created at the first batch if they are missing.
+                Its location is a directory that Spark's workers share.
             catalog: pyiceberg's properties of your catalog, such as `{"type": "sql", "uri": EnvVar("CATALOG_URI"),
-                "warehouse": "file:///data/warehouse"}`; what is secret as `EnvVar("NAME")`, `"env:NAME"` or (not of a
+                "warehouse": "file:///data/warehouse"}`; secret values as `EnvVar("NAME")`, `"env:NAME"` or (not for
                 `warehouse`) `Secret("file:/PATH")`.
-            name: the catalog's name, as it has it in its own tables.
+            name: the catalog's name, which a SQL catalog has in its own tables.
 
         Raises:
-            DeclarationError: no namespace, or a secret is given by itself.
+            DeclarationError: the table has no namespace, or a secret is given as plain text.
         """
         if not all(table.split(".")) or "." not in table:
             message = f"IcebergSink: table {table!r} has no namespace: write NAMESPACE.TABLE"
@@ -71,11 +71,11 @@ class IcebergSink(FileTableSink):
 
     @property
     def target(self) -> str:
-        """The table's name in its catalog."""
+        """Return the table's name in its catalog."""
         return self.table
 
     def declaration(self) -> dict[str, Any]:
-        """What `forebay apply` writes of it: secrets as references."""
+        """Return the declaration that `forebay apply` writes, with secrets as references."""
         return {
             "kind": "iceberg",
             "table": self.table,
@@ -84,7 +84,7 @@ class IcebergSink(FileTableSink):
         }
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
-        """The newest attempt at this batch that the table's snapshots have, if the driver log knows its run."""
+        """Return the newest attempt at this batch in the table's snapshots, if the driver log knows its run."""
         found = _newest_commit(self._table(self._load_catalog(attempt)), attempt)
         if found is None or not attempt.knows(int(found[_ATTEMPT]), found[_RUN]):
             return None
@@ -121,7 +121,7 @@ class IcebergSink(FileTableSink):
         if found is not None and int(found[_ATTEMPT]) >= attempt.attempt:
             raise self.outdated(attempt, int(found[_ATTEMPT]))
         try:
-            # Snapshots expire: a later attempt looks for rows whether or not it knows of an earlier commit.
+            # Snapshots expire, so a later attempt deletes the batch's rows even if it finds no earlier commit.
             self._commit_to(table, files, schema, attempt, replaces=found is not None or attempt.attempt > 1)
         except (CommitFailedException, ValidationException):
             return False
@@ -146,16 +146,17 @@ class IcebergSink(FileTableSink):
             _RUN: attempt.run_id,
             _ROWS: str(sum(file.rows for file in files)),
         }
-        # pyiceberg would lay a commit that came second on top of the first, and so a late attempt's on a newer one's.
+        # By default pyiceberg retries a conflicting commit on top of the other one, and so could put a late attempt's
+        # commit on top of a newer attempt's.
         table.metadata.properties["commit.retry.num-retries"] = "0"
         with table.transaction() as transaction:
             if replaces:
                 with warnings.catch_warnings():
-                    # That there is nothing to delete is as it should be.
+                    # pyiceberg warns if there is nothing to delete, which is normal here.
                     warnings.simplefilter("ignore", UserWarning)
                     transaction.delete(EqualTo(term=BATCH_TIME, value=attempt.batch_time.isoformat()))
             if files:
-                # Their names are new: a look through all that the table has would find none.
+                # The files have new random names, so a search for duplicates in the whole table is useless.
                 transaction.add_files(
                     [file.path for file in files], snapshot_properties=properties, check_duplicate_files=False
                 )
@@ -163,7 +164,7 @@ class IcebergSink(FileTableSink):
                 transaction.append(with_batch_time(schema).empty_table(), snapshot_properties=properties)
 
     def _table(self, catalog: Any) -> Any:  # noqa: ANN401
-        """The table as it is now, or None."""
+        """Return the current table, or None."""
         from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415
 
         try:
@@ -187,7 +188,7 @@ class IcebergSink(FileTableSink):
             raise SinkError(f"{attempt.name}: {error}") from None
         try:
             return load_catalog(self.name, **properties)
-        except Exception as error:  # noqa: BLE001  a catalog's client raises what it likes
+        except Exception as error:  # noqa: BLE001  a catalog's client may raise anything
             said = str(error)
             for key, value in self._catalog.items():
                 if isinstance(value, Secret):
@@ -196,7 +197,7 @@ class IcebergSink(FileTableSink):
 
 
 def _checked(key: str, value: str | Secret) -> str | Secret:
-    """A reference as one, and a literal only where it is no secret."""
+    """Return a reference as a Secret, and a literal unchanged. Raises DeclarationError if a literal is a secret."""
     if isinstance(value, Secret) or hasattr(value, "env_var_name") or value.startswith("env:"):
         return Secret.of(value)
     if _SECRET.search(key) or _LOGIN.search(value):
@@ -211,7 +212,7 @@ def _checked(key: str, value: str | Secret) -> str | Secret:
 
 
 def _newest_commit(table: Any, attempt: OutputAttempt) -> dict[str, str] | None:  # noqa: ANN401
-    """What the newest snapshot of an attempt at this batch says of itself."""
+    """Return the properties of the newest snapshot of an attempt at this batch, or None."""
     if table is None:
         return None
     for snapshot in sorted(table.snapshots(), key=lambda entry: -entry.sequence_number):

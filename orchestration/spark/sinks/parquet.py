@@ -1,10 +1,10 @@
-"""Parquet files by batch time, each batch once.
+"""Write Parquet files by batch time, each batch exactly once.
 
 Layout below PATH: every process that runs an attempt has an immutable directory `_attempts/TIME/attempt=N-TOKEN/`
-(hidden to Spark and Arrow, which pass over names that begin with `_` or `.`); the committed one is published as
-`date=YYYY-MM-DD/hour=HH/batch_time=TIME/`, by hard links into a hidden directory that takes the place of what was
-there in one step. An attempt that was not committed is never published, so a zombie's is never seen. An hour that is
-compacted has one directory (`parquet_hours`).
+(hidden to Spark and Arrow, which skip names that begin with `_` or `.`). The committed one is published as
+`date=YYYY-MM-DD/hour=HH/batch_time=TIME/`: its files are hard-linked into a hidden directory, which atomically replaces
+the old one. An attempt that was not committed is never published, so readers never see a zombie's files. A compacted
+hour has one directory (`parquet_hours`).
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ if TYPE_CHECKING:
 
 
 class ParquetSink(Sink):
-    """Writes an output as Parquet under `path`, partitioned by date, hour and batch time. Exactly once."""
+    """Write an output as Parquet under `path`, partitioned by date, hour and batch time. Exactly once."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
     publishes: ClassVar[bool] = True
 
     def __init__(self, path: str | Path | Secret, *, compact: bool = False) -> None:
-        """Declare where the files lie.
+        """Declare the location of the files.
 
         Args:
-            path: a directory; a relative one counts from the working directory of `forebay apply`. Or
-                `"s3://BUCKET/PREFIX"`, where no secret is in it, or an `EnvVar("NAME")` that holds the whole URL.
-            compact: rows get the column `_batch_time`, and the schedule `PIPELINE_compaction` makes one directory of
-                the batches of each hour that is over; on an object store, one batch.
+            path: a directory, relative to the working directory of `forebay apply`; or `"s3://BUCKET/PREFIX"` if it
+                contains no secret; or an `EnvVar("NAME")` that holds the whole URL.
+            compact: rows get the column `_batch_time`, and the schedule `PIPELINE_compaction` merges the batches of
+                each hour that is over into one directory; on an object store, into one batch.
 
         Raises:
-            DeclarationError: a value can't work, or a secret is given by itself; names the way out.
+            DeclarationError: a value is invalid, or a secret is given as plain text; the message says how to fix it.
         """
         self._objects = _objects(path)
-        # Of objects it is the URL without what is secret, for people.
+        # For an object store this is the URL without secrets, only for messages.
         self.path = Path(self._objects.shown) if self._objects is not None else Path(str(path)).absolute()
         self.compact = compact
 
     def declaration(self) -> dict[str, Any]:
-        """What `forebay apply` writes of it."""
+        """Return the declaration that `forebay apply` writes."""
         path = str(self.path) if self._objects is None else str(self._objects.url)
         return {"kind": "parquet", "path": path, **({"compact": True} if self.compact else {})}
 
@@ -80,7 +80,7 @@ class ParquetSink(Sink):
             return self._objects.write(result, attempt)
         directory = self.path / attempt_directory(attempt.batch_time, attempt.attempt)
         if self.compact:
-            # Not by Spark, which would write times in a type of its own that loses the zone when it is rewritten.
+            # Not by Spark, which would write times in its own type, which loses the time zone when it is rewritten.
             rows = _write_by_tasks(result, directory, attempt)
         else:
             # Hadoop's paths are not percent-encoded, so this is no `as_uri()`.
@@ -96,7 +96,7 @@ class ParquetSink(Sink):
         return Written(str(directory), rows)
 
     def publish(self, location: str, *, batch_time: datetime, check: Check = unchecked) -> None:
-        """Link the files of `location` into place: readers see the former result, or this one, whole."""
+        """Link the files of `location` into place: readers see either the whole old result or the whole new one."""
         if self._objects is not None:
             self._objects.publish(location, batch_time=batch_time, check=check, reached=self.reached)
             return
@@ -108,7 +108,7 @@ class ParquetSink(Sink):
         try:
             files = _data_files(source)
         except FileNotFoundError:
-            # A newer attempt's is published, where this process may not publish any more.
+            # If this process has lost its lock, a newer attempt is published and has deleted these files.
             check()
             raise
         if compacted_directory(hour, _hour_stamp(batch_time)).is_dir():
@@ -125,13 +125,13 @@ class ParquetSink(Sink):
             self.reached(Step.STAGED)
             replace(staged, target, check)
             self.reached(Step.COMMITTED)
-        # No other process's result of this attempt, and none of an older one, can be committed any more.
+        # Other processes' results of this attempt, and those of older attempts, can no longer be committed.
         _forget(source.parent, attempt_number(source.name) or 0, but=source)
 
     def dataset(self, day: date | None = None) -> ds.Dataset:
-        """What is published, whole batches alone, as pyarrow reads it: all, or of one day in UTC.
+        """Return the published batches as a pyarrow dataset: all, or those of one day in UTC.
 
-        A batch that is replaced while it is read may end the reading with FileNotFoundError: read again.
+        If a batch is replaced during a read, the read may fail with FileNotFoundError: read again.
         """
         if self._objects is not None:
             return self._objects.dataset(day)
@@ -141,9 +141,9 @@ class ParquetSink(Sink):
         return ds.dataset(root, format="parquet", partitioning="hive", partition_base_dir=str(self.path))
 
     def hours(self) -> list[datetime]:
-        """The hours that need `compact_hour`, oldest first: of several directories, or with something hidden in them.
+        """Return the hours that need `compact_hour`, oldest first: those with several directories or hidden leftovers.
 
-        Whether they are over is the driver log's to say.
+        The driver log decides whether an hour is over.
         """
         if self._objects is not None:
             return self._objects.hours() if self.compact else []
@@ -158,11 +158,11 @@ class ParquetSink(Sink):
     def compact_hour(
         self, time: datetime, committed: Mapping[datetime, int], *, check: Check = unchecked
     ) -> int | None:
-        """Make one directory of the batches of an hour that is over; returns its rows, or None where it is one.
+        """Merge the batches of an hour that is over into one directory; return its rows, or None if already merged.
 
-        What was replaced there goes too. `committed` are the batches' attempts, all of them published: their files
-        under `_attempts/` go, with those of earlier ones. Raises SinkError, with nothing changed, where the files
-        don't fit together.
+        Also deletes replaced directories. `committed` are the attempts of the hour's batches, all published: their
+        files under `_attempts/` are deleted, with those of earlier attempts. Raises SinkError, without any change, if
+        the files' columns don't fit together.
         """
         if self._objects is not None:
             return self._objects.compact_hour(time, committed, check=check, reached=self.reached)
@@ -190,7 +190,7 @@ class ParquetSink(Sink):
 
 
 def _objects(path: str | Path | Secret) -> ParquetObjects | None:
-    """Where `path` is of an object store; None for a directory. Raises DeclarationError."""
+    """Return the object store that `path` names; None for a directory. Raises DeclarationError."""
     if (isinstance(path, str) and "://" not in path) or isinstance(path, Path):
         return None
     if not isinstance(path, str):
@@ -220,7 +220,7 @@ def _hour_stamp(time: datetime) -> str:
 
 
 def _write_by_tasks(result: DataFrame, directory: Path, attempt: OutputAttempt) -> int:
-    """Have Spark's tasks write, and name the files of those that count in a file beside them; returns the rows."""
+    """Let Spark's tasks write, list the files of the valid task attempts in the file FILES, and return the rows."""
     directory.mkdir(parents=True)
     files = staged_files(result, directory, arrow_schema(result.schema, attempt.name), attempt)
     named = directory / FILES
@@ -234,7 +234,7 @@ def _has(target: Path, files: Sequence[Path]) -> bool:
 
 
 def _forget(attempts: Path, newest: int, *, but: Path | None = None) -> None:
-    """Delete what attempts up to `newest` at a batch have left."""
+    """Delete the directories of attempts up to `newest` at a batch, except `but`."""
     for directory in attempts.glob("attempt=*"):
         number = attempt_number(directory.name)
         if number is not None and number <= newest and directory != but:
@@ -242,7 +242,7 @@ def _forget(attempts: Path, newest: int, *, but: Path | None = None) -> None:
 
 
 def _data_files(directory: Path) -> list[Path]:
-    """The files of an attempt that count: those that are named, where Spark's tasks wrote on their own."""
+    """Return the valid files of an attempt: those listed in FILES if our own tasks wrote them, else all."""
     named = directory / FILES
     if named.exists():
         return [directory / name for name in json.loads(named.read_text(encoding="utf-8"))]

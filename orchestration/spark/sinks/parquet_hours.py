@@ -1,8 +1,8 @@
-"""An hour of a ParquetSink whose many batches lie in one directory, `batch_time=YYYYMMDDTHH`: making and changing it.
+"""Merge the batches of a ParquetSink's hour into one directory, `batch_time=YYYYMMDDTHH`, and change it later.
 
-Which batch a row is of stands in its column `_batch_time`, so that a batch that is replayed later replaces its rows
-and no others. An hour is written anew beside the old one, and takes its place in one step: readers see each row once.
-One process at a time changes an hour. (On an object store: `parquet_object_hours`.) Loads neither Spark nor Dagster nor
+The column `_batch_time` holds a row's batch, so that a later replay of a batch replaces only its own rows. A new
+version of an hour is written beside the old one, and replaces it atomically: readers see each row once. Only one
+process at a time may change an hour. (On an object store: `parquet_object_hours`.) Loads neither Spark nor Dagster nor
 the driver log.
 """
 
@@ -26,12 +26,12 @@ _BATCH = "batch_time="
 
 
 def batches_of(hour: Path) -> list[Path]:
-    """The directories of an hour that readers see."""
+    """Return the directories of an hour that readers see."""
     return sorted(entry for entry in hour.glob(f"{_BATCH}*") if entry.is_dir()) if hour.is_dir() else []
 
 
 def compacted_directory(hour: Path, name: str) -> Path:
-    """Where the rows of a compacted hour lie; `name` is YYYYMMDDTHH."""
+    """Return the directory of a compacted hour's rows; `name` is YYYYMMDDTHH."""
     return hour / f"{_BATCH}{name}"
 
 
@@ -44,9 +44,9 @@ def rewrite_hour(
     replaced: datetime | None = None,
     by: Sequence[Path] = (),
 ) -> int:
-    """Write an hour anew as one directory, with the files `by` in place of the rows of the batch `replaced`.
+    """Rewrite an hour as one directory, with the files `by` in place of the rows of the batch `replaced`.
 
-    Returns how many rows it has. Raises SinkError, with nothing changed, where the files don't fit together.
+    Returns its number of rows. Raises SinkError, without any change, if the files' columns don't fit together.
     """
     recover(hour)
     sweep(hour)
@@ -81,10 +81,11 @@ def write_as_one(
     where: object,
     filesystem: object = None,
 ) -> int:
-    """Write the rows of `files` to `sink`, those of `by` in place of the batch `replaced`; returns how many rows.
+    """Write the rows of `files` to `sink`, those of `by` in place of the batch `replaced`; return the number of rows.
 
-    One row group after the other, so that an hour need not fit in memory. `where` is the hour, for people; `filesystem`
-    pyarrow's, for files that are none of this machine. Raises SinkError where the files don't fit together.
+    Writes one record batch after the other, so that an hour need not fit in memory. `where` names the hour in messages;
+    `filesystem` is pyarrow's, for files that are not on this machine. Raises SinkError if the files' columns don't fit
+    together.
     """
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415

@@ -1,9 +1,9 @@
-"""An hour of a ParquetSink on an object store whose many batches are one: making it, changing it, clearing up after it.
+"""Merge the batches of a ParquetSink's hour on an object store into one, change it later, and delete leftovers.
 
-Its files lie in `batch_time=YYYYMMDDTHH/`, and the `_SUCCESS` there names them, and the batches that they stand for
-with their attempts. Putting that one object is the step that readers see: from then on it counts, and what lies there
-of those batches counts no more. That goes a while later, for those who had listed the hour before; so does a file that
-another has replaced. One process at a time changes an hour. Loads neither Spark nor Dagster nor the driver log.
+Its files lie in `batch_time=YYYYMMDDTHH/`. The `_SUCCESS` there names them, and the batches that they contain with
+their attempts. Putting that one object is the step that readers see: from then on the merged files count, and the
+separate files of those batches no longer do. Those are deleted later, for readers that had listed the hour before; so
+are replaced files. Only one process at a time may change an hour. Loads neither Spark nor Dagster nor the driver log.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 SUCCESS = "_SUCCESS"
 _BATCH = "batch_time="
-# More than any list of names has.
+# Bytes to read from a list of names: larger than any such list, so that it is read whole.
 _WHOLE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class CompactedHour:
-    """What the `_SUCCESS` of an hour says: its files' names, the attempt of each batch, and when it was put."""
+    """The contents of an hour's `_SUCCESS`: its files' names, the attempt of each batch, and when it was put."""
 
     files: tuple[str, ...]
     batches: Mapping[str, int]
@@ -48,23 +48,23 @@ class ObjectHour:
 
     @property
     def directory(self) -> str:
-        """Where its batches lie."""
+        """Return the prefix of its batches."""
         return f"{self.time.astimezone(UTC):date=%Y-%m-%d/hour=%H}"
 
     @property
     def target(self) -> str:
-        """Where it lies as one."""
+        """Return the prefix of the compacted hour."""
         return f"{self.directory}/{_BATCH}{self.time.astimezone(UTC):%Y%m%dT%H}"
 
     def compacted(self) -> CompactedHour | None:
-        """What its `_SUCCESS` says; None while its batches lie by themselves."""
+        """Return the contents of its `_SUCCESS`; None while the hour is not compacted."""
         if f"{self.target}/{SUCCESS}" not in dict(self.objects.sizes(self.target)):
             return None
         said = mark(self.objects, f"{self.target}/{SUCCESS}")
         return CompactedHour(tuple(said["files"]), said["batches"], datetime.fromisoformat(said["made"]))
 
     def compact(self, *, check: Check, reached: Callable[[Step], None]) -> int | None:
-        """Make its batches one, or take away what that has left; its rows, or None where there is nothing to make."""
+        """Merge its batches and return the rows; if there is nothing to merge, delete leftovers and return None."""
         there = [key for key, _ in self.objects.sizes(self.directory)]
         now = self.compacted()
         done = {} if now is None else now.batches
@@ -129,7 +129,7 @@ class ObjectHour:
                 where=self.directory,
                 filesystem=filesystem,
             )
-            # Not by `with`: after a failed write a close would complete the object with what it has.
+            # Not by `with`: a close after a failed write would complete the object with partial contents.
             stream.close()
             names = [name]
         reached(Step.STAGED)
@@ -141,13 +141,13 @@ class ObjectHour:
 
 
 def mark(objects: Objects, key: str) -> dict[str, Any]:
-    """What a `_SUCCESS` says."""
+    """Return the contents of a `_SUCCESS`."""
     said: dict[str, Any] = json.loads(objects.get(key, 0, _WHOLE))
     return said
 
 
 def hours_with_work(keys: Sequence[str]) -> list[datetime]:
-    """The hours, of all objects of an output, that are several, or have leftovers; oldest first. By the names alone."""
+    """Return the hours with several batches or leftovers, oldest first, from the names of all objects of an output."""
     hours: dict[str, dict[str, int]] = {}
     for key in keys:
         parts = key.split("/")
@@ -157,14 +157,14 @@ def hours_with_work(keys: Sequence[str]) -> list[datetime]:
     found = []
     for hour, batches in hours.items():
         time = datetime.strptime(f"{hour} +0000", "date=%Y-%m-%d/hour=%H %z")
-        # A compacted hour is its file and what names it.
+        # A compacted hour has two objects: its file and its `_SUCCESS`.
         if len(batches) > 1 or batches.get(f"{_BATCH}{time:%Y%m%dT%H}", 0) > 2:  # noqa: PLR2004
             found.append(time)
     return sorted(found)
 
 
 def dead_batches(marks: Mapping[str, Mapping[str, object]]) -> set[str]:
-    """Of all `_SUCCESS`, by their directories: the directories whose batch a compacted hour stands for."""
+    """Return the directories whose batch is contained in a compacted hour; `marks` are all `_SUCCESS` by directory."""
     return {
         f"{directory.rpartition('/')[0]}/{_BATCH}{stamp}"
         for directory, said in marks.items()

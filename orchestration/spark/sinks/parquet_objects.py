@@ -1,11 +1,11 @@
-"""A ParquetSink on an object store, where nothing is renamed: a batch is what its `_SUCCESS` names.
+"""Store a ParquetSink on an object store, which can't rename: a batch consists of the files that its `_SUCCESS` names.
 
-Spark's tasks write by pyarrow to `_attempts/TIME/attempt=N-TOKEN/`, since Spark itself writes to S3 only with Hadoop's
-jars.
+Spark's tasks write with pyarrow to `_attempts/TIME/attempt=N-TOKEN/`, because Spark itself writes to S3 only with
+Hadoop's jars.
 Publishing copies the committed attempt's files to `date=…/hour=…/batch_time=…/`, each under a name with the attempt's
-number, then replaces the object `_SUCCESS`, in one step, by one that names the attempt and its files, and then deletes
-what an earlier attempt has there. Who reads the files that `_SUCCESS` names sees one attempt's result, whole. An hour
-that is compacted is what its own `_SUCCESS` names (`parquet_object_hours`).
+number, then atomically replaces the object `_SUCCESS` by one that names the attempt and its files, and then deletes an
+earlier attempt's files there. A reader of the files that `_SUCCESS` names sees the whole result of one attempt. A
+compacted hour consists of the files that its own `_SUCCESS` names (`parquet_object_hours`).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 __all__ = ["SUCCESS", "ParquetObjects"]
 
-# More than any list of names has.
+# Bytes to read from a list of names: larger than any such list, so that it is read whole.
 _WHOLE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class _ObjectStaging(ParquetStaging):
-    """As its parent, on the object store at `url`; `directory` is a key's beginning."""
+    """Staging on the object store at `url`; `directory` is a key's prefix."""
 
     url: str = ""
 
@@ -65,17 +65,17 @@ class _ObjectStaging(ParquetStaging):
 
 @dataclass(frozen=True, slots=True)
 class ParquetObjects:
-    """The objects of one output; `url` is a reference where it holds a secret."""
+    """The objects of one output; `url` is a reference if it contains a secret."""
 
     url: str | Secret
 
     @property
     def shown(self) -> str:
-        """As people may read it."""
+        """Return the URL without secrets, for messages."""
         return without_secrets(self.url) if isinstance(self.url, str) else str(self.url)
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
-        """Have the tasks write objects of the attempt's own, and name those that count."""
+        """Let the tasks write objects of this attempt, and list the valid ones."""
         key = attempt_directory(attempt.batch_time, attempt.attempt)
         schema = arrow_schema(result.schema, attempt.name)
         with self._failures(attempt.name):
@@ -86,7 +86,7 @@ class ParquetObjects:
         return Written(f"{without_secrets(self._resolved()).rstrip('/')}/{key}", sum(file.rows for file in files))
 
     def publish(self, location: str, *, batch_time: datetime, check: Check, reached: Callable[[Step], None]) -> None:
-        """Copy, name, and delete what was there before; repeated, it only does what is not done."""
+        """Copy the files, name them in `_SUCCESS`, and delete the earlier ones; repeated, do only the missing steps."""
         attempts, name = f"{ATTEMPTS}/{batch_stamp(batch_time)}", location.rpartition("/")[2]
         number = attempt_number(name)
         if number is None:
@@ -101,7 +101,7 @@ class ParquetObjects:
             try:
                 names = json.loads(objects.get(f"{source}/{FILES}", 0, _WHOLE))
             except BlockStoreError:
-                # A newer attempt's is published, where this process may not publish any more.
+                # If this process has lost its lock, a newer attempt is published and has deleted these files.
                 check()
                 raise
             sizes = dict(objects.sizes(attempts))
@@ -127,14 +127,14 @@ class ParquetObjects:
             reached(Step.SWEPT)
 
     def hours(self) -> list[datetime]:
-        """The hours that need `compact_hour`, oldest first."""
+        """Return the hours that need `compact_hour`, oldest first."""
         with self._failures("looking for hours to compact"):
             return hours_with_work([key for key, _ in self._open().sizes("")])
 
     def compact_hour(
         self, time: datetime, committed: Mapping[datetime, int], *, check: Check, reached: Callable[[Step], None]
     ) -> int | None:
-        """Make one of the batches of an hour that is over; as ParquetSink's."""
+        """Merge the batches of an hour that is over, as ParquetSink's method does."""
         with self._failures(f"compacting the hour of {time.isoformat()}"):
             objects = self._open()
             hour = ObjectHour(objects, time)
@@ -147,7 +147,7 @@ class ParquetObjects:
                 attempts = f"{ATTEMPTS}/{stamp}"
                 there = dict(objects.sizes(attempts))
                 if compacted.batches[stamp] < attempt:
-                    # Another, stopped between its last look and its put, has put an older attempt's rows back.
+                    # Another process, paused between its last check and its put, has restored an older attempt's rows.
                     files = _files_of(objects, there, attempts, attempt)
                     hour.replace(compacted, batch_time, stamp, attempt, files, check=check, reached=reached)
                     compacted = hour.compacted()
@@ -156,7 +156,7 @@ class ParquetObjects:
             return rows
 
     def dataset(self, day: date | None) -> ds.Dataset:
-        """The files that are named by the `_SUCCESS` of their batch, of all days or one."""
+        """Return the files that the `_SUCCESS` of their batch names, of all days or one."""
         import pyarrow as pa  # noqa: PLC0415  declaring a sink needs no Arrow
         import pyarrow.dataset as ds  # noqa: PLC0415
 
@@ -188,7 +188,7 @@ class ParquetObjects:
 
     @contextmanager
     def _failures(self, doing: str) -> Iterator[None]:
-        """Name what failed, and no secret."""
+        """Turn failures into a SinkError that says what failed and contains no secret."""
         try:
             yield
         except (SecretError, BlockStoreError, OSError) as error:
@@ -196,7 +196,7 @@ class ParquetObjects:
 
 
 def _files_of(objects: Objects, keys: Iterable[str], attempts: str, attempt: int) -> list[str]:
-    """The files that count of an attempt which is published: of the processes that ran it one is left."""
+    """Return the valid files of a published attempt: only one process's result of it is left."""
     folders = {key.rpartition("/")[0] for key in keys if key.endswith(f"/{FILES}")}
     found = [folder for folder in folders if attempt_number(folder.removeprefix(f"{attempts}/")) == attempt]
     if len(found) != 1:
@@ -208,7 +208,7 @@ def _files_of(objects: Objects, keys: Iterable[str], attempts: str, attempt: int
 
 
 def _forget(objects: Objects, keys: Iterable[str], attempts: str, newest: int, *, but: str = "") -> None:
-    """Delete what can't be committed any more: of attempts up to `newest`, by any process, `but` that of one."""
+    """Delete results that can't be committed any more: those of attempts up to `newest`, except the folder `but`."""
     for key in keys:
         folder = key.removeprefix(f"{attempts}/").partition("/")[0]
         number = attempt_number(folder)

@@ -1,7 +1,7 @@
-"""What a Spark task does for a sink whose commit names files: one Parquet file per task attempt.
+"""Write one Parquet file per Spark task attempt, for sinks whose commit names files.
 
-Runs in Spark's Python workers, so it loads neither Spark nor Dagster nor the driver log. A file that Spark does not
-pass on, of a task that lost or was run again, is named by no commit, and nobody reads it.
+Runs in Spark's Python workers, so it loads neither Spark nor Dagster nor the driver log. No commit names the file of a
+task attempt that lost or was run again, because Spark does not pass it on, so it is never read.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from orchestration.spark.sinks.sink import OutputAttempt
 
-#: What a task answers with: its file, by its whole path, its size in bytes and the rows in it.
+#: The columns of a task's answer: its file's full path, the size in bytes, and the number of rows.
 ANSWER = "path string, size bigint, rows bigint"
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file that counts, if the commit names it."""
+    """A file of a valid task attempt, to be named by the commit."""
 
     path: str
     size: int
@@ -37,14 +37,14 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class ParquetStaging:
-    """Where the tasks of one attempt at an output put their files; `schema` is the result's, in Arrow's own bytes."""
+    """The target of the tasks of one attempt at an output; `schema` is the result's, serialized by Arrow."""
 
     directory: str
     schema: bytes
     batch_time: datetime
 
     def task(self) -> Any:  # noqa: ANN401  a function on iterators, as Spark takes it
-        """The function that each task runs."""
+        """Return the function that each task runs."""
 
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return self.stage(batches)
@@ -52,7 +52,7 @@ class ParquetStaging:
         return stage
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write a task's rows, and answer with the file; nothing for no rows. The file is synced."""
+        """Write a task's rows to a synced file, and yield the answer; nothing if there are no rows."""
         import pyarrow as pa  # noqa: PLC0415
         import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -83,14 +83,14 @@ class ParquetStaging:
         )
 
     def create(self, file: str) -> Any:  # noqa: ANN401  a stream of pyarrow's
-        """Where a task writes `file`, which nobody has."""
+        """Open a stream to write the new file `file`."""
         import pyarrow as pa  # noqa: PLC0415
 
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         return pa.OSFile(file, "wb")
 
     def keep(self, file: str, stream: Any) -> int:  # noqa: ANN401
-        """Have what was written to `stream` in `file`, durable on return; its size in bytes."""
+        """Finish `stream`, so that `file` is durable on return; return its size in bytes."""
         stream.close()
         for made in (Path(file), Path(file).parent):
             _sync(made)
@@ -105,7 +105,7 @@ class ParquetStaging:
 
 
 def staged_files(result: Any, directory: Path, schema: pa.Schema, attempt: OutputAttempt) -> list[StagedFile]:  # noqa: ANN401
-    """Run the result's tasks; the files of those that count."""
+    """Run the result's tasks, writing to `directory`; return the files of the valid task attempts."""
     staging = ParquetStaging(str(directory), schema.serialize().to_pybytes(), attempt.batch_time)
     files = staged_by(result, staging)
     if files:
@@ -114,13 +114,13 @@ def staged_files(result: Any, directory: Path, schema: pa.Schema, attempt: Outpu
 
 
 def staged_by(result: Any, staging: ParquetStaging) -> list[StagedFile]:  # noqa: ANN401
-    """Run the result's tasks; the files of those that count."""
+    """Run the result's tasks with `staging`; return the files of the valid task attempts."""
     answers = result.mapInArrow(staging.task(), ANSWER).collect()
     return [StagedFile(row["path"], row["size"], row["rows"]) for row in answers]
 
 
 def with_batch_time(schema: pa.Schema) -> pa.Schema:
-    """The schema of what is written."""
+    """Return the schema of the files: `schema` with the batch time."""
     import pyarrow as pa  # noqa: PLC0415
 
     return schema.append(pa.field(BATCH_TIME, pa.timestamp("us", "UTC")))

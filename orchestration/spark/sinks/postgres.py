@@ -1,12 +1,12 @@
-"""A table in a Postgres of the user's, each batch once: what is committed there decides.
+"""Write to a table in a user's Postgres, each batch exactly once: the commits recorded there decide.
 
-The tasks COPY to staging tables of their own (`postgres_staging`). Then one transaction of the target records the
-attempt in the target's `forebay_commits`, and moves the rows of the tasks that count into the table. An attempt that
-is older than what is recorded changes nothing; a newer one replaces what an earlier one of its batch wrote, which is
-found by the column `_batch_time`. Whoever finds its batch recorded there has only the driver log's row to write.
+The tasks COPY to staging tables of their own (`postgres_staging`). Then one transaction in the target records the
+attempt in the target's `forebay_commits`, and inserts the rows of the valid tasks into the table. An attempt older than
+the recorded one changes nothing. A newer one replaces the rows of an earlier attempt at its batch, found by the column
+`_batch_time`. An attempt that finds its batch recorded in the target only has to write the row in the driver log.
 
-All SQL here is on the target; this module never touches the driver log. Its locks: an advisory lock per table, held
-by the transaction that changes it, so that attempts and batches come one after the other; readers wait for nothing.
+All SQL here runs on the target; this module never touches the driver log. Locks: an advisory lock per table, held by
+the transaction that changes it, so that attempts and batches run one after the other; readers never wait.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ Mode = Literal["append", "overwrite", "merge"]
 
 COMMITS = "forebay_commits"
 _STAGING = "forebay_staging_"
-#: Staging tables of whoever died are taken away by the next attempt of their batch, or after so long by any.
+#: Staging tables of a dead process are dropped by the next attempt at their batch, or after this time by any attempt.
 _FORGOTTEN = timedelta(days=1)
-#: So long a batch's row in `forebay_commits` stays. It refuses older attempts at its batch, which all began before it
-#: was written; when it goes, each of them is older than the second, and is refused by its age.
+#: How long a batch's row in `forebay_commits` stays. The row refuses older attempts at its batch, all of which began
+#: before it was written; when it is deleted, each of them is older than _OLDEST_ATTEMPT, and is refused by its age.
 _COMMITS_KEPT = timedelta(days=14)
 _OLDEST_ATTEMPT = timedelta(days=7)
 _MOST_FORGOTTEN = 10_000
@@ -55,7 +55,7 @@ _MAX_NAME = 63
 
 
 class PostgresSink(Sink):
-    """Keeps an output in a table of a Postgres of yours. Exactly once."""
+    """Keep an output in a table of your Postgres. Exactly once."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.EXACTLY_ONCE
     commits: ClassVar[bool] = True
@@ -72,16 +72,16 @@ class PostgresSink(Sink):
         """Declare the table.
 
         Args:
-            url: `EnvVar("NAME")`, `"env:NAME"` or `"file:/PATH"`, which hold the whole URL; or the URL itself,
-                `"postgresql://USER@HOST:PORT/DATABASE"`, where no password is in it.
-            table: `TABLE` or `SCHEMA.TABLE` (public unless named); made at the first batch where it is missing.
-            mode: "append" keeps each batch's rows; "overwrite" the newest batch's alone; "merge" one row per `key`,
-                of the newest batch that had it.
-            key: the columns that say which row is meant, for "merge".
-            password: `EnvVar("NAME")`, `"env:NAME"` or `"file:/PATH"`, where the URL has none.
+            url: `EnvVar("NAME")`, `"env:NAME"` or `"file:/PATH"`, which hold the whole URL; or the URL itself without a
+                password, `"postgresql://USER@HOST:PORT/DATABASE"`.
+            table: `TABLE` or `SCHEMA.TABLE` (default schema: public); created at the first batch if it is missing.
+            mode: "append" keeps each batch's rows; "overwrite" only those of the newest batch; "merge" one row per
+                `key`, from the newest batch that had it.
+            key: the columns that identify a row, for "merge".
+            password: `EnvVar("NAME")`, `"env:NAME"` or `"file:/PATH"`, if the URL has none.
 
         Raises:
-            DeclarationError: a value can't work, or a secret is given by itself; names the way out.
+            DeclarationError: a value is invalid, or a secret is given as plain text; the message says how to fix it.
         """
         self._url = _checked_url(url)
         try:
@@ -105,11 +105,11 @@ class PostgresSink(Sink):
 
     @property
     def target(self) -> str:
-        """`SCHEMA.TABLE`."""
+        """Return `SCHEMA.TABLE`."""
         return f"{self.schema}.{self.table}"
 
     def declaration(self) -> dict[str, Any]:
-        """What `forebay apply` writes of it: secrets as references."""
+        """Return the declaration that `forebay apply` writes, with secrets as references."""
         return {
             "kind": "postgres",
             "url": str(self._url),
@@ -120,7 +120,7 @@ class PostgresSink(Sink):
         }
 
     def committed(self, attempt: OutputAttempt) -> Committed | None:
-        """What the target's `forebay_commits` has of this batch, from an attempt that the driver log knows."""
+        """Return the batch's commit in the target's `forebay_commits`, if the driver log knows its attempt."""
         with closing(self._connect(attempt)) as connection:
             connection.autocommit = True
             with self._failures(attempt), connection.cursor() as cursor:
@@ -141,7 +141,7 @@ class PostgresSink(Sink):
         return Committed(found[0], Written(self.target, found[2]))
 
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
-        """Stage by the tasks, and commit in the target by one transaction."""
+        """Let the tasks stage the rows, and commit them in the target in one transaction."""
         columns = columns_of(result.schema, attempt.name)
         self._check_key(columns, attempt)
         name = f"{_STAGING}{secrets.token_hex(6)}"
@@ -172,10 +172,10 @@ class PostgresSink(Sink):
         return stage
 
     def _prepare(self, columns: list[Column], attempt: OutputAttempt) -> list[Column]:
-        """Make `forebay_commits`, take away what earlier attempts left, and fit the columns to the table."""
+        """Create `forebay_commits`, drop leftovers of earlier attempts, and fit the columns to the table."""
         with closing(self._connect(attempt)) as connection, self._failures(attempt):
             with connection, connection.cursor() as cursor:
-                # IF NOT EXISTS is no lock: two that make it at once would both try.
+                # IF NOT EXISTS takes no lock: two transactions at the same time would both try to create the table.
                 cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"forebay {self.schema}",))
                 cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (_quoted(self.schema, COMMITS),))
                 if not cursor.fetchone()[0]:
@@ -188,7 +188,7 @@ class PostgresSink(Sink):
         return columns if not table else fitted(columns, table, name=self.target, where=attempt.name)
 
     def _commit(self, columns: list[Column], staged: dict[str, int], attempt: OutputAttempt) -> int:
-        """One transaction: the attempt's row, then the table. Raises AttemptOutdatedError."""
+        """Record the attempt and change the table in one transaction. Raises AttemptOutdatedError."""
         rows = sum(staged.values())
         with (
             closing(self._connect(attempt)) as connection,
@@ -196,7 +196,7 @@ class PostgresSink(Sink):
             connection,
             connection.cursor() as cursor,
         ):
-            # A process that stands still here must not hold up the attempt that takes its place.
+            # A process that is paused here must not block the attempt that replaces it.
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL lock_timeout = '5min'")
             cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"forebay {self.target}",))
             self._check_owner(cursor, attempt)
@@ -210,12 +210,12 @@ class PostgresSink(Sink):
             elif newest is None or newest <= (attempt.pipeline_id, attempt.batch_time):
                 cursor.execute(self._sql("DELETE FROM {table}"))
                 self._insert(cursor, columns, source, attempt, "")
-            # else a later batch is shown: this one is recorded, and stays as it is (a replay of an older one).
+            # Else the table shows a later batch (this is a replay of an older one): record it, and keep the table.
             self.reached(Step.IN_TRANSACTION)
         return rows
 
     def _check_age(self, cursor: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
-        """An attempt that stood still for so long may no longer find the row of the one that took its place."""
+        """Refuse an attempt that began too long ago: the row of the attempt that replaced it may be deleted already."""
         if attempt.began_at is None:
             return
         cursor.execute("SELECT clock_timestamp() - %s > %s", (attempt.began_at, _OLDEST_ATTEMPT))
@@ -226,7 +226,7 @@ class PostgresSink(Sink):
             )
 
     def _forget(self, cursor: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
-        """Delete this output's old rows in `forebay_commits`; its newest says whose the table is, and stays."""
+        """Delete this output's old rows in `forebay_commits`; keep its newest, which identifies the table's owner."""
         cursor.execute(
             self._sql(
                 "DELETE FROM {commits} AS c WHERE (c.target, c.pipeline, c.output, c.pipeline_id, c.batch_time) IN ("
@@ -235,7 +235,8 @@ class PostgresSink(Sink):
                 "AND (pipeline_id, batch_time) < (%(pipeline_id)s, %(batch_time)s) "
                 "AND batch_time < clock_timestamp() - %(kept)s AND committed_at < clock_timestamp() - %(kept)s "
                 "ORDER BY pipeline_id, batch_time LIMIT %(most)s) "
-                # Again, for who had to wait for a replay that commits: of that row the rest is not looked at anew.
+                # Repeated outside the subquery: after waiting for a replay's commit, Postgres checks only this
+                # condition again on the changed row.
                 "AND c.committed_at < clock_timestamp() - %(kept)s"
             ),
             self._key_of(attempt) | {"kept": _COMMITS_KEPT, "most": _MOST_FORGOTTEN},
@@ -253,7 +254,7 @@ class PostgresSink(Sink):
         return found
 
     def _record(self, cursor: Any, attempt: OutputAttempt, rows: int) -> None:  # noqa: ANN401
-        """The attempt's row, in place of an older one's. Locks: the row, until the transaction ends."""
+        """Write the attempt's row, replacing an older attempt's. Locks: the row, until the transaction ends."""
         cursor.execute(
             self._sql(
                 "INSERT INTO {commits} AS c (target, pipeline, output, pipeline_id, batch_time, attempt, run_id, rows) "
@@ -272,7 +273,10 @@ class PostgresSink(Sink):
             )
 
     def _make_table(self, cursor: Any, columns: list[Column]) -> None:  # noqa: ANN401
-        """The table, with this transaction: nobody sees it empty. Under the table's advisory lock."""
+        """Create the table if it is missing, in this transaction, so that no reader sees it empty.
+
+        The caller holds the table's advisory lock.
+        """
         from psycopg2 import sql  # noqa: PLC0415
 
         if self._table_columns(cursor):
@@ -293,7 +297,7 @@ class PostgresSink(Sink):
         rows: int,
         attempt: OutputAttempt,
     ) -> Any:  # noqa: ANN401
-        """The rows of the tasks that count, as a subquery. Raises SinkError where any are missing."""
+        """Return the rows of the valid tasks as a subquery. Raises SinkError if any are missing."""
         from psycopg2 import sql  # noqa: PLC0415
 
         names = self._names([column.name for column in columns])
@@ -316,7 +320,7 @@ class PostgresSink(Sink):
         return source
 
     def _replace_batch(self, cursor: Any, columns: list[Column], source: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
-        """Put these rows in place of what an earlier attempt of the batch wrote."""
+        """Replace the rows of an earlier attempt at the batch by these rows."""
         from psycopg2 import sql  # noqa: PLC0415
 
         kept, conflict = sql.SQL(""), sql.SQL("")
@@ -330,7 +334,7 @@ class PostgresSink(Sink):
                 for name in [*(column.name for column in columns), BATCH_TIME]
                 if name not in self.key
             )
-            # A replay of an older batch leaves alone what a newer one wrote.
+            # A replay of an older batch does not change rows of a newer one.
             conflict = self._sql(
                 " ON CONFLICT ({key}) DO UPDATE SET {changed} WHERE t.{batch_time} <= excluded.{batch_time}",
                 key=self._names(self.key),
@@ -380,7 +384,7 @@ class PostgresSink(Sink):
             )
 
     def _check_owner(self, cursor: Any, attempt: OutputAttempt) -> None:  # noqa: ANN401
-        """A table is one output's: of two, each would take the other's rows for its own batch's."""
+        """Raise SinkError if another output writes to the table: each would treat the other's rows as its own."""
         cursor.execute(
             self._sql(
                 "(SELECT pipeline, output FROM {commits} WHERE target = %(target)s ORDER BY pipeline, output LIMIT 1) "
@@ -399,7 +403,7 @@ class PostgresSink(Sink):
                 )
 
     def _table_columns(self, cursor: Any) -> list[TableColumn]:  # noqa: ANN401
-        """The table's columns; none where it is not there."""
+        """Return the table's columns; none if the table does not exist."""
         cursor.execute(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typcategory, "
             "a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '' FROM pg_attribute a "
@@ -410,7 +414,7 @@ class PostgresSink(Sink):
         return [TableColumn(*row) for row in cursor.fetchall()]
 
     def _left_over(self, cursor: Any, attempt: OutputAttempt, *, of: str | None = None) -> list[str]:  # noqa: ANN401
-        """Staging tables of this write (`of`), else of attempts at this batch up to this one, and forgotten ones."""
+        """Return staging tables of the write `of`; without it, of attempts up to this one at its batch, and old ones."""
         cursor.execute(
             "SELECT c.relname, obj_description(c.oid, 'pg_class') FROM pg_class c "
             "WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'r' AND c.relname LIKE %s",
@@ -429,7 +433,7 @@ class PostgresSink(Sink):
         return left
 
     def _drop(self, cursor: Any, tables: Iterable[str]) -> None:  # noqa: ANN401
-        """Drop staging tables. A task that still copies holds its own: it is left to the next who sweeps."""
+        """Drop staging tables. A task that still copies holds a lock on its table, which a later sweep drops."""
         from psycopg2 import errors, sql  # noqa: PLC0415
 
         cursor.execute("SET LOCAL lock_timeout = '1s'")
@@ -441,7 +445,7 @@ class PostgresSink(Sink):
                 cursor.execute("ROLLBACK TO SAVEPOINT drop_one")
 
     def _sweep(self, attempt: OutputAttempt, name: str) -> None:
-        """Drop this write's own staging tables; what can't be dropped now is dropped by a later attempt."""
+        """Drop this write's own staging tables; a later attempt drops those that can't be dropped now."""
         import psycopg2  # noqa: PLC0415
 
         try:
@@ -510,7 +514,7 @@ CREATE TABLE {commits} (
 
 
 class _Failures:
-    """Turns what Postgres says into a SinkError that names the output."""
+    """Turn Postgres errors into a SinkError that names the output."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -571,7 +575,7 @@ def _checked_table(table: str) -> tuple[str, str]:
 
 
 def _quoted(*names: str) -> str:
-    """As `to_regclass` reads it."""
+    """Quote names for `to_regclass`."""
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
@@ -587,7 +591,7 @@ def _comment(attempt: OutputAttempt) -> dict[str, Any]:
 
 
 def _is_forgotten(comment: dict[str, Any]) -> bool:
-    """By the clocks of two hosts, which a day makes up for."""
+    """Return whether a staging table is old enough to drop. Compares the clocks of two hosts: a day allows for skew."""
     made = comment.get("made")
     return made is not None and datetime.fromisoformat(made) < datetime.now(UTC) - _FORGOTTEN
 

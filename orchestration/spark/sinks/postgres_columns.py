@@ -1,4 +1,4 @@
-"""Which Postgres column holds what of a DataFrame, and whether a table that is there fits. No SQL, no connection."""
+"""Map a DataFrame's columns to Postgres columns, and check that an existing table fits. No SQL, no connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _JSON = "jsonb"
-# Spark's name for a type → the column that is made for it.
+# Spark's type name → the type of the column that is created for it.
 _TYPES = {
     "string": "text",
     "char": "text",
@@ -37,7 +37,7 @@ _TYPES = {
     "map": _JSON,
     "struct": _JSON,
 }
-# By the column that would be made: which categories of pg_type hold the same values.
+# Type of the column that would be created → the category in pg_type whose types can hold the same values.
 _CATEGORIES = {
     "boolean": "B",
     "smallint": "N",
@@ -54,7 +54,7 @@ _CATEGORIES = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a result, and the type of the table's."""
+    """A column of a result, with the type of the table's column."""
 
     name: str
     type: str
@@ -62,7 +62,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of a table that is there; `filled`: it has a value also where none is given."""
+    """A column of an existing table; `filled`: it gets a value even if none is given."""
 
     name: str
     type: str
@@ -71,7 +71,7 @@ class TableColumn:
 
 
 def columns_of(schema: StructType, where: str) -> list[Column]:
-    """The columns that a table for this result has. Raises SinkError for what Postgres has no type for."""
+    """Return the columns of a table for this result. Raises SinkError for types that Postgres lacks."""
     check_names(schema, where)
     return [Column(field.name, _column_type(field.name, field.dataType, where)) for field in schema.fields]
 
@@ -90,7 +90,7 @@ def _column_type(name: str, data_type: DataType, where: str) -> str:
 
 
 def fitted(columns: Sequence[Column], table: Sequence[TableColumn], *, name: str, where: str) -> list[Column]:
-    """The result's columns with the types of the table `name`. Raises SinkError that names each that does not fit."""
+    """Return the result's columns with the types of the table `name`. Raises SinkError that names each misfit."""
     there = {column.name: column for column in table}
     unknown = [column for column in columns if column.name not in there]
     given = {column.name for column in columns}
@@ -118,7 +118,7 @@ def fitted(columns: Sequence[Column], table: Sequence[TableColumn], *, name: str
 
 
 def _holds(table: TableColumn, column: Column) -> bool:
-    """Text is parsed as whatever the column is; the rest must be of a kind, and Postgres checks each value."""
+    """Return whether a table's column can hold a result's: text is always parsed; others need the same category."""
     if column.type in ("text", table.type):
         return True
     if column.type == _JSON:

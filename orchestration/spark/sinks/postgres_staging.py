@@ -1,8 +1,8 @@
-"""What a Spark task does for a PostgresSink: COPY its partition to a table of this very task attempt.
+"""COPY a Spark task's partition to a staging table of this task attempt, for a PostgresSink.
 
-Runs in Spark's Python workers, so it loads neither Spark nor Dagster nor the driver log. A task attempt makes its
-table and fills it in one transaction, so a table is whole or not there. Spark says which attempt of a task counts by
-passing its answer on: the tables of those that lost, or were run again, are never merged.
+Runs in Spark's Python workers, so it loads neither Spark nor Dagster nor the driver log. A task attempt creates its
+table and fills it in one transaction, so a table is complete or missing. Spark passes on only the answer of the valid
+attempt of a task: the tables of attempts that lost, or were run again, are never merged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-#: What a task answers with: its staging table, and the rows in it.
+#: The columns of a task's answer: its staging table, and the number of rows in it.
 ANSWER = "staging string, rows bigint"
 _KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
@@ -29,19 +29,19 @@ class TargetError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the target is, with its secrets resolved; goes to the tasks, and is never printed."""
+    """The address of the target with resolved secrets; it is sent to the tasks, and never printed."""
 
     url: str = field(repr=False)
     password: str | None = field(repr=False)
     application_name: str
 
     def connect(self) -> Any:  # noqa: ANN401  psycopg2 has no types
-        """A new connection. Raises TargetError."""
+        """Return a new connection. Raises TargetError."""
         import psycopg2  # noqa: PLC0415  declaring a sink needs no driver
 
         scheme, separator, rest = self.url.partition("://")
         if scheme.partition("+")[0] not in ("postgresql", "postgres") or not separator:
-            # What a secret holds is not shown, not even in part.
+            # No part of a secret's value may be shown.
             raise TargetError("the target's URL is none of Postgres: write postgresql://USER@HOST:PORT/DATABASE")
         password = {} if self.password is None else {"password": self.password}
         try:
@@ -53,7 +53,7 @@ class Address:
                 **_KEEPALIVE,
             )
         except psycopg2.ProgrammingError:
-            # libpq repeats parts of a URL that it can't read.
+            # libpq's message would repeat parts of a URL that it can't read.
             raise TargetError(
                 "the target's URL can't be read: write postgresql://USER@HOST:PORT/DATABASE, and what is special in "
                 "it (@ : / % in a password) as %40 %3A %2F %25"
@@ -74,7 +74,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """Where the tasks of one attempt at an output put their rows; `comment` says whose the tables are."""
+    """The staging tables of one attempt at an output; `comment` identifies the attempt on each table."""
 
     address: Address
     schema: str
@@ -83,7 +83,7 @@ class Staging:
     comment: str
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """COPY a task's rows to its own table, and answer with its name and count; nothing for no rows."""
+        """COPY a task's rows to its own table, and yield its name and count; nothing if there are no rows."""
         import pyarrow as pa  # noqa: PLC0415
         from pyspark import TaskContext  # noqa: PLC0415
 
@@ -95,7 +95,7 @@ class Staging:
             yield pa.record_batch({"staging": pa.array([table]), "rows": pa.array([rows], pa.int64())})
 
     def copy(self, table: str, batches: Iterable[pa.RecordBatch]) -> int:
-        """Make `table` and fill it, in one transaction; how many rows. Raises TargetError."""
+        """Create `table` and fill it in one transaction; return the number of rows. Raises TargetError."""
         import psycopg2  # noqa: PLC0415
         from psycopg2 import sql  # noqa: PLC0415
 
@@ -127,13 +127,13 @@ class Staging:
             sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in self.columns
         )
         with connection.cursor() as cursor:
-            # UNLOGGED: a crash of the target empties it, which the count at the merge finds.
+            # UNLOGGED: a crash of the target empties the table, which the count before the merge detects.
             cursor.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, columns))
             cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(self.comment)))
 
 
 def _said(error: Any) -> str:  # noqa: ANN401
-    """What Postgres says, with the column that it says it of."""
+    """Return Postgres' message, with the context that names the column."""
     context = (error.diag.context or "").partition("\n")[0] if error.diag is not None else ""
     message = str(error.diag.message_primary or error).strip() if error.diag is not None else str(error)
     if "0x00" in message:
@@ -142,7 +142,7 @@ def _said(error: Any) -> str:  # noqa: ANN401
 
 
 def as_csv(batch: pa.RecordBatch) -> pa.BufferReader:
-    r"""The rows for COPY: what is there is quoted, so that nothing between commas is NULL and `""` is empty text."""
+    r"""Return the rows for COPY: all values are quoted, so that nothing between commas is NULL and `""` empty text."""
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import csv  # noqa: PLC0415
 
@@ -153,7 +153,7 @@ def as_csv(batch: pa.RecordBatch) -> pa.BufferReader:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """A column that can be written as CSV: bytes in hexadecimal, what is nested as JSON."""
+    """Return a column that can be written as CSV: bytes in hexadecimal, nested values as JSON."""
     import pyarrow as pa  # noqa: PLC0415
 
     types = pa.types
@@ -167,12 +167,12 @@ def _plain(column: pa.Array) -> pa.Array:
     return column
 
 
-def _json(value: Any, type_: pa.DataType) -> str:  # noqa: ANN401  whatever a column holds
+def _json(value: Any, type_: pa.DataType) -> str:  # noqa: ANN401  any value of a column
     return json.dumps(_jsonable(value, type_), ensure_ascii=False, default=_scalar)
 
 
 def _jsonable(value: Any, type_: pa.DataType) -> Any:  # noqa: ANN401
-    """Maps come from Arrow as pairs, and are objects in JSON."""
+    """Convert a value for JSON: Arrow returns maps as pairs, which become objects; NaN and infinities become text."""
     from pyarrow import types  # noqa: PLC0415
 
     if value is None:

@@ -1,9 +1,9 @@
-"""What a sink is: it keeps an output's result, and says what it guarantees.
+"""Define the interface of a sink, which keeps an output's result and declares its delivery guarantee.
 
-The commit is not a sink's alone. For files it is the row in `output_commits` (ARCHITECTURE.md): `write` leaves them
-where nobody looks, the row makes them count, and `publish` shows them. A transactional target (Postgres, Delta,
-Iceberg) commits in `write`, under a key of its own that holds the attempt; the row follows, and an attempt that finds
-the target's commit of an earlier one (`committed`) only writes the row. A sink never writes to the driver log.
+A sink does not commit on its own. For files the commit is the row in `output_commits` (ARCHITECTURE.md): `write` puts
+them where no reader looks, the row commits them, and `publish` shows them. A transactional target (Postgres, Delta,
+Iceberg) commits in `write`, under a key that contains the attempt; the row follows, and an attempt that finds an
+earlier attempt's commit in the target (`committed`) only writes the row. A sink never writes to the driver log.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class AttemptOutdatedError(SinkError):
 
 
 class Guarantee(StrEnum):
-    """How often a record of a batch comes out, whatever is killed, tried again or replayed."""
+    """How often a batch's record is delivered, even if processes are killed, attempts repeated or batches replayed."""
 
     EXACTLY_ONCE = "exactly once"
     AT_LEAST_ONCE = "at least once"
 
 
 class Step(StrEnum):
-    """How far a sink has come with an attempt, for `Sink.reached`."""
+    """The steps of a sink's work on an attempt, for `Sink.reached`."""
 
     PREPARED = "prepared"
     STAGED = "staged"
@@ -50,7 +50,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An attempt's result: where it lies, and how many rows it has (None: the sink does not count)."""
+    """An attempt's result: its location and its number of rows (None: the sink does not count)."""
 
     location: str
     rows: int | None
@@ -58,7 +58,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a target has of a batch, and by which attempt."""
+    """A batch's commit in a target, and the attempt that made it."""
 
     attempt: int
     written: Written
@@ -66,11 +66,11 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class OutputAttempt:
-    """One attempt at one output of one batch, as a sink is told of it.
+    """One attempt at one output of one batch, as passed to a sink.
 
-    `runs` are the runs of the batch's attempts, by number: a target may hold a commit of another driver log (one that
-    was restored from a backup, say), which has the number of one of these and another run. `began_at` is when this one
-    was claimed, by the driver log's clock; None where nobody claims (a test).
+    `runs` are the runs of the batch's attempts by number. They are needed because a target may hold a commit made with
+    another driver log (before a restore from a backup, for example), with the same attempt number but another run.
+    `began_at` is when this attempt was claimed, on the driver log's clock; None without a claim (in a test).
     """
 
     pipeline: str
@@ -84,59 +84,59 @@ class OutputAttempt:
 
     @property
     def batch_id(self) -> int:
-        """The batch time in milliseconds: the same for each attempt at the batch, and higher for each later batch."""
+        """Return the batch time in milliseconds: equal for each attempt at the batch, higher for each later batch."""
         return round(self.batch_time.timestamp() * 1000)
 
     @property
     def name(self) -> str:
-        """As people are to read it."""
+        """Return the output's name for messages."""
         return f"output {self.output!r} of pipeline {self.pipeline!r}"
 
     @property
     def application_id(self) -> str:
-        """What the attempts at this output of this batch have in common, for targets that count versions of one."""
+        """Return the id shared by all attempts at this output of this batch, for targets with versions per id."""
         return f"forebay/{self.pipeline}/{self.pipeline_id}/{self.output}/{self.batch_time.astimezone(UTC).isoformat()}"
 
     def knows(self, attempt: int, run_id: str) -> bool:
-        """Whether this attempt of this run is one of the batch, by the driver log that we run on."""
+        """Return whether the current driver log has this attempt and run for the batch."""
         return self.runs.get(attempt) == run_id or (attempt, run_id) == (self.attempt, self.run_id)
 
 
 def unchecked() -> None:
-    """Nobody else publishes."""
+    """Check nothing: no other process publishes."""
 
 
 class Sink(ABC):
-    """Keeps an output's result, once per batch time."""
+    """The base class of sinks, which keep an output's result once per batch time."""
 
     guarantee: ClassVar[Guarantee]
-    #: Whether readers see a committed result only after `publish`, which is then done under a lock of its own.
+    #: Whether readers see a committed result only after `publish`, which is then called under its own lock.
     publishes: ClassVar[bool] = False
-    #: Whether the target has commits of its own, which decide (`committed`).
+    #: Whether the target has its own commits, which decide (`committed`).
     commits: ClassVar[bool] = False
 
     @abstractmethod
     def declaration(self) -> dict[str, Any]:
-        """What `forebay apply` writes of it; secrets as references."""
+        """Return the declaration that `forebay apply` writes, with secrets as references."""
 
-    def committed(self, attempt: OutputAttempt) -> Committed | None:  # noqa: ARG002  what others need
-        """What an attempt at this batch has committed in the target, for a later attempt to take over.
+    def committed(self, attempt: OutputAttempt) -> Committed | None:  # noqa: ARG002  subclasses need it
+        """Return what an attempt at this batch has committed in the target, for a later attempt to adopt.
 
-        None where the target has no commits of its own, or none of this batch.
+        None if the target has no commits of its own, or none of this batch.
         """
         return None
 
     @abstractmethod
     def write(self, result: DataFrame, attempt: OutputAttempt) -> Written:
-        """Keep an attempt's result, durable on return: where nobody looks, or by the target's own commit."""
+        """Store an attempt's result durably: where no reader looks, or by the target's own commit."""
 
-    def publish(  # noqa: B027  a target that commits is done
+    def publish(  # noqa: B027  a target with its own commits needs no publishing
         self, location: str, *, batch_time: datetime, check: Check = unchecked
     ) -> None:
-        """Show the committed result at `location` to readers, in place of what was there. Idempotent.
+        """Show the committed result at `location` to readers, in place of the earlier one. Idempotent.
 
-        `check` is called before each step that readers see, and raises where this process may not take it any more.
+        `check` is called before each step that readers see, and raises if this process may no longer publish.
         """
 
     def reached(self, step: Step) -> None:  # noqa: B027
-        """Nothing: a test's sink stops or dies here."""
+        """Do nothing; tests override it to stop or kill the process at a step."""

@@ -1,4 +1,4 @@
-"""The columns that a table gets from a DataFrame, and whether a table of files that is there fits. Touches none."""
+"""Derive a table's columns from a DataFrame, and check that an existing file-based table fits. Accesses no table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_names(schema: StructType, where: str) -> None:
-    """Raises SinkError for names that a table can't have, or not twice."""
+    """Raise SinkError for missing, duplicate or reserved column names."""
     names = [field.name for field in schema.fields]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -25,7 +25,7 @@ def check_names(schema: StructType, where: str) -> None:
 
 
 def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.Schema:
-    """The result's columns as Arrow has them, all nullable; `widens`: integers of 32 bits for smaller ones.
+    """Return the result's columns as an Arrow schema, all nullable; `widens`: small integers become 32-bit ones.
 
     Raises SinkError for names that a table can't have.
     """
@@ -38,7 +38,7 @@ def arrow_schema(schema: StructType, where: str, *, widens: bool = False) -> pa.
 
 
 def _nullable(type_: pa.DataType, *, widens: bool) -> pa.DataType:
-    """As Spark says of a literal that it is never null: a table is for what comes later too."""
+    """Return the type with nullable fields: Spark marks literals as never null, but later batches may have nulls."""
     import pyarrow as pa  # noqa: PLC0415
 
     if pa.types.is_struct(type_):
@@ -51,7 +51,7 @@ def _nullable(type_: pa.DataType, *, widens: bool) -> pa.DataType:
 
 
 def check_fit(result: pa.Schema, table: pa.Schema, *, name: str, where: str) -> None:
-    """Raises SinkError that names each column of `result` (with the batch's time) that the table has otherwise."""
+    """Raise SinkError that names each column of `result` (with the batch time) that differs from the table's."""
     given, there = set(result.names), set(table.names)
     wrong = []
     if unknown := [column for column in result.names if column not in there]:
@@ -68,6 +68,6 @@ def check_fit(result: pa.Schema, table: pa.Schema, *, name: str, where: str) -> 
 
 
 def _plain(type_: pa.DataType) -> str:
-    """Without what is only a matter of layout (large_string, string_view), and of names inside a list."""
+    """Return the type's name without differences of layout (large_string, string_view) and of names inside a list."""
     spelled = str(type_).replace("large_", "").replace("_view", "").replace(" not null", "")
     return spelled.replace("list<item:", "list<element:").replace("tz=+00:00", "tz=UTC").replace("tz=Etc/UTC", "tz=UTC")
