@@ -1,4 +1,4 @@
-"""Defines a pipeline's settings: backpressure, batches, runs in Dagster (keys after ``spark.streaming.*``)."""
+"""Define a pipeline's settings: backpressure, batches, runs in Dagster (keys after ``spark.streaming.*``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Retention = Annotated[str, AfterValidator(_checked_duration)]
 
 
 class PipelineSettings(BaseModel):
-    """Hold a pipeline's settings and defaults. The stream's settings limit a receiver until the first rate is set."""
+    """A pipeline's settings and their defaults. A stream's settings limit its receivers until the first rate is set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,21 +41,22 @@ class PipelineSettings(BaseModel):
     #: Accepted for compatibility only (spark.streaming.backpressure.rateEstimator): no code reads it, and "pid" is its
     #: only value.
     backpressure_rate_estimator: Literal["pid"] = "pid"
-    #: How much the difference to the processing rate counts (spark.streaming.backpressure.pid.proportional).
+    #: Weight of the difference to the processing rate (spark.streaming.backpressure.pid.proportional).
     backpressure_pid_proportional: Weight = DEFAULT_PROPORTIONAL
-    #: How much the backlog counts (spark.streaming.backpressure.pid.integral).
+    #: Weight of the backlog (spark.streaming.backpressure.pid.integral).
     backpressure_pid_integral: Weight = DEFAULT_INTEGRAL
-    #: How much a change of that difference counts (spark.streaming.backpressure.pid.derived).
+    #: Weight of the change of that difference (spark.streaming.backpressure.pid.derived).
     backpressure_pid_derived: Weight = DEFAULT_DERIVATIVE
-    #: No rate below this is set, in records per second (spark.streaming.backpressure.pid.minRate).
+    #: The lowest rate that is set, in records per second (spark.streaming.backpressure.pid.minRate).
     backpressure_pid_min_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DEFAULT_MIN_RATE
-    #: How many of its batches may run at the same time; they are made in order, and with more than 1 may come out in
-    #: any (spark.streaming.concurrentJobs).
+    #: How many of its batches may run at the same time. They start in order; with more than 1 they may finish in any
+    #: order (spark.streaming.concurrentJobs).
     concurrent_batches: Annotated[int, Field(ge=1, le=100)] = 1
-    #: Whether a batch without records runs; None: where an output has a window, which may hold records of earlier ones.
+    #: Whether a batch without records runs; None: only if an output has a window, which may hold records of earlier
+    #: batches.
     run_empty_batches: bool | None = None
-    #: What follows when a batch has used up its attempts: "continue" with the next, or "halt" until it is replayed or
-    #: discarded, or `forebay start` lets the pipeline go on. (In the original the next batches go on.)
+    #: What happens when a batch has used up its attempts: "continue" with the next batch, or "halt" until that one is
+    #: replayed or discarded, or `forebay start` continues the pipeline. (The original continues with the next batch.)
     on_failure: Literal["continue", "halt"] = "continue"
     #: How many attempts of a batch may be lost with their process, host or Spark before it is quarantined. These
     #: attempts count here and not in `max_attempts`.
@@ -65,21 +66,22 @@ class PipelineSettings(BaseModel):
     partitions: Literal["hour", "day"] | None = None
     #: How many finished batch runs Dagster keeps (spark.streaming.ui.retainedBatches); failed ones are not counted.
     ui_retained_batches: Annotated[int, Field(ge=1)] = 1_000
-    #: How long Dagster keeps a finished batch run, failed ones apart.
+    #: How long Dagster keeps a finished batch run that has not failed.
     run_retention: Retention = "24h"
-    #: How long Dagster keeps a failed one.
+    #: How long Dagster keeps a failed batch run.
     failed_run_retention: Retention = "14d"
 
-    #: Whether what the scaling schedule decides takes effect (spark.streaming.dynamicAllocation.enabled); else it is
-    #: advice. On a cluster the next Spark session gets so many executors; on a local master: so many batch drivers.
+    #: Whether the decisions of the scaling schedule take effect (spark.streaming.dynamicAllocation.enabled); otherwise
+    #: they are advice. On a cluster a decision sets the number of executors of the next Spark session; on a local
+    #: master, the number of batch drivers.
     dynamic_allocation_enabled: bool = False
-    #: Never fewer executors (spark.streaming.dynamicAllocation.minExecutors).
+    #: The smallest number of executors (spark.streaming.dynamicAllocation.minExecutors).
     dynamic_allocation_min_executors: Annotated[int, Field(ge=1)] = 1
-    #: Never more (spark.streaming.dynamicAllocation.maxExecutors); None: as many as Spark gives.
+    #: The largest number of executors (spark.streaming.dynamicAllocation.maxExecutors); None: as many as Spark gives.
     dynamic_allocation_max_executors: Annotated[int, Field(ge=1)] | None = None
-    #: From this part of the interval on, batches take too long (spark.streaming.dynamicAllocation.scalingUpRatio).
+    #: The fraction of the interval from which batches take too long (spark.streaming.dynamicAllocation.scalingUpRatio).
     dynamic_allocation_scaling_up_ratio: Ratio = SCALING_UP_RATIO
-    #: Up to this part they have time to spare (spark.streaming.dynamicAllocation.scalingDownRatio).
+    #: The fraction up to which they have spare time (spark.streaming.dynamicAllocation.scalingDownRatio).
     dynamic_allocation_scaling_down_ratio: Ratio = SCALING_DOWN_RATIO
 
     @model_validator(mode="after")
@@ -102,5 +104,5 @@ class PipelineSettings(BaseModel):
 
     @classmethod
     def of_row(cls, settings: Mapping[str, Any]) -> Self:
-        """Read the settings from a pipeline's row; ignore keys that are not pipeline settings or of a newer release."""
+        """Read the settings from a pipeline's row; ignore keys of other settings and of newer releases."""
         return cls.model_validate({key: value for key, value in settings.items() if key in cls.model_fields})

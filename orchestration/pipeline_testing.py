@@ -1,7 +1,7 @@
-"""Runs a pipeline's outputs on records that a test gives: no driver log, no block store, no sink; only a local Spark.
+"""Run a pipeline's outputs on a test's records, without driver log, block store and sinks: it needs only a local Spark.
 
-Owns how given records become the DataFrames that a batch would read: the stream's columns, its types, its windows.
-Never writes anything anywhere.
+Owns the conversion of given records to the DataFrames that a batch would read: columns, types and windows of a stream.
+Never writes anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Records: TypeAlias = "Sequence[str] | Sequence[Mapping[str, Any]] | pa.Table"
 
 _TEXT = ("string", "large_string")
-# A batch time has to be something: the newest that every window of the pipeline ends at.
+# The default batch time is the newest time up to this one at which every window of the pipeline ends.
 _NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -43,16 +43,16 @@ def run_batch(
     outputs: Sequence[str] | None = None,
     session: SparkSession | None = None,
 ) -> dict[str, pa.Table]:
-    """What the pipeline's outputs make of `records`, by the output's name, as Arrow tables.
+    """Run the pipeline's outputs on `records`; return each output's result, by name, as an Arrow table.
 
     Args:
-        pipeline: as declared; it need not be applied.
-        records: what each of its streams has in the batch: ``{lines: ["a b", "b"]}``. Rows may leave columns out.
-        earlier: the same for the batches before it, one interval apart, the newest last: what windows reach back to.
-        batch_time: what `batch.time` is; outputs whose window doesn't slide then are left out. Unless given, a time at
-            which all are due.
-        outputs: only these.
-        session: the Spark session; else the active one, or a local one that is made.
+        pipeline: the declared pipeline; it need not be applied.
+        records: the records of each of its streams in the batch: ``{lines: ["a b", "b"]}``. Rows may omit columns.
+        earlier: the same for earlier batches, one interval apart, the newest last, for windows.
+        batch_time: the value of `batch.time`; outputs whose window doesn't slide at this time are left out. The default
+            is a time at which all outputs are due.
+        outputs: the names of the outputs to run; default: all.
+        session: the Spark session; default: the active one, or a new local one.
 
     Raises:
         GivenRecordsError: a stream is missing or unknown, or its records have other columns.
@@ -176,7 +176,7 @@ def _result(
         else:
             batches = tables[entry.name][-1:]
         table = pa.concat_tables(batches)
-        # As Spark has the types of a stream that it reads: its integers are signed, its times in microseconds.
+        # The types that Spark has when it reads a stream: signed integers, times in microseconds.
         columns: Any = StructType.fromDDL(spark_schema(columns_of(table.schema)))
         schema = to_arrow_schema(columns, timezone="UTC")
         return session.createDataFrame(table.cast(schema, safe=False))

@@ -1,10 +1,10 @@
-"""Shows committed results to readers, for sinks whose files are a projection of the row in `output_commits`.
+"""Publish committed results to readers, for sinks whose files are a projection of the row in `output_commits`.
 
-The row says which attempt counts, and whether its files are still to be shown (`to_publish`). Whoever finds it so shows
-them: the run that committed it, the next attempt at its batch, the next batch of its pipeline, and the compaction
-schedule. What one output's readers see of an hour is changed by one process at a time: under a lock of the driver log
-that its transaction holds. A process that is stopped loses it with the transaction, and looks before each step that
-readers see whether it still has it. Never decides what counts, and computes nothing.
+The row says which attempt counts, and whether its files are still to be published (`to_publish`). Any process that
+finds such a row publishes the files: the run that committed it, the next attempt at its batch, the next batch of its
+pipeline, or the compaction schedule. Only one process at a time changes what readers of an output see of an hour: its
+transaction holds a lock in the driver log. A paused process loses the lock with its transaction, so before each step
+that readers see it checks that it still has the lock. This module never decides what counts, and computes nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 
 def publish(engine: sa.Engine, pipeline_id: int, output: Output, location: str, *, batch_time: datetime) -> None:
-    """Show the committed result of an output to readers; `location` is where sinks without a projection have it."""
+    """Show the committed result of an output to readers; `location` is the result of sinks that publish nothing."""
     if not output.sink.publishes:
         output.sink.publish(location, batch_time=batch_time)
         return
@@ -71,13 +71,13 @@ def publish_what_is_left(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int
         except (DriverLogError, SinkError, OSError) as error:
             log.warning("could not publish what is committed", error=str(error), **about)
         else:
-            log.info("published what another had committed", **about)
+            log.info("published what another run had committed", **about)
             published += 1
     return published
 
 
 def compact(engine: sa.Engine, pipeline: Pipeline, pipeline_id: int, *, most_seconds: float) -> list[CompactedHour]:
-    """Make one directory of each hour that is over, oldest first, for at most so long; what fails is said, and left."""
+    """Merge each closed hour into one directory, oldest first, for at most `most_seconds`; log and skip failures."""
     give_up_at = time.monotonic() + most_seconds
     done: list[CompactedHour] = []
     for name, output in pipeline.outputs.items():
@@ -127,7 +127,7 @@ def _publish_committed(pipeline_id: int, output: Output, batch_time: datetime, c
 
 @dataclass(frozen=True, slots=True)
 class CompactedHour:
-    """Describe an hour of an output that is now one directory."""
+    """An hour of an output that is now one directory."""
 
     output: str
     hour: datetime
@@ -136,9 +136,9 @@ class CompactedHour:
 
 @contextmanager
 def held(connection: sa.Connection, pipeline_id: int, output: str, batch_time: datetime) -> Iterator[None]:
-    """Be the only one who changes what readers see of an output in the hour of `batch_time`, by a transaction.
+    """Hold, in a transaction, the lock on what readers see of an output in the hour of `batch_time`.
 
-    Raises DriverLogUnavailableError if another process holds it for long.
+    Raises DriverLogUnavailableError if another process holds the lock for long.
     """
     connection.execution_options(isolation_level="READ COMMITTED")
     hour = batch_time.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
@@ -161,7 +161,7 @@ def staying(connection: sa.Connection) -> Iterator[Callable[[], None]]:
             outputs.still_connected(connection)
 
     def stay() -> None:
-        # The server ends an idle transaction, which it should do for a stopped process, and not for this one.
+        # The server ends idle transactions; that is right for a paused process, but must not happen to this one.
         while not done.wait(_STILL_HERE_SECONDS):
             try:
                 check()

@@ -1,7 +1,7 @@
-"""Finds the place that a sink's declaration names: two outputs at one place replace each other's batches.
+"""Find the place that a sink's declaration names, because two outputs at one place would replace each other's batches.
 
-By the declaration alone, as it stands in the driver log too: two references to secrets that hold the same, or two names
-of one server, are two places here. It must never look into a target.
+It uses only the declaration, which is also in the driver log: two references to equal secrets, or two names of one
+server, are two places here. It must never access a target.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def place_of(sink: Mapping[str, Any]) -> Place | None:
 
 
 def _database(url: str) -> tuple[str, ...]:
-    """Which database a URL means, whoever logs in; a reference to one is as good as itself."""
+    """Return the database that a URL names, without the user; a reference to a URL stands for itself."""
     parts = urlsplit(url)
     if not parts.netloc and not parts.path.startswith("/"):
         return (url,)
@@ -55,7 +55,7 @@ def _database(url: str) -> tuple[str, ...]:
 
 
 def _directory(path: str) -> str:
-    """As files lie there: neither options of a URL, nor another way of writing a path, makes it another."""
+    """Return the normal form of a path or URL, so that URL options and other spellings make no difference."""
     if "://" in path:
         return path.partition("?")[0].rstrip("/")
     return os.path.normpath(path) if path.startswith("/") else path

@@ -1,7 +1,7 @@
-"""Looks at a root of this host's block store: is it there, and is it the one that the driver log knows?
+"""Check that a root of this host's block store exists, and is the one that the driver log knows.
 
-Owns the question as a person asks it (`forebay status`). It makes and repairs nothing, and decides nothing for
-receivers and batches, which check for themselves.
+Owns this check for `forebay status` only. It creates and repairs nothing, and decides nothing for receivers and
+batches, which check for themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tracker_store.block_stores import HostStore
 
-# Of the time that is left: the driver log's silence must not be taken for the store's.
+# Share of the remaining time to wait for the driver log, so that its delay is not reported as the store's.
 _SHARE = 0.8
 
 
@@ -27,23 +27,24 @@ class StoreProblemError(OSError):
 
 
 def store_of_host(connection: sa.Connection, host: str) -> HostStore | None:
-    """Return what a host has attached; None for one without receivers."""
+    """Return the block store that a host has attached; None for a host without receivers."""
     return next((row for row in list_block_stores(connection) if row.host == host), None)
 
 
 def look_at_root(root: str, known: Future[HostStore | None], left: Callable[[], float]) -> None:
-    """Return if nothing is wrong with a root, as this process sees it. May hang as long as its file system does.
+    """Check a root, as this process sees it; return if nothing is wrong. May hang as long as its file system does.
 
     Args:
-        root: as the setting `block_store` names it.
-        known: what the driver log says that this host has attached; without an answer only the root is looked at.
-        left: the seconds in which to return.
+        root: the root's name in the setting `block_store`.
+        known: the store that this host has attached according to the driver log; without an answer, only the root is
+            checked.
+        left: returns the seconds that are left for this check.
 
     Raises:
-        StoreProblemError: it is not what it should be.
-        OSError: it can't be read.
+        StoreProblemError: the root is not the attached one.
+        OSError: the root can't be read.
     """
-    # pyarrow's 0.2 s are this thread's, not the command's.
+    # Imported here, so that this thread and not the command spends the 0.2 s to load pyarrow.
     from receiver_runtime.block_store.identity import identity_of  # noqa: PLC0415
     from receiver_runtime.block_store.stores import open_block_store, replicas_of  # noqa: PLC0415
 
@@ -51,7 +52,7 @@ def look_at_root(root: str, known: Future[HostStore | None], left: Callable[[], 
     found = identity_of(replica)
     try:
         attached = known.result(left() * _SHARE)
-    except Exception:  # noqa: BLE001  it is reported by itself
+    except Exception:  # noqa: BLE001  the driver log's failure is reported separately
         return
     expected = frozenset[str]() if attached is None else attached.identities_of(replica.name)
     if expected and found not in expected:

@@ -1,7 +1,7 @@
-"""What `forebay status` knows: everything that can be asked within a deadline, and what can't be reached.
+"""Collect what `forebay status` shows: every part that answers within a deadline, and the parts that can't be reached.
 
-Owns which parts there are and how each is asked. It changes nothing, and never raises for a part that fails: the part
-is None then, and `unreachable` says why.
+Owns the list of parts and how each is read. It changes nothing, and never raises for a part that fails: that part is
+None, and `unreachable` says why.
 """
 
 from __future__ import annotations
@@ -37,19 +37,21 @@ Found = TypeVar("Found")
 DRIVER_LOG = "driver log"
 APPLICATION = "forebay status"
 
-# Seconds that a leader's or an agent's counter is watched: they raise them every 1 and 0.5 s.
+# Seconds for which a leader's or an agent's counter is watched; a leader raises its counter every 1 s, an agent every
+# 0.5 s.
 WATCH_SECONDS = 2.5
 _WATCH_STEP_SECONDS = 0.1
-# Of the time that is left: a table that somebody has locked must not take the others' time.
+# Shares of the remaining time for waiting for a lock and for watching: a locked table must not use up the time of the
+# other parts.
 _LOCK_SHARE = 0.25
 _WATCH_SHARE = 0.7
-# Seconds: libpq raises a shorter connection time-out to this.
+# libpq raises a shorter connection timeout to this, in seconds.
 _LEAST_CONNECT_SECONDS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderStatus:
-    """Who leads; `moves`: its counter was raised while it was watched, for `watched` seconds at most."""
+    """The leader; `moves`: its counter was raised while it was watched, for at most `watched` seconds."""
 
     holder: str | None
     term: int
@@ -59,7 +61,7 @@ class LeaderStatus:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """An agent that has not ended; `moves` and `watched` as a leader's."""
+    """An agent that has not ended; `moves` and `watched` as for the leader."""
 
     name: str
     host: str
@@ -69,7 +71,7 @@ class AgentStatus:
 
 @dataclass(frozen=True, slots=True)
 class SystemStatus:
-    """The parts; None: it gave no answer, and `unreachable` names it, or the driver log, with the reason."""
+    """The parts of the status; a part without an answer is None, and `unreachable` names it or the driver log."""
 
     leader: LeaderStatus | None
     agents: list[AgentStatus] | None
@@ -91,15 +93,15 @@ def system_status(
     roots: Sequence[str],
     watch: float = WATCH_SECONDS,
 ) -> SystemStatus:
-    """Ask for everything at once; return within `seconds`.
+    """Read all parts in parallel; return within `seconds`.
 
     Args:
-        url: finds the driver log's URL; it may read files that hang, and what it raises is the driver log's reason.
-        seconds: for all parts together.
-        batches: how many of the newest to read.
-        host: this one, as its agent is named.
-        roots: of the block store, as this host sees it.
-        watch: seconds for which a counter that stands still is watched, at most.
+        url: returns the driver log's URL. It may read files that hang; its exception is reported for the driver log.
+        seconds: the deadline for all parts together.
+        batches: how many of the newest batches to read.
+        host: this host's name, as its agent gives it.
+        roots: the roots of the block store on this host.
+        watch: how many seconds to watch a counter that does not move, at most.
     """
     looks = BoundedLooks(seconds)
     log = looks.start(DRIVER_LOG, lambda: _open(url(), looks.left()))
@@ -114,7 +116,7 @@ def system_status(
     def watching() -> float:
         return min(watch, looks.left() * _WATCH_SHARE)
 
-    # In this order they get the few connections, where each of them waits.
+    # The order in which parts get the few connections if the driver log is slow.
     receivers = ask("receivers", store.receiver_status)
     pipelines = ask("pipelines", store.pipeline_status)
     newest = ask("batches", lambda connection: store.batch_stats(connection, limit=batches))
@@ -126,7 +128,7 @@ def system_status(
         lambda connection: store.processing_times(connection, seconds=SCALING_INTERVAL.total_seconds()),
     )
     decisions = ask("scaling decisions", scaling_decisions)
-    # What is wrong with the block store is an exception of one of these looks, one per root.
+    # A problem of the block store appears as the exception of one of these looks; there is one per root.
     known = ask("block store's identity", lambda connection: store_of_host(connection, host))
     for root in roots:
         looks.start(f"block store {root}", partial(look_at_root, root, known, looks.left))
@@ -145,7 +147,7 @@ def system_status(
 
 
 def _open(url: str, left: float) -> sa.Engine:
-    """Connect with time-outs that fit in what is `left`, seconds; the server lets go by itself what we give up."""
+    """Connect with timeouts that fit in the `left` seconds, so that the server ends statements that we give up on."""
     engine = create_engine(
         url,
         application_name=APPLICATION,
@@ -162,7 +164,7 @@ def _watch_leader(engine: sa.Engine, seconds: float) -> LeaderStatus:
     with connect(engine) as connection:
         first = newest = read_leadership(connection)
     began = time.monotonic()
-    # The connection is given back between two looks: other parts wait for one.
+    # The connection is returned to the pool between two looks, because other parts wait for one.
     while newest == first and first.holder is not None and time.monotonic() - began < seconds:
         time.sleep(_WATCH_STEP_SECONDS)
         with connect(engine) as connection:
@@ -183,7 +185,7 @@ def _watch_agents(engine: sa.Engine, seconds: float) -> list[AgentStatus]:
         time.sleep(_WATCH_STEP_SECONDS)
         newest = read()
     watched = round(time.monotonic() - began, 1)
-    # An agent that appeared meanwhile is alive; one that is gone has ended.
+    # An agent that appeared while watching is alive; one that disappeared has ended.
     return [
         AgentStatus(name, host, first.get((process_id, name, host)) != heartbeat, watched)
         for (process_id, name, host), heartbeat in newest.items()

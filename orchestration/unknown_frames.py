@@ -1,11 +1,11 @@
-"""Finds blocks in the store that no row of the driver log knows; reads every file, changes nothing.
+"""Find blocks in the store that no row of the driver log knows; read every file, change nothing.
 
-The driver log has no such block unless it lost commits (a standby was promoted without them, a backup was restored), or
-a process has stored it and not registered it yet. A row is one thing that knows a frame; clean-up takes rows away, so
-the rest is decided as salvage decides it: an epoch registered exactly its numbers up to its successor's marker, and of
-an older segment what was salvaged lies before an offset that its row notes.
+There are no such blocks unless the driver log lost commits (a standby was promoted without them, or a backup was
+restored), or a process has stored a block and not registered it yet. A missing row alone proves nothing, because
+clean-up deletes rows. So other frames are decided as salvage decides them: an epoch registered exactly its numbers up
+to its successor's marker, and the salvaged frames of an older segment lie before an offset in its row.
 
-Memory: what one file has without a row.
+Memory use: the frames of one file that have no row.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _NAME = re.compile(r"receiver-(?P<receiver>\d+)/(?P<epoch>\d+)-\d+\.segment")
 
 
 class Fate(StrEnum):
-    """Say what happens to a block that no row names."""
+    """What will happen to a block that no row names."""
 
     WAITS = "waits"  # its process registers it, or the receiver's next one salvages it
-    COMES_AGAIN = "comes again"  # its sender brings it again, or it is read again from its position
+    COMES_AGAIN = "comes again"  # its sender sends it again, or it is read again from its position
     UNKNOWN = "unknown"  # nothing registers it: the driver log lost it
 
 
@@ -61,7 +61,7 @@ class UnknownFrame:
 
 @dataclass(slots=True)
 class StoreComparison:
-    """Compares files with rows. What is counted here is whole when `frames` has come to its end."""
+    """A comparison of files with rows. The counts are complete when `frames` is exhausted."""
 
     connection: sa.Connection
     store: BlockStore
@@ -69,7 +69,7 @@ class StoreComparison:
     blocks: int = 0
     frames_by_fate: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
     records_by_fate: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
-    #: (path, why) of what could not be read.
+    #: (path, reason) of each file that could not be read.
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     @property
