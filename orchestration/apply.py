@@ -139,7 +139,7 @@ def _refuse_to_share(pipelines: Sequence[Pipeline], before: Mapping[str, store.P
         owner = owners.setdefault(place.key, (pipeline, name))
         if owner == (pipeline, name) or pipeline not in declared:
             continue
-        gone = "" if owner[0] in declared else f" (if that is no more: `forebay pipelines remove {owner[0]}`)"
+        gone = "" if owner[0] in declared else f" (if that one is gone: `forebay pipelines remove {owner[0]}`)"
         raise SharedPlaceError(
             f"output {name!r} of pipeline {pipeline!r} writes to {place.shown}, as output {owner[1]!r} of pipeline "
             f"{owner[0]!r} does{gone}"

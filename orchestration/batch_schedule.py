@@ -96,7 +96,7 @@ def halted(pipeline: str, by: datetime) -> str:
     """Return the message that a quarantined batch has halted a pipeline, and how to resume."""
     time = by.isoformat()
     return (
-        f'halted (on_failure="halt"): batch {time} is quarantined; mend it and run '
+        f'halted (on_failure="halt"): batch {time} is quarantined; fix the cause and run '
         f"`forebay batches replay {pipeline} {time}`, give it up with `forebay batches discard {pipeline} {time}`, "
         f"or go on without it with `forebay start --pipeline {pipeline}`"
     )

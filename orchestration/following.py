@@ -89,7 +89,7 @@ def follow_targets(
                     rows=found.written.rows,
                 )
         except Exception as error:  # noqa: BLE001  a target's client may raise anything
-            log.warning("could not ask an output's target what it has", error=str(error), **about)
+            log.warning("could not read an output's commits from its target", error=str(error), **about)
             continue
         if wrote:
             log.warning("the target has what an attempt committed before it failed", attempt=found.attempt, **about)

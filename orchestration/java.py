@@ -105,7 +105,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
             continue
         if java.is_new_enough:
             for older in refused:
-                _log.warning("passes over a Java that is too old for Spark", found=str(older), used=str(java))
+                _log.warning("skipped a Java that is too old for Spark", found=str(older), used=str(java))
             return java
         refused.append(java)
     raise JavaNotFoundError(refused)

@@ -295,8 +295,8 @@ class Pipeline:
             catch_up: behind schedule, make "each" missed batch, or "merge" them into one at the newest boundary.
             max_attempts: how often a batch may fail because of its data or code before it is quarantined. Attempts
                 that are lost with their process, host or Spark count in `max_lost_attempts` (a setting).
-            max_records_per_batch: a batch takes no more, but at least one block of each receiver that has any;
-                what is left waits for the next.
+            max_records_per_batch: the most records that a batch takes, except that it takes at least one block of each
+                receiver that has any; the rest waits for the next batch.
             max_bytes_per_batch: the same, in bytes as stored.
             settings: any field of `PipelineSettings`, such as `backpressure_enabled=True`.
 

@@ -20,7 +20,7 @@ class DatabaseUrlMissingError(Exception):
     """No driver log: run `forebay up` in this FOREBAY_HOME (it brings a Postgres), or set FOREBAY_DATABASE_URL."""
 
     def __init__(self) -> None:
-        """The docstring is the message."""
+        """Use the class's docstring as the message."""
         super().__init__(type(self).__doc__)
 
 
@@ -39,28 +39,29 @@ class Settings(BaseSettings):
     )
     block_store: str | None = Field(
         None,
-        description="Where the blocks lie: a directory or an s3://, gs:// or abfs:// URL, or several, with "
-        "commas between them, that are replicas; <home>/blocks unless named.",
+        description="Where blocks are stored: a directory or an s3://, gs:// or abfs:// URL, or several replicas "
+        "separated by commas; default: <home>/blocks.",
     )
     module: str = Field("forebay.demo.pipeline", description="The Python module that declares your pipelines.")
     spark_master: str = Field(
         "local[*]", description="Where batches run: a Spark master URL, or sc://HOST:PORT of a Spark Connect server."
     )
     spark_configuration: dict[str, str] = Field(
-        {}, description='What Spark sessions are configured with, as JSON: {"spark.executor.memory": "4g"}.'
+        {}, description='Configuration of Spark sessions, as JSON: {"spark.executor.memory": "4g"}.'
     )
     heartbeat_limit_seconds: float = Field(
         10.0,
         gt=1,
-        description="A process is dead when its heartbeat counter has not moved for so long.",
+        description="A process is declared dead when its heartbeat counter has not moved for this many seconds.",
     )
     batch_driver_max_runs: int = Field(
-        5_000, ge=1, description="A batch driver is replaced by a new one after so many runs, without a gap."
+        5_000, ge=1, description="A batch driver is replaced by a new one after this many runs, without a gap."
     )
     batch_driver_max_memory_mb: int = Field(
         3_072,
         ge=256,
-        description="A batch driver is replaced by a new one when it, its JVM and Python workers hold more, in MiB.",
+        description="A batch driver is replaced by a new one when it, its JVM and its Python workers use more memory "
+        "than this, in MiB.",
     )
     class_archive: bool = Field(
         default=True,
@@ -70,7 +71,7 @@ class Settings(BaseSettings):
     tracker_http: str = Field(
         "127.0.0.1:3070",
         description="HOST:PORT where each tracker serves /health, /ready, /metrics and the JSON API; port 0: any free "
-        "one; off: none. Elsewhere than on loopback it needs a token.",
+        "port; off: none. Any address except loopback needs a token.",
     )
     history_retention: Annotated[timedelta, BeforeValidator(_duration)] = Field(
         timedelta(days=14),
@@ -78,11 +79,11 @@ class Settings(BaseSettings):
     )
     dagster_url: str | None = Field(
         None,
-        description="The webserver of a Dagster instance that is Forebay's own, set by `forebay up`: there the batch "
-        "sensor waits for its boundary, the tracker pushes batches, and old batch runs are pruned. Elsewhere: none.",
+        description="The webserver of the Dagster instance of `forebay up`, which sets this. There the batch sensor "
+        "waits for its boundary, the tracker pushes batches, and old batch runs are pruned. Unset elsewhere.",
     )
     tracker_token: SecretStr | None = Field(
-        None, description="What a client of the tracker's HTTP server has to send: 'Authorization: Bearer TOKEN'."
+        None, description="The token that clients of the tracker's HTTP server send: 'Authorization: Bearer TOKEN'."
     )
 
     @property

@@ -1,4 +1,4 @@
-"""The JSON of the original's REST endpoints (O03): its field names, statuses and forms, out of the driver log's rows.
+"""Build the JSON of the original's REST endpoints (O03) from the driver log's rows: field names, statuses, formats.
 
 Pure: takes rows, returns values that JSON can hold. Missing values are left out, times are UTC to the millisecond, as
 in Spark (org.apache.spark.status.api.v1.streaming).

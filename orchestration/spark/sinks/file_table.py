@@ -86,8 +86,8 @@ class FileTableSink(Sink):
             if self._try_commit(connection, files, schema, attempt):
                 return
         raise SinkError(
-            f"{attempt.name}: {_TRIES} commits to the {self.format} table {self.target} came too late for another's: "
-            "run what else writes to it at another time"
+            f"{attempt.name}: {_TRIES} commits to the {self.format} table {self.target} conflicted with other commits: "
+            "run the table's other writers at another time"
         )
 
     def outdated(self, attempt: OutputAttempt, newer: int) -> AttemptOutdatedError:

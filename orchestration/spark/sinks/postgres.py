@@ -414,7 +414,7 @@ class PostgresSink(Sink):
         return [TableColumn(*row) for row in cursor.fetchall()]
 
     def _left_over(self, cursor: Any, attempt: OutputAttempt, *, of: str | None = None) -> list[str]:  # noqa: ANN401
-        """Return staging tables of the write `of`; without it, of attempts up to this one at its batch, and old ones."""
+        """Return staging tables of the write `of`, or else of this batch's attempts up to this one, and old ones."""
         cursor.execute(
             "SELECT c.relname, obj_description(c.oid, 'pg_class') FROM pg_class c "
             "WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'r' AND c.relname LIKE %s",
