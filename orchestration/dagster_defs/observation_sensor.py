@@ -37,7 +37,7 @@ Event = dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation
 
 # The daemon's loop is 5 s and skips a sensor whose interval ends some ms later: 29 means every 30 s.
 INTERVAL_SECONDS = 29
-# A plot holds a hundred events.
+# Most minutes that one tick reports: a plot holds 100 events.
 MOST_MINUTES = 100
 # An unchanged check result is reported again after this time, so that its page shows that the check still runs.
 REPEAT_CHECKS = timedelta(minutes=10)

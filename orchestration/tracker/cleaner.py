@@ -44,7 +44,7 @@ RESTORE_WINDOW = timedelta(hours=1)
 FAILING_SECONDS = 5.0
 # Deduplication window of a stream whose declaration is older than the setting for it.
 KEY_WINDOW = timedelta(days=7)
-# How long finished batches, events and ended processes are shown.
+# How long finished batches, events and ended processes are kept.
 HISTORY = timedelta(days=14)
 
 log = structlog.get_logger(__name__)

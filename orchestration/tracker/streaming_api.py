@@ -25,7 +25,7 @@ JsonObject = dict[str, Any]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-# Spark's way to say that an application has not ended.
+# The end time that Spark gives for an application that has not ended.
 _NEVER = "1969-12-31T23:59:59.999GMT"
 
 
