@@ -43,20 +43,33 @@ def list_agents(connection: sa.Connection) -> list[AgentRow]:
     """
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "WITH agents AS (SELECT * FROM forebay.processes WHERE kind = 'agent' AND ended_at IS NULL), "
-                "placed AS (SELECT agent_id, count(*) AS receivers FROM forebay.receivers "
-                "  WHERE removed_at IS NULL AND agent_id IS NOT NULL GROUP BY agent_id), "
-                "bound AS (SELECT host, count(*) AS waiting FROM forebay.receivers "
-                "  WHERE removed_at IS NULL AND host IS NOT NULL AND agent_id IS NULL GROUP BY host) "
-                "SELECT a.id AS agent_id, a.name, a.host, a.slots, coalesce(p.receivers, 0) AS receivers, "
-                "       coalesce(b.waiting, 0) AS waiting, a.draining, a.started_at "
-                "FROM agents a LEFT JOIN placed p ON p.agent_id = a.id LEFT JOIN bound b ON b.host = a.host "
-                "UNION ALL "
-                "SELECT NULL, '', b.host, 0, 0, b.waiting, false, NULL FROM bound b "
-                "WHERE NOT EXISTS (SELECT FROM agents a WHERE a.host = b.host) "
-                "ORDER BY 1 NULLS LAST, 3"
-            )
+            sa.text("""
+                WITH agents AS (
+                    SELECT *
+                    FROM forebay.processes
+                    WHERE kind = 'agent' AND ended_at IS NULL
+                ), placed AS (
+                    SELECT agent_id, count(*) AS receivers
+                    FROM forebay.receivers
+                    WHERE removed_at IS NULL AND agent_id IS NOT NULL
+                    GROUP BY agent_id
+                ), bound AS (
+                    SELECT host, count(*) AS waiting
+                    FROM forebay.receivers
+                    WHERE removed_at IS NULL AND host IS NOT NULL AND agent_id IS NULL
+                    GROUP BY host
+                )
+                SELECT a.id AS agent_id, a.name, a.host, a.slots, coalesce(p.receivers, 0) AS receivers,
+                    coalesce(b.waiting, 0) AS waiting, a.draining, a.started_at
+                FROM agents a
+                LEFT JOIN placed p ON p.agent_id = a.id
+                LEFT JOIN bound b ON b.host = a.host
+                UNION ALL
+                SELECT NULL, '', b.host, 0, 0, b.waiting, false, NULL
+                FROM bound b
+                WHERE NOT EXISTS (SELECT FROM agents a WHERE a.host = b.host)
+                ORDER BY 1 NULLS LAST, 3
+            """)
         ).all()
     return [AgentRow(*row) for row in rows]
 
@@ -68,11 +81,12 @@ def set_draining(connection: sa.Connection, *, name: str, draining: bool) -> int
     """
     with named_failures():
         placed: int | None = connection.execute(
-            sa.text(
-                "UPDATE forebay.processes a SET draining = :draining "
-                "WHERE a.id = (SELECT max(p.id) FROM forebay.processes p WHERE p.kind = 'agent' AND p.name = :name) "
-                "RETURNING (SELECT count(*) FROM forebay.receivers r WHERE r.agent_id = a.id)"
-            ),
+            sa.text("""
+                UPDATE forebay.processes a
+                SET draining = :draining
+                WHERE a.id = (SELECT max(p.id) FROM forebay.processes p WHERE p.kind = 'agent' AND p.name = :name)
+                RETURNING (SELECT count(*) FROM forebay.receivers r WHERE r.agent_id = a.id)
+            """),
             {"name": name, "draining": draining},
         ).scalar()
     if placed is None:
@@ -89,24 +103,25 @@ def forget_host(connection: sa.Connection, host: str) -> tuple[int, int]:
     """
     with named_failures():
         lives: bool = connection.execute(
-            sa.text(
-                "SELECT EXISTS (SELECT FROM forebay.processes "
-                "WHERE kind = 'agent' AND ended_at IS NULL AND host = :host)"
-            ),
+            sa.text("""
+                SELECT EXISTS (SELECT FROM forebay.processes WHERE kind = 'agent' AND ended_at IS NULL AND host = :host)
+            """),
             {"host": host},
         ).scalar_one()
         if lives:
             raise HostLivesError(f"host {host!r}")
         rows = connection.execute(
-            sa.text(
-                "UPDATE forebay.receivers r SET assignment = r.assignment + 1, state = 'INACTIVE', "
-                "  agent_id = NULL, process_id = NULL, since = clock_timestamp(), "
-                "  removed_at = CASE WHEN s.declaration ->> 'receivers' = 'per_host' THEN clock_timestamp() END, "
-                "  host = CASE WHEN s.declaration ->> 'receivers' = 'per_host' THEN r.host END, "
-                "  reason = 'host ' || CAST(:host AS text) || ' was given up' "
-                "FROM forebay.streams s WHERE s.id = r.stream_id AND r.host = :host AND r.removed_at IS NULL "
-                "RETURNING r.removed_at IS NOT NULL AS removed"
-            ),
+            sa.text("""
+                UPDATE forebay.receivers r
+                SET assignment = r.assignment + 1, state = 'INACTIVE', agent_id = NULL, process_id = NULL,
+                    since = clock_timestamp(),
+                    removed_at = CASE WHEN s.declaration ->> 'receivers' = 'per_host' THEN clock_timestamp() END,
+                    host = CASE WHEN s.declaration ->> 'receivers' = 'per_host' THEN r.host END,
+                    reason = 'host ' || CAST(:host AS text) || ' was given up'
+                FROM forebay.streams s
+                WHERE s.id = r.stream_id AND r.host = :host AND r.removed_at IS NULL
+                RETURNING r.removed_at IS NOT NULL AS removed
+            """),
             {"host": host},
         ).all()
         forgotten = connection.execute(

@@ -75,22 +75,26 @@ def database_time(connection: sa.Connection) -> datetime:
     return now
 
 
-_FIGURES = (
-    "SELECT b.batch_time, b.state, b.attempt, b.records, b.bytes, b.blocks, "
-    # A batch that merges missed boundaries stands for all their intervals.
-    "  extract(epoch FROM b.batch_time - b.oldest_time + p.batch_interval)::float8 AS interval, "
-    "  extract(epoch FROM b.scheduling_delay)::float8 AS scheduling_delay, "
-    "  extract(epoch FROM b.processing_time)::float8 AS processing_time, "
-    "  extract(epoch FROM b.total_delay)::float8 AS total_delay "
-    "FROM forebay.batch_stats b JOIN forebay.pipelines p ON p.id = b.pipeline_id "
-)
+_FIGURES = """
+    SELECT b.batch_time, b.state, b.attempt, b.records, b.bytes, b.blocks,
+        -- A batch that merges missed boundaries stands for all their intervals.
+        extract(epoch FROM b.batch_time - b.oldest_time + p.batch_interval)::float8 AS interval,
+        extract(epoch FROM b.scheduling_delay)::float8 AS scheduling_delay,
+        extract(epoch FROM b.processing_time)::float8 AS processing_time,
+        extract(epoch FROM b.total_delay)::float8 AS total_delay
+    FROM forebay.batch_stats b
+    JOIN forebay.pipelines p ON p.id = b.pipeline_id
+"""
 
 
 def batch_figures(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> BatchFigures | None:
     """One batch, or None. No locks; by the primary key."""
     with named_failures():
         row = connection.execute(
-            sa.text(_FIGURES + "WHERE b.pipeline_id = :pipeline AND b.batch_time = :time"),
+            sa.text(f"""
+                {_FIGURES}
+                WHERE b.pipeline_id = :pipeline AND b.batch_time = :time
+            """),
             {"pipeline": pipeline_id, "time": batch_time},
         ).one_or_none()
     return None if row is None else BatchFigures(*row)
@@ -100,10 +104,11 @@ def newest_completed_batch(connection: sa.Connection, pipeline_id: int) -> Batch
     """The batch with records that was completed last, or None. No locks; from the end of an index."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                _FIGURES + "WHERE b.pipeline_id = :pipeline AND b.completed_at IS NOT NULL AND b.attempt > 0 "
-                "ORDER BY b.completed_at DESC LIMIT 1"
-            ),
+            sa.text(f"""
+                {_FIGURES}
+                WHERE b.pipeline_id = :pipeline AND b.completed_at IS NOT NULL AND b.attempt > 0
+                ORDER BY b.completed_at DESC LIMIT 1
+            """),
             {"pipeline": pipeline_id},
         ).one_or_none()
     return None if row is None else BatchFigures(*row)
@@ -119,18 +124,20 @@ def completed_minutes(
     """
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT date_trunc('minute', b.completed_at) AS minute, count(*) AS batches, "
-                "  sum(b.records)::bigint AS records, sum(b.bytes)::bigint AS bytes, "
-                "  percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.scheduling_delay)::float8), "
-                "  percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.processing_time)::float8), "
-                "  percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.total_delay)::float8), "
-                "  percentile_cont(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM b.total_delay)::float8) "
-                "FROM forebay.batch_stats b WHERE b.pipeline_id = :pipeline "
-                "  AND b.completed_at >= date_trunc('minute', CAST(:after AS timestamptz)) + interval '1 minute' "
-                "  AND b.completed_at < date_trunc('minute', clock_timestamp() - interval '5 seconds') "
-                "GROUP BY 1 ORDER BY 1 LIMIT :limit"
-            ),
+            sa.text("""
+                SELECT date_trunc('minute', b.completed_at) AS minute, count(*) AS batches,
+                    sum(b.records)::bigint AS records, sum(b.bytes)::bigint AS bytes,
+                    percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.scheduling_delay)::float8),
+                    percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.processing_time)::float8),
+                    percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.total_delay)::float8),
+                    percentile_cont(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM b.total_delay)::float8)
+                FROM forebay.batch_stats b
+                WHERE b.pipeline_id = :pipeline
+                  AND b.completed_at >= date_trunc('minute', CAST(:after AS timestamptz)) + interval '1 minute'
+                  AND b.completed_at < date_trunc('minute', clock_timestamp() - interval '5 seconds')
+                GROUP BY 1
+                ORDER BY 1 LIMIT :limit
+            """),
             {"pipeline": pipeline_id, "after": after, "limit": limit},
         ).all()
     return [MinuteFigures(*row) for row in rows]
@@ -140,20 +147,33 @@ def pipeline_queue(connection: sa.Connection, pipeline_id: int) -> PipelineQueue
     """What waits for a pipeline. No locks; the unfinished batches, and one probe for those kept aside."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT count(*) FILTER (WHERE b.state IN ('ALLOCATED', 'FAILED', 'BLOCKED')) AS waiting, "
-                "  count(*) FILTER (WHERE b.state = 'RUNNING') AS running, "
-                "  (SELECT CASE WHEN p.state = 'STOPPED' THEN 0 ELSE greatest(0, floor("
-                "     extract(epoch FROM clock_timestamp() - p.last_batch_time) "
-                "     / extract(epoch FROM p.batch_interval)))::bigint END "
-                "   FROM forebay.pipelines p WHERE p.id = :pipeline) AS due, "
-                "  (SELECT count(DISTINCT k.batch_time) FROM forebay.kept_blocks k WHERE k.pipeline_id = :pipeline) "
-                "     AS quarantined, "
-                "  (SELECT max(k.batch_time) FROM forebay.kept_blocks k WHERE k.pipeline_id = :pipeline) "
-                "     AS newest_quarantined "
-                "FROM forebay.batches b WHERE b.pipeline_id = :pipeline "
-                "  AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')"
-            ),
+            sa.text("""
+                SELECT count(*) FILTER (WHERE b.state IN ('ALLOCATED', 'FAILED', 'BLOCKED')) AS waiting,
+                    count(*) FILTER (WHERE b.state = 'RUNNING') AS running,
+                    (
+                        SELECT CASE
+                            WHEN p.state = 'STOPPED' THEN 0
+                            ELSE greatest(0, floor(
+                                extract(epoch FROM clock_timestamp() - p.last_batch_time)
+                                / extract(epoch FROM p.batch_interval)
+                            ))::bigint
+                        END
+                        FROM forebay.pipelines p
+                        WHERE p.id = :pipeline
+                    ) AS due,
+                    (
+                        SELECT count(DISTINCT k.batch_time)
+                        FROM forebay.kept_blocks k
+                        WHERE k.pipeline_id = :pipeline
+                    ) AS quarantined,
+                    (
+                        SELECT max(k.batch_time)
+                        FROM forebay.kept_blocks k
+                        WHERE k.pipeline_id = :pipeline
+                    ) AS newest_quarantined
+                FROM forebay.batches b
+                WHERE b.pipeline_id = :pipeline AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+            """),
             {"pipeline": pipeline_id},
         ).one()
     return PipelineQueue(row.waiting, row.running, row.due, row.quarantined, row.newest_quarantined)

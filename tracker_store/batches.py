@@ -73,18 +73,20 @@ class RunningAttempt:
     process_id: int
 
 
-_BATCH = (
-    "SELECT b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.bytes, "  # noqa: S608  a number of ours
-    "b.blocks, b.retry_at, b.reason, "
-    # A clock that was set back must not make anything wait until it is there again.
-    "b.launch_attempt, abs(extract(epoch FROM clock_timestamp() - b.launched_at))::float8 AS launch_age, "
-    # Further off than any backoff: the clock was set back.
-    "b.retry_at IS NULL OR b.retry_at NOT BETWEEN clock_timestamp() "
-    f"  AND clock_timestamp() + interval '{LONGEST.total_seconds():g} seconds' AS retry_due, "
-    "a.run_id, a.state AS attempt_state, coalesce(a.error, '') AS attempt_error "
-    "FROM forebay.batches b LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id "
-    "AND a.batch_time = b.batch_time AND a.attempt = b.attempt "
-)
+_BATCH = f"""
+    SELECT b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.bytes, b.blocks, b.retry_at, b.reason,
+        -- A clock that was set back must not make anything wait until it is there again.
+        b.launch_attempt, abs(extract(epoch FROM clock_timestamp() - b.launched_at))::float8 AS launch_age,
+        -- Further off than any backoff: the clock was set back.
+        b.retry_at IS NULL
+            OR b.retry_at NOT BETWEEN clock_timestamp()
+                AND clock_timestamp() + interval '{LONGEST.total_seconds():g} seconds' AS retry_due,
+        a.run_id, a.state AS attempt_state, coalesce(a.error, '') AS attempt_error
+    FROM forebay.batches b
+    LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id
+      AND a.batch_time = b.batch_time
+      AND a.attempt = b.attempt
+"""  # noqa: S608  a number of ours
 
 
 def _batch(row: sa.Row[Any]) -> BatchRow:
@@ -111,7 +113,10 @@ def get_batch(connection: sa.Connection, pipeline_id: int, batch_time: datetime)
     """One batch, or None. No locks."""
     with named_failures():
         row = connection.execute(
-            sa.text(_BATCH + "WHERE b.pipeline_id = :pipeline AND b.batch_time = :time"),
+            sa.text(f"""
+                {_BATCH}
+                WHERE b.pipeline_id = :pipeline AND b.batch_time = :time
+            """),
             {"pipeline": pipeline_id, "time": batch_time},
         ).one_or_none()
     return None if row is None else _batch(row)
@@ -121,10 +126,11 @@ def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: in
     """The batches that the pipeline has to finish, oldest first. No locks; the partial index holds few rows."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                _BATCH + "WHERE b.pipeline_id = :pipeline AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') "
-                "ORDER BY b.batch_time LIMIT :limit"
-            ),
+            sa.text(f"""
+                {_BATCH}
+                WHERE b.pipeline_id = :pipeline AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+                ORDER BY b.batch_time LIMIT :limit
+            """),
             {"pipeline": pipeline_id, "limit": limit},
         ).all()
     return [_batch(row) for row in rows]
@@ -210,11 +216,14 @@ def fail_attempt(
     pauses = PAUSES[failure] if retry_after is None else [retry_after]
     with named_failures():
         outcome: str | None = connection.execute(
-            sa.text(
-                LED  # noqa: S608  a constant
-                + "SELECT forebay.end_attempt(:pipeline, :time, :attempt, :run, :error, :failure, :max_attempts, "
-                ":max_lost_attempts, CAST(:pauses AS interval[])) FROM led"
-            ),
+            sa.text(f"""
+                {LED}
+                SELECT forebay.end_attempt(
+                    :pipeline, :time, :attempt, :run, :error, :failure, :max_attempts, :max_lost_attempts,
+                    CAST(:pauses AS interval[])
+                )
+                FROM led
+            """),  # noqa: S608  a constant
             {
                 "term": term,
                 "pipeline": pipeline_id,
@@ -245,10 +254,10 @@ def complete_batch(
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT outcome, detail FROM forebay.complete_batch("
-                ":pipeline, :time, :attempt, CAST(:outputs AS text[]))"
-            ),
+            sa.text("""
+                SELECT outcome, detail
+                FROM forebay.complete_batch(:pipeline, :time, :attempt, CAST(:outputs AS text[]))
+            """),
             {"pipeline": pipeline_id, "time": batch_time, "attempt": attempt, "outputs": list(outputs)},
         ).one()
     if row.outcome == "superseded":
@@ -272,10 +281,10 @@ def complete_replay(
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT outcome, detail FROM forebay.complete_replay("
-                ":pipeline, :time, :attempt, CAST(:outputs AS text[]), CAST(:due AS text[]))"
-            ),
+            sa.text("""
+                SELECT outcome, detail
+                FROM forebay.complete_replay(:pipeline, :time, :attempt, CAST(:outputs AS text[]), CAST(:due AS text[]))
+            """),
             {
                 "pipeline": pipeline_id,
                 "time": batch_time,
@@ -318,13 +327,14 @@ def list_batches(
     """Batches from `first` to `last`, in these states (any unless given), newest first. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                _BATCH + "WHERE b.pipeline_id = :pipeline "
-                "AND (CAST(:first AS timestamptz) IS NULL OR b.batch_time >= :first) "
-                "AND (CAST(:last AS timestamptz) IS NULL OR b.batch_time <= :last) "
-                "AND (cardinality(CAST(:states AS text[])) = 0 OR b.state = ANY (CAST(:states AS text[]))) "
-                "ORDER BY b.batch_time DESC LIMIT :limit"
-            ),
+            sa.text(f"""
+                {_BATCH}
+                WHERE b.pipeline_id = :pipeline
+                  AND (CAST(:first AS timestamptz) IS NULL OR b.batch_time >= :first)
+                  AND (CAST(:last AS timestamptz) IS NULL OR b.batch_time <= :last)
+                  AND (cardinality(CAST(:states AS text[])) = 0 OR b.state = ANY (CAST(:states AS text[])))
+                ORDER BY b.batch_time DESC LIMIT :limit
+            """),
             {
                 "pipeline": pipeline_id,
                 "first": first,
@@ -340,10 +350,12 @@ def attempts_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: d
     """Every attempt at a batch, in the order of their numbers. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT attempt, kind, state, run_id, started_at, ended_at, error FROM forebay.batch_attempts "
-                "WHERE pipeline_id = :pipeline AND batch_time = :time ORDER BY attempt"
-            ),
+            sa.text("""
+                SELECT attempt, kind, state, run_id, started_at, ended_at, error
+                FROM forebay.batch_attempts
+                WHERE pipeline_id = :pipeline AND batch_time = :time
+                ORDER BY attempt
+            """),
             {"pipeline": pipeline_id, "time": batch_time},
         ).all()
     return [
@@ -364,11 +376,12 @@ def attempts_of_ended_processes(connection: sa.Connection) -> list[RunningAttemp
     """Running attempts whose process has ended (or was declared dead). No locks; O(running attempts)."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT a.pipeline_id, a.batch_time, a.attempt, a.run_id, a.process_id "
-                "FROM forebay.batch_attempts a JOIN forebay.processes p ON p.id = a.process_id "
-                "WHERE a.state = 'RUNNING' AND p.ended_at IS NOT NULL"
-            )
+            sa.text("""
+                SELECT a.pipeline_id, a.batch_time, a.attempt, a.run_id, a.process_id
+                FROM forebay.batch_attempts a
+                JOIN forebay.processes p ON p.id = a.process_id
+                WHERE a.state = 'RUNNING' AND p.ended_at IS NOT NULL
+            """)
         ).all()
     return [RunningAttempt(row.pipeline_id, row.batch_time, row.attempt, row.run_id, row.process_id) for row in rows]
 
@@ -379,13 +392,17 @@ def attempt_is_over(
     """How a run's attempt ended, where it has, and its process with it, for so long; None else. No locks."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT a.state, a.error FROM forebay.batch_attempts a "
-                "LEFT JOIN forebay.processes p ON p.id = a.process_id "
-                "WHERE a.pipeline_id = :pipeline AND a.batch_time = :time AND a.attempt = :attempt AND a.run_id = :run "
-                "AND a.ended_at < clock_timestamp() - CAST(:since AS interval) "
-                "AND (p.id IS NULL OR p.ended_at < clock_timestamp() - CAST(:since AS interval))"
-            ),
+            sa.text("""
+                SELECT a.state, a.error
+                FROM forebay.batch_attempts a
+                LEFT JOIN forebay.processes p ON p.id = a.process_id
+                WHERE a.pipeline_id = :pipeline
+                  AND a.batch_time = :time
+                  AND a.attempt = :attempt
+                  AND a.run_id = :run
+                  AND a.ended_at < clock_timestamp() - CAST(:since AS interval)
+                  AND (p.id IS NULL OR p.ended_at < clock_timestamp() - CAST(:since AS interval))
+            """),
             {"pipeline": pipeline_id, "time": batch_time, "attempt": attempt, "run": run_id, "since": since},
         ).one_or_none()
     if row is None:
@@ -398,10 +415,11 @@ def runs_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: datet
     """The run of each attempt at a batch, by the attempt's number. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT attempt, run_id FROM forebay.batch_attempts "
-                "WHERE pipeline_id = :pipeline AND batch_time = :time"
-            ),
+            sa.text("""
+                SELECT attempt, run_id
+                FROM forebay.batch_attempts
+                WHERE pipeline_id = :pipeline AND batch_time = :time
+            """),
             {"pipeline": pipeline_id, "time": batch_time},
         ).all()
     return {row.attempt: row.run_id for row in rows}

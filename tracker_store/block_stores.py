@@ -101,10 +101,10 @@ def attach_block_store(connection: sa.Connection, *, host: str, roots: Mapping[s
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT refused_by, its_roots, it_lives FROM forebay.attach_block_store("
-                ":host, CAST(:ids AS text[]), CAST(:names AS text[]))"
-            ),
+            sa.text("""
+                SELECT refused_by, its_roots, it_lives
+                FROM forebay.attach_block_store(:host, CAST(:ids AS text[]), CAST(:names AS text[]))
+            """),
             {"host": host, "ids": list(roots), "names": list(roots.values())},
         ).one_or_none()
     if row is not None:
@@ -125,10 +125,15 @@ def list_block_stores(connection: sa.Connection) -> list[HostStore]:
     """What each host sees, by host. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT b.host, b.roots, b.names, EXISTS (SELECT FROM forebay.processes p WHERE p.kind = 'agent' "
-                "  AND p.ended_at IS NULL AND p.host = b.host AND p.slots > 0) AS lives "
-                "FROM forebay.block_stores b ORDER BY b.host"
-            )
+            sa.text("""
+                SELECT b.host, b.roots, b.names,
+                    EXISTS (
+                        SELECT
+                        FROM forebay.processes p
+                        WHERE p.kind = 'agent' AND p.ended_at IS NULL AND p.host = b.host AND p.slots > 0
+                    ) AS lives
+                FROM forebay.block_stores b
+                ORDER BY b.host
+            """)
         ).all()
     return [HostStore(row.host, dict(zip(row.roots, row.names, strict=True)), row.lives) for row in rows]

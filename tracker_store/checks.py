@@ -46,10 +46,12 @@ class CheckResult:
 
 
 # $OF_STREAMS and $OF_PIPELINE in a query, for :pipeline: the receivers that it reads, or itself; null: all there are.
-_OF_STREAMS = (
-    "(CAST(:pipeline AS bigint) IS NULL OR r.stream_id = ANY ("
-    "SELECT unnest(q.stream_ids) FROM forebay.pipelines q WHERE q.id = :pipeline))"
-)
+_OF_STREAMS = """
+    (
+        CAST(:pipeline AS bigint) IS NULL
+        OR r.stream_id = ANY (SELECT unnest(q.stream_ids) FROM forebay.pipelines q WHERE q.id = :pipeline)
+    )
+"""
 _OF_PIPELINE = "(CAST(:pipeline AS bigint) IS NULL OR p.id = :pipeline)"
 
 
@@ -62,10 +64,11 @@ def _found(
     output: str | None = None,
 ) -> CheckResult:
     query = query.replace("$OF_STREAMS", _OF_STREAMS).replace("$OF_PIPELINE", _OF_PIPELINE)
-    statement = sa.text(
-        f"SELECT o.offender, count(*) OVER () AS violations FROM ({query}) AS o(offender) "  # noqa: S608  our own text
-        f"LIMIT {OFFENDERS_NAMED}"
-    )
+    statement = sa.text(f"""
+        SELECT o.offender, count(*) OVER () AS violations
+        FROM ({query}) AS o(offender)
+        LIMIT {OFFENDERS_NAMED}
+    """)  # noqa: S608  our own text
     values: dict[str, object] = {"pipeline": pipeline_id} | ({"output": output} if ":output" in query else {})
     with named_failures():
         rows = connection.execute(statement, values).all()
@@ -439,12 +442,15 @@ def functions_are_the_files(connection: sa.Connection, pipeline_id: int | None =
     del pipeline_id
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT p.proname, p.prosrc, p.prosecdef, p.provolatile, coalesce(p.proconfig, '{}') AS settings, "
-                "ARRAY(SELECT format('%s %s', coalesce(p.proargnames[n], ''), format_type(t, NULL)) "
-                "      FROM unnest(p.proargtypes) WITH ORDINALITY AS a(t, n)) AS arguments "
-                "FROM pg_proc p WHERE p.pronamespace = CAST('forebay' AS regnamespace)"
-            )
+            sa.text("""
+                SELECT p.proname, p.prosrc, p.prosecdef, p.provolatile, coalesce(p.proconfig, '{}') AS settings,
+                    ARRAY(
+                        SELECT format('%s %s', coalesce(p.proargnames[n], ''), format_type(t, NULL))
+                        FROM unnest(p.proargtypes) WITH ORDINALITY AS a(t, n)
+                    ) AS arguments
+                FROM pg_proc p
+                WHERE p.pronamespace = CAST('forebay' AS regnamespace)
+            """)
         ).all()
     installed = {row.proname: row for row in rows}
     offenders = [f"{name}: not in the database" for name in FUNCTIONS if name not in installed]

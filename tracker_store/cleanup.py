@@ -63,12 +63,15 @@ def clean_up_receiver(
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                LED  # noqa: S608  a constant
-                + "SELECT (cleaned.up).* FROM ("
-                "  SELECT forebay.clean_up_receiver(:receiver, :threshold, :max_rows) AS up FROM led OFFSET 0"
-                ") AS cleaned"
-            ),
+            sa.text(f"""
+                {LED}
+                SELECT (cleaned.up).*
+                FROM (
+                    SELECT forebay.clean_up_receiver(:receiver, :threshold, :max_rows) AS up
+                    FROM led
+                    OFFSET 0
+                ) AS cleaned
+            """),  # noqa: S608  a constant
             {"receiver": receiver_id, "threshold": threshold, "max_rows": max_rows, "term": term},
         ).one_or_none()
     if row is None:
@@ -83,7 +86,11 @@ def clean_up_offsets(connection: sa.Connection, *, stream_id: int, max_rows: int
     """
     with named_failures():
         gone: int | None = connection.execute(
-            sa.text(LED + "SELECT forebay.clean_up_offsets(:stream, :max_rows) FROM led"),  # noqa: S608  a constant
+            sa.text(f"""
+                {LED}
+                SELECT forebay.clean_up_offsets(:stream, :max_rows)
+                FROM led
+            """),  # noqa: S608  a constant
             {"stream": stream_id, "max_rows": max_rows, "term": term},
         ).scalar_one_or_none()
     if gone is None:
@@ -102,15 +109,21 @@ def clean_up_keys(
     """
     with named_failures():
         return connection.execute(
-            sa.text(
-                LED  # noqa: S608  a constant
-                + "DELETE FROM forebay.record_keys WHERE (stream_id, key) IN ("
-                "  SELECT stream_id, key FROM forebay.record_keys "
-                "  WHERE stream_id = :stream AND added_at < clock_timestamp() - coalesce("
-                "    (SELECT make_interval(secs => (s.declaration #>> '{settings,key_window}')::float8) "
-                "     FROM forebay.streams s WHERE s.id = :stream), CAST(:window AS interval)) "
-                "  ORDER BY added_at LIMIT :max_rows) AND EXISTS (SELECT FROM led)"
-            ),
+            sa.text(f"""
+                {LED}
+                DELETE FROM forebay.record_keys
+                WHERE (stream_id, key) IN (
+                    SELECT stream_id, key
+                    FROM forebay.record_keys
+                    WHERE stream_id = :stream
+                      AND added_at < clock_timestamp() - coalesce((
+                          SELECT make_interval(secs => (s.declaration #>> '{{settings,key_window}}')::float8)
+                          FROM forebay.streams s
+                          WHERE s.id = :stream
+                      ), CAST(:window AS interval))
+                    ORDER BY added_at LIMIT :max_rows
+                ) AND EXISTS (SELECT FROM led)
+            """),  # noqa: S608  a constant
             {"stream": stream_id, "window": window, "max_rows": max_rows, "term": term},
         ).rowcount
 
@@ -138,26 +151,52 @@ def segments_to_delete(
     """
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                LED  # noqa: S608  a constant
-                + "UPDATE forebay.log_segments SET state = 'DELETING' WHERE id IN ("
-                "  SELECT g.id FROM forebay.log_segments g "
-                "  WHERE g.receiver_id = :receiver AND g.id > :after AND (g.state = 'DELETING' OR g.state = 'SEALED' "
-                "    AND g.sealed_at < clock_timestamp() - CAST(:window AS interval) "
-                "    AND CASE WHEN EXISTS (SELECT 1 FROM forebay.blocks b "
-                "                          WHERE b.receiver_id = :receiver AND b.segment_id IS NOT NULL) "
-                "        THEN g.id < (SELECT b.segment_id FROM forebay.blocks b "
-                "                     WHERE b.receiver_id = :receiver AND b.segment_id IS NOT NULL "
-                "                     ORDER BY b.sequence LIMIT 1) "
-                "        ELSE g.epoch < (SELECT b.epoch FROM forebay.blocks b WHERE b.receiver_id = :receiver "
-                "                        ORDER BY b.sequence DESC LIMIT 1) END "
-                "    AND (g.salvaged_sequence IS NULL OR g.salvaged_sequence <= ("
-                "        SELECT r.low_mark FROM forebay.receivers r WHERE r.id = :receiver)) "
-                "    AND NOT EXISTS (SELECT 1 FROM forebay.kept_blocks k WHERE k.segment_id = g.id) "
-                "    AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id)) "
-                "  ORDER BY g.id LIMIT :limit FOR UPDATE SKIP LOCKED) AND EXISTS (SELECT FROM led) "
-                "RETURNING id, path"
-            ),
+            sa.text(f"""
+                {LED}
+                UPDATE forebay.log_segments
+                SET state = 'DELETING'
+                WHERE id IN (
+                    SELECT g.id
+                    FROM forebay.log_segments g
+                    WHERE g.receiver_id = :receiver
+                      AND g.id > :after
+                      AND (
+                          g.state = 'DELETING'
+                          OR g.state = 'SEALED'
+                            AND g.sealed_at < clock_timestamp() - CAST(:window AS interval)
+                            AND CASE
+                                WHEN EXISTS (
+                                    SELECT 1
+                                    FROM forebay.blocks b
+                                    WHERE b.receiver_id = :receiver AND b.segment_id IS NOT NULL
+                                ) THEN g.id < (
+                                    SELECT b.segment_id
+                                    FROM forebay.blocks b
+                                    WHERE b.receiver_id = :receiver AND b.segment_id IS NOT NULL
+                                    ORDER BY b.sequence LIMIT 1
+                                )
+                                ELSE g.epoch < (
+                                    SELECT b.epoch
+                                    FROM forebay.blocks b
+                                    WHERE b.receiver_id = :receiver
+                                    ORDER BY b.sequence DESC LIMIT 1
+                                )
+                            END
+                            AND (
+                                g.salvaged_sequence IS NULL
+                                OR g.salvaged_sequence <= (
+                                    SELECT r.low_mark
+                                    FROM forebay.receivers r
+                                    WHERE r.id = :receiver
+                                )
+                            )
+                            AND NOT EXISTS (SELECT 1 FROM forebay.kept_blocks k WHERE k.segment_id = g.id)
+                            AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id)
+                      )
+                    ORDER BY g.id LIMIT :limit FOR UPDATE SKIP LOCKED
+                ) AND EXISTS (SELECT FROM led)
+                RETURNING id, path
+            """),  # noqa: S608  a constant
             {"receiver": receiver_id, "window": restore_window, "limit": limit, "after": after, "term": term},
         ).all()
     return [DeletableSegment(row.id, row.path) for row in sorted(rows)]
@@ -167,9 +206,10 @@ def forget_segment(connection: sa.Connection, *, segment_id: int, term: int | No
     """Delete the row of a segment whose file is gone. Locks: leadership FOR SHARE, the row."""
     with named_failures():
         connection.execute(
-            sa.text(
-                LED  # noqa: S608  a constant
-                + "DELETE FROM forebay.log_segments WHERE id = :id AND state = 'DELETING' AND EXISTS (SELECT FROM led)"
-            ),
+            sa.text(f"""
+                {LED}
+                DELETE FROM forebay.log_segments
+                WHERE id = :id AND state = 'DELETING' AND EXISTS (SELECT FROM led)
+            """),  # noqa: S608  a constant
             {"id": segment_id, "term": term},
         )

@@ -34,14 +34,18 @@ def add_dead_letters(
     """
     with named_failures():
         return connection.execute(
-            sa.text(
-                "INSERT INTO forebay.dead_letters "
-                '(receiver_id, epoch, reason, part, bytes, segment_id, "offset", length, crc32c) '
-                "SELECT :receiver, :epoch, l.* FROM unnest(CAST(:reasons AS text[]), CAST(:parts AS integer[]), "
-                "CAST(:bytes AS bigint[]), CAST(:segments AS bigint[]), CAST(:offsets AS bigint[]), "
-                "CAST(:lengths AS bigint[]), CAST(:checksums AS bigint[])) AS l "
-                'ON CONFLICT (segment_id, "offset") DO NOTHING'
-            ),
+            sa.text("""
+                INSERT INTO forebay.dead_letters (
+                    receiver_id, epoch, reason, part, bytes, segment_id, "offset", length, crc32c
+                )
+                SELECT :receiver, :epoch, l.*
+                FROM unnest(
+                    CAST(:reasons AS text[]), CAST(:parts AS integer[]), CAST(:bytes AS bigint[]),
+                    CAST(:segments AS bigint[]), CAST(:offsets AS bigint[]), CAST(:lengths AS bigint[]),
+                    CAST(:checksums AS bigint[])
+                ) AS l
+                ON CONFLICT (segment_id, "offset") DO NOTHING
+            """),
             {
                 "receiver": receiver_id,
                 "epoch": epoch,

@@ -41,10 +41,10 @@ def clean_up_history(
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT outcome, batches, more FROM forebay.clean_up_history("
-                "CAST(:term AS bigint), :pipeline, :keep, :rows)"
-            ),
+            sa.text("""
+                SELECT outcome, batches, more
+                FROM forebay.clean_up_history(CAST(:term AS bigint), :pipeline, :keep, :rows)
+            """),
             {"term": term, "pipeline": pipeline_id, "keep": keep, "rows": max_rows},
         ).one()
     if row.outcome == "deposed":

@@ -57,10 +57,10 @@ def take_launch(
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT outcome, detail FROM forebay.take_launch("
-                "CAST(:term AS bigint), :pipeline, :time, :attempt, :launcher, :lease)"
-            ),
+            sa.text("""
+                SELECT outcome, detail
+                FROM forebay.take_launch(CAST(:term AS bigint), :pipeline, :time, :attempt, :launcher, :lease)
+            """),
             {
                 "term": term,
                 "pipeline": pipeline_id,

@@ -18,10 +18,14 @@ from tracker_store.errors import DriverLogError
 # Before a statement of the leader's that is no function of its own: locks the row if that is of the term, and `led` is
 # empty if it is not; the term null is any, for who is no leader. The row is locked before anything is changed, and a
 # function that is called then has a fresh snapshot.
-LED = (
-    "WITH led AS MATERIALIZED (SELECT FROM forebay.leadership "
-    "WHERE term = CAST(:term AS bigint) OR CAST(:term AS bigint) IS NULL FOR SHARE) "
-)
+LED = """
+    WITH led AS MATERIALIZED (
+        SELECT
+        FROM forebay.leadership
+        WHERE term = CAST(:term AS bigint) OR CAST(:term AS bigint) IS NULL
+        FOR SHARE
+    )
+"""
 
 
 class DeposedError(DriverLogError):
@@ -48,10 +52,12 @@ def take_leadership(connection: sa.Connection, *, seen: Leadership, holder: str)
     """Take the next term if the row is still as `seen`; returns the term, or None. Locks: the row."""
     with named_failures():
         term: int | None = connection.execute(
-            sa.text(
-                "UPDATE forebay.leadership SET term = term + 1, counter = counter + 1, holder = :holder, "
-                "since = clock_timestamp() WHERE term = :term AND counter = :counter RETURNING term"
-            ),
+            sa.text("""
+                UPDATE forebay.leadership
+                SET term = term + 1, counter = counter + 1, holder = :holder, since = clock_timestamp()
+                WHERE term = :term AND counter = :counter
+                RETURNING term
+            """),
             {"term": seen.term, "counter": seen.counter, "holder": holder},
         ).scalar()
     return term

@@ -44,10 +44,10 @@ def commit_output(
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT outcome, detail FROM forebay.commit_output("
-                ":pipeline, :time, :attempt, :output, :location, :rows, :to_publish)"
-            ),
+            sa.text("""
+                SELECT outcome, detail
+                FROM forebay.commit_output(:pipeline, :time, :attempt, :output, :location, :rows, :to_publish)
+            """),
             {
                 "pipeline": pipeline_id,
                 "time": batch_time,
@@ -66,10 +66,12 @@ def commits_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: da
     """What is committed for a batch. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT output, batch_time, attempt, location, rows FROM forebay.output_commits "
-                "WHERE pipeline_id = :pipeline AND batch_time = :time ORDER BY output"
-            ),
+            sa.text("""
+                SELECT output, batch_time, attempt, location, rows
+                FROM forebay.output_commits
+                WHERE pipeline_id = :pipeline AND batch_time = :time
+                ORDER BY output
+            """),
             {"pipeline": pipeline_id, "time": batch_time},
         ).all()
     return [OutputCommit(row.output, row.batch_time, row.attempt, row.location, row.rows) for row in rows]
@@ -81,10 +83,11 @@ def commit_of_output(
     """What counts for an output of a batch. No locks."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT output, batch_time, attempt, location, rows FROM forebay.output_commits "
-                "WHERE pipeline_id = :pipeline AND output = :output AND batch_time = :time"
-            ),
+            sa.text("""
+                SELECT output, batch_time, attempt, location, rows
+                FROM forebay.output_commits
+                WHERE pipeline_id = :pipeline AND output = :output AND batch_time = :time
+            """),
             {"pipeline": pipeline_id, "output": output, "time": batch_time},
         ).one_or_none()
     return None if row is None else OutputCommit(row.output, row.batch_time, row.attempt, row.location, row.rows)
@@ -99,13 +102,19 @@ def commits_to_publish(
     """
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT c.output, c.batch_time FROM forebay.output_commits c "
-                "WHERE c.pipeline_id = :pipeline AND c.to_publish AND c.output = ANY (:outputs) "
-                "AND NOT EXISTS (SELECT FROM forebay.batch_attempts a WHERE a.pipeline_id = c.pipeline_id "
-                "AND a.batch_time = c.batch_time AND a.state = 'RUNNING') "
-                "ORDER BY c.batch_time, c.output LIMIT :limit"
-            ),
+            sa.text("""
+                SELECT c.output, c.batch_time
+                FROM forebay.output_commits c
+                WHERE c.pipeline_id = :pipeline
+                  AND c.to_publish
+                  AND c.output = ANY (:outputs)
+                  AND NOT EXISTS (
+                      SELECT
+                      FROM forebay.batch_attempts a
+                      WHERE a.pipeline_id = c.pipeline_id AND a.batch_time = c.batch_time AND a.state = 'RUNNING'
+                  )
+                ORDER BY c.batch_time, c.output LIMIT :limit
+            """),
             {"pipeline": pipeline_id, "outputs": list(outputs), "limit": limit},
         ).all()
     return [(row.output, row.batch_time) for row in rows]
@@ -121,19 +130,32 @@ def commits_to_follow(
     """
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT o.name, a.batch_time FROM forebay.batch_attempts a "
-                "JOIN forebay.batches b ON b.pipeline_id = a.pipeline_id AND b.batch_time = a.batch_time "
-                "AND b.state IN ('COMPLETED', 'QUARANTINED', 'DISCARDED') "
-                "CROSS JOIN unnest(CAST(:outputs AS text[])) AS o(name) "
-                "WHERE a.pipeline_id = :pipeline AND a.state IN ('FAILED', 'LOST') "
-                "AND a.ended_at > clock_timestamp() - CAST(:within AS interval) "
-                "AND NOT EXISTS (SELECT FROM forebay.output_commits c WHERE c.pipeline_id = a.pipeline_id "
-                "AND c.output = o.name AND c.batch_time = a.batch_time AND c.attempt >= a.attempt) "
-                "AND NOT EXISTS (SELECT FROM forebay.batch_attempts r WHERE r.pipeline_id = a.pipeline_id "
-                "AND r.batch_time = a.batch_time AND r.state = 'RUNNING') "
-                "GROUP BY o.name, a.batch_time ORDER BY max(a.ended_at) DESC, o.name LIMIT :limit"
-            ),
+            sa.text("""
+                SELECT o.name, a.batch_time
+                FROM forebay.batch_attempts a
+                JOIN forebay.batches b ON b.pipeline_id = a.pipeline_id
+                  AND b.batch_time = a.batch_time
+                  AND b.state IN ('COMPLETED', 'QUARANTINED', 'DISCARDED')
+                CROSS JOIN unnest(CAST(:outputs AS text[])) AS o(name)
+                WHERE a.pipeline_id = :pipeline
+                  AND a.state IN ('FAILED', 'LOST')
+                  AND a.ended_at > clock_timestamp() - CAST(:within AS interval)
+                  AND NOT EXISTS (
+                      SELECT
+                      FROM forebay.output_commits c
+                      WHERE c.pipeline_id = a.pipeline_id
+                        AND c.output = o.name
+                        AND c.batch_time = a.batch_time
+                        AND c.attempt >= a.attempt
+                  )
+                  AND NOT EXISTS (
+                      SELECT
+                      FROM forebay.batch_attempts r
+                      WHERE r.pipeline_id = a.pipeline_id AND r.batch_time = a.batch_time AND r.state = 'RUNNING'
+                  )
+                GROUP BY o.name, a.batch_time
+                ORDER BY max(a.ended_at) DESC, o.name LIMIT :limit
+            """),
             {"pipeline": pipeline_id, "outputs": list(outputs), "within": within, "limit": limit},
         ).all()
     return [(row.name, row.batch_time) for row in rows]
@@ -192,10 +214,15 @@ def note_published(
     """Readers see what `attempt` committed; nothing is noted where a newer one has committed. Locks: the row."""
     with named_failures():
         connection.execute(
-            sa.text(
-                "UPDATE forebay.output_commits SET to_publish = false WHERE pipeline_id = :pipeline "
-                "AND output = :output AND batch_time = :time AND attempt = :attempt AND to_publish"
-            ),
+            sa.text("""
+                UPDATE forebay.output_commits
+                SET to_publish = false
+                WHERE pipeline_id = :pipeline
+                  AND output = :output
+                  AND batch_time = :time
+                  AND attempt = :attempt
+                  AND to_publish
+            """),
             {"pipeline": pipeline_id, "output": output, "time": batch_time, "attempt": attempt},
         )
 
@@ -209,25 +236,46 @@ def commits_of_closed_hour(
     """
     with named_failures():
         closed = connection.execute(
-            sa.text(
-                "SELECT p.last_batch_time >= :end "
-                "AND NOT EXISTS (SELECT FROM forebay.batches b WHERE b.pipeline_id = p.id AND b.batch_time >= :hour "
-                "AND b.batch_time < :end AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')) "
-                "AND NOT EXISTS (SELECT FROM forebay.batch_attempts a WHERE a.pipeline_id = p.id "
-                "AND a.batch_time >= :hour AND a.batch_time < :end AND a.state = 'RUNNING') "
-                "AND NOT EXISTS (SELECT FROM forebay.output_commits c WHERE c.pipeline_id = p.id AND c.to_publish "
-                "AND c.output = :output AND c.batch_time >= :hour AND c.batch_time < :end) "
-                "FROM forebay.pipelines p WHERE p.id = :pipeline"
-            ),
+            sa.text("""
+                SELECT p.last_batch_time >= :end
+                    AND NOT EXISTS (
+                        SELECT
+                        FROM forebay.batches b
+                        WHERE b.pipeline_id = p.id
+                          AND b.batch_time >= :hour
+                          AND b.batch_time < :end
+                          AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+                    )
+                    AND NOT EXISTS (
+                        SELECT
+                        FROM forebay.batch_attempts a
+                        WHERE a.pipeline_id = p.id
+                          AND a.batch_time >= :hour
+                          AND a.batch_time < :end
+                          AND a.state = 'RUNNING'
+                    )
+                    AND NOT EXISTS (
+                        SELECT
+                        FROM forebay.output_commits c
+                        WHERE c.pipeline_id = p.id
+                          AND c.to_publish
+                          AND c.output = :output
+                          AND c.batch_time >= :hour
+                          AND c.batch_time < :end
+                    )
+                FROM forebay.pipelines p
+                WHERE p.id = :pipeline
+            """),
             {"pipeline": pipeline_id, "output": output, "hour": hour, "end": hour + timedelta(hours=1)},
         ).scalar_one_or_none()
         if not closed:
             return None
         rows = connection.execute(
-            sa.text(
-                "SELECT batch_time, attempt FROM forebay.output_commits WHERE pipeline_id = :pipeline "
-                "AND output = :output AND batch_time >= :hour AND batch_time < :end"
-            ),
+            sa.text("""
+                SELECT batch_time, attempt
+                FROM forebay.output_commits
+                WHERE pipeline_id = :pipeline AND output = :output AND batch_time >= :hour AND batch_time < :end
+            """),
             {"pipeline": pipeline_id, "output": output, "hour": hour, "end": hour + timedelta(hours=1)},
         ).all()
     return {row.batch_time: row.attempt for row in rows}

@@ -51,12 +51,14 @@ def stop_pipelines(connection: sa.Connection, *, name: str | None = None) -> lis
     with named_failures():
         names = (
             connection.execute(
-                sa.text(
-                    "UPDATE forebay.pipelines SET ends_system = ends_system OR CAST(:name AS text) IS NULL, "
-                    "  state = CASE WHEN state = 'RUNNING' THEN 'STOPPING' ELSE state END, "
-                    "  state_since = CASE WHEN state = 'RUNNING' THEN clock_timestamp() ELSE state_since END "
-                    "WHERE removed_at IS NULL AND (CAST(:name AS text) IS NULL OR name = :name) RETURNING name"
-                ),
+                sa.text("""
+                    UPDATE forebay.pipelines
+                    SET ends_system = ends_system OR CAST(:name AS text) IS NULL,
+                        state = CASE WHEN state = 'RUNNING' THEN 'STOPPING' ELSE state END,
+                        state_since = CASE WHEN state = 'RUNNING' THEN clock_timestamp() ELSE state_since END
+                    WHERE removed_at IS NULL AND (CAST(:name AS text) IS NULL OR name = :name)
+                    RETURNING name
+                """),
                 {"name": name},
             )
             .scalars()
@@ -77,23 +79,33 @@ def start_pipelines(
     """
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "WITH before AS ("
-                "  SELECT p.id, p.state, NOT EXISTS (SELECT FROM forebay.stream_lag w "
-                "    WHERE w.pipeline_id = p.id AND w.waiting_records > 0) AS nothing_waits "
-                "  FROM forebay.pipelines p "
-                "  WHERE p.removed_at IS NULL AND (p.state <> 'RUNNING' OR p.halted_by IS NOT NULL AND :lift) "
-                "    AND (CAST(:names AS text[]) IS NULL OR p.name = ANY (CAST(:names AS text[])))) "
-                "UPDATE forebay.pipelines p SET state = 'RUNNING', "
-                "  state_since = CASE WHEN p.state = 'RUNNING' THEN p.state_since ELSE clock_timestamp() END, "
-                "  ends_system = false, halted_by = CASE WHEN :lift THEN NULL ELSE p.halted_by END, "
-                "  last_batch_time = CASE "
-                "    WHEN p.state = 'STOPPED' AND b.state = 'STOPPED' AND b.nothing_waits THEN greatest("
-                "      p.last_batch_time, date_bin(p.batch_interval, clock_timestamp(), timestamptz 'epoch')) "
-                "    ELSE p.last_batch_time END "
-                "FROM before b WHERE b.id = p.id AND (p.state <> 'RUNNING' OR p.halted_by IS NOT NULL AND :lift) "
-                "RETURNING p.name"
-            ),
+            sa.text("""
+                WITH before AS (
+                    SELECT p.id, p.state,
+                        NOT EXISTS (
+                            SELECT
+                            FROM forebay.stream_lag w
+                            WHERE w.pipeline_id = p.id AND w.waiting_records > 0
+                        ) AS nothing_waits
+                    FROM forebay.pipelines p
+                    WHERE p.removed_at IS NULL
+                      AND (p.state <> 'RUNNING' OR p.halted_by IS NOT NULL AND :lift)
+                      AND (CAST(:names AS text[]) IS NULL OR p.name = ANY (CAST(:names AS text[])))
+                )
+                UPDATE forebay.pipelines p
+                SET state = 'RUNNING',
+                    state_since = CASE WHEN p.state = 'RUNNING' THEN p.state_since ELSE clock_timestamp() END,
+                    ends_system = false, halted_by = CASE WHEN :lift THEN NULL ELSE p.halted_by END,
+                    last_batch_time = CASE
+                        WHEN p.state = 'STOPPED' AND b.state = 'STOPPED' AND b.nothing_waits THEN greatest(
+                            p.last_batch_time, date_bin(p.batch_interval, clock_timestamp(), timestamptz 'epoch')
+                        )
+                        ELSE p.last_batch_time
+                    END
+                FROM before b
+                WHERE b.id = p.id AND (p.state <> 'RUNNING' OR p.halted_by IS NOT NULL AND :lift)
+                RETURNING p.name
+            """),
             {"names": None if names is None else list(names), "lift": lift_halts},
         ).scalars()
         started = sorted(rows)
@@ -125,11 +137,15 @@ def all_ended(connection: sa.Connection, *, after_seconds: float = 0.0) -> bool:
     """Whether everything was asked to stop, and has been STOPPED for so long. No locks."""
     with named_failures():
         ended: bool | None = connection.execute(
-            sa.text(
-                "SELECT bool_and(ends_system AND state = 'STOPPED' "
-                "  AND state_since <= clock_timestamp() - make_interval(secs => :seconds)) "
-                "FROM forebay.pipelines WHERE removed_at IS NULL"
-            ),
+            sa.text("""
+                SELECT bool_and(
+                    ends_system
+                    AND state = 'STOPPED'
+                    AND state_since <= clock_timestamp() - make_interval(secs => :seconds)
+                )
+                FROM forebay.pipelines
+                WHERE removed_at IS NULL
+            """),
             {"seconds": after_seconds},
         ).scalar_one()
     return bool(ended)
@@ -139,37 +155,55 @@ def stop_progress(connection: sa.Connection, names: Sequence[str]) -> list[StopP
     """How far these pipelines are. No locks; two probes per pipeline and receiver."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT p.name, p.state, p.state_since, "
-                "  ARRAY(SELECT s.name || '/' || r.ordinal || ' ' || r.state FROM forebay.receivers r "
-                "        JOIN forebay.streams s ON s.id = r.stream_id "
-                "        WHERE r.stream_id = ANY (p.stream_ids) AND r.removed_at IS NULL "
-                "          AND r.state IN ('SCHEDULED', 'ACTIVE', 'PAUSED') AND NOT EXISTS ("
-                "            SELECT FROM forebay.pipelines o WHERE o.removed_at IS NULL AND o.state = 'RUNNING' "
-                "              AND r.stream_id = ANY (o.stream_ids)) "
-                "        ORDER BY s.name, r.ordinal) AS receivers, "
-                "  lag.blocks, lag.records, unfinished.batches, "
-                "  oldest.batch_time, oldest.state AS batch_state, oldest.attempt, oldest.reason, "
-                "  unfinished.quarantined "
-                "FROM forebay.pipelines p "
-                "CROSS JOIN LATERAL ("
-                "  SELECT coalesce(sum(w.waiting_blocks), 0)::bigint AS blocks, "
-                "    coalesce(sum(w.waiting_records), 0)::bigint AS records "
-                "  FROM forebay.stream_lag w WHERE w.pipeline_id = p.id AND ("
-                "    w.oldest_added_at < p.state_since OR NOT EXISTS ("
-                "      SELECT FROM forebay.pipelines o WHERE o.removed_at IS NULL AND o.state = 'RUNNING' "
-                "        AND w.stream_id = ANY (o.stream_ids)))) AS lag "
-                "CROSS JOIN LATERAL ("
-                "  SELECT count(*) FILTER (WHERE b.state <> 'QUARANTINED') AS batches, "
-                "    count(*) FILTER (WHERE b.state = 'QUARANTINED') AS quarantined FROM forebay.batches b "
-                "  WHERE b.pipeline_id = p.id "
-                "    AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED', 'QUARANTINED')) AS unfinished "
-                "LEFT JOIN LATERAL ("
-                "  SELECT b.batch_time, b.state, b.attempt, b.reason FROM forebay.batches b "
-                "  WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') "
-                "  ORDER BY b.batch_time LIMIT 1) AS oldest ON true "
-                "WHERE p.removed_at IS NULL AND p.name = ANY (CAST(:names AS text[])) ORDER BY p.name"
-            ),
+            sa.text("""
+                SELECT p.name, p.state, p.state_since,
+                    ARRAY(
+                        SELECT s.name || '/' || r.ordinal || ' ' || r.state
+                        FROM forebay.receivers r
+                        JOIN forebay.streams s ON s.id = r.stream_id
+                        WHERE r.stream_id = ANY (p.stream_ids)
+                          AND r.removed_at IS NULL
+                          AND r.state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')
+                          AND NOT EXISTS (
+                              SELECT
+                              FROM forebay.pipelines o
+                              WHERE o.removed_at IS NULL AND o.state = 'RUNNING' AND r.stream_id = ANY (o.stream_ids)
+                          )
+                        ORDER BY s.name, r.ordinal
+                    ) AS receivers,
+                    lag.blocks, lag.records, unfinished.batches, oldest.batch_time, oldest.state AS batch_state,
+                    oldest.attempt, oldest.reason, unfinished.quarantined
+                FROM forebay.pipelines p
+                CROSS JOIN LATERAL (
+                    SELECT coalesce(sum(w.waiting_blocks), 0)::bigint AS blocks,
+                        coalesce(sum(w.waiting_records), 0)::bigint AS records
+                    FROM forebay.stream_lag w
+                    WHERE w.pipeline_id = p.id
+                      AND (
+                          w.oldest_added_at < p.state_since
+                          OR NOT EXISTS (
+                              SELECT
+                              FROM forebay.pipelines o
+                              WHERE o.removed_at IS NULL AND o.state = 'RUNNING' AND w.stream_id = ANY (o.stream_ids)
+                          )
+                      )
+                ) AS lag
+                CROSS JOIN LATERAL (
+                    SELECT count(*) FILTER (WHERE b.state <> 'QUARANTINED') AS batches,
+                        count(*) FILTER (WHERE b.state = 'QUARANTINED') AS quarantined
+                    FROM forebay.batches b
+                    WHERE b.pipeline_id = p.id
+                      AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED', 'QUARANTINED')
+                ) AS unfinished
+                LEFT JOIN LATERAL (
+                    SELECT b.batch_time, b.state, b.attempt, b.reason
+                    FROM forebay.batches b
+                    WHERE b.pipeline_id = p.id AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+                    ORDER BY b.batch_time LIMIT 1
+                ) AS oldest ON true
+                WHERE p.removed_at IS NULL AND p.name = ANY (CAST(:names AS text[]))
+                ORDER BY p.name
+            """),
             {"names": list(names)},
         ).all()
     return [

@@ -67,11 +67,17 @@ def list_streams(connection: sa.Connection) -> list[StreamRow]:
     """Every live stream with the number of its receivers. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT s.id, s.name, s.version, s.declaration, "
-                "(SELECT count(*) FROM forebay.receivers r WHERE r.stream_id = s.id AND r.removed_at IS NULL) "
-                "AS receivers FROM forebay.streams s WHERE s.removed_at IS NULL ORDER BY s.name"
-            )
+            sa.text("""
+                SELECT s.id, s.name, s.version, s.declaration,
+                    (
+                        SELECT count(*)
+                        FROM forebay.receivers r
+                        WHERE r.stream_id = s.id AND r.removed_at IS NULL
+                    ) AS receivers
+                FROM forebay.streams s
+                WHERE s.removed_at IS NULL
+                ORDER BY s.name
+            """)
         ).all()
     return [StreamRow(row.id, row.name, row.version, row.declaration, row.receivers) for row in rows]
 
@@ -80,10 +86,12 @@ def list_pipelines(connection: sa.Connection) -> list[PipelineRow]:
     """Every live pipeline. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state, halted_by "
-                "FROM forebay.pipelines WHERE removed_at IS NULL ORDER BY name"
-            )
+            sa.text("""
+                SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state, halted_by
+                FROM forebay.pipelines
+                WHERE removed_at IS NULL
+                ORDER BY name
+            """)
         ).all()
     return [_pipeline(row) for row in rows]
 
@@ -92,10 +100,11 @@ def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:
     """A live pipeline by name. No locks. Raises NotAppliedError."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state, halted_by "
-                "FROM forebay.pipelines WHERE name = :name AND removed_at IS NULL"
-            ),
+            sa.text("""
+                SELECT id, name, version, declaration, stream_ids, batch_interval, last_batch_time, state, halted_by
+                FROM forebay.pipelines
+                WHERE name = :name AND removed_at IS NULL
+            """),
             {"name": name},
         ).one_or_none()
     if row is None:
@@ -135,21 +144,25 @@ def apply_stream(
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "WITH written AS ("
-                "  INSERT INTO forebay.streams AS s (name, declaration, retention) "
-                "  VALUES (:name, CAST(:declaration AS jsonb), :retention) "
-                "  ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE "
-                "  SET declaration = excluded.declaration, retention = excluded.retention, "
-                "    version = s.version + 1, applied_at = clock_timestamp() "
-                "  WHERE s.declaration IS DISTINCT FROM excluded.declaration "
-                "  RETURNING id, version), "
-                "freed AS ("
-                "  UPDATE forebay.receivers r SET state = 'INACTIVE', reason = 'declaration changed', "
-                "    since = clock_timestamp(), assignment = r.assignment + 1, agent_id = NULL "
-                "  FROM written w WHERE r.stream_id = w.id AND w.version > 1 AND r.removed_at IS NULL) "
-                "SELECT id FROM written"
-            ),
+            sa.text("""
+                WITH written AS (
+                    INSERT INTO forebay.streams AS s (name, declaration, retention)
+                    VALUES (:name, CAST(:declaration AS jsonb), :retention)
+                    ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE
+                    SET declaration = excluded.declaration, retention = excluded.retention, version = s.version + 1,
+                        applied_at = clock_timestamp()
+                    WHERE s.declaration IS DISTINCT FROM excluded.declaration
+                    RETURNING id, version
+                ), freed AS (
+                    UPDATE forebay.receivers r
+                    SET state = 'INACTIVE', reason = 'declaration changed', since = clock_timestamp(),
+                        assignment = r.assignment + 1, agent_id = NULL
+                    FROM written w
+                    WHERE r.stream_id = w.id AND w.version > 1 AND r.removed_at IS NULL
+                )
+                SELECT id
+                FROM written
+            """),
             {"name": name, "declaration": json.dumps(declaration), "retention": retention},
         ).one_or_none()
         stream_id: int = (
@@ -161,23 +174,25 @@ def apply_stream(
             ).scalar_one()
         )
         connection.execute(
-            sa.text(
-                "INSERT INTO forebay.receivers (stream_id, ordinal) "
-                "SELECT :stream, n FROM generate_series(1, :receivers) AS n "
-                "ON CONFLICT (stream_id, ordinal) DO UPDATE SET removed_at = NULL, "
-                "  host = CASE WHEN :listens THEN receivers.host END "
-                "WHERE receivers.removed_at IS NOT NULL OR receivers.host IS NOT NULL AND NOT :listens"
-            ),
+            sa.text("""
+                INSERT INTO forebay.receivers (stream_id, ordinal)
+                SELECT :stream, n
+                FROM generate_series(1, :receivers) AS n
+                ON CONFLICT (stream_id, ordinal) DO UPDATE
+                SET removed_at = NULL, host = CASE WHEN :listens THEN receivers.host END
+                WHERE receivers.removed_at IS NOT NULL OR receivers.host IS NOT NULL AND NOT :listens
+            """),
             {"stream": stream_id, "receivers": receivers or 0, "listens": bool(declaration.get("listens"))},
         )
         connection.execute(
-            sa.text(
-                "UPDATE forebay.receivers SET removed_at = clock_timestamp(), state = 'INACTIVE', "
-                "reason = 'removed from the declaration', since = clock_timestamp(), assignment = assignment + 1, "
-                "agent_id = NULL "
-                "WHERE stream_id = :stream AND removed_at IS NULL "
-                "AND CASE WHEN :per_host THEN host IS NULL ELSE ordinal > :receivers END"
-            ),
+            sa.text("""
+                UPDATE forebay.receivers
+                SET removed_at = clock_timestamp(), state = 'INACTIVE', reason = 'removed from the declaration',
+                    since = clock_timestamp(), assignment = assignment + 1, agent_id = NULL
+                WHERE stream_id = :stream
+                  AND removed_at IS NULL
+                  AND CASE WHEN :per_host THEN host IS NULL ELSE ordinal > :receivers END
+            """),
             {"stream": stream_id, "receivers": receivers or 0, "per_host": receivers is None},
         )
     return stream_id
@@ -201,10 +216,11 @@ def apply_pipeline(
     """
     with named_failures():
         pipeline_id: int = connection.execute(
-            sa.text(
-                "SELECT forebay.apply_pipeline(:name, CAST(:declaration AS jsonb), CAST(:streams AS bigint[]), "
-                ":interval, :retention, :at_latest)"
-            ),
+            sa.text("""
+                SELECT forebay.apply_pipeline(
+                    :name, CAST(:declaration AS jsonb), CAST(:streams AS bigint[]), :interval, :retention, :at_latest
+                )
+            """),
             {
                 "name": name,
                 "declaration": json.dumps(declaration),
@@ -240,10 +256,11 @@ def waiting_records(connection: sa.Connection, pipeline_id: int, stream_id: int)
     """Records of a stream that the pipeline has not given to a batch. No locks."""
     with named_failures():
         records: int = connection.execute(
-            sa.text(
-                "SELECT coalesce(sum(waiting_records), 0)::bigint FROM forebay.stream_lag "
-                "WHERE pipeline_id = :pipeline AND stream_id = :stream"
-            ),
+            sa.text("""
+                SELECT coalesce(sum(waiting_records), 0)::bigint
+                FROM forebay.stream_lag
+                WHERE pipeline_id = :pipeline AND stream_id = :stream
+            """),
             {"pipeline": pipeline_id, "stream": stream_id},
         ).scalar_one()
     return records
@@ -253,13 +270,15 @@ def unfinished_records(connection: sa.Connection, pipeline_id: int, stream_id: i
     """Records of a stream that batches of the pipeline have which are not finished. No locks."""
     with named_failures():
         records: int = connection.execute(
-            sa.text(
-                "SELECT coalesce(sum(a.records), 0)::bigint FROM forebay.batches b "
-                "JOIN forebay.batch_allocations a ON a.pipeline_id = b.pipeline_id AND a.batch_time = b.batch_time "
-                "JOIN forebay.receivers r ON r.id = a.receiver_id "
-                "WHERE b.pipeline_id = :pipeline AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') "
-                "AND r.stream_id = :stream"
-            ),
+            sa.text("""
+                SELECT coalesce(sum(a.records), 0)::bigint
+                FROM forebay.batches b
+                JOIN forebay.batch_allocations a ON a.pipeline_id = b.pipeline_id AND a.batch_time = b.batch_time
+                JOIN forebay.receivers r ON r.id = a.receiver_id
+                WHERE b.pipeline_id = :pipeline
+                  AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+                  AND r.stream_id = :stream
+            """),
             {"pipeline": pipeline_id, "stream": stream_id},
         ).scalar_one()
     return records

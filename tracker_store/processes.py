@@ -42,12 +42,19 @@ def register_process(
     """
     with named_failures():
         process_id: int = connection.execute(
-            sa.text(
-                "INSERT INTO forebay.processes (kind, name, host, pid, slots, draining) "
-                "VALUES (:kind, :name, :host, :pid, :slots, :kind = 'agent' AND coalesce("
-                "  (SELECT p.draining FROM forebay.processes p WHERE p.kind = 'agent' AND p.name = :name "
-                "   ORDER BY p.id DESC LIMIT 1), false)) RETURNING id"
-            ),
+            sa.text("""
+                INSERT INTO forebay.processes (kind, name, host, pid, slots, draining)
+                VALUES (
+                    :kind, :name, :host, :pid, :slots,
+                    :kind = 'agent' AND coalesce((
+                        SELECT p.draining
+                        FROM forebay.processes p
+                        WHERE p.kind = 'agent' AND p.name = :name
+                        ORDER BY p.id DESC LIMIT 1
+                    ), false)
+                )
+                RETURNING id
+            """),
             {"kind": kind.value, "name": name, "host": host, "pid": pid, "slots": slots},
         ).scalar_one()
     return process_id
@@ -67,10 +74,10 @@ def heartbeat(
     """
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT alive, receiver_id, rate_limit, desired_state, assignment, newest_sequence "
-                "FROM forebay.heartbeat(:process, CAST(:receivers AS bigint[]), CAST(:queued AS integer[]))"
-            ),
+            sa.text("""
+                SELECT alive, receiver_id, rate_limit, desired_state, assignment, newest_sequence
+                FROM forebay.heartbeat(:process, CAST(:receivers AS bigint[]), CAST(:queued AS integer[]))
+            """),
             {
                 "process": process_id,
                 "receivers": list(receiver_ids),
@@ -95,10 +102,11 @@ def deregister_process(connection: sa.Connection, process_id: int, reason: str =
     """End a process by its own word. Locks: its row."""
     with named_failures():
         connection.execute(
-            sa.text(
-                "UPDATE forebay.processes SET ended_at = clock_timestamp(), end_reason = :reason "
-                "WHERE id = :id AND ended_at IS NULL"
-            ),
+            sa.text("""
+                UPDATE forebay.processes
+                SET ended_at = clock_timestamp(), end_reason = :reason
+                WHERE id = :id AND ended_at IS NULL
+            """),
             {"id": process_id, "reason": reason},
         )
 
@@ -110,10 +118,11 @@ def end_processes_of_pid(connection: sa.Connection, *, hosts: Sequence[str], pid
     """
     with named_failures():
         return connection.execute(
-            sa.text(
-                "UPDATE forebay.processes SET ended_at = clock_timestamp(), end_reason = :why "
-                "WHERE host = ANY (CAST(:hosts AS text[])) AND pid = :pid AND ended_at IS NULL"
-            ),
+            sa.text("""
+                UPDATE forebay.processes
+                SET ended_at = clock_timestamp(), end_reason = :why
+                WHERE host = ANY (CAST(:hosts AS text[])) AND pid = :pid AND ended_at IS NULL
+            """),
             {"hosts": list(hosts), "pid": pid, "why": why},
         ).rowcount
 
@@ -122,10 +131,12 @@ def live_processes(connection: sa.Connection) -> list[LiveProcess]:
     """Every process that has not ended. No locks; the partial index holds the live ones alone."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT id, kind, name, host, slots, heartbeat, draining FROM forebay.processes "
-                "WHERE ended_at IS NULL ORDER BY id"
-            )
+            sa.text("""
+                SELECT id, kind, name, host, slots, heartbeat, draining
+                FROM forebay.processes
+                WHERE ended_at IS NULL
+                ORDER BY id
+            """)
         ).all()
     return [
         LiveProcess(row.id, ProcessKind(row.kind), row.name, row.host, row.slots, row.heartbeat, row.draining)

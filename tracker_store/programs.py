@@ -101,10 +101,11 @@ def _signatures(connection: sa.Connection, name: str) -> Sequence[str]:
     """Of the functions of a name, as DROP takes them. No locks."""
     return (
         connection.execute(
-            sa.text(
-                "SELECT oid::regprocedure::text FROM pg_proc "
-                "WHERE pronamespace = 'forebay'::regnamespace AND proname = :name"
-            ),
+            sa.text("""
+                SELECT oid::regprocedure::text
+                FROM pg_proc
+                WHERE pronamespace = 'forebay'::regnamespace AND proname = :name
+            """),
             {"name": name},
         )
         .scalars()

@@ -65,17 +65,23 @@ class RatedReceiver:
     rate_limit: float | None
 
 
-_BATCH = (
-    "SELECT b.batch_time, b.oldest_time, b.completed_at, a.started_at, "
-    "  (SELECT coalesce(sum(n.records), 0)::bigint FROM forebay.batch_allocations n "
-    "   JOIN forebay.receivers r ON r.id = n.receiver_id "
-    "   WHERE n.pipeline_id = b.pipeline_id AND n.batch_time = b.batch_time AND r.stream_id = :stream) AS records "
-    "FROM forebay.batches b "
-    "LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id AND a.batch_time = b.batch_time "
-    # A replay is an attempt, too: it says nothing about how fast batches are.
-    "  AND a.attempt = b.attempt AND a.state = 'SUCCEEDED' AND a.kind = 'run' "
-    "WHERE b.pipeline_id = :pipeline AND b.state = 'COMPLETED' "
-)
+_BATCH = """
+    SELECT b.batch_time, b.oldest_time, b.completed_at, a.started_at,
+        (
+            SELECT coalesce(sum(n.records), 0)::bigint
+            FROM forebay.batch_allocations n
+            JOIN forebay.receivers r ON r.id = n.receiver_id
+            WHERE n.pipeline_id = b.pipeline_id AND n.batch_time = b.batch_time AND r.stream_id = :stream
+        ) AS records
+    FROM forebay.batches b
+    LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id
+      AND a.batch_time = b.batch_time
+      AND a.attempt = b.attempt
+      AND a.state = 'SUCCEEDED'
+      -- A replay is an attempt, too: it says nothing about how fast batches are.
+      AND a.kind = 'run'
+    WHERE b.pipeline_id = :pipeline AND b.state = 'COMPLETED'
+"""
 
 
 def completed_batches(
@@ -85,13 +91,15 @@ def completed_batches(
 
     Costs what it returns.
     """
-    query, values = (
-        (_BATCH + "ORDER BY b.batch_time DESC LIMIT 1", {})
+    which, values = (
+        ("ORDER BY b.batch_time DESC LIMIT 1", {})
         if after is None
-        else (_BATCH + "AND b.batch_time > :after ORDER BY b.batch_time LIMIT :limit", {"after": after, "limit": limit})
+        else ("AND b.batch_time > :after ORDER BY b.batch_time LIMIT :limit", {"after": after, "limit": limit})
     )
     with named_failures():
-        rows = connection.execute(sa.text(query), {"pipeline": pipeline_id, "stream": stream_id, **values}).all()
+        rows = connection.execute(
+            sa.text(f"{_BATCH} {which}"), {"pipeline": pipeline_id, "stream": stream_id, **values}
+        ).all()
     return [
         CompletedBatch(row.batch_time, row.oldest_time, row.records, row.started_at, row.completed_at) for row in rows
     ]
@@ -104,32 +112,43 @@ def records_left_behind(connection: sa.Connection, *, pipeline_id: int, stream_i
     """
     with named_failures():
         records: int = connection.execute(
-            sa.text(
-                "WITH RECURSIVE waiting AS MATERIALIZED ("
-                "  SELECT n.receiver_id, next_row.sequence, next_row.total_records - next_row.records AS base, "
-                "         newest.sequence AS head "
-                "  FROM forebay.batch_allocations n "
-                "  JOIN forebay.receivers r ON r.id = n.receiver_id AND r.stream_id = :stream "
-                "  JOIN forebay.blocks next_row ON next_row.receiver_id = n.receiver_id "
-                "    AND next_row.sequence = upper(n.sequences) "
-                "  CROSS JOIN LATERAL (SELECT b.sequence FROM forebay.blocks b WHERE b.receiver_id = n.receiver_id "
-                "                      ORDER BY b.sequence DESC LIMIT 1) AS newest "
-                "  WHERE n.pipeline_id = :pipeline AND n.batch_time = :time "
-                "), search (receiver_id, inside, outside) AS ("
-                "  SELECT w.receiver_id, w.sequence - 1, w.head FROM waiting w "
-                "  UNION ALL "
-                "  SELECT s.receiver_id, CASE WHEN probe.before THEN middle.m ELSE s.inside END, "
-                "         CASE WHEN probe.before THEN s.outside ELSE middle.m - 1 END "
-                "  FROM search s "
-                "  CROSS JOIN LATERAL (SELECT s.inside + (s.outside - s.inside + 1) / 2) AS middle(m) "
-                "  CROSS JOIN LATERAL (SELECT b.added_at < :time AS before FROM forebay.blocks b "
-                "    WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m OFFSET 0) AS probe "
-                "  WHERE s.inside < s.outside) "
-                "SELECT coalesce(sum(l.total_records - w.base), 0)::bigint "
-                "FROM waiting w JOIN search s ON s.receiver_id = w.receiver_id AND s.inside >= s.outside "
-                "JOIN forebay.blocks l ON l.receiver_id = w.receiver_id AND l.sequence = s.inside "
-                "WHERE s.inside >= w.sequence"
-            ),
+            sa.text("""
+                WITH RECURSIVE waiting AS MATERIALIZED (
+                    SELECT n.receiver_id, next_row.sequence, next_row.total_records - next_row.records AS base,
+                        newest.sequence AS head
+                    FROM forebay.batch_allocations n
+                    JOIN forebay.receivers r ON r.id = n.receiver_id AND r.stream_id = :stream
+                    JOIN forebay.blocks next_row ON next_row.receiver_id = n.receiver_id
+                      AND next_row.sequence = upper(n.sequences)
+                    CROSS JOIN LATERAL (
+                        SELECT b.sequence
+                        FROM forebay.blocks b
+                        WHERE b.receiver_id = n.receiver_id
+                        ORDER BY b.sequence DESC LIMIT 1
+                    ) AS newest
+                    WHERE n.pipeline_id = :pipeline AND n.batch_time = :time
+                ), search (receiver_id, inside, outside) AS (
+                    SELECT w.receiver_id, w.sequence - 1, w.head
+                    FROM waiting w
+                    UNION ALL
+                    SELECT s.receiver_id, CASE WHEN probe.before THEN middle.m ELSE s.inside END,
+                        CASE WHEN probe.before THEN s.outside ELSE middle.m - 1 END
+                    FROM search s
+                    CROSS JOIN LATERAL (SELECT s.inside + (s.outside - s.inside + 1) / 2) AS middle(m)
+                    CROSS JOIN LATERAL (
+                        SELECT b.added_at < :time AS before
+                        FROM forebay.blocks b
+                        WHERE b.receiver_id = s.receiver_id AND b.sequence = middle.m
+                        OFFSET 0
+                    ) AS probe
+                    WHERE s.inside < s.outside
+                )
+                SELECT coalesce(sum(l.total_records - w.base), 0)::bigint
+                FROM waiting w
+                JOIN search s ON s.receiver_id = w.receiver_id AND s.inside >= s.outside
+                JOIN forebay.blocks l ON l.receiver_id = w.receiver_id AND l.sequence = s.inside
+                WHERE s.inside >= w.sequence
+            """),
             {"pipeline": pipeline_id, "stream": stream_id, "time": batch_time},
         ).scalar_one()
     return records
@@ -139,10 +158,12 @@ def stream_rates(connection: sa.Connection) -> list[StreamRate]:
     """Every decision; a removed pipeline's too. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT pipeline_id, stream_id, batch_time, latest_at, latest_rate, latest_error, rate_limit, "
-                "expired_at IS NOT NULL AS expired FROM forebay.stream_rates ORDER BY pipeline_id, stream_id"
-            )
+            sa.text("""
+                SELECT pipeline_id, stream_id, batch_time, latest_at, latest_rate, latest_error, rate_limit,
+                    expired_at IS NOT NULL AS expired
+                FROM forebay.stream_rates
+                ORDER BY pipeline_id, stream_id
+            """)
         ).all()
     return [StreamRate(*row) for row in rows]
 
@@ -151,14 +172,18 @@ def pipeline_progress(connection: sa.Connection) -> list[PipelineProgress]:
     """Whether each live pipeline goes on. No locks; the partial index holds few unfinished batches."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT p.id, (extract(epoch FROM p.last_batch_time) * 1000)::bigint * 1000 "
-                "       + coalesce(sum(b.attempt), 0)::bigint AS counter, "
-                "       coalesce(bool_or(b.state = 'RUNNING'), false) AS running "
-                "FROM forebay.pipelines p LEFT JOIN forebay.batches b ON b.pipeline_id = p.id "
-                "  AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') "
-                "WHERE p.removed_at IS NULL GROUP BY p.id ORDER BY p.id"
-            )
+            sa.text("""
+                SELECT p.id,
+                    (extract(epoch FROM p.last_batch_time) * 1000)::bigint * 1000
+                        + coalesce(sum(b.attempt), 0)::bigint AS counter,
+                    coalesce(bool_or(b.state = 'RUNNING'), false) AS running
+                FROM forebay.pipelines p
+                LEFT JOIN forebay.batches b ON b.pipeline_id = p.id
+                  AND b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+                WHERE p.removed_at IS NULL
+                GROUP BY p.id
+                ORDER BY p.id
+            """)
         ).all()
     return [PipelineProgress(row.id, row.counter, row.running) for row in rows]
 
@@ -167,10 +192,12 @@ def rated_receivers(connection: sa.Connection) -> list[RatedReceiver]:
     """Every receiver that is not removed. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT id, stream_id, state, desired_state, rate_limit FROM forebay.receivers "
-                "WHERE removed_at IS NULL ORDER BY id"
-            )
+            sa.text("""
+                SELECT id, stream_id, state, desired_state, rate_limit
+                FROM forebay.receivers
+                WHERE removed_at IS NULL
+                ORDER BY id
+            """)
         ).all()
     return [
         RatedReceiver(row.id, row.stream_id, ReceiverState(row.state), DesiredState(row.desired_state), row.rate_limit)
@@ -185,11 +212,13 @@ def record_stream_rate(connection: sa.Connection, *, term: int, decision: Stream
     """
     with named_failures():
         outcome: str = connection.execute(
-            sa.text(
-                "SELECT outcome FROM forebay.record_stream_rate(:term, :pipeline, :stream, :batch_time, :latest_at, "
-                "CAST(:latest_rate AS double precision), CAST(:latest_error AS double precision), "
-                "CAST(:rate_limit AS double precision))"
-            ),
+            sa.text("""
+                SELECT outcome
+                FROM forebay.record_stream_rate(
+                    :term, :pipeline, :stream, :batch_time, :latest_at, CAST(:latest_rate AS double precision),
+                    CAST(:latest_error AS double precision), CAST(:rate_limit AS double precision)
+                )
+            """),
             {
                 "term": term,
                 "pipeline": decision.pipeline_id,
@@ -224,10 +253,10 @@ def set_rate_limits(connection: sa.Connection, *, term: int, rates: Mapping[int,
     """
     with named_failures():
         outcome: str = connection.execute(
-            sa.text(
-                "SELECT outcome FROM forebay.set_rate_limits(:term, CAST(:receivers AS bigint[]), "
-                "CAST(:rates AS double precision[]))"
-            ),
+            sa.text("""
+                SELECT outcome
+                FROM forebay.set_rate_limits(:term, CAST(:receivers AS bigint[]), CAST(:rates AS double precision[]))
+            """),
             {"term": term, "receivers": list(rates), "rates": list(rates.values())},
         ).scalar_one()
     return outcome

@@ -28,19 +28,22 @@ Positions = dict[int, int]
 _REFUSALS = {"no stream": NotAppliedError, "cleaned": ReaderPositionError, "other stream": ReaderStreamError}
 
 # What a reader's stream has for it from :positions on.
-_WAITING = (
-    "SELECT r.id AS receiver_id, r.low_mark, "
-    "  coalesce(p.value::bigint, 1) AS first, newest.sequence AS newest, "
-    "  newest.total_records AS newest_records, first_row.total_records - first_row.records AS base_records "
-    "FROM forebay.readers d "
-    "JOIN forebay.receivers r ON r.stream_id = d.stream_id "
-    "LEFT JOIN jsonb_each_text(CAST(:positions AS jsonb)) AS p ON p.key::bigint = r.id "
-    "LEFT JOIN forebay.blocks first_row ON first_row.receiver_id = r.id "
-    "  AND first_row.sequence = coalesce(p.value::bigint, 1) "
-    "LEFT JOIN LATERAL (SELECT b.sequence, b.total_records FROM forebay.blocks b WHERE b.receiver_id = r.id "
-    "                   ORDER BY b.sequence DESC LIMIT 1) AS newest ON true "
-    "WHERE d.id = :reader"
-)
+_WAITING = """
+    SELECT r.id AS receiver_id, r.low_mark, coalesce(p.value::bigint, 1) AS first, newest.sequence AS newest,
+        newest.total_records AS newest_records, first_row.total_records - first_row.records AS base_records
+    FROM forebay.readers d
+    JOIN forebay.receivers r ON r.stream_id = d.stream_id
+    LEFT JOIN jsonb_each_text(CAST(:positions AS jsonb)) AS p ON p.key::bigint = r.id
+    LEFT JOIN forebay.blocks first_row ON first_row.receiver_id = r.id
+      AND first_row.sequence = coalesce(p.value::bigint, 1)
+    LEFT JOIN LATERAL (
+        SELECT b.sequence, b.total_records
+        FROM forebay.blocks b
+        WHERE b.receiver_id = r.id
+        ORDER BY b.sequence DESC LIMIT 1
+    ) AS newest ON true
+    WHERE d.id = :reader
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,10 @@ def attach_reader(
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT outcome, detail, reader_id FROM forebay.attach_reader("
-                ":name, :stream, :start, CAST(:positions AS jsonb))"
-            ),
+            sa.text("""
+                SELECT outcome, detail, reader_id
+                FROM forebay.attach_reader(:name, :stream, :start, CAST(:positions AS jsonb))
+            """),
             {
                 "name": name,
                 "stream": stream,
@@ -95,10 +98,13 @@ def attach_reader(
         if row.outcome != "attached":
             raise _REFUSALS[row.outcome](row.detail)
         cursors = connection.execute(
-            sa.text(
-                "SELECT d.stream_id, c.receiver_id, c.next_sequence FROM forebay.readers d "
-                "LEFT JOIN forebay.reader_cursors c ON c.reader_id = d.id WHERE d.id = :reader ORDER BY c.receiver_id"
-            ),
+            sa.text("""
+                SELECT d.stream_id, c.receiver_id, c.next_sequence
+                FROM forebay.readers d
+                LEFT JOIN forebay.reader_cursors c ON c.reader_id = d.id
+                WHERE d.id = :reader
+                ORDER BY c.receiver_id
+            """),
             {"reader": row.reader_id},
         ).all()
     placed = {cursor.receiver_id: cursor.next_sequence for cursor in cursors if cursor.receiver_id is not None}
@@ -132,17 +138,32 @@ def next_positions(
         return reached
     with named_failures():
         cuts = connection.execute(
-            sa.text(
-                "SELECT w.receiver_id, greatest(least("
-                "  w.newest + 1, w.first + CAST(:blocks AS bigint), "
-                "  (SELECT b.sequence FROM forebay.blocks b WHERE b.receiver_id = w.receiver_id "
-                "   AND b.sequence >= w.first AND b.total_records > w.base + CAST(:records AS bigint) "
-                "   ORDER BY b.sequence LIMIT 1)), "
-                "  1 + (SELECT b.sequence FROM forebay.blocks b WHERE b.receiver_id = w.receiver_id "
-                "       AND b.sequence >= w.first AND b.records > 0 ORDER BY b.sequence LIMIT 1)) AS next_sequence "
-                "FROM unnest(CAST(:receivers AS bigint[]), CAST(:firsts AS bigint[]), CAST(:newest AS bigint[]), "
-                "            CAST(:bases AS bigint[])) AS w (receiver_id, first, newest, base)"
-            ),
+            sa.text("""
+                SELECT w.receiver_id,
+                    greatest(
+                        least(
+                            w.newest + 1, w.first + CAST(:blocks AS bigint),
+                            (
+                                SELECT b.sequence
+                                FROM forebay.blocks b
+                                WHERE b.receiver_id = w.receiver_id
+                                  AND b.sequence >= w.first
+                                  AND b.total_records > w.base + CAST(:records AS bigint)
+                                ORDER BY b.sequence LIMIT 1
+                            )
+                        ),
+                        1 + (
+                            SELECT b.sequence
+                            FROM forebay.blocks b
+                            WHERE b.receiver_id = w.receiver_id AND b.sequence >= w.first AND b.records > 0
+                            ORDER BY b.sequence LIMIT 1
+                        )
+                    ) AS next_sequence
+                FROM unnest(
+                    CAST(:receivers AS bigint[]), CAST(:firsts AS bigint[]), CAST(:newest AS bigint[]),
+                    CAST(:bases AS bigint[])
+                ) AS w (receiver_id, first, newest, base)
+            """),
             {
                 "blocks": None if max_blocks is None else max(1, max_blocks // len(waiting)),
                 "records": None if max_records is None else max(1, max_records // len(waiting)),
@@ -175,18 +196,18 @@ def blocks_between(
     }
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT b.receiver_id, b.sequence, b.records, g.path, b.segment_id, "
-                """  b."offset", b.length, b.crc32c, b.added_at, g.durability = 'ephemeral' AS ephemeral """
-                "FROM unnest(CAST(:receivers AS bigint[]), CAST(:firsts AS bigint[]), CAST(:ends AS bigint[])) "
-                "  AS w (receiver_id, first, past) "
-                "JOIN forebay.receivers r ON r.id = w.receiver_id "
-                "JOIN forebay.readers d ON d.id = :reader AND d.stream_id = r.stream_id "
-                "JOIN forebay.blocks b ON b.receiver_id = w.receiver_id "
-                "  AND b.sequence >= w.first AND b.sequence < w.past "
-                "JOIN forebay.log_segments g ON g.id = b.segment_id "
-                "ORDER BY b.receiver_id, b.sequence"
-            ),
+            sa.text("""
+                SELECT b.receiver_id, b.sequence, b.records, g.path, b.segment_id, b."offset", b.length, b.crc32c,
+                    b.added_at, g.durability = 'ephemeral' AS ephemeral
+                FROM unnest(
+                    CAST(:receivers AS bigint[]), CAST(:firsts AS bigint[]), CAST(:ends AS bigint[])
+                ) AS w (receiver_id, first, past)
+                JOIN forebay.receivers r ON r.id = w.receiver_id
+                JOIN forebay.readers d ON d.id = :reader AND d.stream_id = r.stream_id
+                JOIN forebay.blocks b ON b.receiver_id = w.receiver_id AND b.sequence >= w.first AND b.sequence < w.past
+                JOIN forebay.log_segments g ON g.id = b.segment_id
+                ORDER BY b.receiver_id, b.sequence
+            """),
             {
                 "reader": reader_id,
                 "receivers": list(ranges),
@@ -221,10 +242,12 @@ def list_readers(connection: sa.Connection) -> list[ReaderLag]:
     """Each named reader with what waits for it. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT reader, stream, waiting_blocks, waiting_records, waiting_bytes, oldest_added_at, moved_at, "
-                "attached_at FROM forebay.reader_lag ORDER BY reader"
-            )
+            sa.text("""
+                SELECT reader, stream, waiting_blocks, waiting_records, waiting_bytes, oldest_added_at, moved_at,
+                    attached_at
+                FROM forebay.reader_lag
+                ORDER BY reader
+            """)
         ).all()
     return [ReaderLag(*row) for row in rows]
 

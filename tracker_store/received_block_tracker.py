@@ -78,19 +78,21 @@ def batch_times(connection: sa.Connection, pipeline_id: int) -> BatchTimes:
     """The pipeline's last decided, next and newest boundary. No locks. Raises NotAppliedError."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT p.last_batch_time AS last, "
-                "date_bin(p.batch_interval, p.last_batch_time, timestamptz 'epoch') + p.batch_interval AS next_due, "
-                "date_bin(p.batch_interval, clock.now, timestamptz 'epoch') AS newest, clock.now, "
-                # As allocate_blocks_to_batch has it.
-                "p.last_batch_time > clock.now + p.batch_interval AS set_back, "
-                "CASE WHEN b.allocated_at <= clock.now THEN b.allocated_at + 2 * p.batch_interval ELSE clock.now END "
-                "  AS paced "
-                "FROM forebay.pipelines p LEFT JOIN forebay.batches b "
-                "  ON b.pipeline_id = p.id AND b.batch_time = p.last_batch_time, "
-                "(SELECT clock_timestamp() AS now OFFSET 0) AS clock "
-                "WHERE p.id = :pipeline AND p.removed_at IS NULL"
-            ),
+            sa.text("""
+                SELECT p.last_batch_time AS last,
+                    date_bin(p.batch_interval, p.last_batch_time, timestamptz 'epoch') + p.batch_interval AS next_due,
+                    date_bin(p.batch_interval, clock.now, timestamptz 'epoch') AS newest, clock.now,
+                    -- As allocate_blocks_to_batch has it.
+                    p.last_batch_time > clock.now + p.batch_interval AS set_back,
+                    CASE
+                        WHEN b.allocated_at <= clock.now THEN b.allocated_at + 2 * p.batch_interval
+                        ELSE clock.now
+                    END AS paced
+                FROM forebay.pipelines p
+                LEFT JOIN forebay.batches b ON b.pipeline_id = p.id AND b.batch_time = p.last_batch_time,
+                    (SELECT clock_timestamp() AS now OFFSET 0) AS clock
+                WHERE p.id = :pipeline AND p.removed_at IS NULL
+            """),
             {"pipeline": pipeline_id},
         ).one_or_none()
     if row is None:
@@ -131,10 +133,12 @@ class ReceivedBlockTracker:
         """
         with named_failures():
             row = self._connection.execute(
-                sa.text(
-                    "SELECT outcome, detail FROM forebay.allocate_blocks_to_batch("
-                    ":pipeline, :time, :oldest, :max_records, :max_bytes, :run_empty)"
-                ),
+                sa.text("""
+                    SELECT outcome, detail
+                    FROM forebay.allocate_blocks_to_batch(
+                        :pipeline, :time, :oldest, :max_records, :max_bytes, :run_empty
+                    )
+                """),
                 {
                     "pipeline": self._pipeline_id,
                     "time": batch_time,
@@ -151,12 +155,14 @@ class ReceivedBlockTracker:
         """The batch's ranges, one per receiver that has any. No locks."""
         with named_failures():
             rows = self._connection.execute(
-                sa.text(
-                    "SELECT a.receiver_id, r.stream_id, lower(a.sequences) AS first, "
-                    "upper(a.sequences) - 1 AS last, a.records, a.bytes "
-                    "FROM forebay.batch_allocations a JOIN forebay.receivers r ON r.id = a.receiver_id "
-                    "WHERE a.pipeline_id = :pipeline AND a.batch_time = :time ORDER BY a.receiver_id"
-                ),
+                sa.text("""
+                    SELECT a.receiver_id, r.stream_id, lower(a.sequences) AS first, upper(a.sequences) - 1 AS last,
+                        a.records, a.bytes
+                    FROM forebay.batch_allocations a
+                    JOIN forebay.receivers r ON r.id = a.receiver_id
+                    WHERE a.pipeline_id = :pipeline AND a.batch_time = :time
+                    ORDER BY a.receiver_id
+                """),
                 {"pipeline": self._pipeline_id, "time": batch_time},
             ).all()
         return [
@@ -179,11 +185,12 @@ class ReceivedBlockTracker:
         blocks = self.get_blocks_of_batch_and_stream(batch_time, stream_id)
         with named_failures():
             allocated: int = self._connection.execute(
-                sa.text(
-                    "SELECT coalesce(sum(a.records), 0)::bigint FROM forebay.batch_allocations a "
-                    "JOIN forebay.receivers r ON r.id = a.receiver_id "
-                    "WHERE a.pipeline_id = :pipeline AND a.batch_time = :time AND r.stream_id = :stream"
-                ),
+                sa.text("""
+                    SELECT coalesce(sum(a.records), 0)::bigint
+                    FROM forebay.batch_allocations a
+                    JOIN forebay.receivers r ON r.id = a.receiver_id
+                    WHERE a.pipeline_id = :pipeline AND a.batch_time = :time AND r.stream_id = :stream
+                """),
                 {"pipeline": self._pipeline_id, "time": batch_time, "stream": stream_id},
             ).scalar_one()
         there = sum(block.records for block in blocks)
@@ -205,28 +212,33 @@ class ReceivedBlockTracker:
         """Of the batches from `first` to `last`; a quarantined batch's are read where they are kept."""
         with named_failures():
             rows = self._connection.execute(
-                sa.text(
-                    "SELECT b.receiver_id, b.sequence, b.records, g.path, b.segment_id, "
-                    """  b."offset", b.length, b.crc32c, b.added_at, g.durability = 'ephemeral' AS ephemeral """
-                    "FROM forebay.batch_allocations a "
-                    "JOIN forebay.receivers r ON r.id = a.receiver_id "
-                    "JOIN forebay.blocks b ON b.receiver_id = a.receiver_id "
-                    "  AND b.sequence >= lower(a.sequences) AND b.sequence < upper(a.sequences) "
-                    "JOIN forebay.log_segments g ON g.id = b.segment_id "
-                    "WHERE a.pipeline_id = :pipeline AND a.batch_time BETWEEN :first AND :last "
-                    "  AND (CAST(:stream AS bigint) IS NULL OR r.stream_id = :stream) "
-                    "UNION "
-                    "SELECT k.receiver_id, k.sequence, k.records, g.path, k.segment_id, "
-                    """  k."offset", k.length, k.crc32c, k.added_at, g.durability = 'ephemeral' """
-                    "FROM forebay.batch_allocations a "
-                    "JOIN forebay.receivers r ON r.id = a.receiver_id "
-                    "JOIN forebay.kept_blocks k ON k.pipeline_id = a.pipeline_id AND k.batch_time >= a.batch_time "
-                    "  AND k.receiver_id = a.receiver_id AND k.sequence <@ a.sequences "
-                    "JOIN forebay.log_segments g ON g.id = k.segment_id "
-                    "WHERE a.pipeline_id = :pipeline AND a.batch_time BETWEEN :first AND :last "
-                    "  AND (CAST(:stream AS bigint) IS NULL OR r.stream_id = :stream) "
-                    "ORDER BY receiver_id, sequence"
-                ),
+                sa.text("""
+                    SELECT b.receiver_id, b.sequence, b.records, g.path, b.segment_id, b."offset", b.length, b.crc32c,
+                        b.added_at, g.durability = 'ephemeral' AS ephemeral
+                    FROM forebay.batch_allocations a
+                    JOIN forebay.receivers r ON r.id = a.receiver_id
+                    JOIN forebay.blocks b ON b.receiver_id = a.receiver_id
+                      AND b.sequence >= lower(a.sequences)
+                      AND b.sequence < upper(a.sequences)
+                    JOIN forebay.log_segments g ON g.id = b.segment_id
+                    WHERE a.pipeline_id = :pipeline
+                      AND a.batch_time BETWEEN :first AND :last
+                      AND (CAST(:stream AS bigint) IS NULL OR r.stream_id = :stream)
+                    UNION
+                    SELECT k.receiver_id, k.sequence, k.records, g.path, k.segment_id, k."offset", k.length, k.crc32c,
+                        k.added_at, g.durability = 'ephemeral'
+                    FROM forebay.batch_allocations a
+                    JOIN forebay.receivers r ON r.id = a.receiver_id
+                    JOIN forebay.kept_blocks k ON k.pipeline_id = a.pipeline_id
+                      AND k.batch_time >= a.batch_time
+                      AND k.receiver_id = a.receiver_id
+                      AND k.sequence <@ a.sequences
+                    JOIN forebay.log_segments g ON g.id = k.segment_id
+                    WHERE a.pipeline_id = :pipeline
+                      AND a.batch_time BETWEEN :first AND :last
+                      AND (CAST(:stream AS bigint) IS NULL OR r.stream_id = :stream)
+                    ORDER BY receiver_id, sequence
+                """),
                 {"pipeline": self._pipeline_id, "first": first, "last": last, "stream": stream_id},
             ).all()
         return [AllocatedBlock.of(row) for row in rows]
@@ -235,10 +247,13 @@ class ReceivedBlockTracker:
         """Whether a block with records lies past the pipeline's cursors (T05). No locks; O(receivers)."""
         with named_failures():
             found: bool = self._connection.execute(
-                sa.text(
-                    "SELECT EXISTS (SELECT 1 FROM forebay.stream_lag "
-                    "WHERE pipeline_id = :pipeline AND waiting_records > 0)"
-                ),
+                sa.text("""
+                    SELECT EXISTS (
+                        SELECT 1
+                        FROM forebay.stream_lag
+                        WHERE pipeline_id = :pipeline AND waiting_records > 0
+                    )
+                """),
                 {"pipeline": self._pipeline_id},
             ).scalar_one()
         return found

@@ -77,15 +77,19 @@ class Placement:
     own_process: bool = False
 
 
-_PLACEMENT_COLUMNS = (
-    "r.id, r.stream_id, s.name AS stream_name, r.ordinal, r.state, r.desired_state, r.assignment, r.agent_id, "
-    "r.reason, r.host, r.preferred_location, "
-    "coalesce(CAST(s.declaration ->> 'listens' AS boolean), false) AS listens, "
-    "r.agent_id IS NULL AND EXISTS (SELECT FROM forebay.processes p WHERE p.id = r.process_id AND p.ended_at IS NULL) "
-    "AS handing_over, "
-    "coalesce(CAST(s.declaration -> 'settings' ->> 'own_process' AS boolean), false) AS own_process "
-    "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id"
-)
+_PLACEMENTS = """
+    SELECT r.id, r.stream_id, s.name AS stream_name, r.ordinal, r.state, r.desired_state, r.assignment, r.agent_id,
+        r.reason, r.host, r.preferred_location,
+        coalesce(CAST(s.declaration ->> 'listens' AS boolean), false) AS listens,
+        r.agent_id IS NULL AND EXISTS (
+            SELECT
+            FROM forebay.processes p
+            WHERE p.id = r.process_id AND p.ended_at IS NULL
+        ) AS handing_over,
+        coalesce(CAST(s.declaration -> 'settings' ->> 'own_process' AS boolean), false) AS own_process
+    FROM forebay.receivers r
+    JOIN forebay.streams s ON s.id = r.stream_id
+"""
 
 
 def _placement(row: sa.Row[Any]) -> Placement:
@@ -111,11 +115,12 @@ def get_receiver(connection: sa.Connection, receiver_id: int) -> ReceiverSpec:
     """One receiver with its stream's declaration. No locks. Raises NoSuchReceiverError."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT r.id, r.stream_id, s.name, r.ordinal, s.declaration, r.assignment "
-                "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id "
-                "WHERE r.id = :id AND r.removed_at IS NULL"
-            ),
+            sa.text("""
+                SELECT r.id, r.stream_id, s.name, r.ordinal, s.declaration, r.assignment
+                FROM forebay.receivers r
+                JOIN forebay.streams s ON s.id = r.stream_id
+                WHERE r.id = :id AND r.removed_at IS NULL
+            """),
             {"id": receiver_id},
         ).one_or_none()
     if row is None:
@@ -136,7 +141,11 @@ def placements(connection: sa.Connection) -> list[Placement]:
     """Every receiver that is not removed. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(f"SELECT {_PLACEMENT_COLUMNS} WHERE r.removed_at IS NULL ORDER BY r.id")
+            sa.text(f"""
+                {_PLACEMENTS}
+                WHERE r.removed_at IS NULL
+                ORDER BY r.id
+            """)
         ).all()
     return [_placement(row) for row in rows]
 
@@ -145,10 +154,14 @@ def placements_on_agent(connection: sa.Connection, agent_id: int) -> list[Placem
     """The receivers that an agent is to run now. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                f"SELECT {_PLACEMENT_COLUMNS} WHERE r.agent_id = :agent AND r.removed_at IS NULL "
-                "AND r.desired_state <> 'stopped' AND r.state IN ('SCHEDULED', 'ACTIVE', 'PAUSED') ORDER BY r.id"
-            ),
+            sa.text(f"""
+                {_PLACEMENTS}
+                WHERE r.agent_id = :agent
+                  AND r.removed_at IS NULL
+                  AND r.desired_state <> 'stopped'
+                  AND r.state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')
+                ORDER BY r.id
+            """),
             {"agent": agent_id},
         ).all()
     return [_placement(row) for row in rows]
@@ -204,11 +217,16 @@ def note_waiting(connection: sa.Connection, *, term: int, receiver_id: int, assi
     """
     with named_failures():
         connection.execute(
-            sa.text(
-                LED  # noqa: S608  a constant
-                + "UPDATE forebay.receivers SET reason = :reason WHERE id = :id AND assignment = :assignment "
-                "AND state = 'INACTIVE' AND reason <> :reason AND EXISTS (SELECT FROM led)"
-            ),
+            sa.text(f"""
+                {LED}
+                UPDATE forebay.receivers
+                SET reason = :reason
+                WHERE id = :id
+                  AND assignment = :assignment
+                  AND state = 'INACTIVE'
+                  AND reason <> :reason
+                  AND EXISTS (SELECT FROM led)
+            """),  # noqa: S608  a constant
             {"term": term, "id": receiver_id, "assignment": assignment, "reason": reason},
         )
 
@@ -276,10 +294,11 @@ def set_preferred_location(connection: sa.Connection, *, receiver_id: int, host:
     """Note the host that a receiver asks for. Locks: the receiver's row, where that is new."""
     with named_failures():
         connection.execute(
-            sa.text(
-                "UPDATE forebay.receivers SET preferred_location = CAST(:host AS text) "
-                "WHERE id = :id AND preferred_location IS DISTINCT FROM CAST(:host AS text)"
-            ),
+            sa.text("""
+                UPDATE forebay.receivers
+                SET preferred_location = CAST(:host AS text)
+                WHERE id = :id AND preferred_location IS DISTINCT FROM CAST(:host AS text)
+            """),
             {"id": receiver_id, "host": host},
         )
 
@@ -296,10 +315,10 @@ def report_event(
     """Append to a receiver's history. Locks: the new row."""
     with named_failures():
         connection.execute(
-            sa.text(
-                "INSERT INTO forebay.receiver_events (receiver_id, epoch, kind, message, detail) "
-                "VALUES (:receiver, :epoch, :kind, :message, :detail)"
-            ),
+            sa.text("""
+                INSERT INTO forebay.receiver_events (receiver_id, epoch, kind, message, detail)
+                VALUES (:receiver, :epoch, :kind, :message, :detail)
+            """),
             {
                 "receiver": receiver_id,
                 "epoch": epoch,
@@ -326,11 +345,12 @@ def release_receivers_of_agent(connection: sa.Connection, *, agent_id: int, why:
     """Free what is placed on an agent that stops, for a new placement. Locks: those receivers' rows."""
     with named_failures():
         connection.execute(
-            sa.text(
-                "UPDATE forebay.receivers SET state = 'INACTIVE', reason = :why, since = clock_timestamp(), "
-                "agent_id = NULL, process_id = NULL, assignment = assignment + 1 "
-                "WHERE agent_id = :agent AND state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')"
-            ),
+            sa.text("""
+                UPDATE forebay.receivers
+                SET state = 'INACTIVE', reason = :why, since = clock_timestamp(), agent_id = NULL, process_id = NULL,
+                    assignment = assignment + 1
+                WHERE agent_id = :agent AND state IN ('SCHEDULED', 'ACTIVE', 'PAUSED')
+            """),
             {"agent": agent_id, "why": why},
         )
 
@@ -352,10 +372,12 @@ def set_desired_state(connection: sa.Connection, *, receiver_id: int, desired: D
     """What an operator wants of a receiver from now on. Locks: its row. Raises PipelinesStoppedError."""
     with named_failures():
         changed = connection.execute(
-            sa.text(
-                "UPDATE forebay.receivers SET desired_state = :desired "
-                "WHERE id = :id AND removed_at IS NULL AND desired_before_stop IS NULL RETURNING id"
-            ),
+            sa.text("""
+                UPDATE forebay.receivers
+                SET desired_state = :desired
+                WHERE id = :id AND removed_at IS NULL AND desired_before_stop IS NULL
+                RETURNING id
+            """),
             {"id": receiver_id, "desired": desired.value},
         ).scalar()
     if changed is None:
@@ -372,16 +394,22 @@ def restart_receiver(
     """
     with named_failures():
         restarted = connection.execute(
-            sa.text(
-                "WITH restarted AS ("
-                "  UPDATE forebay.receivers SET state = 'INACTIVE', reason = :why, since = clock_timestamp(), "
-                "    agent_id = NULL, assignment = assignment + 1 "
-                "  WHERE id = :id AND removed_at IS NULL AND desired_state <> 'stopped' AND ("
-                "    CAST(:assignment AS bigint) IS NULL OR state = 'FAILED' AND assignment = :assignment) "
-                "  RETURNING id) "
-                "INSERT INTO forebay.receiver_events (receiver_id, epoch, kind, message, detail) "
-                "SELECT id, 0, 'RESTARTED', :why, :by FROM restarted RETURNING receiver_id"
-            ),
+            sa.text("""
+                WITH restarted AS (
+                    UPDATE forebay.receivers
+                    SET state = 'INACTIVE', reason = :why, since = clock_timestamp(), agent_id = NULL,
+                        assignment = assignment + 1
+                    WHERE id = :id
+                      AND removed_at IS NULL
+                      AND desired_state <> 'stopped'
+                      AND (CAST(:assignment AS bigint) IS NULL OR state = 'FAILED' AND assignment = :assignment)
+                    RETURNING id
+                )
+                INSERT INTO forebay.receiver_events (receiver_id, epoch, kind, message, detail)
+                SELECT id, 0, 'RESTARTED', :why, :by
+                FROM restarted
+                RETURNING receiver_id
+            """),
             {"id": receiver_id, "why": why, "by": by, "assignment": failed_under},
         ).scalar()
     return restarted is not None
@@ -407,15 +435,26 @@ def failed_receivers(connection: sa.Connection, streams: Sequence[str]) -> list[
     """Those of these streams that are FAILED and not desired stopped. No locks; reads an hour of their events."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT r.id, s.name, r.ordinal, r.assignment, r.reason, clock_timestamp() - r.since AS failed_for, "
-                "  (SELECT count(*) FROM forebay.receiver_events v WHERE v.receiver_id = r.id AND v.epoch = 0 "
-                "     AND v.kind = 'RESTARTED' AND v.detail <> '' "
-                "     AND v.at > clock_timestamp() - interval '1 hour') AS restarts "
-                "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id "
-                "WHERE r.state = 'FAILED' AND r.desired_state <> 'stopped' AND r.removed_at IS NULL "
-                "  AND s.removed_at IS NULL AND s.name = ANY (CAST(:streams AS text[])) ORDER BY s.name, r.ordinal"
-            ),
+            sa.text("""
+                SELECT r.id, s.name, r.ordinal, r.assignment, r.reason, clock_timestamp() - r.since AS failed_for,
+                    (
+                        SELECT count(*)
+                        FROM forebay.receiver_events v
+                        WHERE v.receiver_id = r.id
+                          AND v.epoch = 0
+                          AND v.kind = 'RESTARTED'
+                          AND v.detail <> ''
+                          AND v.at > clock_timestamp() - interval '1 hour'
+                    ) AS restarts
+                FROM forebay.receivers r
+                JOIN forebay.streams s ON s.id = r.stream_id
+                WHERE r.state = 'FAILED'
+                  AND r.desired_state <> 'stopped'
+                  AND r.removed_at IS NULL
+                  AND s.removed_at IS NULL
+                  AND s.name = ANY (CAST(:streams AS text[]))
+                ORDER BY s.name, r.ordinal
+            """),
             {"streams": list(streams)},
         ).all()
     return [FailedReceiver(*row) for row in rows]

@@ -66,17 +66,30 @@ def register_batch_driver(connection: sa.Connection, *, process_id: int, locatio
     """
     with named_failures():
         connection.execute(
-            sa.text(
-                # A driver that signed off has no row here, and may not have been able to finish its run; of one that is
-                # forgotten there is no process.
-                "WITH ended AS (DELETE FROM forebay.batch_drivers d WHERE NOT EXISTS (SELECT FROM forebay.processes p "
-                "  WHERE p.id = d.process_id "
-                "    AND (p.ended_at IS NULL OR p.ended_at > clock_timestamp() - interval '1 hour'))), "
-                "swept AS (DELETE FROM forebay.run_queue q WHERE q.process_id IS NOT NULL AND NOT EXISTS ("
-                "  SELECT FROM forebay.processes p WHERE p.id = q.process_id "
-                "    AND (p.ended_at IS NULL OR p.ended_at > clock_timestamp() - interval '1 hour'))) "
-                "INSERT INTO forebay.batch_drivers (process_id, location) VALUES (:process, :location)"
-            ),
+            # A driver that signed off has no row here, and may not have been able to finish its run; of one that is
+            # forgotten there is no process.
+            sa.text("""
+                WITH ended AS (
+                    DELETE FROM forebay.batch_drivers d
+                    WHERE NOT EXISTS (
+                        SELECT
+                        FROM forebay.processes p
+                        WHERE p.id = d.process_id
+                          AND (p.ended_at IS NULL OR p.ended_at > clock_timestamp() - interval '1 hour')
+                    )
+                ), swept AS (
+                    DELETE FROM forebay.run_queue q
+                    WHERE q.process_id IS NOT NULL
+                      AND NOT EXISTS (
+                          SELECT
+                          FROM forebay.processes p
+                          WHERE p.id = q.process_id
+                            AND (p.ended_at IS NULL OR p.ended_at > clock_timestamp() - interval '1 hour')
+                      )
+                )
+                INSERT INTO forebay.batch_drivers (process_id, location)
+                VALUES (:process, :location)
+            """),
             {"process": process_id, "location": location},
         )
 
@@ -110,10 +123,14 @@ def has_ready_driver(connection: sa.Connection, *, location: str, other_than: in
     """Whether a driver of `location` lives that takes runs. No locks."""
     with named_failures():
         ready: bool = connection.execute(
-            sa.text(
-                "SELECT EXISTS (SELECT FROM forebay.batch_drivers d JOIN forebay.processes p ON p.id = d.process_id "
-                "WHERE d.location = :location AND d.state = 'READY' AND p.ended_at IS NULL AND d.process_id <> :other)"
-            ),
+            sa.text("""
+                SELECT EXISTS (
+                    SELECT
+                    FROM forebay.batch_drivers d
+                    JOIN forebay.processes p ON p.id = d.process_id
+                    WHERE d.location = :location AND d.state = 'READY' AND p.ended_at IS NULL AND d.process_id <> :other
+                )
+            """),
             {"location": location, "other": other_than},
         ).scalar_one()
     return ready
@@ -141,24 +158,50 @@ def enqueue_run(connection: sa.Connection, *, run_id: str, location: str) -> boo
     with named_failures():
         return (
             connection.execute(
-                sa.text(
-                    "WITH drivers AS (SELECT d.process_id, d.state, d.since, p.ended_at, p.end_reason "
-                    "  FROM forebay.batch_drivers d JOIN forebay.processes p ON p.id = d.process_id "
-                    "  WHERE d.location = :location), "
-                    "counts AS (SELECT d.process_id FROM drivers d WHERE "
-                    "  d.state = 'READY' AND (d.ended_at IS NULL OR (d.end_reason IN (:crashed, :left) "
-                    "    AND d.ended_at > clock_timestamp() - CAST(:crashed_counts AS interval))) "
-                    "  OR d.state = 'STARTING' AND d.ended_at IS NULL "
-                    "    AND d.since > clock_timestamp() - CAST(:starting_counts AS interval) "
-                    "    AND NOT EXISTS (SELECT FROM drivers o WHERE o.state = 'STARTING' "
-                    "      AND o.ended_at > clock_timestamp() - 2 * CAST(:starting_counts AS interval))), "
-                    "driver AS (SELECT d.process_id FROM forebay.batch_drivers d JOIN counts c USING (process_id) "
-                    "  WHERE d.state <> 'DRAINING' LIMIT 1 FOR SHARE OF d), "
-                    "queued AS (INSERT INTO forebay.run_queue (run_id, location) "
-                    "  SELECT :run, :location FROM driver "
-                    "  ON CONFLICT (run_id) DO UPDATE SET location = excluded.location RETURNING run_id) "
-                    "SELECT pg_notify(:channel, :location) FROM queued"
-                ),
+                sa.text("""
+                    WITH drivers AS (
+                        SELECT d.process_id, d.state, d.since, p.ended_at, p.end_reason
+                        FROM forebay.batch_drivers d
+                        JOIN forebay.processes p ON p.id = d.process_id
+                        WHERE d.location = :location
+                    ), counts AS (
+                        SELECT d.process_id
+                        FROM drivers d
+                        WHERE d.state = 'READY'
+                            AND (
+                                d.ended_at IS NULL
+                                OR (
+                                    d.end_reason IN (:crashed, :left)
+                                    AND d.ended_at > clock_timestamp() - CAST(:crashed_counts AS interval)
+                                )
+                            )
+                          OR d.state = 'STARTING'
+                            AND d.ended_at IS NULL
+                            AND d.since > clock_timestamp() - CAST(:starting_counts AS interval)
+                            AND NOT EXISTS (
+                                SELECT
+                                FROM drivers o
+                                WHERE o.state = 'STARTING'
+                                  AND o.ended_at > clock_timestamp() - 2 * CAST(:starting_counts AS interval)
+                            )
+                    ), driver AS (
+                        SELECT d.process_id
+                        FROM forebay.batch_drivers d
+                        JOIN counts c USING (process_id)
+                        WHERE d.state <> 'DRAINING'
+                        LIMIT 1
+                        FOR SHARE OF d
+                    ), queued AS (
+                        INSERT INTO forebay.run_queue (run_id, location)
+                        SELECT :run, :location
+                        FROM driver
+                        ON CONFLICT (run_id) DO UPDATE
+                        SET location = excluded.location
+                        RETURNING run_id
+                    )
+                    SELECT pg_notify(:channel, :location)
+                    FROM queued
+                """),
                 {
                     "run": run_id,
                     "location": location,
@@ -180,15 +223,24 @@ def claim_run(connection: sa.Connection, *, process_id: int, location: str) -> s
     """
     with named_failures():
         run_id: str | None = connection.execute(
-            sa.text(
-                "WITH me AS (SELECT p.id FROM forebay.processes p "
-                "  WHERE p.id = :process AND p.ended_at IS NULL FOR SHARE), "
-                "next AS (SELECT q.run_id FROM forebay.run_queue q, me "
-                "  WHERE q.location = :location AND q.process_id IS NULL "
-                "  ORDER BY q.enqueued_at LIMIT 1 FOR UPDATE OF q SKIP LOCKED) "
-                "UPDATE forebay.run_queue q SET process_id = me.id, claimed_at = clock_timestamp() FROM next, me "
-                "WHERE q.run_id = next.run_id RETURNING q.run_id"
-            ),
+            sa.text("""
+                WITH me AS (
+                    SELECT p.id
+                    FROM forebay.processes p
+                    WHERE p.id = :process AND p.ended_at IS NULL
+                    FOR SHARE
+                ), next AS (
+                    SELECT q.run_id
+                    FROM forebay.run_queue q, me
+                    WHERE q.location = :location AND q.process_id IS NULL
+                    ORDER BY q.enqueued_at LIMIT 1 FOR UPDATE OF q SKIP LOCKED
+                )
+                UPDATE forebay.run_queue q
+                SET process_id = me.id, claimed_at = clock_timestamp()
+                FROM next, me
+                WHERE q.run_id = next.run_id
+                RETURNING q.run_id
+            """),
             {"process": process_id, "location": location},
         ).scalar_one_or_none()
     return run_id
@@ -235,11 +287,17 @@ def request_cancel(connection: sa.Connection, run_id: str) -> bool:
     with named_failures():
         return (
             connection.execute(
-                sa.text(
-                    "WITH asked AS (UPDATE forebay.run_queue q SET cancel_requested = true FROM forebay.processes p "
-                    "  WHERE q.run_id = :run AND p.id = q.process_id AND p.ended_at IS NULL RETURNING q.run_id) "
-                    "SELECT pg_notify(:channel, run_id) FROM asked"
-                ),
+                sa.text("""
+                    WITH asked AS (
+                        UPDATE forebay.run_queue q
+                        SET cancel_requested = true
+                        FROM forebay.processes p
+                        WHERE q.run_id = :run AND p.id = q.process_id AND p.ended_at IS NULL
+                        RETURNING q.run_id
+                    )
+                    SELECT pg_notify(:channel, run_id)
+                    FROM asked
+                """),
                 {"run": run_id, "channel": CANCEL_CHANNEL},
             ).one_or_none()
             is not None
@@ -259,14 +317,20 @@ def run_worker(connection: sa.Connection, run_id: str) -> RunWorker | None:
     """Where a run is; None where it was never handed over, or has been finished. No locks."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT q.process_id, p.name, p.pid, p.host, p.ended_at, p.end_reason, "
-                # A clock that was set back must not make a run that nobody comes for wait until it is there again.
-                "  abs(extract(epoch FROM clock_timestamp() - q.enqueued_at)) AS seconds, "
-                "  EXISTS (SELECT FROM forebay.batch_drivers d JOIN forebay.processes o ON o.id = d.process_id "
-                "          WHERE d.location = q.location AND o.ended_at IS NULL) AS served "
-                "FROM forebay.run_queue q LEFT JOIN forebay.processes p ON p.id = q.process_id WHERE q.run_id = :run"
-            ),
+            sa.text("""
+                SELECT q.process_id, p.name, p.pid, p.host, p.ended_at, p.end_reason,
+                    -- A clock that was set back must not make a run that nobody comes for wait until it is there again.
+                    abs(extract(epoch FROM clock_timestamp() - q.enqueued_at)) AS seconds,
+                    EXISTS (
+                        SELECT
+                        FROM forebay.batch_drivers d
+                        JOIN forebay.processes o ON o.id = d.process_id
+                        WHERE d.location = q.location AND o.ended_at IS NULL
+                    ) AS served
+                FROM forebay.run_queue q
+                LEFT JOIN forebay.processes p ON p.id = q.process_id
+                WHERE q.run_id = :run
+            """),
             {"run": run_id},
         ).one_or_none()
     if row is None:

@@ -41,14 +41,21 @@ def processing_times_since(
     """
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT b.completed_at - a.started_at FROM forebay.batches b "
-                "JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id AND a.batch_time = b.batch_time "
-                "  AND a.attempt = b.attempt AND a.state = 'SUCCEEDED' AND a.kind = 'run' "
-                "WHERE b.pipeline_id = :pipeline AND b.state = 'COMPLETED' AND b.completed_at > coalesce("
-                "  CAST(:after AS timestamptz), clock_timestamp() - make_interval(secs => :seconds)) "
-                "ORDER BY b.completed_at"
-            ),
+            sa.text("""
+                SELECT b.completed_at - a.started_at
+                FROM forebay.batches b
+                JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id
+                  AND a.batch_time = b.batch_time
+                  AND a.attempt = b.attempt
+                  AND a.state = 'SUCCEEDED'
+                  AND a.kind = 'run'
+                WHERE b.pipeline_id = :pipeline
+                  AND b.state = 'COMPLETED'
+                  AND b.completed_at > coalesce(
+                      CAST(:after AS timestamptz), clock_timestamp() - make_interval(secs => :seconds)
+                  )
+                ORDER BY b.completed_at
+            """),
             {"pipeline": pipeline_id, "after": after, "seconds": seconds},
         ).scalars()
         return list(rows)
@@ -58,11 +65,14 @@ def scaling_decisions(connection: sa.Connection) -> list[ScalingDecision]:
     """The newest decision for each pipeline that is declared and has one. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT p.name, d.ratio, d.batches, d.executors, d.batch_drivers, d.applied, d.reason, d.since, "
-                "d.decided_at FROM forebay.scaling_decisions d JOIN forebay.pipelines p ON p.id = d.pipeline_id "
-                "WHERE p.removed_at IS NULL ORDER BY p.name"
-            )
+            sa.text("""
+                SELECT p.name, d.ratio, d.batches, d.executors, d.batch_drivers, d.applied, d.reason, d.since,
+                    d.decided_at
+                FROM forebay.scaling_decisions d
+                JOIN forebay.pipelines p ON p.id = d.pipeline_id
+                WHERE p.removed_at IS NULL
+                ORDER BY p.name
+            """)
         ).all()
     return [ScalingDecision(*row) for row in rows]
 

@@ -88,11 +88,14 @@ def open_segment(
     """
     with named_failures():
         segment_id: int | None = connection.execute(
-            sa.text(
-                "INSERT INTO forebay.log_segments AS g (receiver_id, epoch, path, source_rule, store, durability) "
-                "VALUES (:receiver, :epoch, :path, :source_rule, :store, :durability) "
-                "ON CONFLICT (path) DO UPDATE SET path = excluded.path WHERE g.state = 'OPEN' RETURNING id"
-            ),
+            sa.text("""
+                INSERT INTO forebay.log_segments AS g (receiver_id, epoch, path, source_rule, store, durability)
+                VALUES (:receiver, :epoch, :path, :source_rule, :store, :durability)
+                ON CONFLICT (path) DO UPDATE
+                SET path = excluded.path
+                WHERE g.state = 'OPEN'
+                RETURNING id
+            """),
             {
                 "receiver": receiver_id,
                 "epoch": epoch,
@@ -109,12 +112,20 @@ def open_segment(
 
 # Whether an epoch's blocks are there up to a sequence. Markers are never cleaned, so the newest row up to there is of
 # that epoch also where clean-up has taken the block.
-_HAS_THROUGH = (
-    "(SELECT b.sequence FROM forebay.blocks b WHERE b.receiver_id = {receiver} ORDER BY b.sequence DESC LIMIT 1) "
-    "  >= :through "
-    "AND (SELECT b.epoch FROM forebay.blocks b WHERE b.receiver_id = {receiver} AND b.sequence <= :through "
-    "     ORDER BY b.sequence DESC LIMIT 1) = {epoch}"
-)
+_HAS_THROUGH = """
+    (
+        SELECT b.sequence
+        FROM forebay.blocks b
+        WHERE b.receiver_id = {receiver}
+        ORDER BY b.sequence DESC LIMIT 1
+    ) >= :through
+    AND (
+        SELECT b.epoch
+        FROM forebay.blocks b
+        WHERE b.receiver_id = {receiver} AND b.sequence <= :through
+        ORDER BY b.sequence DESC LIMIT 1
+    ) = {epoch}
+"""
 
 
 def seal_segment(
@@ -134,13 +145,15 @@ def seal_segment(
     has_through = _HAS_THROUGH.format(receiver="g.receiver_id", epoch="g.epoch")
     with named_failures():
         connection.execute(
-            sa.text(
-                "UPDATE forebay.log_segments g "  # noqa: S608  constants
-                "SET state = 'SEALED', length = :length, sealed_at = clock_timestamp() "
-                "WHERE g.id = :id AND g.state = 'OPEN' "
-                "AND g.receiver_id = coalesce(:receiver, g.receiver_id) AND g.epoch = coalesce(:epoch, g.epoch) "
-                f"AND (:through = 0 OR {has_through})"
-            ),
+            sa.text(f"""
+                UPDATE forebay.log_segments g
+                SET state = 'SEALED', length = :length, sealed_at = clock_timestamp()
+                WHERE g.id = :id
+                  AND g.state = 'OPEN'
+                  AND g.receiver_id = coalesce(:receiver, g.receiver_id)
+                  AND g.epoch = coalesce(:epoch, g.epoch)
+                  AND (:through = 0 OR {has_through})
+            """),  # noqa: S608  constants
             {
                 "id": segment_id,
                 "length": length,
@@ -155,11 +168,13 @@ def open_segments_before(connection: sa.Connection, *, receiver_id: int, epoch: 
     """The receiver's unsealed segments of epochs before `epoch`, by epoch, each one's oldest first. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT id, receiver_id, epoch, path, source_rule, durability, store, "
-                "coalesce(salvaged_to, 0) AS salvaged_to FROM forebay.log_segments "
-                "WHERE receiver_id = :receiver AND epoch < :epoch AND state = 'OPEN' ORDER BY epoch, id"
-            ),
+            sa.text("""
+                SELECT id, receiver_id, epoch, path, source_rule, durability, store,
+                    coalesce(salvaged_to, 0) AS salvaged_to
+                FROM forebay.log_segments
+                WHERE receiver_id = :receiver AND epoch < :epoch AND state = 'OPEN'
+                ORDER BY epoch, id
+            """),
             {"receiver": receiver_id, "epoch": epoch},
         ).all()
     return [
@@ -181,14 +196,16 @@ def left_segments(connection: sa.Connection) -> Sequence[LeftSegments]:
     """Receivers that no process runs and whose last one left segments unsealed, by stream and ordinal. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, count(*) AS segments, "
-                "min(g.opened_at) AS oldest, "
-                "coalesce(r.removed_at, s.removed_at) IS NOT NULL AS removed FROM forebay.log_segments g "
-                "JOIN forebay.receivers r ON r.id = g.receiver_id JOIN forebay.streams s ON s.id = r.stream_id "
-                "WHERE g.state = 'OPEN' AND r.state IN ('INACTIVE', 'FAILED') "
-                "GROUP BY s.id, r.id ORDER BY s.name, r.ordinal"
-            )
+            sa.text("""
+                SELECT s.name AS stream, r.ordinal, r.id AS receiver_id, count(*) AS segments,
+                    min(g.opened_at) AS oldest, coalesce(r.removed_at, s.removed_at) IS NOT NULL AS removed
+                FROM forebay.log_segments g
+                JOIN forebay.receivers r ON r.id = g.receiver_id
+                JOIN forebay.streams s ON s.id = r.stream_id
+                WHERE g.state = 'OPEN' AND r.state IN ('INACTIVE', 'FAILED')
+                GROUP BY s.id, r.id
+                ORDER BY s.name, r.ordinal
+            """)
         ).all()
     return [LeftSegments(*row) for row in rows]
 
@@ -201,16 +218,26 @@ def end_of_epoch(connection: sa.Connection, *, receiver_id: int, epoch: int) -> 
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT coalesce((SELECT b.sequence FROM forebay.blocks b "
-                "                 WHERE b.receiver_id = :receiver AND b.sequence > coalesce(last.sequence, 0) "
-                "                 ORDER BY b.sequence LIMIT 1) - 1, last.sequence, 0) AS sequence, "
-                "       coalesce(last.epoch = :epoch, false) AS known "
-                "FROM (SELECT 1) AS one LEFT JOIN LATERAL ("
-                "  SELECT b.sequence, b.epoch FROM forebay.blocks b "
-                "  WHERE b.receiver_id = :receiver AND b.epoch <= :epoch ORDER BY b.sequence DESC LIMIT 1) AS last "
-                "  ON true"
-            ),
+            sa.text("""
+                SELECT
+                    coalesce(
+                        (
+                            SELECT b.sequence
+                            FROM forebay.blocks b
+                            WHERE b.receiver_id = :receiver AND b.sequence > coalesce(last.sequence, 0)
+                            ORDER BY b.sequence LIMIT 1
+                        ) - 1,
+                        last.sequence, 0
+                    ) AS sequence,
+                    coalesce(last.epoch = :epoch, false) AS known
+                FROM (SELECT 1) AS one
+                LEFT JOIN LATERAL (
+                    SELECT b.sequence, b.epoch
+                    FROM forebay.blocks b
+                    WHERE b.receiver_id = :receiver AND b.epoch <= :epoch
+                    ORDER BY b.sequence DESC LIMIT 1
+                ) AS last ON true
+            """),
             {"receiver": receiver_id, "epoch": epoch},
         ).one()
     return EpochEnd(row.sequence, row.known)
@@ -220,11 +247,16 @@ def oldest_known(connection: sa.Connection, *, receiver_id: int) -> OldestKnown:
     """Since when the driver log knows a receiver, and up to where its blocks are cleaned away. No locks."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT coalesce((SELECT b.epoch FROM forebay.blocks b WHERE b.receiver_id = :receiver "
-                "                 ORDER BY b.sequence LIMIT 1), 0) AS epoch, "
-                "       coalesce((SELECT r.low_mark FROM forebay.receivers r WHERE r.id = :receiver), 0) AS low_mark"
-            ),
+            sa.text("""
+                SELECT
+                    coalesce((
+                        SELECT b.epoch
+                        FROM forebay.blocks b
+                        WHERE b.receiver_id = :receiver
+                        ORDER BY b.sequence LIMIT 1
+                    ), 0) AS epoch,
+                    coalesce((SELECT r.low_mark FROM forebay.receivers r WHERE r.id = :receiver), 0) AS low_mark
+            """),
             {"receiver": receiver_id},
         ).one()
     return OldestKnown(row.epoch, row.low_mark)
@@ -239,12 +271,14 @@ def receivers_of_lost_segments(connection: sa.Connection, segments: Iterable[tup
     with named_failures():
         return set(
             connection.execute(
-                sa.text(
-                    "SELECT DISTINCT a.receiver FROM unnest(CAST(:ids AS bigint[]), CAST(:receivers AS bigint[]), "
-                    "                                       CAST(:epochs AS bigint[])) AS a(id, receiver, epoch) "
-                    "LEFT JOIN forebay.log_segments g "
-                    "  ON g.id = a.id AND g.receiver_id = a.receiver AND g.epoch = a.epoch WHERE g.id IS NULL"
-                ),
+                sa.text("""
+                    SELECT DISTINCT a.receiver
+                    FROM unnest(
+                        CAST(:ids AS bigint[]), CAST(:receivers AS bigint[]), CAST(:epochs AS bigint[])
+                    ) AS a(id, receiver, epoch)
+                    LEFT JOIN forebay.log_segments g ON g.id = a.id AND g.receiver_id = a.receiver AND g.epoch = a.epoch
+                    WHERE g.id IS NULL
+                """),
                 {
                     "ids": [segment_id for segment_id, _, _ in asked],
                     "receivers": [receiver_id for _, receiver_id, _ in asked],
@@ -258,10 +292,11 @@ def count_blocks_of_segment(connection: sa.Connection, *, receiver_id: int, segm
     """(blocks, records) that are registered and lie in a segment. No locks; a scan of the receiver's blocks."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT count(*) AS blocks, coalesce(sum(b.records), 0) AS records FROM forebay.blocks b "
-                "WHERE b.receiver_id = :receiver AND b.segment_id = :segment"
-            ),
+            sa.text("""
+                SELECT count(*) AS blocks, coalesce(sum(b.records), 0) AS records
+                FROM forebay.blocks b
+                WHERE b.receiver_id = :receiver AND b.segment_id = :segment
+            """),
             {"receiver": receiver_id, "segment": segment_id},
         ).one()
     return row.blocks, int(row.records)
@@ -278,11 +313,13 @@ def salvage_blocks(
     first = blocks[0]
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT outcome, detail FROM forebay.salvage_blocks(:receiver, :epoch, :first, :segment, :to, "
-                "CAST(:records AS bigint[]), CAST(:offsets AS bigint[]), CAST(:lengths AS bigint[]), "
-                "CAST(:checksums AS bigint[]))"
-            ),
+            sa.text("""
+                SELECT outcome, detail
+                FROM forebay.salvage_blocks(
+                    :receiver, :epoch, :first, :segment, :to, CAST(:records AS bigint[]), CAST(:offsets AS bigint[]),
+                    CAST(:lengths AS bigint[]), CAST(:checksums AS bigint[])
+                )
+            """),
             {
                 "receiver": first.receiver_id,
                 "epoch": first.epoch,
@@ -317,15 +354,19 @@ def seal_salvaged(connection: sa.Connection, lengths: Mapping[int, int], *, clai
                 raise ReceiverFencedError(f"another epoch holds receiver {claimed.receiver_id}")
             raise LostCommitsError(f"sequence {through} was salvaged and is not there", (claimed.receiver_id,))
         connection.execute(
-            sa.text(
-                "WITH locked AS ("
-                "  SELECT g.id FROM forebay.log_segments g WHERE g.id = ANY (CAST(:ids AS bigint[])) "
-                "  ORDER BY g.id FOR UPDATE) "
-                "UPDATE forebay.log_segments g "
-                "SET state = 'SEALED', length = found.length, sealed_at = clock_timestamp() "
-                "FROM locked JOIN unnest(CAST(:ids AS bigint[]), CAST(:lengths AS bigint[])) AS found(id, length) "
-                "  ON found.id = locked.id "
-                "WHERE g.id = locked.id AND g.state = 'OPEN'"
-            ),
+            sa.text("""
+                WITH locked AS (
+                    SELECT g.id
+                    FROM forebay.log_segments g
+                    WHERE g.id = ANY (CAST(:ids AS bigint[]))
+                    ORDER BY g.id FOR UPDATE
+                )
+                UPDATE forebay.log_segments g
+                SET state = 'SEALED', length = found.length, sealed_at = clock_timestamp()
+                FROM locked
+                JOIN unnest(CAST(:ids AS bigint[]), CAST(:lengths AS bigint[])) AS found(id, length)
+                  ON found.id = locked.id
+                WHERE g.id = locked.id AND g.state = 'OPEN'
+            """),
             {"ids": ordered, "lengths": [lengths[segment_id] for segment_id in ordered]},
         )

@@ -41,14 +41,15 @@ def peers_of(connection: sa.Connection, *, receiver_id: int) -> list[Peer]:
     """The ACTIVE receivers of a receiver's stream, and itself, as far as they have processes. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT r.id, p.id AS process_id, p.host, p.heartbeat FROM forebay.receivers me "
-                "JOIN forebay.receivers r ON r.stream_id = me.stream_id "
-                "JOIN forebay.processes p ON p.id = r.process_id "
-                "WHERE me.id = :receiver "
-                "  AND (r.id = me.id OR (r.removed_at IS NULL AND r.state = 'ACTIVE' AND p.ended_at IS NULL)) "
-                "ORDER BY r.id"
-            ),
+            sa.text("""
+                SELECT r.id, p.id AS process_id, p.host, p.heartbeat
+                FROM forebay.receivers me
+                JOIN forebay.receivers r ON r.stream_id = me.stream_id
+                JOIN forebay.processes p ON p.id = r.process_id
+                WHERE me.id = :receiver
+                  AND (r.id = me.id OR (r.removed_at IS NULL AND r.state = 'ACTIVE' AND p.ended_at IS NULL))
+                ORDER BY r.id
+            """),
             {"receiver": receiver_id},
         ).all()
     return [Peer(row.id, row.process_id, row.host, row.heartbeat) for row in rows]

@@ -124,14 +124,17 @@ def pipeline_status(connection: sa.Connection) -> list[PipelineStatus]:
     """Every pipeline that is declared. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT pipeline, state, state_since, batch_interval, last_batch_time, waiting_blocks, "
-                "waiting_records, waiting_bytes, clock_timestamp() - oldest_added_at AS lag, unfinished_batches, "
-                "running_batches, last_completed_time, last_completed_at, "
-                "CASE WHEN holds_back_since IS NOT NULL THEN "
-                "  greatest(clock_timestamp() - holds_back_since, interval '0') END AS holds_back_for, halted_by "
-                "FROM forebay.pipeline_status ORDER BY pipeline"
-            )
+            sa.text("""
+                SELECT pipeline, state, state_since, batch_interval, last_batch_time, waiting_blocks, waiting_records,
+                    waiting_bytes, clock_timestamp() - oldest_added_at AS lag, unfinished_batches, running_batches,
+                    last_completed_time, last_completed_at,
+                    CASE WHEN holds_back_since IS NOT NULL
+                        THEN greatest(clock_timestamp() - holds_back_since, interval '0')
+                    END AS holds_back_for,
+                    halted_by
+                FROM forebay.pipeline_status
+                ORDER BY pipeline
+            """)
         ).all()
     return [PipelineStatus(*row) for row in rows]
 
@@ -140,11 +143,12 @@ def stream_lag(connection: sa.Connection) -> list[StreamLag]:
     """What waits, by pipeline and stream. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT pipeline, stream, waiting_blocks, waiting_records, waiting_bytes, "
-                "CASE WHEN waiting_records > 0 THEN clock_timestamp() - oldest_added_at END AS lag "
-                "FROM forebay.stream_lag ORDER BY pipeline, stream"
-            )
+            sa.text("""
+                SELECT pipeline, stream, waiting_blocks, waiting_records, waiting_bytes,
+                    CASE WHEN waiting_records > 0 THEN clock_timestamp() - oldest_added_at END AS lag
+                FROM forebay.stream_lag
+                ORDER BY pipeline, stream
+            """)
         ).mappings()
         return [StreamLag(**row) for row in rows]
 
@@ -154,10 +158,11 @@ def batch_stats(connection: sa.Connection, *, limit: int = 20) -> list[BatchStat
     columns = ", ".join(BatchStats.__slots__)
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                f"SELECT {columns} FROM forebay.batch_stats "  # noqa: S608  our own names
-                "ORDER BY batch_time DESC, pipeline LIMIT :limit"
-            ),
+            sa.text(f"""
+                SELECT {columns}
+                FROM forebay.batch_stats
+                ORDER BY batch_time DESC, pipeline LIMIT :limit
+            """),  # noqa: S608  our own names
             {"limit": limit},
         ).mappings()
         return [BatchStats(**row) for row in rows]
@@ -170,13 +175,17 @@ def processing_times(connection: sa.Connection, *, seconds: float) -> list[Pipel
     """
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT p.name, p.batch_interval, array_agg(b.processing_time) AS times FROM forebay.pipelines p "
-                "JOIN forebay.batch_stats b ON b.pipeline_id = p.id AND b.state = 'COMPLETED' "
-                "  AND b.processing_time IS NOT NULL AND b.batch_time > clock_timestamp() "
-                "  - greatest(make_interval(secs => :seconds), 3 * p.batch_interval) "
-                "WHERE p.removed_at IS NULL GROUP BY p.name, p.batch_interval ORDER BY p.name"
-            ),
+            sa.text("""
+                SELECT p.name, p.batch_interval, array_agg(b.processing_time) AS times
+                FROM forebay.pipelines p
+                JOIN forebay.batch_stats b ON b.pipeline_id = p.id
+                  AND b.state = 'COMPLETED'
+                  AND b.processing_time IS NOT NULL
+                  AND b.batch_time > clock_timestamp() - greatest(make_interval(secs => :seconds), 3 * p.batch_interval)
+                WHERE p.removed_at IS NULL
+                GROUP BY p.name, p.batch_interval
+                ORDER BY p.name
+            """),
             {"seconds": seconds},
         ).all()
     return [PipelineProcessingTimes(row.name, row.batch_interval, row.times) for row in rows]

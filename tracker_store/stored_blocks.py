@@ -44,10 +44,12 @@ def segments(connection: sa.Connection) -> Iterator[SegmentRow]:
     while True:
         with named_failures():
             rows = connection.execute(
-                sa.text(
-                    "SELECT id, receiver_id, path, state, length FROM forebay.log_segments "
-                    "WHERE id > :after ORDER BY id LIMIT :page"
-                ),
+                sa.text("""
+                    SELECT id, receiver_id, path, state, length
+                    FROM forebay.log_segments
+                    WHERE id > :after
+                    ORDER BY id LIMIT :page
+                """),
                 {"after": after, "page": PAGE},
             ).all()
         if not rows:
@@ -72,10 +74,12 @@ def find_segment(connection: sa.Connection, path: str) -> FoundSegment | None:
     """The row of a segment. No locks."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT id, receiver_id, state, coalesce(salvaged_to, 0) AS salvaged_to, "
-                "coalesce(salvaged_sequence, 0) AS salvaged_sequence FROM forebay.log_segments WHERE path = :path"
-            ),
+            sa.text("""
+                SELECT id, receiver_id, state, coalesce(salvaged_to, 0) AS salvaged_to,
+                    coalesce(salvaged_sequence, 0) AS salvaged_sequence
+                FROM forebay.log_segments
+                WHERE path = :path
+            """),
             {"path": path},
         ).one_or_none()
     if row is None:
@@ -93,11 +97,17 @@ def offsets_of_rows(
     with named_failures():
         return set(
             connection.execute(
-                sa.text(
-                    'SELECT b."offset" FROM forebay.blocks b WHERE b.receiver_id = :receiver AND b.segment_id = :id '
-                    "AND b.sequence BETWEEN :first AND greatest(:last, :salvaged) "
-                    'UNION SELECT k."offset" FROM forebay.kept_blocks k WHERE k.segment_id = :id'
-                ),
+                sa.text("""
+                    SELECT b."offset"
+                    FROM forebay.blocks b
+                    WHERE b.receiver_id = :receiver
+                      AND b.segment_id = :id
+                      AND b.sequence BETWEEN :first AND greatest(:last, :salvaged)
+                    UNION
+                    SELECT k."offset"
+                    FROM forebay.kept_blocks k
+                    WHERE k.segment_id = :id
+                """),
                 {
                     "receiver": segment.receiver_id,
                     "id": segment.segment_id,
@@ -126,13 +136,13 @@ def stored_blocks(connection: sa.Connection) -> Iterator[StoredBlock]:
         while True:
             with named_failures():
                 rows = connection.execute(
-                    sa.text(
-                        "SELECT DISTINCT b.receiver_id, b.sequence, g.path, b.segment_id, "  # noqa: S608  two constants
-                        'b."offset", b.length, b.crc32c '
-                        f"FROM forebay.{table} b JOIN forebay.log_segments g ON g.id = b.segment_id "
-                        "WHERE (b.receiver_id, b.sequence) > (:receiver, :sequence) "
-                        "ORDER BY b.receiver_id, b.sequence LIMIT :page"
-                    ),
+                    sa.text(f"""
+                        SELECT DISTINCT b.receiver_id, b.sequence, g.path, b.segment_id, b."offset", b.length, b.crc32c
+                        FROM forebay.{table} b
+                        JOIN forebay.log_segments g ON g.id = b.segment_id
+                        WHERE (b.receiver_id, b.sequence) > (:receiver, :sequence)
+                        ORDER BY b.receiver_id, b.sequence LIMIT :page
+                    """),  # noqa: S608  two constants
                     {"receiver": after[0], "sequence": after[1], "page": PAGE},
                 ).all()
             if not rows:
@@ -147,18 +157,21 @@ def find_stored_block(connection: sa.Connection, *, stream: str, ordinal: int, s
     """A block by its receiver and number, also one that is only kept for a quarantined batch. No locks."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                'SELECT e.receiver_id, e.sequence, g.path, e.segment_id, e."offset", e.length, e.crc32c FROM ('
-                '  SELECT b.receiver_id, b.sequence, b.segment_id, b."offset", b.length, b.crc32c '
-                "  FROM forebay.blocks b "
-                "  UNION ALL "
-                '  SELECT k.receiver_id, k.sequence, k.segment_id, k."offset", k.length, k.crc32c '
-                "  FROM forebay.kept_blocks k) AS e "
-                "JOIN forebay.receivers r ON r.id = e.receiver_id JOIN forebay.streams s ON s.id = r.stream_id "
-                "JOIN forebay.log_segments g ON g.id = e.segment_id "
-                "WHERE s.name = :stream AND s.removed_at IS NULL AND r.ordinal = :ordinal "
-                "  AND e.sequence = :sequence LIMIT 1"
-            ),
+            sa.text("""
+                SELECT e.receiver_id, e.sequence, g.path, e.segment_id, e."offset", e.length, e.crc32c
+                FROM (
+                    SELECT b.receiver_id, b.sequence, b.segment_id, b."offset", b.length, b.crc32c
+                    FROM forebay.blocks b
+                    UNION ALL
+                    SELECT k.receiver_id, k.sequence, k.segment_id, k."offset", k.length, k.crc32c
+                    FROM forebay.kept_blocks k
+                ) AS e
+                JOIN forebay.receivers r ON r.id = e.receiver_id
+                JOIN forebay.streams s ON s.id = r.stream_id
+                JOIN forebay.log_segments g ON g.id = e.segment_id
+                WHERE s.name = :stream AND s.removed_at IS NULL AND r.ordinal = :ordinal AND e.sequence = :sequence
+                LIMIT 1
+            """),
             {"stream": stream, "ordinal": ordinal, "sequence": sequence},
         ).one_or_none()
     if row is None:
@@ -172,13 +185,17 @@ def count_stored_blocks(connection: sa.Connection) -> int:
     """About how many `stored_blocks` will yield. No locks; O(receivers)."""
     with named_failures():
         count: int = connection.execute(
-            sa.text(
-                "SELECT coalesce(sum(newest.sequence - r.low_mark), 0)::bigint "
-                "  + (SELECT count(*) FROM forebay.kept_blocks) "
-                "FROM forebay.receivers r CROSS JOIN LATERAL ("
-                "  SELECT b.sequence FROM forebay.blocks b WHERE b.receiver_id = r.id "
-                "  ORDER BY b.sequence DESC LIMIT 1) AS newest"
-            )
+            sa.text("""
+                SELECT coalesce(sum(newest.sequence - r.low_mark), 0)::bigint
+                    + (SELECT count(*) FROM forebay.kept_blocks)
+                FROM forebay.receivers r
+                CROSS JOIN LATERAL (
+                    SELECT b.sequence
+                    FROM forebay.blocks b
+                    WHERE b.receiver_id = r.id
+                    ORDER BY b.sequence DESC LIMIT 1
+                ) AS newest
+            """)
         ).scalar_one()
     return count
 
@@ -187,13 +204,19 @@ def forget_empty_segment(connection: sa.Connection, segment_id: int) -> bool:
     """Delete a sealed segment's row whose file is missing, if no block or dead letter needs it. Locks: the row."""
     with named_failures():
         gone = connection.execute(
-            sa.text(
-                "DELETE FROM forebay.log_segments g WHERE g.id = :id AND g.state <> 'OPEN' "
-                "AND NOT EXISTS (SELECT 1 FROM forebay.blocks b WHERE b.receiver_id = g.receiver_id "
-                "                AND b.segment_id = g.id) "
-                "AND NOT EXISTS (SELECT 1 FROM forebay.kept_blocks k WHERE k.segment_id = g.id) "
-                "AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id) RETURNING g.id"
-            ),
+            sa.text("""
+                DELETE FROM forebay.log_segments g
+                WHERE g.id = :id
+                  AND g.state <> 'OPEN'
+                  AND NOT EXISTS (
+                      SELECT 1
+                      FROM forebay.blocks b
+                      WHERE b.receiver_id = g.receiver_id AND b.segment_id = g.id
+                  )
+                  AND NOT EXISTS (SELECT 1 FROM forebay.kept_blocks k WHERE k.segment_id = g.id)
+                  AND NOT EXISTS (SELECT 1 FROM forebay.dead_letters d WHERE d.segment_id = g.id)
+                RETURNING g.id
+            """),
             {"id": segment_id},
         ).scalar()
     return gone is not None

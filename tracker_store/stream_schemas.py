@@ -40,10 +40,10 @@ def register_schema(
     """
     with named_failures():
         row = connection.execute(
-            sa.text(
-                "SELECT outcome, version, detail "
-                "FROM forebay.register_schema(:receiver, :fingerprint, CAST(:columns AS jsonb))"
-            ),
+            sa.text("""
+                SELECT outcome, version, detail
+                FROM forebay.register_schema(:receiver, :fingerprint, CAST(:columns AS jsonb))
+            """),
             {"receiver": receiver_id, "fingerprint": fingerprint, "columns": json.dumps([list(c) for c in columns])},
         ).one()
     if row.outcome == "conflict":
@@ -56,10 +56,12 @@ def schemas_of_stream(connection: sa.Connection, stream_id: int) -> list[StreamS
     """Every version of a stream's columns, oldest first. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT version, fingerprint, columns, registered_at FROM forebay.stream_schemas "
-                "WHERE stream_id = :stream ORDER BY version"
-            ),
+            sa.text("""
+                SELECT version, fingerprint, columns, registered_at
+                FROM forebay.stream_schemas
+                WHERE stream_id = :stream
+                ORDER BY version
+            """),
             {"stream": stream_id},
         ).all()
     return [

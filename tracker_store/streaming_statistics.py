@@ -131,17 +131,26 @@ class Added:
 # Nobody's statement lasts so long, so every row before it is to be seen (engine.STATEMENT_TIMEOUT is half of it).
 _SETTLED = "interval '60 seconds'"
 
-_BATCH = (
-    "SELECT b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.allocated_at, b.reason, a.run_id, "
-    "  a.started_at, coalesce(b.completed_at, a.ended_at) AS ended_at "
-    "FROM forebay.batches b LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id "
-    "  AND a.batch_time = b.batch_time AND a.attempt = b.attempt "
-)
+_BATCH = """
+    SELECT b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.allocated_at, b.reason, a.run_id, a.started_at,
+        coalesce(b.completed_at, a.ended_at) AS ended_at
+    FROM forebay.batches b
+    LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = b.pipeline_id
+      AND a.batch_time = b.batch_time
+      AND a.attempt = b.attempt
+"""
 # Found in the partial index. Batches before it are finished for ever.
-_FIRST_UNFINISHED = (
-    "coalesce((SELECT u.batch_time FROM forebay.batches u WHERE u.pipeline_id = :pipeline "
-    "          AND u.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') ORDER BY u.batch_time LIMIT 1), 'infinity')"
-)
+_FIRST_UNFINISHED = """
+    coalesce(
+        (
+            SELECT u.batch_time
+            FROM forebay.batches u
+            WHERE u.pipeline_id = :pipeline AND u.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+            ORDER BY u.batch_time LIMIT 1
+        ),
+        'infinity'
+    )
+"""
 
 
 def _batch(row: sa.Row[Any]) -> WatchedBatch:
@@ -163,15 +172,24 @@ def watched_pipelines(connection: sa.Connection) -> list[WatchedPipeline]:
     """Every pipeline that is declared. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT p.id, p.name, p.declaration, p.stream_ids, p.batch_interval, p.applied_at, "
-                "  (SELECT count(*) FROM forebay.receivers r "
-                "   WHERE r.stream_id = ANY (p.stream_ids) AND r.removed_at IS NULL) AS receivers, "
-                "  CASE WHEN p.state = 'STOPPED' THEN 0 ELSE greatest(0, floor("
-                "    extract(epoch FROM clock_timestamp() - p.last_batch_time) "
-                "    / extract(epoch FROM p.batch_interval)))::bigint END AS due "
-                "FROM forebay.pipelines p WHERE p.removed_at IS NULL ORDER BY p.name"
-            )
+            sa.text("""
+                SELECT p.id, p.name, p.declaration, p.stream_ids, p.batch_interval, p.applied_at,
+                    (
+                        SELECT count(*)
+                        FROM forebay.receivers r
+                        WHERE r.stream_id = ANY (p.stream_ids) AND r.removed_at IS NULL
+                    ) AS receivers,
+                    CASE
+                        WHEN p.state = 'STOPPED' THEN 0
+                        ELSE greatest(0, floor(
+                            extract(epoch FROM clock_timestamp() - p.last_batch_time)
+                            / extract(epoch FROM p.batch_interval)
+                        ))::bigint
+                    END AS due
+                FROM forebay.pipelines p
+                WHERE p.removed_at IS NULL
+                ORDER BY p.name
+            """)
         ).all()
     return [WatchedPipeline(*row) for row in rows]
 
@@ -180,11 +198,11 @@ def newest_finished_batches(connection: sa.Connection, pipeline_id: int, *, limi
     """The newest of the batches before the first unfinished one, in order of time. No locks; by the primary key."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                _BATCH
-                + f"WHERE b.pipeline_id = :pipeline AND b.batch_time < {_FIRST_UNFINISHED} "
-                + "ORDER BY b.batch_time DESC LIMIT :limit"
-            ),
+            sa.text(f"""
+                {_BATCH}
+                WHERE b.pipeline_id = :pipeline AND b.batch_time < {_FIRST_UNFINISHED}
+                ORDER BY b.batch_time DESC LIMIT :limit
+            """),
             {"pipeline": pipeline_id, "limit": limit},
         ).all()
     return [_batch(row) for row in reversed(rows)]
@@ -196,11 +214,11 @@ def next_finished_batches(
     """The batches after `after` and before the first unfinished one, in order of time. No locks; O(what it returns)."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                _BATCH
-                + f"WHERE b.pipeline_id = :pipeline AND b.batch_time > :after AND b.batch_time < {_FIRST_UNFINISHED} "
-                + "ORDER BY b.batch_time LIMIT :limit"
-            ),
+            sa.text(f"""
+                {_BATCH}
+                WHERE b.pipeline_id = :pipeline AND b.batch_time > :after AND b.batch_time < {_FIRST_UNFINISHED}
+                ORDER BY b.batch_time LIMIT :limit
+            """),
             {"pipeline": pipeline_id, "after": after, "limit": limit},
         ).all()
     return [_batch(row) for row in rows]
@@ -210,11 +228,11 @@ def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: in
     """The batches from the first unfinished one on, in order of time. No locks."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                _BATCH
-                + f"WHERE b.pipeline_id = :pipeline AND b.batch_time >= {_FIRST_UNFINISHED} "
-                + "ORDER BY b.batch_time LIMIT :limit"
-            ),
+            sa.text(f"""
+                {_BATCH}
+                WHERE b.pipeline_id = :pipeline AND b.batch_time >= {_FIRST_UNFINISHED}
+                ORDER BY b.batch_time LIMIT :limit
+            """),
             {"pipeline": pipeline_id, "limit": limit},
         ).all()
     return [_batch(row) for row in rows]
@@ -224,7 +242,11 @@ def newest_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -
     """The newest batches in whatever state, in order of time. No locks; by the primary key."""
     with named_failures():
         rows = connection.execute(
-            sa.text(_BATCH + "WHERE b.pipeline_id = :pipeline ORDER BY b.batch_time DESC LIMIT :limit"),
+            sa.text(f"""
+                {_BATCH}
+                WHERE b.pipeline_id = :pipeline
+                ORDER BY b.batch_time DESC LIMIT :limit
+            """),
             {"pipeline": pipeline_id, "limit": limit},
         ).all()
     return [_batch(row) for row in reversed(rows)]
@@ -236,10 +258,11 @@ def batch_between(
     """The batch whose time is from `first` to before `before`, or None. No locks."""
     with named_failures():
         row = connection.execute(
-            sa.text(
-                _BATCH + "WHERE b.pipeline_id = :pipeline AND b.batch_time >= :first AND b.batch_time < :before "
-                "ORDER BY b.batch_time LIMIT 1"
-            ),
+            sa.text(f"""
+                {_BATCH}
+                WHERE b.pipeline_id = :pipeline AND b.batch_time >= :first AND b.batch_time < :before
+                ORDER BY b.batch_time LIMIT 1
+            """),
             {"pipeline": pipeline_id, "first": first, "before": before},
         ).one_or_none()
     return None if row is None else _batch(row)
@@ -249,13 +272,14 @@ def count_unfinished_batches(connection: sa.Connection) -> dict[int, UnfinishedB
     """What waits and runs, by pipeline; one with nothing to do is left out. No locks; the partial index holds them."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT b.pipeline_id, count(*) FILTER (WHERE b.state <> 'RUNNING') AS waiting, "
-                "  count(*) FILTER (WHERE b.state = 'RUNNING') AS running, "
-                "  coalesce(sum(b.records) FILTER (WHERE b.attempt > 0), 0)::bigint AS started_records "
-                "FROM forebay.batches b WHERE b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED') "
-                "GROUP BY b.pipeline_id"
-            )
+            sa.text("""
+                SELECT b.pipeline_id, count(*) FILTER (WHERE b.state <> 'RUNNING') AS waiting,
+                    count(*) FILTER (WHERE b.state = 'RUNNING') AS running,
+                    coalesce(sum(b.records) FILTER (WHERE b.attempt > 0), 0)::bigint AS started_records
+                FROM forebay.batches b
+                WHERE b.state IN ('ALLOCATED', 'RUNNING', 'FAILED', 'BLOCKED')
+                GROUP BY b.pipeline_id
+            """)
         ).all()
     return {row.pipeline_id: UnfinishedBatches(row.waiting, row.running, row.started_records) for row in rows}
 
@@ -266,14 +290,17 @@ def output_commits(
     """What counts for these outputs, of the batches from `first` to `last`. No locks; a range of the key per output."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT c.batch_time, c.output, c.attempt, a.run_id, c.location, a.started_at, c.committed_at "
-                "FROM forebay.output_commits c "
-                "LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = c.pipeline_id "
-                "  AND a.batch_time = c.batch_time AND a.attempt = c.attempt "
-                "WHERE c.pipeline_id = :pipeline AND c.output = ANY (CAST(:outputs AS text[])) "
-                "  AND c.batch_time BETWEEN :first AND :last ORDER BY c.batch_time, c.output"
-            ),
+            sa.text("""
+                SELECT c.batch_time, c.output, c.attempt, a.run_id, c.location, a.started_at, c.committed_at
+                FROM forebay.output_commits c
+                LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = c.pipeline_id
+                  AND a.batch_time = c.batch_time
+                  AND a.attempt = c.attempt
+                WHERE c.pipeline_id = :pipeline
+                  AND c.output = ANY (CAST(:outputs AS text[]))
+                  AND c.batch_time BETWEEN :first AND :last
+                ORDER BY c.batch_time, c.output
+            """),
             {"pipeline": pipeline_id, "outputs": list(outputs), "first": first, "last": last},
         ).all()
     return [OutputCommit(*row) for row in rows]
@@ -288,11 +315,13 @@ def records_by_receiver(
     """
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT n.batch_time, n.receiver_id, n.records FROM forebay.batch_allocations n "
-                "WHERE n.pipeline_id = :pipeline AND n.batch_time >= :first "
-                "  AND n.receiver_id = ANY (CAST(:receivers AS bigint[]))"
-            ),
+            sa.text("""
+                SELECT n.batch_time, n.receiver_id, n.records
+                FROM forebay.batch_allocations n
+                WHERE n.pipeline_id = :pipeline
+                  AND n.batch_time >= :first
+                  AND n.receiver_id = ANY (CAST(:receivers AS bigint[]))
+            """),
             {"pipeline": pipeline_id, "first": first, "receivers": list(receiver_ids)},
         ).all()
     return {(row.batch_time, row.receiver_id): row.records for row in rows}
@@ -302,20 +331,29 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
     """Every receiver's totals. No locks; two probes of the blocks' key per receiver."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT r.id, s.name, r.ordinal, r.state, r.process_id, r.rate_limit, "
-                "  coalesce(newest.total_records, 0) AS records, coalesce(newest.total_bytes, 0) AS bytes, "
-                "  coalesce(newest.total_bytes - oldest.total_bytes + oldest.bytes, 0) AS kept_bytes, "
-                "  (holder.queued ->> r.id::text)::integer AS queued, r.reason "
-                "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id "
-                "LEFT JOIN forebay.processes holder ON holder.id = r.process_id AND holder.ended_at IS NULL "
-                "LEFT JOIN LATERAL (SELECT b.total_records, b.total_bytes FROM forebay.blocks b "
-                "  WHERE b.receiver_id = r.id ORDER BY b.sequence DESC LIMIT 1) AS newest ON true "
-                "LEFT JOIN LATERAL (SELECT b.bytes, b.total_bytes FROM forebay.blocks b "
-                "  WHERE b.receiver_id = r.id AND b.sequence > r.low_mark ORDER BY b.sequence LIMIT 1) AS oldest "
-                "  ON true "
-                "WHERE r.removed_at IS NULL ORDER BY s.name, r.ordinal"
-            )
+            sa.text("""
+                SELECT r.id, s.name, r.ordinal, r.state, r.process_id, r.rate_limit,
+                    coalesce(newest.total_records, 0) AS records, coalesce(newest.total_bytes, 0) AS bytes,
+                    coalesce(newest.total_bytes - oldest.total_bytes + oldest.bytes, 0) AS kept_bytes,
+                    (holder.queued ->> r.id::text)::integer AS queued, r.reason
+                FROM forebay.receivers r
+                JOIN forebay.streams s ON s.id = r.stream_id
+                LEFT JOIN forebay.processes holder ON holder.id = r.process_id AND holder.ended_at IS NULL
+                LEFT JOIN LATERAL (
+                    SELECT b.total_records, b.total_bytes
+                    FROM forebay.blocks b
+                    WHERE b.receiver_id = r.id
+                    ORDER BY b.sequence DESC LIMIT 1
+                ) AS newest ON true
+                LEFT JOIN LATERAL (
+                    SELECT b.bytes, b.total_bytes
+                    FROM forebay.blocks b
+                    WHERE b.receiver_id = r.id AND b.sequence > r.low_mark
+                    ORDER BY b.sequence LIMIT 1
+                ) AS oldest ON true
+                WHERE r.removed_at IS NULL
+                ORDER BY s.name, r.ordinal
+            """)
         ).all()
     return [
         ReceiverCounters(
@@ -339,16 +377,21 @@ def watched_receivers(connection: sa.Connection, stream_ids: Sequence[int]) -> l
     """The receivers of these streams. No locks; each one's events back to its last error."""
     with named_failures():
         rows = connection.execute(
-            sa.text(
-                "SELECT r.id, s.name, r.ordinal, r.state, agent.name AS agent, agent.host, error.at, error.message, "
-                "  error.detail "
-                "FROM forebay.receivers r JOIN forebay.streams s ON s.id = r.stream_id "
-                "LEFT JOIN forebay.processes agent ON agent.id = r.agent_id "
-                "LEFT JOIN LATERAL (SELECT v.at, v.message, v.detail FROM forebay.receiver_events v "
-                "  WHERE v.receiver_id = r.id AND v.kind IN ('ERROR', 'FAILED') "
-                "  ORDER BY v.id DESC LIMIT 1) AS error ON true "
-                "WHERE r.stream_id = ANY (CAST(:streams AS bigint[])) AND r.removed_at IS NULL ORDER BY r.id"
-            ),
+            sa.text("""
+                SELECT r.id, s.name, r.ordinal, r.state, agent.name AS agent, agent.host, error.at, error.message,
+                    error.detail
+                FROM forebay.receivers r
+                JOIN forebay.streams s ON s.id = r.stream_id
+                LEFT JOIN forebay.processes agent ON agent.id = r.agent_id
+                LEFT JOIN LATERAL (
+                    SELECT v.at, v.message, v.detail
+                    FROM forebay.receiver_events v
+                    WHERE v.receiver_id = r.id AND v.kind IN ('ERROR', 'FAILED')
+                    ORDER BY v.id DESC LIMIT 1
+                ) AS error ON true
+                WHERE r.stream_id = ANY (CAST(:streams AS bigint[])) AND r.removed_at IS NULL
+                ORDER BY r.id
+            """),
             {"streams": list(stream_ids)},
         ).all()
     return [
@@ -400,17 +443,23 @@ def _added_after(connection: sa.Connection, after: int | None, table: str, at: s
             ).scalar_one()
             return Added(newest, {}, {})
         rows = connection.execute(
-            sa.text(
-                "WITH added AS MATERIALIZED ("  # noqa: S608  our own names
-                f"  SELECT t.id, t.receiver_id, t.{at} AS at, {which} AS counts "
-                f"  FROM forebay.{table} t WHERE t.id > :after "
-                "), boundary AS ("
-                f"  SELECT coalesce(max(d.id), :after) AS id FROM added d WHERE d.at < clock_timestamp() - {_SETTLED}) "
-                "SELECT boundary.id AS settled_id, d.receiver_id, "
-                "  count(*) FILTER (WHERE d.counts AND d.id <= boundary.id) AS settled, "
-                "  count(*) FILTER (WHERE d.counts AND d.id > boundary.id) AS recent "
-                "FROM boundary LEFT JOIN added d ON true GROUP BY boundary.id, d.receiver_id"
-            ),
+            sa.text(f"""
+                WITH added AS MATERIALIZED (
+                    SELECT t.id, t.receiver_id, t.{at} AS at, {which} AS counts
+                    FROM forebay.{table} t
+                    WHERE t.id > :after
+                ), boundary AS (
+                    SELECT coalesce(max(d.id), :after) AS id
+                    FROM added d
+                    WHERE d.at < clock_timestamp() - {_SETTLED}
+                )
+                SELECT boundary.id AS settled_id, d.receiver_id,
+                    count(*) FILTER (WHERE d.counts AND d.id <= boundary.id) AS settled,
+                    count(*) FILTER (WHERE d.counts AND d.id > boundary.id) AS recent
+                FROM boundary
+                LEFT JOIN added d ON true
+                GROUP BY boundary.id, d.receiver_id
+            """),  # noqa: S608  our own names
             {"after": after},
         ).all()
     counted = [row for row in rows if row.receiver_id is not None]
