@@ -1,4 +1,7 @@
-"""Statements on agents and their hosts: who there is, who is to be empty, and which host will not come back."""
+"""Read and write what the driver log holds of agents and their hosts.
+
+This covers which agents there are, which are draining, and which hosts have been given up.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class HostLivesError(DriverLogError):
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """An agent that lives, or a host whose agent is gone and for which receivers wait (`agent_id` is then null)."""
+    """A live agent, or a host without an agent for which receivers wait (`agent_id` is then null)."""
 
     agent_id: int | None
     name: str
@@ -37,9 +40,10 @@ class AgentRow:
 
 
 def list_agents(connection: sa.Connection) -> list[AgentRow]:
-    """Every live agent, then every host without one to which receivers belong. No locks.
+    """Return every live agent, then every host without one that receivers are bound to. No locks.
 
-    `receivers` are placed on the agent; `waiting` belong to its host and are placed nowhere.
+    `receivers` counts the receivers placed on the agent; `waiting` counts those that are bound to its host and placed
+    nowhere.
     """
     with named_failures():
         rows = connection.execute(
@@ -75,9 +79,9 @@ def list_agents(connection: sa.Connection) -> list[AgentRow]:
 
 
 def set_draining(connection: sa.Connection, *, name: str, draining: bool) -> int:
-    """Drain the newest agent of this name, or let it back in; returns how many receivers are placed on it.
+    """Drain the newest agent of this name, or stop draining it; returns how many receivers are placed on it.
 
-    It holds for the next agent of the name, too. Locks: the agent's row. Raises NoSuchAgentError.
+    The next agent of the name inherits it. Locks: the agent's row. Raises NoSuchAgentError.
     """
     with named_failures():
         placed: int | None = connection.execute(
@@ -95,11 +99,11 @@ def set_draining(connection: sa.Connection, *, name: str, draining: bool) -> int
 
 
 def forget_host(connection: sa.Connection, host: str) -> tuple[int, int]:
-    """Give up a host: its own receivers are removed, its listeners may go to another address, its store is forgotten.
+    """Give up a host: remove its own receivers, free its listeners for another address, and forget its block store.
 
-    Returns how many of the first two. What the removed ones have stored is allocated like any other; should the host
-    come back, so do they. A block store of which it alone knew no longer keeps other hosts from starting. Locks: their
-    rows. Raises HostLivesError while an agent lives there, and NoSuchAgentError.
+    Returns how many receivers were removed and how many were freed. The blocks of the removed receivers are allocated
+    like any others; if the host comes back, so do its receivers. A block store that only this host knew no longer keeps
+    other hosts from starting. Locks: their rows. Raises HostLivesError while an agent runs there, and NoSuchAgentError.
     """
     with named_failures():
         lives: bool = connection.execute(

@@ -1,7 +1,7 @@
-"""Reads for Dagster's pages: one batch's figures, the minutes that are over, what waits.
+"""Read the figures for Dagster's pages: one batch, the minutes that are over, the queue of a pipeline.
 
-Everything here is a read without locks that costs what it returns. The numbers are the driver log's; Dagster's events
-are a view of them.
+Every read here takes no locks and costs what it returns. The driver log has the numbers; Dagster's events only show
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchFigures:
-    """A batch that ran; `interval`, which it covers, and the delays are seconds. A delay is None until it is known."""
+    """A batch that ran; `interval` (what it covers) and the delays are in seconds, None while unknown."""
 
     batch_time: datetime
     state: str
@@ -34,13 +34,13 @@ class BatchFigures:
 
     @property
     def input_rate(self) -> float:
-        """Records per second of the interval (O01 of the original: records of the batch over its duration)."""
+        """Return records per second of the interval (O01 of the original: the batch's records over its duration)."""
         return self.records / self.interval
 
 
 @dataclass(frozen=True, slots=True)
 class MinuteFigures:
-    """The batches of a pipeline that were completed in one minute; delays in seconds, None where nothing ran."""
+    """The batches of a pipeline that completed in one minute; delays in seconds, None where nothing ran."""
 
     minute: datetime
     batches: int
@@ -54,7 +54,7 @@ class MinuteFigures:
 
 @dataclass(frozen=True, slots=True)
 class PipelineQueue:
-    """What a pipeline has before it: batches that wait or run, boundaries that are due, batches kept aside."""
+    """A pipeline's queue: batches that wait or run, boundaries that are due, quarantined batches."""
 
     waiting: int
     running: int
@@ -64,12 +64,12 @@ class PipelineQueue:
 
     @property
     def depth(self) -> int:
-        """Batches behind the one that may run."""
+        """Return the number of batches behind the one that may run."""
         return self.waiting + self.due
 
 
 def database_time(connection: sa.Connection) -> datetime:
-    """The database's clock. No locks."""
+    """Return the time by the database's clock. No locks."""
     with named_failures():
         now: datetime = connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one()
     return now
@@ -77,7 +77,7 @@ def database_time(connection: sa.Connection) -> datetime:
 
 _FIGURES = """
     SELECT b.batch_time, b.state, b.attempt, b.records, b.bytes, b.blocks,
-        -- A batch that merges missed boundaries stands for all their intervals.
+        -- A batch that merges missed boundaries covers all their intervals.
         extract(epoch FROM b.batch_time - b.oldest_time + p.batch_interval)::float8 AS interval,
         extract(epoch FROM b.scheduling_delay)::float8 AS scheduling_delay,
         extract(epoch FROM b.processing_time)::float8 AS processing_time,
@@ -88,7 +88,7 @@ _FIGURES = """
 
 
 def batch_figures(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> BatchFigures | None:
-    """One batch, or None. No locks; by the primary key."""
+    """Return one batch, or None. No locks; by the primary key."""
     with named_failures():
         row = connection.execute(
             sa.text(f"""
@@ -101,7 +101,7 @@ def batch_figures(connection: sa.Connection, pipeline_id: int, batch_time: datet
 
 
 def newest_completed_batch(connection: sa.Connection, pipeline_id: int) -> BatchFigures | None:
-    """The batch with records that was completed last, or None. No locks; from the end of an index."""
+    """Return the batch with records that completed last, or None. No locks; from the end of an index."""
     with named_failures():
         row = connection.execute(
             sa.text(f"""
@@ -117,10 +117,11 @@ def newest_completed_batch(connection: sa.Connection, pipeline_id: int) -> Batch
 def completed_minutes(
     connection: sa.Connection, pipeline_id: int, *, after: datetime, limit: int
 ) -> list[MinuteFigures]:
-    """The minutes after `after` in which batches were completed, and that are over, oldest first.
+    """Return the finished minutes after `after` in which batches completed, oldest first.
 
-    A minute is over when nobody can commit into it any more: some seconds later, for what is written before it is
-    committed. No locks; O(the batches of these minutes), by the index on the time of completion.
+    A minute is finished when no batch can be committed into it any more: a few seconds after its end, because a
+    completion time is written before its transaction commits. No locks; O(batches of these minutes), by the index on
+    the time of completion.
     """
     with named_failures():
         rows = connection.execute(
@@ -144,7 +145,7 @@ def completed_minutes(
 
 
 def pipeline_queue(connection: sa.Connection, pipeline_id: int) -> PipelineQueue:
-    """What waits for a pipeline. No locks; the unfinished batches, and one probe for those kept aside."""
+    """Return what waits for a pipeline. No locks; reads the unfinished batches, and probes the kept blocks."""
     with named_failures():
         row = connection.execute(
             sa.text("""

@@ -1,4 +1,4 @@
-"""Statements on `batches` and `batch_attempts`: which batch is next, who holds it, how it ended."""
+"""Read and write `batches` and `batch_attempts`: which batch is next, which run holds it, how it ended."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """A batch as stored; `retry_due`: no backoff stands in the way.
+    """A batch as stored; `retry_due`: no backoff delays its next attempt.
 
-    `run_id`, `attempt_state` and `attempt_error` are its newest attempt's; `reason` may be an earlier one's, which says
-    more. `launch_attempt`: the attempt whose run Dagster was asked for last, if any; `launch_age`: the seconds since.
+    `run_id`, `attempt_state` and `attempt_error` are its newest attempt's; `reason` may be an earlier attempt's, if
+    that says more. `launch_attempt` is the attempt whose run Dagster was asked for last, if any; `launch_age` is the
+    time since then in seconds.
     """
 
     batch_time: datetime
@@ -64,7 +65,7 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True)
 class RunningAttempt:
-    """An attempt whose process is to be watched."""
+    """An attempt whose process must be watched."""
 
     pipeline_id: int
     batch_time: datetime
@@ -75,9 +76,9 @@ class RunningAttempt:
 
 _BATCH = f"""
     SELECT b.batch_time, b.oldest_time, b.state, b.attempt, b.records, b.bytes, b.blocks, b.retry_at, b.reason,
-        -- A clock that was set back must not make anything wait until it is there again.
+        -- If the clock was set back, nothing may wait until it has caught up.
         b.launch_attempt, abs(extract(epoch FROM clock_timestamp() - b.launched_at))::float8 AS launch_age,
-        -- Further off than any backoff: the clock was set back.
+        -- A time further off than any backoff means that the clock was set back.
         b.retry_at IS NULL
             OR b.retry_at NOT BETWEEN clock_timestamp()
                 AND clock_timestamp() + interval '{LONGEST.total_seconds():g} seconds' AS retry_due,
@@ -110,7 +111,7 @@ def _batch(row: sa.Row[Any]) -> BatchRow:
 
 
 def get_batch(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> BatchRow | None:
-    """One batch, or None. No locks."""
+    """Return one batch, or None. No locks."""
     with named_failures():
         row = connection.execute(
             sa.text(f"""
@@ -123,7 +124,7 @@ def get_batch(connection: sa.Connection, pipeline_id: int, batch_time: datetime)
 
 
 def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[BatchRow]:
-    """The batches that the pipeline has to finish, oldest first. No locks; the partial index holds few rows."""
+    """Return the pipeline's unfinished batches, oldest first. No locks; the partial index holds few rows."""
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
@@ -170,10 +171,10 @@ def claim_replay(
     process_id: int,
     reach: timedelta,
 ) -> int:
-    """Take the next attempt of a finished batch, to run it again; returns its number.
+    """Take the next attempt of a finished batch to run it again; returns the attempt's number.
 
-    `reach` is the longest window that it reads, 0 without any. Locks: the receivers' rows FOR SHARE, the batch's row.
-    Raises BatchHeldError, and BlocksNotRetainedError where a block that it would read is no longer there.
+    `reach` is the longest window that it reads (0: no window). Locks: the receivers' rows FOR SHARE, the batch's row.
+    Raises BatchHeldError, and BlocksNotRetainedError where a block that it would read is gone.
     """
     with named_failures():
         row = connection.execute(
@@ -205,13 +206,14 @@ def fail_attempt(
     least_pause: timedelta = NONE,
     term: int | None = None,
 ) -> BatchState | None:
-    """End an attempt as `failure` says; returns the batch's state, or None where it was not the batch's attempt.
+    """End an attempt as `failure` says; returns the batch's state, or None if it was not the batch's attempt.
 
-    FAILED attempts count in `max_attempts`, LOST ones in `max_lost_attempts`: the last of them leaves the batch
-    QUARANTINED, one before it leaves it FAILED. A BLOCKED one (its block store can't be reached) leaves it BLOCKED, and
-    is not counted. A replay leaves the batch as it is. The next attempt waits for `retry_after`: unless given, as long
-    as ``retry.PAUSES`` has for the kind, and `least_pause` at least. With `term` it is the leader's word, and counts in
-    that term only (None else). Locks: leadership FOR SHARE, the pipeline's row, the batch's row.
+    FAILED attempts count in `max_attempts`, LOST ones in `max_lost_attempts`: the last one allowed leaves the batch
+    QUARANTINED, an earlier one leaves it FAILED. A BLOCKED attempt (the block store can't be reached) leaves the batch
+    BLOCKED and is not counted. A replay leaves the batch as it is. The next attempt waits for `retry_after`; the
+    default is the pause in ``retry.PAUSES`` for the kind of failure, but at least `least_pause`. The leader passes its
+    `term`, and the call has an effect only in that term; other callers pass None. Locks: leadership FOR SHARE, the
+    pipeline's row, the batch's row.
     """
     pauses = PAUSES[failure] if retry_after is None else [retry_after]
     with named_failures():
@@ -248,7 +250,7 @@ def complete_batch(
     attempt: int,
     outputs: Sequence[str],
 ) -> None:
-    """Complete a batch all of whose `outputs` are committed. Locks: the batch's row.
+    """Complete a batch whose `outputs` are all committed. Locks: the batch's row.
 
     Raises AttemptSupersededError and OutputNotCommittedError.
     """
@@ -275,7 +277,7 @@ def complete_replay(
     outputs: Sequence[str],
     due: Sequence[str],
 ) -> None:
-    """End a replay that has replaced `outputs`; a QUARANTINED batch all of whose outputs `due` are there is COMPLETED.
+    """End a replay that has replaced `outputs`; complete a QUARANTINED batch once all outputs in `due` are committed.
 
     Locks: the pipeline's row, the batch's row. Raises AttemptSupersededError and OutputNotCommittedError.
     """
@@ -300,7 +302,7 @@ def complete_replay(
 
 
 def discard_batch(connection: sa.Connection, *, pipeline_id: int, batch_time: datetime) -> int:
-    """Give a quarantined batch up; returns how many blocks were kept for it.
+    """Discard a quarantined batch; returns how many blocks were kept for it.
 
     Locks: the pipeline's row, the batch's row. Raises NotQuarantinedError.
     """
@@ -324,7 +326,7 @@ def list_batches(
     states: Sequence[BatchState] = (),
     limit: int,
 ) -> list[BatchRow]:
-    """Batches from `first` to `last`, in these states (any unless given), newest first. No locks."""
+    """Return the batches from `first` to `last` in these states (none given: any), newest first. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
@@ -347,7 +349,7 @@ def list_batches(
 
 
 def attempts_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> list[AttemptRow]:
-    """Every attempt at a batch, in the order of their numbers. No locks."""
+    """Return every attempt at a batch, in the order of their numbers. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -373,7 +375,7 @@ def attempts_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: d
 
 
 def attempts_of_ended_processes(connection: sa.Connection) -> list[RunningAttempt]:
-    """Running attempts whose process has ended (or was declared dead). No locks; O(running attempts)."""
+    """Return running attempts whose process has ended or was declared dead. No locks; O(running attempts)."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -389,7 +391,7 @@ def attempts_of_ended_processes(connection: sa.Connection) -> list[RunningAttemp
 def attempt_is_over(
     connection: sa.Connection, *, pipeline_id: int, batch_time: datetime, attempt: int, run_id: str, since: timedelta
 ) -> str | None:
-    """How a run's attempt ended, where it has, and its process with it, for so long; None else. No locks."""
+    """Return how a run's attempt ended if it and its process ended at least `since` ago, else None. No locks."""
     with named_failures():
         row = connection.execute(
             sa.text("""
@@ -412,7 +414,7 @@ def attempt_is_over(
 
 
 def runs_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> dict[int, str]:
-    """The run of each attempt at a batch, by the attempt's number. No locks."""
+    """Return the run of each attempt at a batch, by the attempt's number. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""

@@ -1,4 +1,4 @@
-"""Statements on `block_stores`: which block store each host with receivers sees, and so which one it is to see."""
+"""Read and write `block_stores`: which block store each host with receivers sees, and which it must see."""
 
 from __future__ import annotations
 
@@ -23,30 +23,35 @@ class UnsharedBlockStoreError(DriverLogError):
     """
 
 
-# Of the session-level advisory lock under which agents attach; only they take it.
+# Key of the session-level advisory lock that agents hold while they attach; nothing else takes it.
 _ATTACHING = 0x464F5242
 
 
 @dataclass(frozen=True, slots=True)
 class HostStore:
-    """What a host sees: root by identity, each as people name it there. `lives`: an agent with slots runs on it."""
+    """The roots that a host sees: identity to the name in use there. `lives`: an agent with slots runs on the host."""
 
     host: str
     roots: Mapping[str, str]
     lives: bool
 
     def identities_of(self, name: str) -> frozenset[str]:
-        """Which stores it has by this name. A URL alone says nothing: it is what an object store was known by once."""
+        """Return the identities of the roots with this name.
+
+        An entry whose identity is its name (a URL) says nothing: object stores were once recorded that way.
+        """
         return frozenset(identity for identity, root in self.roots.items() if root == name != identity)
 
 
 def expected_identities(
     stores: Sequence[HostStore], names: Sequence[str], *, host: str | None = None
 ) -> dict[str, list[str]]:
-    """Which stores the roots of these names may be: by each name those that `host` has, or else any host, or else any.
+    """Return the identities that the root of each name may have.
 
-    A name that is left out may be anything: no host has attached a store, or only by the name itself. One without an
-    identity is none of them: it was not there when the host's agent started, and no other host has a store.
+    For each name these are the identities that `host` has under the name, or else those that any host has under it, or
+    else all that there are. A name that is left out may have any identity: no host has attached a store, or hosts have
+    only the name itself as its identity. A name with an empty list matches no store: it was missing when the host's
+    agent started, and no other host has a store.
     """
     if not stores:
         return {}
@@ -68,7 +73,7 @@ def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
 def attached_identities(
     connection: sa.Connection, names: Sequence[str], *, host: str | None = None
 ) -> dict[str, list[str]]:
-    """What the driver log expects at these roots; see ``expected_identities``. No locks."""
+    """Return what the driver log expects at these roots; see ``expected_identities``. No locks."""
     with named_failures():
         rows = connection.execute(sa.text("SELECT host, roots, names FROM forebay.block_stores ORDER BY host")).all()
     stores = [HostStore(row.host, dict(zip(row.roots, row.names, strict=True)), lives=False) for row in rows]
@@ -77,9 +82,9 @@ def attached_identities(
 
 @contextmanager
 def one_attaches(connection: sa.Connection) -> Iterator[None]:
-    """Of agents that start at the same time one asks, makes and attaches; the others wait for it.
+    """Let one of the agents that start at the same time ask, create and attach; the others wait for it.
 
-    Locks: an advisory one, which ends with the connection if not before.
+    Locks: an advisory one, which ends with the connection at the latest.
     """
     with named_failures():
         connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _ATTACHING})
@@ -89,15 +94,15 @@ def one_attaches(connection: sa.Connection) -> Iterator[None]:
         try:
             connection.execute(sa.text("SELECT pg_advisory_unlock(:key)"), {"key": _ATTACHING})
         except sa.exc.DBAPIError:
-            # It ends with the connection, which nobody gets after us.
+            # The lock ends with the connection, which is not used again.
             connection.invalidate()
 
 
 def attach_block_store(connection: sa.Connection, *, host: str, roots: Mapping[str, str]) -> None:
-    """Say which roots (name by identity) a host sees, before it gets receivers.
+    """Record which roots (name by identity) a host sees, before it gets receivers.
 
     Locks: the table against other calls of this. Repeating it changes nothing. Raises UnsharedBlockStoreError where
-    another host sees none of them, if that one's agent lives or files of its store are still named.
+    another host sees none of these roots and its agent is live, or the log still names files of its store.
     """
     with named_failures():
         row = connection.execute(
@@ -117,12 +122,12 @@ def attach_block_store(connection: sa.Connection, *, host: str, roots: Mapping[s
 
 
 def unshared_way_out(host: str) -> str:
-    """What to do about a host that sees another block store."""
+    """Return what to do about a host that sees another block store."""
     return " ".join((UnsharedBlockStoreError.__doc__ or "").replace("HOST", host).split())
 
 
 def list_block_stores(connection: sa.Connection) -> list[HostStore]:
-    """What each host sees, by host. No locks."""
+    """Return what each host sees, ordered by host. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""

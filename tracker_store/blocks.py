@@ -1,7 +1,8 @@
-"""`add_block` and `claim`: the statements on the chain of blocks that is the fence (docs/explanation/driver-log.md).
+"""Call `add_block` and `claim`, the statements on the chain of blocks that is the fence.
 
-The database decides; see ``functions/add_block.sql`` and ``functions/claim.sql`` for what may be trusted and how
-long. Nothing here retries: an unknown outcome is the caller's to resolve, by sending the identical blocks again.
+See docs/explanation/driver-log.md. The database decides; ``functions/add_block.sql`` and ``functions/claim.sql`` say
+what may be trusted and for how long. Nothing here retries: the caller resolves an unknown outcome by sending the
+identical blocks again.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class BlockHandle:
     crc32c: int
 
 
-# What `from_offset` is in an origin link: nothing comes before it.
+# The `from_offset` of an origin link: nothing comes before it.
 ORIGIN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetLink:
-    """One step of a source partition's position, from exactly the log's to `to_offset` (the next to be read)."""
+    """One step of a source partition's position, from the log's exact position to `to_offset` (the next to read)."""
 
     source: str
     partition: str
@@ -59,7 +60,7 @@ class OffsetLink:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a source partition is to be read from."""
+    """The position from which to read a source partition."""
 
     generation: int
     offset: int
@@ -67,9 +68,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class NewBlock:
-    """A stored block, not yet registered. `bytes` counts the frame; `records` counts rows.
+    """A stored block that is not registered yet. `bytes` counts the frame; `records` counts rows.
 
-    `links` and `keys` (idempotency keys) go in with it, or the block does not.
+    `links` and `keys` (idempotency keys) are added together with the block, or the block is not added.
     """
 
     receiver_id: int
@@ -84,7 +85,7 @@ class NewBlock:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What a receiver is told with every answer: `rate_limit` in records/s (None: unlimited).
+    """What each answer tells a receiver to do: `rate_limit` in records/s (None: unlimited).
 
     A heartbeat's answer has the receiver's newest sequence too.
     """
@@ -97,7 +98,7 @@ class Steering:
 
 
 class AddOutcome(StrEnum):
-    """What became of one receiver's blocks, in the order in which the cases are tested."""
+    """The outcome of one receiver's blocks, in the order in which the cases are tested."""
 
     ADDED = "added"
     ALREADY_ADDED = "already added"
@@ -164,12 +165,12 @@ _EXTRA_MARKS = ", ".join(f"%s::{kind}" if kind == "text[]" else "%s" for kind in
 
 
 def _integers(values: Iterable[int]) -> str:
-    """An array's literal: the server reads one faster than the expression that psycopg2 makes of a list."""
+    """Return an array literal: the server parses it faster than the expression that psycopg2 makes of a list."""
     return f"{{{','.join(map(str, values))}}}"
 
 
 def _arrays(ordered: Sequence[NewBlock]) -> list[object]:
-    """The blocks as parallel arrays."""
+    """Return the blocks as parallel arrays."""
     rows = [
         (
             *(block.receiver_id, block.epoch, block.sequence, block.records, block.bytes),
@@ -181,7 +182,7 @@ def _arrays(ordered: Sequence[NewBlock]) -> list[object]:
 
 
 def _extras(ordered: Sequence[NewBlock]) -> list[object]:
-    """The links and keys of blocks, as parallel arrays; positions of blocks count from 1."""
+    """Return the links and keys of blocks as parallel arrays; positions of blocks count from 1."""
     links = [(n, link) for n, block in enumerate(ordered, start=1) for link in block.links]
     keys = [(n, key) for n, block in enumerate(ordered, start=1) for key in block.keys]
     return [
@@ -200,9 +201,9 @@ def _extras(ordered: Sequence[NewBlock]) -> list[object]:
 def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[AddResult]:
     """Register `blocks` of any number of receivers in one round trip, all or nothing per receiver.
 
-    A receiver's blocks must be one run of sequences of one epoch. Locks: the new rows' keys alone, in the order of
+    A receiver's blocks must be consecutive sequences of one epoch. Locks: only the new rows' keys, in the order of
     (receiver, sequence). Raises OutcomeUnknownError when the answer was lost, and SQLAlchemy's IntegrityError where
-    another receiver of the call was faster with the same link or key: send each receiver's blocks alone, and the
+    another receiver of the call was first with the same link or key: send each receiver's blocks alone then, and the
     outcome is named.
     """
     if not blocks:
@@ -221,7 +222,7 @@ def add_blocks(connection: sa.Connection, blocks: Sequence[NewBlock]) -> list[Ad
 
 def _add_one(connection: sa.Connection, block: NewBlock) -> AddResult:
     handle = block.handle
-    # Integers alone: there is nothing to quote.
+    # Only integers: there is nothing to quote.
     arguments = (
         f"{block.receiver_id:d}, {block.epoch:d}, {block.sequence:d}, {block.records:d}, {block.bytes:d}, "
         f"{handle.segment_id:d}, {handle.offset:d}, {handle.length:d}, {handle.crc32c:d}"
@@ -256,7 +257,7 @@ def raise_for_outcome(result: AddResult) -> None:
 
 
 def newest_epoch(connection: sa.Connection, receiver_id: int) -> int:
-    """The epoch of the receiver's newest row; 0 when it has none. No locks; one probe of the primary key."""
+    """Return the epoch of the receiver's newest row, or 0 if it has none. No locks; one probe of the primary key."""
     with named_failures():
         epoch: int | None = connection.execute(
             sa.text("SELECT epoch FROM forebay.blocks WHERE receiver_id = :receiver ORDER BY sequence DESC LIMIT 1"),
@@ -283,9 +284,9 @@ def claim(connection: sa.Connection, *, receiver_id: int, seen_epoch: int, assig
 
 
 def known_keys(connection: sa.Connection, *, receiver_id: int, keys: Sequence[str]) -> set[str]:
-    """Which of these idempotency keys the receiver's stream has received within its window. No locks.
+    """Return those of these idempotency keys that the receiver's stream has received within its window. No locks.
 
-    For those a sender may be told that its records are stored; of the others only `add_blocks` says anything.
+    For these keys a sender may be told that its records are stored; for the others only `add_blocks` decides.
     """
     with named_failures():
         found = connection.execute(
@@ -298,9 +299,9 @@ def known_keys(connection: sa.Connection, *, receiver_id: int, keys: Sequence[st
 def open_partition(
     connection: sa.Connection, *, receiver_id: int, source: str, partition: str, start_offset: int
 ) -> Position:
-    """Where to read a source partition from; before its first read that is `start_offset`, put down as its origin.
+    """Return where to read a source partition from; its first call records `start_offset` as the origin.
 
-    Asked again, by whatever receiver of the stream, it gives the log's present position. Locks: the origin's key.
+    Later calls, by any receiver of the stream, return the log's present position. Locks: the origin's key.
     """
     with named_failures():
         row = connection.execute(

@@ -1,10 +1,11 @@
-"""Proofs on live data: what the driver log promises, one function per promise (`forebay db check`, asset checks).
+"""Check on live data that the driver log keeps its promises (`forebay db check`, asset checks).
 
-Each check is one statement, so one snapshot: what runs beside it can't make it lie. All work is done by the server in
-the order of an index (windows over one receiver, one partition, one pipeline at a time): memory stays bounded on
-millions of rows, time is a scan. What comes back is a count and the first few offenders, by name.
+There is one function per promise. Each check is one statement, so one snapshot: concurrent work can't falsify it. The
+server does all the work in the order of an index (windows over one receiver, one partition, one pipeline at a time):
+memory stays bounded with millions of rows, and time is that of a scan. The result is a count and the first few
+offenders, by name.
 
-Nothing here writes or locks, and nothing here repairs: a broken promise is a bug, and its evidence is kept.
+Nothing here writes, locks or repairs: a broken promise is a bug, and its evidence is kept.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TIME_LIMIT = "30min"
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check found. `violations` counts all; `offenders` names the first few."""
+    """The result of a check. `violations` counts all; `offenders` names the first few."""
 
     check: str
     promise: str
@@ -41,11 +42,12 @@ class CheckResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the promise holds."""
+        """Return whether the promise holds."""
         return self.violations == 0
 
 
-# $OF_STREAMS and $OF_PIPELINE in a query, for :pipeline: the receivers that it reads, or itself; null: all there are.
+# What $OF_STREAMS and $OF_PIPELINE in a query become: only receivers that the pipeline :pipeline reads, and only that
+# pipeline itself. With null they select all.
 _OF_STREAMS = """
     (
         CAST(:pipeline AS bigint) IS NULL
@@ -76,7 +78,7 @@ def _found(
 
 
 def chains_are_gapless(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """Each receiver's sequence runs from low_mark + 1 to its newest without a gap. Cost: a scan of blocks."""
+    """Check that each receiver's sequence runs from low_mark + 1 to its newest without a gap. Cost: a scan."""
     return _found(
         connection,
         "chains_are_gapless",
@@ -89,7 +91,7 @@ def chains_are_gapless(connection: sa.Connection, pipeline_id: int | None = None
             FROM forebay.blocks b WHERE b.receiver_id = r.id AND b.sequence > r.low_mark) AS w
         WHERE w.sequence <> w.before + 1 AND $OF_STREAMS
         UNION ALL
-        -- The newest row is never cleaned: it carries sequence, epoch and totals on.
+        -- The newest row is never cleaned up: the next row continues its sequence, epoch and totals.
         SELECT format('receiver %s: nothing is left above its low mark %s', r.id, r.low_mark)
         FROM forebay.receivers r
         WHERE r.low_mark > 0 AND $OF_STREAMS
@@ -100,7 +102,7 @@ def chains_are_gapless(connection: sa.Connection, pipeline_id: int | None = None
 
 
 def running_totals_add_up(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """Each row's totals are its predecessor's plus its own, and added_at never goes back. Cost: a scan of blocks."""
+    """Check that totals are the predecessor's plus the row's own, and added_at never decreases. Cost: a scan."""
     return _found(
         connection,
         "running_totals_add_up",
@@ -117,7 +119,7 @@ def running_totals_add_up(connection: sa.Connection, pipeline_id: int | None = N
             FROM forebay.blocks b WHERE b.receiver_id = r.id AND b.sequence > r.low_mark
             WINDOW chain AS (ORDER BY b.sequence)) AS w
         WHERE $OF_STREAMS
-          -- Behind a gap, which is another check's to name, nothing can be said.
+          -- Nothing can be said after a gap, which another check reports.
           AND (w.before = w.sequence - 1
                AND (w.total_records <> w.records_before + w.records OR w.total_bytes <> w.bytes_before + w.bytes
                     OR w.added_at < w.added_before)
@@ -128,13 +130,13 @@ def running_totals_add_up(connection: sa.Connection, pipeline_id: int | None = N
 
 
 def epochs_begin_with_a_marker(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """The fence: an epoch begins with a marker, is higher than the last, and ends with the next's. Cost: a scan."""
+    """Check the fence: an epoch begins with a marker, is higher than the last, ends with the next's. Cost: a scan."""
     return _found(
         connection,
         "epochs_begin_with_a_marker",
         "each epoch begins with a marker and is higher than the one before: nobody adds who was replaced",
         """
-        -- Markers are never cleaned, so the rule holds across the low mark too.
+        -- Markers are never cleaned up, so the rule holds across the low mark too.
         SELECT format('receiver %s, sequence %s: %s of epoch %s follows epoch %s', r.id, w.sequence,
                       CASE WHEN w.segment_id IS NULL THEN 'a marker' ELSE 'a block' END, w.epoch,
                       coalesce(w.before::text, 'none'))
@@ -150,7 +152,7 @@ def epochs_begin_with_a_marker(connection: sa.Connection, pipeline_id: int | Non
 
 
 def source_positions_are_chained(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """Each link begins where the one before ended; a generation begins with an origin. Cost: a scan of the links."""
+    """Check that each link begins where the last ended, and each generation with an origin. Cost: a scan of links."""
     return _found(
         connection,
         "source_positions_are_chained",
@@ -165,7 +167,7 @@ def source_positions_are_chained(connection: sa.Connection, pipeline_id: int | N
             WHERE CAST(:pipeline AS bigint) IS NULL OR o.stream_id = ANY (
                 SELECT unnest(q.stream_ids) FROM forebay.pipelines q WHERE q.id = :pipeline)
             WINDOW chain AS (PARTITION BY o.stream_id, o.source, o.partition ORDER BY o.generation, o.from_offset)) AS w
-        -- Clean-up takes the oldest links, so the first that is left may begin anywhere.
+        -- Clean-up takes the oldest links, so the first one left may begin anywhere.
         WHERE w.generation_before IS NOT NULL
           AND CASE WHEN w.kind = 'origin' THEN w.generation <> w.generation_before + 1
                    ELSE w.generation <> w.generation_before OR w.from_offset <> w.to_before END
@@ -183,7 +185,7 @@ def source_positions_are_chained(connection: sa.Connection, pipeline_id: int | N
 
 
 def ranges_are_contiguous(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """A pipeline's ranges of a receiver follow each other, and its cursor follows the last. Cost: its allocations."""
+    """Check that a pipeline's ranges of a receiver are contiguous, up to its cursor. Cost: its allocations."""
     return _found(
         connection,
         "ranges_are_contiguous",
@@ -197,9 +199,9 @@ def ranges_are_contiguous(connection: sa.Connection, pipeline_id: int | None = N
             FROM forebay.batch_allocations a WHERE a.pipeline_id = p.id
             WINDOW earlier AS (PARTITION BY a.receiver_id ORDER BY a.batch_time)) AS w
         WHERE lower(w.sequences) <> w.next AND $OF_PIPELINE
-          -- Of what is forgotten only quarantined batches are left.
+          -- Of the forgotten history only quarantined batches are left.
           AND w.before >= coalesce(p.history_from, '-infinity')
-          -- What a stream's retention took before it was read is a counted loss, and no gap.
+          -- Blocks that a stream's retention took unread are a counted loss, not a gap.
           AND NOT EXISTS (SELECT 1 FROM forebay.cleanup_events e
                           WHERE e.receiver_id = w.receiver_id AND e.unread_records > 0
                             AND e.sequences && int8range(w.next, lower(w.sequences)))
@@ -228,7 +230,7 @@ def ranges_are_contiguous(connection: sa.Connection, pipeline_id: int | None = N
 
 
 def batches_count_their_ranges(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """A batch's counts are its ranges' sums, and a range's counts its blocks'. Cost: the allocations."""
+    """Check that a batch's counts are its ranges' sums, and a range's counts its blocks'. Cost: the allocations."""
     return _found(
         connection,
         "batches_count_their_ranges",
@@ -270,7 +272,7 @@ def batches_count_their_ranges(connection: sa.Connection, pipeline_id: int | Non
 
 
 def unfinished_batches_have_their_blocks(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """Clean-up has taken nothing that a batch can still ask for (W09). Cost: the batches that are not finished."""
+    """Check that clean-up took nothing that a batch may still read (W09). Cost: the unfinished batches."""
     return _found(
         connection,
         "unfinished_batches_have_their_blocks",
@@ -289,7 +291,7 @@ def unfinished_batches_have_their_blocks(connection: sa.Connection, pipeline_id:
         FROM forebay.pipelines p
         JOIN forebay.batches t ON t.pipeline_id = p.id AND t.state = 'QUARANTINED'
         LEFT JOIN LATERAL (
-            -- Of its own; what a window needs besides lies with them.
+            -- Only its own blocks; kept_blocks also has those that a window needs.
             SELECT sum(k.records) AS records FROM forebay.kept_blocks k
             JOIN forebay.batch_allocations a ON a.pipeline_id = k.pipeline_id AND a.batch_time = k.batch_time
                  AND a.receiver_id = k.receiver_id AND k.sequence <@ a.sequences
@@ -301,7 +303,7 @@ def unfinished_batches_have_their_blocks(connection: sa.Connection, pipeline_id:
 
 
 def blocks_have_their_segment(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """The log knows the file of each block, and clean-up does not mean to delete it. Cost: a scan of blocks."""
+    """Check that the log knows each block's file, and clean-up won't delete it. Cost: a scan of blocks."""
     return _found(
         connection,
         "blocks_have_their_segment",
@@ -324,7 +326,10 @@ def blocks_have_their_segment(connection: sa.Connection, pipeline_id: int | None
 
 
 def attempts_agree_with_their_batch(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """A batch is RUNNING while its newest attempt is, COMPLETED when that SUCCEEDED. Cost: batches and attempts."""
+    """Check that a batch is RUNNING while its newest attempt is, and COMPLETED when that SUCCEEDED.
+
+    Cost: batches and attempts.
+    """
     return _found(
         connection,
         "attempts_agree_with_their_batch",
@@ -337,7 +342,7 @@ def attempts_agree_with_their_batch(connection: sa.Connection, pipeline_id: int 
         LEFT JOIN forebay.batch_attempts a ON a.pipeline_id = t.pipeline_id AND a.batch_time = t.batch_time
              AND a.attempt = t.attempt
         WHERE $OF_PIPELINE
-          -- A lost attempt leaves its batch as a failed one does.
+          -- A lost attempt leaves its batch in the same state as a failed one.
           AND CASE a.state WHEN 'LOST' THEN 'FAILED' ELSE a.state END IS DISTINCT FROM CASE t.state
               WHEN 'RUNNING' THEN 'RUNNING' WHEN 'FAILED' THEN 'FAILED' WHEN 'QUARANTINED' THEN 'FAILED'
               WHEN 'BLOCKED' THEN 'BLOCKED' WHEN 'DISCARDED' THEN 'FAILED'
@@ -350,10 +355,11 @@ def attempts_agree_with_their_batch(connection: sa.Connection, pipeline_id: int 
 def outputs_are_committed_once(
     connection: sa.Connection, pipeline_id: int | None = None, output: str | None = None
 ) -> CheckResult:
-    """Each declared output has its one commit for each COMPLETED batch that ran. Cost: batches and commits.
+    """Check that each declared output has one commit for each COMPLETED batch that ran. Cost: batches and commits.
 
-    What a batch's declaration was, when the pipeline was applied after it, is not known any more: of such a batch some
-    commit is asked for, of a later one each output's. An output of a window has one where its slide is due.
+    Only batches that were allocated after the pipeline was last applied are held to its outputs, because the
+    declaration of earlier batches is no longer known. An output of a window has a commit where its slide is due. Every
+    commit must name an attempt that exists.
     """
     return _found(
         connection,
@@ -390,8 +396,8 @@ def outputs_are_committed_once(
 
 
 def revision_is_the_newest(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """The schema is at the revision that this installation expects."""
-    del pipeline_id  # one schema for all
+    """Check that the schema is at the revision that this installation expects."""
+    del pipeline_id  # all pipelines share one schema
     found, expected = current_revision(connection), newest_revision()
     offenders: tuple[str, ...] = ()
     if found != expected:
@@ -404,7 +410,7 @@ def revision_is_the_newest(connection: sa.Connection, pipeline_id: int | None = 
 
 
 def tables_are_as_declared(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """The tables in the database are those of schema.py: columns, types, defaults, indexes, comments."""
+    """Check that the database's tables are those of schema.py: columns, types, defaults, indexes, comments."""
     del pipeline_id
 
     def ours(name: str | None, kind: str, parents: MutableMapping[str, str | None]) -> bool:
@@ -417,7 +423,7 @@ def tables_are_as_declared(connection: sa.Connection, pipeline_id: int | None = 
         "compare_type": True,
         "compare_server_default": True,
     }
-    # A user of the schema's own name has it as the default schema, whose tables are then reflected without it.
+    # For a user named like the schema it is the default schema, and tables are then reflected without its name.
     plain = sa.create_engine(
         connection.engine.url, poolclass=sa.NullPool, connect_args={"options": "-csearch_path=public"}
     )
@@ -438,7 +444,7 @@ _DEFINITION = re.compile(
 
 
 def functions_are_the_files(connection: sa.Connection, pipeline_id: int | None = None) -> CheckResult:
-    """Each function is what its file says: arguments, settings, rights of its owner, body; and there is no other."""
+    """Check that the functions are exactly those of the files: arguments, settings, owner's rights, body."""
     del pipeline_id
     with named_failures():
         rows = connection.execute(
@@ -472,7 +478,7 @@ _VOLATILITY = {"v": "VOLATILE", "s": "STABLE", "i": "IMMUTABLE"}
 
 
 def _differing(source: str, installed: sa.Row[Any]) -> list[str]:
-    """What of an installed function is not as its file has it."""
+    """Return the parts of an installed function that differ from its file."""
     match = _DEFINITION.search(source)
     assert match is not None, "each file has one CREATE FUNCTION of this form"
     plain = re.sub(r"--[^\n]*", "", match["arguments"])
@@ -520,7 +526,7 @@ SCHEMA_CHECKS: tuple[Callable[[sa.Connection, int | None], CheckResult], ...] = 
 
 @contextmanager
 def patient(connection: sa.Connection) -> Iterator[None]:
-    """A check of millions of rows takes longer than any statement of the product may."""
+    """Raise the statement timeout: a check of millions of rows takes longer than any statement of the product may."""
     connection.exec_driver_sql(f"SET statement_timeout = '{TIME_LIMIT}'")
     try:
         yield
@@ -530,11 +536,11 @@ def patient(connection: sa.Connection) -> Iterator[None]:
 
 
 def check_schema(connection: sa.Connection) -> list[CheckResult]:
-    """The checks of what is installed. No locks."""
+    """Run the checks of what is installed. No locks."""
     return [check(connection, None) for check in SCHEMA_CHECKS]
 
 
 def check_data(connection: sa.Connection, pipeline_id: int | None = None) -> list[CheckResult]:
-    """The checks of the log itself, or of one pipeline and the streams that it reads. No locks."""
+    """Run the checks of the log itself, or of one pipeline and the streams that it reads. No locks."""
     with patient(connection):
         return [check(connection, pipeline_id) for check in DATA_CHECKS]

@@ -1,9 +1,9 @@
-"""Statements of clean-up: rows that nobody can ask for any more, then the files that no row names.
+"""Delete rows that can no longer be asked for, then the files that no row names.
 
 Order: event and rows in one transaction (``functions/clean_up_receiver.sql``), then a segment's row is marked, then its
-file goes, then its row. A crash between any two leaves something that the next run finds; a file that is already gone
-is a success. The leader cleans up under its `term`, and only while that lasts; who is no leader gives none. Nothing
-here deletes a file: the cleaner does, between `segments_to_delete` and `forget_segment`.
+file is deleted, then its row. A crash between any two of these leaves something that the next run finds; a file that is
+already gone is a success. The leader passes its `term`, and a statement has an effect only in that term; other callers
+pass none. Nothing here deletes a file: the cleaner does, between `segments_to_delete` and `forget_segment`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CleanedUp:
-    """What one statement took away. `unread_records` went without any pipeline having read them; `more`: call again."""
+    """The rows that one call deleted. No pipeline had read the `unread_records`; `more`: call again."""
 
     blocks: int
     records: int
@@ -33,7 +33,7 @@ class CleanedUp:
 
 @dataclass(frozen=True, slots=True)
 class CleanableReceiver:
-    """A receiver whose blocks may be looked at, removed ones included."""
+    """A receiver whose blocks may be cleaned up; removed receivers are included."""
 
     receiver_id: int
     stream_id: int
@@ -41,14 +41,14 @@ class CleanableReceiver:
 
 @dataclass(frozen=True, slots=True)
 class DeletableSegment:
-    """A segment whose file may go; `path` is relative to the block store's root."""
+    """A segment whose file may be deleted; `path` is relative to the block store's root."""
 
     segment_id: int
     path: str
 
 
 def cleanable_receivers(connection: sa.Connection) -> list[CleanableReceiver]:
-    """Every receiver, also of removed streams: their blocks go in time like others. No locks."""
+    """Return every receiver, also of removed streams: their blocks are cleaned up like others. No locks."""
     with named_failures():
         rows = connection.execute(sa.text("SELECT id, stream_id FROM forebay.receivers ORDER BY id")).all()
     return [CleanableReceiver(row.id, row.stream_id) for row in rows]
@@ -57,7 +57,7 @@ def cleanable_receivers(connection: sa.Connection) -> list[CleanableReceiver]:
 def clean_up_receiver(
     connection: sa.Connection, *, receiver_id: int, threshold: datetime, max_rows: int, term: int | None = None
 ) -> CleanedUp:
-    """Take away at most `max_rows` of a receiver's blocks that are older than `threshold` and that nobody needs.
+    """Delete at most `max_rows` of a receiver's blocks that are older than `threshold` and no longer needed.
 
     Locks: leadership FOR SHARE, the receiver's row FOR UPDATE, then the deleted blocks. Raises DeposedError.
     """
@@ -80,7 +80,7 @@ def clean_up_receiver(
 
 
 def clean_up_offsets(connection: sa.Connection, *, stream_id: int, max_rows: int, term: int | None = None) -> int:
-    """Take away at most `max_rows` links whose blocks are gone; returns how many.
+    """Delete at most `max_rows` links whose blocks are gone; returns how many.
 
     Locks: leadership FOR SHARE, those links. Raises DeposedError.
     """
@@ -101,9 +101,9 @@ def clean_up_offsets(connection: sa.Connection, *, stream_id: int, max_rows: int
 def clean_up_keys(
     connection: sa.Connection, *, stream_id: int, window: timedelta, max_rows: int, term: int | None = None
 ) -> int:
-    """Forget at most `max_rows` idempotency keys older than `window`; returns how many, none where it is not its term.
+    """Delete at most `max_rows` idempotency keys older than `window`; returns how many (0 in another's term).
 
-    The stream's own window, the setting `key_window` in seconds, counts before `window`.
+    The stream's own window, the setting `key_window` in seconds, takes precedence over `window`.
 
     Locks: leadership FOR SHARE, those keys.
     """
@@ -137,17 +137,17 @@ def segments_to_delete(
     after: int = 0,
     term: int | None = None,
 ) -> list[DeletableSegment]:
-    """Mark, and return, sealed segments of a receiver that no row needs any more; none where it is not its term.
+    """Mark and return sealed segments of a receiver that no row needs any more; none in another's term.
 
     Locks: leadership FOR SHARE, their rows.
 
-    A receiver's segments are in the order of their ids, and so are its blocks: all before the segment of the first
-    block that is left are done with, unless a kept block or a dead letter lies in them. Where markers alone are left
-    (it was restarted and is idle), that is so of older epochs' segments. Salvage breaks that order: a segment of a
-    process that was paused may be salvaged after younger ones, so that the newest block that came from it is asked for
-    by its number. `restore_window` keeps files for a database that is restored from an older backup, which would know
-    their blocks again. What an earlier call marked, and a crash left, comes out again. Those up to the id
-    `after` are left out.
+    A receiver's segments are in the order of their ids, and so are its blocks: all segments before that of the first
+    remaining block are done with, unless a kept block or a dead letter lies in them. Where only markers remain (the
+    receiver was restarted and is idle), all segments of older epochs are done with. Salvage breaks that order: a
+    segment of a process that was paused may be salvaged after younger ones, so the newest block that came from it is
+    looked up by its sequence. `restore_window` keeps files for a database that is restored from an older backup, which
+    would know their blocks again. Segments that an earlier call marked before a crash are returned again. Segments up
+    to the id `after` are left out.
     """
     with named_failures():
         rows = connection.execute(

@@ -1,4 +1,4 @@
-"""Statements on `dead_letters`: records that could not be processed, kept aside and counted, never dropped."""
+"""Write `dead_letters`: records that could not be processed, which are kept and counted, never dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredDeadLetter:
-    """A dead letter that lies in a segment; `bytes` is the size of this part as received."""
+    """A dead letter stored in a segment; `bytes` is the size of this part as received."""
 
     reason: str
     part: int
@@ -28,9 +28,9 @@ class StoredDeadLetter:
 def add_dead_letters(
     connection: sa.Connection, letters: Sequence[StoredDeadLetter], *, receiver_id: int, epoch: int
 ) -> int:
-    """Record those of `letters` that have no row yet, in order; returns how many that were. Locks: the new rows.
+    """Record those of `letters` that have no row yet, in order; returns how many. Locks: the new rows.
 
-    Asked again for the same handles (the answer was lost), it changes nothing.
+    Calling it again with the same handles (the answer was lost) changes nothing.
     """
     with named_failures():
         return connection.execute(

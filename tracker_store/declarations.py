@@ -1,7 +1,7 @@
-"""A pipeline and a stream as `forebay apply` wrote them: the only Python that reads that JSON.
+"""Read pipelines and streams as `forebay apply` wrote them; no other Python module reads that JSON.
 
-What an older release did not write has its default. The SQL function `end_attempt` reads `outputs` and `on_failure`
-for itself, in its transaction.
+What an older release did not write gets its default. The SQL function `end_attempt` reads `outputs` and `on_failure`
+itself, in its transaction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class StreamDeclaration:
-    """Hold what is declared of a stream; `receivers` is a number, or "per_host"."""
+    """The declaration of a stream; `receivers` is a number, or "per_host"."""
 
     source: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -32,7 +32,7 @@ class StreamDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class OutputDeclaration:
-    """Hold what is declared of an output; `slide` is None where it is computed in every batch."""
+    """The declaration of an output; `slide` is None if it is computed in every batch."""
 
     sink: Mapping[str, Any]
     slide: timedelta | None
@@ -44,7 +44,7 @@ class OutputDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class PipelineDeclaration:
-    """Hold what is declared of a pipeline; `settings` as they were written."""
+    """The declaration of a pipeline; `settings` are as written."""
 
     streams: tuple[str, ...]
     outputs: Mapping[str, OutputDeclaration]

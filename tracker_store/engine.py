@@ -1,7 +1,7 @@
-"""Connections to the driver log, and what a failed statement means.
+"""Open connections to the driver log, and name what a failed statement means.
 
-Every connection: autocommit, READ COMMITTED, with time-outs (docs/explanation/driver-log.md): a stopped process must
-never hold a lock that stops a take-over, and an answer that does not come is an outcome, not a wait.
+Every connection uses autocommit, READ COMMITTED and time-outs (docs/explanation/driver-log.md): a stopped process must
+never hold a lock that stops a take-over, and a missing answer is an outcome, not a wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOCK_TIMEOUT = "10s"
 IDLE_IN_TRANSACTION_TIMEOUT = "10s"
 CONNECT_TIMEOUT_SECONDS = 5
 TCP_USER_TIMEOUT_MS = 10_000
-#: As libpq names them: a server that is gone without a word is noticed by them.
+#: libpq's parameters that detect a server that vanished silently: times in seconds, tcp_user_timeout in ms.
 CONNECTION_TIMEOUTS: Mapping[str, int] = {
     "connect_timeout": CONNECT_TIMEOUT_SECONDS,
     "keepalives_idle": 5,
@@ -45,23 +45,23 @@ def _session_options(statement_timeout: str, lock_timeout: str) -> str:
             "lock_timeout": lock_timeout,
             "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_TIMEOUT,
             "timezone": "UTC",
-            # What may not scan is priced beyond reason, and a server with LLVM would compile each such plan first.
+            # With enable_seqscan off, plans get enormous cost estimates: a server with LLVM would JIT-compile each one.
             "jit": "off",
         }.items()
     )
 
 
-# The server's own word that nothing was done: a deadlock, out of resources (a full disk, no free connection), a lock's
-# time-out, the system below it.
+# SQLSTATE classes by which the server says that it did nothing: a deadlock, out of resources (a full disk, no free
+# connection), a lock's time-out, an error of the operating system.
 _REFUSED_CLASSES = ("40", "53", "55", "58")
-# Reading is all that this server allows: a standby, or a primary that its provider has locked.
+# SQLSTATE of a read-only server: a standby, or a primary that its provider has locked.
 _READ_ONLY = "25006"
-# The former: cancelled by a time-out.
+# 57014: cancelled by a time-out.
 _REFUSED_CODES = ("57014", _READ_ONLY)
 
 
 def psycopg2_url(url: str) -> sa.URL:
-    """`url` with its driver named: SQLAlchemy 2.1 takes a bare ``postgresql://`` for psycopg 3."""
+    """Return `url` with its driver named: SQLAlchemy 2.1 takes a bare ``postgresql://`` for psycopg 3."""
     parsed = make_url(url)
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg2")
@@ -77,7 +77,7 @@ def create_engine(
     lock_timeout: str = LOCK_TIMEOUT,
     connect_timeout: int = CONNECT_TIMEOUT_SECONDS,
 ) -> sa.Engine:
-    """An engine on the driver log at `url`; `application_name` shows in ``pg_stat_activity``.
+    """Return an engine on the driver log at `url`; `application_name` shows in ``pg_stat_activity``.
 
     `connect_timeout`: seconds, for each address of the URL.
     """
@@ -99,16 +99,16 @@ def create_engine(
 
 
 def leave_a_read_only_server(context: sa.engine.ExceptionContext) -> None:
-    """On ``handle_error``: give up a kept connection to a server that only reads.
+    """On ``handle_error``: drop a pooled connection to a server that is read-only.
 
-    It is whole, and leads to a standby for ever: the address may lead to the primary by now.
+    The connection works, but it would lead to a standby for ever; the address may lead to the primary by now.
     """
     if getattr(context.original_exception, "pgcode", None) == _READ_ONLY:
         context.is_disconnect = True
 
 
 def is_outcome_unknown(error: DBAPIError) -> bool:
-    """Whether the answer to a statement was lost, so that it may have been committed.
+    """Return whether the answer to a statement was lost, so that it may have been committed.
 
     psycopg2 raises a plain DatabaseError without a code on a lost connection.
     """
@@ -117,14 +117,14 @@ def is_outcome_unknown(error: DBAPIError) -> bool:
 
 
 def is_refused(error: DBAPIError) -> bool:
-    """Whether the server did nothing, and may do it later."""
+    """Return whether the server did nothing, and may do it later."""
     code: str | None = getattr(error.orig, "pgcode", None)
     return code is not None and (code.startswith(_REFUSED_CLASSES) or code in _REFUSED_CODES)
 
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Turns a lost answer into OutcomeUnknownError and a refusal into DriverLogUnavailableError."""
+    """Turn a lost answer into OutcomeUnknownError and a refusal into DriverLogUnavailableError."""
     try:
         yield
     except DBAPIError as error:
@@ -134,7 +134,7 @@ def named_failures() -> Iterator[None]:
             raise DriverLogUnavailableError(str(error.orig).strip()) from error
         raise
     except PendingRollbackError as error:
-        # Whoever used the connection before, in this transaction, was told of the loss; now its other user is.
+        # An earlier statement of this transaction already raised for the lost connection; now this caller learns of it.
         raise OutcomeUnknownError("the connection was lost in the middle of this transaction") from error
 
 
@@ -147,7 +147,7 @@ class Prepared:
     query: str
 
 
-# A plan that is cached while a table is near empty would scan it until the next ANALYZE, whatever it has grown to.
+# A plan that is cached while a table is almost empty would scan it until the next ANALYZE, however large it becomes.
 _PREPARED_SESSION = "SET enable_seqscan = off"
 _CURSOR = "forebay_cursor"
 
@@ -155,19 +155,20 @@ _CURSOR = "forebay_cursor"
 def fetch_prepared(
     connection: sa.Connection, statement: Prepared, arguments: str, values: Sequence[object] = ()
 ) -> list[tuple[Any, ...]]:
-    """All rows of a prepared statement, on psycopg2's own cursor; the session's first call prepares it.
+    """Return all rows of a prepared statement, on psycopg2's own cursor; the session's first call prepares it.
 
-    For what runs for each block: SQLAlchemy's way costs the client half of what the server does, and to parse and plan
-    costs the server a quarter. It fails as that way does, with SQLAlchemy's errors and a lost connection invalidated.
+    For statements that run for each block: through SQLAlchemy, the client would spend half as much as the server does,
+    and parsing and planning would cost the server a quarter. Failures are the same as through SQLAlchemy: its errors,
+    and a lost connection is invalidated.
 
     Args:
         connection: needs a session of its own: a pooler that hands out transactions has none.
         statement: what to run.
-        arguments: the call's, as SQL has them, with psycopg2's marks for `values`.
-        values: for the marks.
+        arguments: the call's arguments as SQL, with psycopg2's placeholders for `values`.
+        values: the values of the placeholders.
     """
     held = connection.connection
-    # What is noted here goes with the session.
+    # This dictionary lives as long as the session.
     noted = held.info
     try:
         cursor = noted.get(_CURSOR)
@@ -196,7 +197,7 @@ def fetch_prepared(
 
 @contextmanager
 def connect(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A pooled connection; raises DriverLogUnavailableError when there is none to be had."""
+    """Open a pooled connection; raises DriverLogUnavailableError if there is none."""
     try:
         connection = engine.connect()
     except DBAPIError as error:
@@ -209,7 +210,7 @@ def connect(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextmanager
 def connect_once(url: str, *, application_name: str) -> Iterator[sa.Connection]:
-    """A connection without a pool that outlives it, for one look or one command. Raises as ``connect``."""
+    """Open a connection without keeping a pool, for one read or one command. Raises as ``connect``."""
     engine = create_engine(url, application_name=application_name, pool_size=1)
     try:
         with connect(engine) as connection:

@@ -1,4 +1,4 @@
-"""What the driver log refuses, by name. An error's docstring is its default message, and says the way out."""
+"""Define the driver log's refusals by name. An error's docstring is its default message, and says how to fix it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class DriverLogError(Exception):
     """The driver log refused a statement."""
 
     def __init__(self, detail: str | None = None) -> None:
-        """`detail` names the thing and the value; the class's docstring stays as the way out."""
+        """Take `detail`, which names the thing and the value; the class's docstring says how to fix it."""
         advice = " ".join((type(self).__doc__ or "").split())
         super().__init__(f"{detail}. {advice}" if detail else advice)
         self.detail = detail
@@ -46,7 +46,7 @@ class LostCommitsError(SequenceGapError):
     """The driver log lost its last commits (was a standby promoted without them?): claim again and salvage."""
 
     def __init__(self, problem: str, receiver_ids: Collection[int]) -> None:
-        """`receiver_ids` are those that it concerns."""
+        """Take the `receiver_ids` whose commits were lost."""
         super().__init__(problem)
         self.receiver_ids = frozenset(receiver_ids)
 
@@ -119,5 +119,5 @@ class StrandingChangeError(DriverLogError):
     """This change would leave blocks that nothing reads: stop the source, let the batches finish, apply again."""
 
 
-#: What waiting and asking again can heal.
+#: Errors that may go away if the caller waits and tries again.
 TRANSIENT = (DriverLogUnavailableError, OutcomeUnknownError)

@@ -1,7 +1,7 @@
-"""Statements that forget: finished batches, events and ended processes that nobody asks for any more.
+"""Delete finished batches, events and ended processes that are no longer needed.
 
-What may go is the functions' to decide (``functions/clean_up_history.sql``, ``clean_up_events.sql``). Blocks and their
-files are ``cleanup``'s.
+The functions decide what may go (``functions/clean_up_history.sql``, ``clean_up_events.sql``). ``cleanup`` handles
+blocks and their files.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """How many rows of what was asked for went; `more`: there are more to take now."""
+    """How many rows were deleted; `more`: there are more to delete now."""
 
     rows: int
     more: bool
 
 
 def pipelines_with_history(connection: sa.Connection) -> list[int]:
-    """Every pipeline, removed ones too. No locks."""
+    """Return every pipeline, removed ones too. No locks."""
     with named_failures():
         return list(connection.execute(sa.text("SELECT id FROM forebay.pipelines ORDER BY id")).scalars())
 
@@ -35,7 +35,7 @@ def pipelines_with_history(connection: sa.Connection) -> list[int]:
 def clean_up_history(
     connection: sa.Connection, *, pipeline_id: int, keep: timedelta, max_rows: int, term: int | None = None
 ) -> Forgotten:
-    """Forget a pipeline's old batches. Locks: leadership FOR SHARE (with a term), the pipeline's row, the batches.
+    """Delete a pipeline's old batches. Locks: leadership FOR SHARE (with a term), the pipeline's row, the batches.
 
     Raises DeposedError.
     """
@@ -53,7 +53,7 @@ def clean_up_history(
 
 
 def clean_up_events(connection: sa.Connection, *, keep: timedelta, max_rows: int, term: int | None = None) -> Forgotten:
-    """Forget old events, dead letters and ended processes. Locks: leadership FOR SHARE (with a term).
+    """Delete old events, dead letters and ended processes. Locks: leadership FOR SHARE (with a term).
 
     Raises DeposedError.
     """

@@ -1,8 +1,8 @@
-"""Statements on a batch's launch: who asks Dagster for the run of its next attempt.
+"""Decide which launcher asks Dagster for the run of a batch's next attempt.
 
-Two may launch: the batch sensor, and the tracker that pushes. One of them takes the launch, for a while; the other
-waits for what becomes of it. A launch says nothing about the batch: a run claims its attempt
-(``functions/claim_attempt.sql``) or ends, whoever launched it and however often.
+There are two launchers: the batch sensor, and the tracker, which launches short intervals itself. One of them takes the
+launch for a while; the other waits for the result. A launch says nothing about the batch: a run claims its attempt
+(``functions/claim_attempt.sql``) or ends, whichever launched it and however often.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tracker_store.leadership import DeposedError
 if TYPE_CHECKING:
     from datetime import datetime
 
-# Longer than a request to Dagster may take: who waits it out finds the run there, or there will be none.
+# Longer than a request to Dagster may take: after it, either the run is visible or there will be none.
 LAUNCH_LEASE = timedelta(seconds=15)
 
 
 class LaunchOutcome(StrEnum):
-    """Whether a run may be asked for now. AGAIN: someone asked before, so look whether it is there."""
+    """Whether a run may be asked for now. AGAIN: a run was asked for before, so check first whether it exists."""
 
     FIRST = "first"
     AGAIN = "again"
@@ -35,7 +35,7 @@ class LaunchOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchAnswer:
-    """`detail`: who holds it, or why it is not due."""
+    """The answer to `take_launch`; `detail` says which launcher holds the launch, or why it is not due."""
 
     outcome: LaunchOutcome
     detail: str
@@ -78,7 +78,7 @@ def take_launch(
 def release_launch(
     connection: sa.Connection, *, pipeline_id: int, batch_time: datetime, attempt: int, launcher: str
 ) -> bool:
-    """Give a launch back that certainly made no run. Locks: the batch's row."""
+    """Give back a launch that certainly made no run. Locks: the batch's row."""
     with named_failures():
         released: bool = connection.execute(
             sa.text("SELECT forebay.release_launch(:pipeline, :time, :attempt, :launcher)"),

@@ -1,9 +1,9 @@
-"""The `leadership` row: which tracker leads, in which term.
+"""Read and write the `leadership` row: which tracker leads, in which term.
 
-Authority: the row alone. The leader raises the counter every second; a candidate that has seen (term, counter)
-unmoved for the limit *on its own monotonic clock* takes term + 1 by compare-and-set on what it saw. No clock of
-two machines is ever compared. A leader trusts its term only in statements that lock this row FOR SHARE and name
-the term (``functions/schedule_receiver.sql`` and its like): what a deposed leader still sends changes nothing.
+Authority: only the row. The leader raises the counter every second; a candidate that has seen (term, counter) unchanged
+for the limit *on its own monotonic clock* takes term + 1 by compare-and-set on what it saw. Clocks of two machines are
+never compared. A leader trusts its term only in statements that lock this row FOR SHARE and name the term
+(``functions/schedule_receiver.sql`` and others): what a deposed leader still sends changes nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from tracker_store.engine import named_failures
 from tracker_store.errors import DriverLogError
 
-# Before a statement of the leader's that is no function of its own: locks the row if that is of the term, and `led` is
-# empty if it is not; the term null is any, for who is no leader. The row is locked before anything is changed, and a
-# function that is called then has a fresh snapshot.
+# Goes before a statement of the leader that is not a function: it locks the row if the row has this term; otherwise
+# `led` is empty. A null term matches any: callers that are not the leader pass it. The row is locked before anything is
+# changed, and a function that is called after that has a fresh snapshot.
 LED = """
     WITH led AS MATERIALIZED (
         SELECT
@@ -42,14 +42,14 @@ class Leadership:
 
 
 def read_leadership(connection: sa.Connection) -> Leadership:
-    """The row as it is. No locks."""
+    """Return the row as it is. No locks."""
     with named_failures():
         row = connection.execute(sa.text("SELECT term, counter, holder FROM forebay.leadership")).one()
     return Leadership(row.term, row.counter, row.holder)
 
 
 def take_leadership(connection: sa.Connection, *, seen: Leadership, holder: str) -> int | None:
-    """Take the next term if the row is still as `seen`; returns the term, or None. Locks: the row."""
+    """Take the next term if the row still equals `seen`; returns the term, or None. Locks: the row."""
     with named_failures():
         term: int | None = connection.execute(
             sa.text("""
@@ -64,7 +64,7 @@ def take_leadership(connection: sa.Connection, *, seen: Leadership, holder: str)
 
 
 def raise_counter(connection: sa.Connection, *, term: int) -> bool:
-    """Show that the leader of `term` lives; False when it leads no more. Locks: the row."""
+    """Show that the leader of `term` lives; returns False if it no longer leads. Locks: the row."""
     with named_failures():
         result = connection.execute(
             sa.text("UPDATE forebay.leadership SET counter = counter + 1 WHERE term = :term RETURNING term"),
@@ -74,12 +74,12 @@ def raise_counter(connection: sa.Connection, *, term: int) -> bool:
 
 
 def holder_name(host: str, pid: int) -> str:
-    """Return the holder's name of a tracker in the process `pid` of `host`, the machine's own name."""
+    """Return the holder name of a tracker in the process `pid` of `host` (this machine's own name)."""
     return f"{host}:{pid}"
 
 
 def end_leadership_of(connection: sa.Connection, holder: str) -> bool:
-    """Give up the term of a tracker whose process has ended, for its parent, which has seen it end.
+    """End the term of a tracker whose process has ended; its parent calls this after it saw the process end.
 
     Returns whether it led. Locks: the row.
     """
@@ -94,7 +94,7 @@ def end_leadership_of(connection: sa.Connection, holder: str) -> bool:
 
 
 def resign(connection: sa.Connection, *, term: int) -> None:
-    """Give the term up at a clean stop, so that the next leader need not wait. Locks: the row."""
+    """Give up the term at a clean stop, so that the next leader need not wait. Locks: the row."""
     with named_failures():
         connection.execute(
             sa.text("UPDATE forebay.leadership SET holder = NULL, counter = counter + 1 WHERE term = :term"),

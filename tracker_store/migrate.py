@@ -1,4 +1,4 @@
-"""Brings the driver log's schema to the newest migration; `forebay db` and `forebay up` call it."""
+"""Bring the driver log's schema to the newest migration; `forebay db` and `forebay up` call it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NewerSchemaError(DriverLogError):
 
 
 def _scripts() -> Path:
-    """The migrations: inside the wheel's `tracker_store`, or beside it in a checkout."""
+    """Return the migrations' folder: inside the wheel's `tracker_store`, or beside it in a checkout."""
     packed = Path(str(resources.files("tracker_store"))) / "migrations"
     return packed if packed.is_dir() else packed.parent.parent / "migrations"
 
@@ -39,7 +39,7 @@ def _config() -> Config:
 
 def _run(url: str, revision: str, *, down: bool) -> None:
     engine = sa.create_engine(psycopg2_url(url), poolclass=sa.NullPool)
-    # A connection that is closed lets go of the advisory lock, whatever was raised.
+    # Closing the connection releases the advisory lock, whatever was raised.
     with engine.connect() as connection:
         connection.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _MIGRATION_LOCK})
         connection.commit()
@@ -58,7 +58,7 @@ def _run(url: str, revision: str, *, down: bool) -> None:
 def upgrade(url: str, revision: str = "head") -> None:
     """Migrate the driver log at `url` up to `revision`. Idempotent; safe from several processes at once.
 
-    Raises NewerSchemaError: it is past what this installation knows.
+    Raises NewerSchemaError if the database is past what this installation knows.
     """
     _run(url, revision, down=False)
 
@@ -69,7 +69,7 @@ def downgrade(url: str, revision: str) -> None:
 
 
 def newest_revision() -> str:
-    """The revision that this code expects."""
+    """Return the revision that this code expects."""
     head = ScriptDirectory.from_config(_config()).get_current_head()
     if head is None:
         message = f"no migrations in {_scripts()}: the installation is incomplete, install forebay again"
@@ -78,17 +78,17 @@ def newest_revision() -> str:
 
 
 def current_revision(connection: sa.Connection) -> str | None:
-    """The revision of the database behind `connection`; None when it has no driver log."""
+    """Return the revision of the database behind `connection`, or None if it has no driver log."""
     context = MigrationContext.configure(connection, opts={"version_table_schema": "forebay"})
     return context.get_current_revision()
 
 
 def is_newer(revision: str | None) -> bool:
-    """Whether a database's revision is one that only a newer installation knows."""
+    """Return whether a database's revision is one that only a newer installation knows."""
     known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
     return revision is not None and revision not in known
 
 
 def way_out(revision: str | None) -> str:
-    """What to do about a database whose revision is not this installation's."""
+    """Return what to do about a database whose revision is not this installation's."""
     return "install the newer Forebay here" if is_newer(revision) else "forebay db upgrade"

@@ -1,6 +1,6 @@
-"""What a loop that outlives the driver log's outages writes to its log: a line at the start, one at the end.
+"""Log the driver log's outages for a loop that survives them: a line at the start, one at the end.
 
-Owns no waiting and no retrying: the loop goes on at its own pace.
+It neither waits nor retries: the loop goes on at its own pace.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-#: What a loop survives: what has a name, and what only the database knows (a damaged page, a bug in a function).
+#: Errors that a loop survives: the named ones, and the database's own (a damaged page, a bug in a function).
 SURVIVED = (DriverLogError, SQLAlchemyError)
 
-# A message may hold what differs each time.
+# How many different messages are logged per outage: a message may contain something that differs each time.
 _MOST_MESSAGES = 20
 
 
 class Outage:
-    """One loop's; `who` is its name for people. One thread."""
+    """The outages of one loop; `who` is its name for people. For one thread."""
 
     def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is monotonic, in seconds."""
+        """Take the loop's name for people; `clock` is monotonic, in seconds."""
         self._who = who
         self._clock = clock
         self._since: float | None = None
         self._said: set[str] = set()
 
     def failed(self, error: Exception) -> None:
-        """The driver log did not do what was asked: the loop tries again. Each message is logged once an outage."""
+        """Record that a call failed and the loop will try again. Each message is logged once per outage."""
         if self._since is None:
             self._since = self._clock()
         said = str(error)
@@ -49,7 +49,7 @@ class Outage:
             )
 
     def answered(self) -> None:
-        """All was done."""
+        """Record that a call succeeded, which ends the outage."""
         if self._since is not None:
             _log.info(
                 f"{self._who} works with the driver log again", away_seconds=round(self._clock() - self._since, 1)

@@ -1,4 +1,4 @@
-"""Statements on `output_commits`: the row that makes an attempt's result the one that counts."""
+"""Read and write `output_commits`: the row that makes an attempt's result the one that counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OutputCommit:
-    """What counts for (pipeline, output, batch time): `location` is the attempt's own, immutable path."""
+    """The result that counts for (pipeline, output, batch time); `location` is the attempt's own, immutable path."""
 
     output: str
     batch_time: datetime
@@ -38,7 +38,7 @@ def commit_output(
     rows: int | None,
     to_publish: bool = False,
 ) -> None:
-    """Commit an attempt's result; `to_publish`: readers see it after another step.
+    """Commit an attempt's result; with `to_publish` readers see it only after another step.
 
     Locks: the batch's row, then the commit's. Raises AttemptSupersededError.
     """
@@ -63,7 +63,7 @@ def commit_output(
 
 
 def commits_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: datetime) -> list[OutputCommit]:
-    """What is committed for a batch. No locks."""
+    """Return what is committed for a batch. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -80,7 +80,7 @@ def commits_of_batch(connection: sa.Connection, pipeline_id: int, batch_time: da
 def commit_of_output(
     connection: sa.Connection, pipeline_id: int, output: str, batch_time: datetime
 ) -> OutputCommit | None:
-    """What counts for an output of a batch. No locks."""
+    """Return the commit that counts for an output of a batch. No locks."""
     with named_failures():
         row = connection.execute(
             sa.text("""
@@ -96,9 +96,10 @@ def commit_of_output(
 def commits_to_publish(
     connection: sa.Connection, pipeline_id: int, outputs: Sequence[str], *, limit: int
 ) -> list[tuple[str, datetime]]:
-    """Commits of `outputs` that readers do not see yet, oldest batch first, as (output, batch time). No locks.
+    """Return commits of `outputs` that readers don't see yet, as (output, batch time), oldest first. No locks.
 
-    Not those of a batch with an attempt that runs: whoever made them is about to publish them, or is not buried yet.
+    Batches with a running attempt are left out: the process that made the commits is about to publish them, or has not
+    been declared dead yet.
     """
     with named_failures():
         rows = connection.execute(
@@ -123,10 +124,10 @@ def commits_to_publish(
 def commits_to_follow(
     connection: sa.Connection, pipeline_id: int, outputs: Sequence[str], *, within: timedelta, limit: int
 ) -> list[tuple[str, datetime]]:
-    """Outputs of finished batches with a failed or lost attempt newer than their row: (output, batch time). No locks.
+    """Return (output, batch time) of finished batches with a failed or lost attempt newer than the row. No locks.
 
-    Those of the newest attempt come first. Meant are attempts that ended at most `within` before now; one that runs
-    finds out by itself.
+    Those of the newest attempt come first. Only attempts that ended at most `within` ago are returned; a running
+    attempt finds out by itself.
     """
     with named_failures():
         rows = connection.execute(
@@ -171,7 +172,7 @@ def follow_commit(
     location: str,
     rows: int | None,
 ) -> bool:
-    """Say what a target has committed by an attempt that has ended; False where it is known, or not to be said.
+    """Record what a target committed by an ended attempt; False if it is known, or must not be recorded.
 
     Locks: the batch's row, then the commit's.
     """
@@ -191,7 +192,7 @@ def follow_commit(
 
 
 def hold_publishing(connection: sa.Connection, pipeline_id: int, output: str, hour: datetime) -> None:
-    """Be the only one who changes what readers see of an output's hour, while this transaction lasts.
+    """Exclude other changes to what readers see of an output's hour while this transaction lasts.
 
     Locks: an advisory lock, before any row.
     """
@@ -203,7 +204,7 @@ def hold_publishing(connection: sa.Connection, pipeline_id: int, output: str, ho
 
 
 def still_connected(connection: sa.Connection) -> None:
-    """That the transaction lasts; raises OutcomeUnknownError where the server has ended it. No locks."""
+    """Check that the transaction lasts; raises OutcomeUnknownError if the server has ended it. No locks."""
     with named_failures():
         connection.execute(sa.text("SELECT 1"))
 
@@ -211,7 +212,7 @@ def still_connected(connection: sa.Connection) -> None:
 def note_published(
     connection: sa.Connection, pipeline_id: int, output: str, batch_time: datetime, *, attempt: int
 ) -> None:
-    """Readers see what `attempt` committed; nothing is noted where a newer one has committed. Locks: the row."""
+    """Note that readers see what `attempt` committed, unless a newer one has committed. Locks: the row."""
     with named_failures():
         connection.execute(
             sa.text("""
@@ -230,9 +231,10 @@ def note_published(
 def commits_of_closed_hour(
     connection: sa.Connection, pipeline_id: int, output: str, hour: datetime
 ) -> dict[datetime, int] | None:
-    """An output's attempts that count in an hour, by batch; None while the hour is open. No locks.
+    """Return an output's attempts that count in an hour, by batch; None while the hour is open. No locks.
 
-    It is closed when its last batch is made, none of its batches is unfinished or replayed, and all is published.
+    An hour is closed when its last batch is made, none of its batches is unfinished or being replayed, and all is
+    published.
     """
     with named_failures():
         closed = connection.execute(

@@ -1,7 +1,7 @@
-"""Statements that stop and start pipelines, and say how far a stop has come.
+"""Stop and start pipelines, and report how far a stop has come.
 
-An operator's command writes a wish (STOPPING, RUNNING) and watches; the leading tracker takes it step by step to its
-end (``functions/advance_stops.sql``). So a command that is interrupted, or waits in vain, leaves nothing half done.
+An operator's command writes the desired state (STOPPING, RUNNING) and watches; the leading tracker completes it step by
+step (``functions/advance_stops.sql``). So a command that is interrupted or times out leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class StopProgress:
     """What keeps a pipeline from being STOPPED.
 
     `receivers` have not ended (STREAM/N, with their state); `waiting_records` are in blocks that no batch has;
-    `unfinished_batches`, the oldest of which is described by the next four. `quarantined_batches` hold nothing up: they
-    wait for a person.
+    `unfinished_batches` are counted, and the next four fields describe the oldest. `quarantined_batches` don't delay
+    the stop: they wait for a person.
     """
 
     pipeline: str
@@ -44,9 +44,9 @@ class StopProgress:
 
 
 def stop_pipelines(connection: sa.Connection, *, name: str | None = None) -> list[str]:
-    """Ask for a pipeline to stop, or for all of them and then the system; returns their names.
+    """Request the stop of one pipeline, or of all and then of the system; returns their names.
 
-    Asked again nothing changes. Locks: those pipelines' rows. Raises NotAppliedError for a name that there is not.
+    Repeating it changes nothing. Locks: those pipelines' rows. Raises NotAppliedError for an unknown name.
     """
     with named_failures():
         names = (
@@ -70,12 +70,12 @@ def stop_pipelines(connection: sa.Connection, *, name: str | None = None) -> lis
 def start_pipelines(
     connection: sa.Connection, *, names: Sequence[str] | None = None, lift_halts: bool = True
 ) -> list[str]:
-    """Let pipelines run (all of them without names); returns those that did not.
+    """Let pipelines run (no names: all); returns those that were not running.
 
-    What a quarantined batch has halted goes on too, where `lift_halts`.
+    With `lift_halts`, pipelines that a quarantined batch has halted go on too.
 
-    One that was STOPPED with nothing waiting goes on at the next batch time: the intervals in between never were.
-    Locks: those pipelines' rows. Raises NotAppliedError for a name that there is not.
+    A pipeline that was STOPPED with nothing waiting goes on at the next batch time: no batches are made for the
+    intervals in between. Locks: those pipelines' rows. Raises NotAppliedError for an unknown name.
     """
     with named_failures():
         rows = connection.execute(
@@ -124,7 +124,7 @@ def _known(names: Sequence[str], name: str | None) -> list[str]:
 
 
 def advance_stops(connection: sa.Connection, *, term: int) -> list[tuple[str, int | None]]:
-    """Take each stop and start a step further; returns what was done, as (outcome, id of receiver or pipeline).
+    """Take each stop and start one step further; returns (outcome, id of receiver or pipeline) for each change.
 
     Locks: leadership FOR SHARE, the pipelines that do not run, the receivers that change.
     """
@@ -134,7 +134,7 @@ def advance_stops(connection: sa.Connection, *, term: int) -> list[tuple[str, in
 
 
 def all_ended(connection: sa.Connection, *, after_seconds: float = 0.0) -> bool:
-    """Whether everything was asked to stop, and has been STOPPED for so long. No locks."""
+    """Return whether a stop of the system was requested and all is STOPPED for `after_seconds`. No locks."""
     with named_failures():
         ended: bool | None = connection.execute(
             sa.text("""
@@ -152,7 +152,7 @@ def all_ended(connection: sa.Connection, *, after_seconds: float = 0.0) -> bool:
 
 
 def stop_progress(connection: sa.Connection, names: Sequence[str]) -> list[StopProgress]:
-    """How far these pipelines are. No locks; two probes per pipeline and receiver."""
+    """Return how far the stops of these pipelines have come. No locks; two probes per pipeline and receiver."""
     with named_failures():
         rows = connection.execute(
             sa.text("""

@@ -1,7 +1,7 @@
-"""Statements on `streams` and `pipelines`: declarations as versioned rows.
+"""Read and write `streams` and `pipelines`: declarations as versioned rows.
 
-Only `forebay apply` (and `forebay up` at its start) declares here, and `forebay pipelines remove` takes a pipeline out.
-A declaration that is applied again unchanged changes nothing.
+Only `forebay apply` (and `forebay up` at its start) declares here, and `forebay pipelines remove` removes a pipeline.
+Applying an unchanged declaration again changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PipelineRunsError(DriverLogError):
 
 @dataclass(frozen=True, slots=True)
 class RemovedPipeline:
-    """What a pipeline left behind: records that had been in no batch, and batches that did not complete."""
+    """What a removed pipeline left: records that had been in no batch, and batches that did not complete."""
 
     waiting_records: int
     unfinished_batches: int
@@ -49,7 +49,7 @@ class StreamRow:
 class PipelineRow:
     """A declared pipeline as applied; every batch time up to `last_batch_time` is decided.
 
-    `halted_by`: the quarantined batch that it waits for (on_failure = "halt").
+    `halted_by`: the quarantined batch that halts it (on_failure = "halt").
     """
 
     pipeline_id: int
@@ -64,7 +64,7 @@ class PipelineRow:
 
 
 def list_streams(connection: sa.Connection) -> list[StreamRow]:
-    """Every live stream with the number of its receivers. No locks."""
+    """Return every live stream with the number of its receivers. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -83,7 +83,7 @@ def list_streams(connection: sa.Connection) -> list[StreamRow]:
 
 
 def list_pipelines(connection: sa.Connection) -> list[PipelineRow]:
-    """Every live pipeline. No locks."""
+    """Return every live pipeline. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -97,7 +97,7 @@ def list_pipelines(connection: sa.Connection) -> list[PipelineRow]:
 
 
 def get_pipeline(connection: sa.Connection, name: str) -> PipelineRow:
-    """A live pipeline by name. No locks. Raises NotAppliedError."""
+    """Return a live pipeline by name. No locks. Raises NotAppliedError."""
     with named_failures():
         row = connection.execute(
             sa.text("""
@@ -136,11 +136,11 @@ def apply_stream(
 ) -> int:
     """Write a stream and its receivers; returns the stream's id. Locks: the stream's row, then its receivers'.
 
-    A changed declaration takes each of its receivers from where it runs (a new assignment). The process that has it is
-    still named in its row: it stops reading, registers what it holds and signs off, and then the tracker starts the
-    receiver by the new declaration. Receivers beyond the new number are removed in the same way: their blocks are
-    allocated like any others. Without a number there is one per host, which the tracker adds as agents come; a number
-    again takes any host, but from those who listen.
+    A changed declaration gives each of its receivers a new assignment. The process that holds the receiver stays named
+    in its row: it stops reading, registers what it holds and signs off, and then the tracker starts the receiver with
+    the new declaration. Receivers beyond the new number are removed in the same way: their blocks are allocated like
+    any others. Without a number there is one receiver per host, which the tracker adds as agents come. When a number is
+    declared again, receivers may run on any host, except those that listen at an address.
     """
     with named_failures():
         row = connection.execute(
@@ -210,9 +210,9 @@ def apply_pipeline(
 ) -> int:
     """Write a pipeline; returns its id. Locks: its row, then its streams' receivers FOR SHARE, by id.
 
-    So a clean-up that did not see it has ended before a batch of it is given any block. A new one's first batch time is
-    the first multiple of its interval after now, by the database's clock; `at_latest` lets a new one begin after what
-    is there, in the same transaction.
+    So a clean-up that did not see the pipeline has ended before a batch of it gets any block. A new pipeline's first
+    batch time is the first multiple of its interval after now, by the database's clock; with `at_latest` a new one
+    begins after the existing blocks, in the same transaction.
     """
     with named_failures():
         pipeline_id: int = connection.execute(
@@ -234,9 +234,9 @@ def apply_pipeline(
 
 
 def remove_pipeline(connection: sa.Connection, name: str) -> RemovedPipeline:
-    """Give a pipeline up, so that it holds no block back. Locks: its row.
+    """Remove a pipeline, so that it holds no block back. Locks: its row.
 
-    Raises NotAppliedError for a name that there is not, PipelineRunsError while it runs.
+    Raises NotAppliedError for an unknown name, PipelineRunsError while it runs.
     """
     with named_failures():
         row = connection.execute(
@@ -253,7 +253,7 @@ def remove_pipeline(connection: sa.Connection, name: str) -> RemovedPipeline:
 
 
 def waiting_records(connection: sa.Connection, pipeline_id: int, stream_id: int) -> int:
-    """Records of a stream that the pipeline has not given to a batch. No locks."""
+    """Count records of a stream that the pipeline has not given to a batch. No locks."""
     with named_failures():
         records: int = connection.execute(
             sa.text("""
@@ -267,7 +267,7 @@ def waiting_records(connection: sa.Connection, pipeline_id: int, stream_id: int)
 
 
 def unfinished_records(connection: sa.Connection, pipeline_id: int, stream_id: int) -> int:
-    """Records of a stream that batches of the pipeline have which are not finished. No locks."""
+    """Count records of a stream in unfinished batches of the pipeline. No locks."""
     with named_failures():
         records: int = connection.execute(
             sa.text("""

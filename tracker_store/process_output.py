@@ -1,8 +1,8 @@
-"""What a process writes about itself: its log, and its standard output and error, none of which may ever raise.
+"""Keep a process's own output (its log, standard output and error) from ever raising.
 
-Logs and blocks share a disk by default. On a full one a log line raises, and it does so inside the handlers of errors,
-where an exception ends threads that nobody misses. Here a write that fails is counted, and how many lines are missing,
-and why, is written as soon as a write works again.
+Logs and blocks share a disk by default. On a full disk a log line raises, often inside an error handler, where the
+exception ends a thread and nothing notices. Here a write that fails is counted; as soon as a write works again, the
+number of missing lines and the cause are written.
 
 Owns the configuration of structlog and the replacement of ``sys.stdout`` and ``sys.stderr`` of a service. It must never
 raise, wait for space, or keep lines: what could not be written is lost, and counted.
@@ -30,7 +30,7 @@ _NEWLINE = b"\n"
 
 
 class _LostLines:
-    """Counts lines that could not be written since the last report. The caller holds a lock."""
+    """The count of lines that could not be written since the last report. The caller holds a lock."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -41,7 +41,7 @@ class _LostLines:
         self._why = (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"
 
     def report(self) -> str:
-        """A line of the log."""
+        """Return a log line that reports them."""
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         lines = "1 log line" if self.count == 1 else f"{self.count} log lines"
         return f"{now} [warning  ] {lines} could not be written: {self._why}\n"
@@ -51,24 +51,24 @@ class _LostLines:
 
 
 class UnfailingOutput(io.RawIOBase):
-    """A descriptor that takes every write: one that fails is counted, and reported before the next that works.
+    """A descriptor that accepts every write: one that fails is counted, and reported before the next that works.
 
-    Any thread. Closing it closes no descriptor: that is the interpreter's.
+    Any thread may write. Closing it does not close the descriptor, which belongs to the interpreter.
     """
 
     def __init__(self, descriptor: int, *, write: Callable[[int, bytes], int] = os.write) -> None:
-        """`write`: as ``os.write`` (a test's seam for faults)."""
+        """Take the descriptor; `write` works as ``os.write`` (tests inject faults by it)."""
         super().__init__()
         self._descriptor = descriptor
         self._write = write
         self._lock = threading.Lock()
         self._lost = _LostLines()
-        # Whether the descriptor is in the middle of a line.
+        # True while the last byte written is not a newline.
         self._in_line = False
 
     @property
     def lost_lines(self) -> int:
-        """Lines that could not be written since the last report."""
+        """Return the number of lines that could not be written since the last report."""
         with self._lock:
             return self._lost.count
 
@@ -99,7 +99,7 @@ class UnfailingOutput(io.RawIOBase):
 
     def _write_all(self, data: bytes) -> None:
         while data:
-            # A disk that fills up takes a part.
+            # A disk that is almost full takes only a part.
             done = self._write(self._descriptor, data)
             if done:
                 self._in_line = data[done - 1 : done] != _NEWLINE
@@ -107,10 +107,10 @@ class UnfailingOutput(io.RawIOBase):
 
 
 class UnfailingLog:
-    """A logger for structlog, and its own factory: writes each line to the stream of the moment, and never raises."""
+    """A logger for structlog, and its own factory: writes each line to the current stream, and never raises."""
 
     def __init__(self, stream: Callable[[], TextIO]) -> None:
-        """`stream`: asked for each line, since tests and Dagster replace the process's streams."""
+        """Take `stream`, which is called for each line because tests and Dagster replace the process's streams."""
         self._stream = stream
         self._lock = threading.Lock()
         self._lost = _LostLines()
@@ -142,7 +142,7 @@ def configure_log(level: int = logging.INFO) -> None:
     """Configure structlog: lines to standard error, so that output stays clean."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        # Asked for at each line: who runs a command inside a test takes its standard error away again.
+        # Looked up for each line: a test that runs a command replaces standard error only for that time.
         logger_factory=UnfailingLog(lambda: sys.stderr),
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -150,7 +150,7 @@ def configure_log(level: int = logging.INFO) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
-                # The other kind shows each frame's variables: it may hold secrets, take seconds, and raise.
+                # The default formatter shows each frame's variables: it may reveal secrets, take seconds, and raise.
                 exception_formatter=structlog.dev.plain_traceback,
             ),
         ],
@@ -158,7 +158,7 @@ def configure_log(level: int = logging.INFO) -> None:
 
 
 def keep_log_from_failing() -> None:
-    """In a process of somebody else's (Dagster's): keep its log as it is, but let no line raise.
+    """Let no log line raise in a process that is not Forebay's (Dagster's); otherwise its log stays as it is.
 
     A project that has configured structlog keeps its own configuration.
     """
@@ -167,11 +167,11 @@ def keep_log_from_failing() -> None:
 
 
 def keep_output_from_failing() -> None:
-    """In a service: let no write to standard output or error raise, whoever writes.
+    """Let no write to standard output or error raise, whatever code writes. For services.
 
     That covers ``print``, Python's ``logging``, the traceback of a thread, and the flush at the interpreter's exit,
-    whose failure would replace the exit code by 120. A stream that somebody has replaced already is left alone. A
-    command that prints results must not call this: its caller has to see that they could not be written.
+    whose failure would replace the exit code by 120. A stream that has already been replaced is left alone. A command
+    that prints results must not call this: its caller has to see that they could not be written.
     """
     out, err = sys.__stdout__, sys.__stderr__
     if out is not None and sys.stdout is out:
@@ -183,7 +183,7 @@ def keep_output_from_failing() -> None:
 def _unfailing(stream: TextIO) -> TextIO:
     try:
         stream.flush()
-        # As the interpreter itself does for `python -u`: no buffer between the two.
+        # Without a buffer in between, as the interpreter itself does for `python -u`.
         raw: Any = UnfailingOutput(stream.fileno())
     except (OSError, ValueError):
         return stream
@@ -191,7 +191,7 @@ def _unfailing(stream: TextIO) -> TextIO:
 
 
 def open_child_log(path: Path) -> IO[bytes]:
-    """Open a child's log file to append to, or nothing where that fails: a child without a log runs all the same."""
+    """Open a child's log file to append to, or os.devnull if that fails: the child runs without a log then."""
     try:
         return path.open("ab")
     except OSError as error:

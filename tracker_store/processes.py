@@ -1,4 +1,4 @@
-"""Statements on `processes`: who lives, as heartbeat counters. Only the leader decides that one is dead."""
+"""Read and write `processes`: which processes live, by heartbeat counters. Only the leader declares one dead."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def register_process(
 ) -> int:
     """Insert a process that is starting; returns its id. Locks: the new row.
 
-    An agent is draining if the last one of its name was: a host that is to stay empty may be started anew.
+    An agent is draining if the last one of its name was: restarting an agent does not end the draining of its host.
     """
     with named_failures():
         process_id: int = connection.execute(
@@ -67,10 +67,10 @@ def heartbeat(
     receiver_ids: Sequence[int] = (),
     queued: Mapping[int, int] | None = None,
 ) -> list[Steering]:
-    """Raise the process's counter by one; returns what each of `receiver_ids` is to do.
+    """Raise the process's counter by one; returns what each of `receiver_ids` must do.
 
-    `queued`: blocks in the queues of those that have one, for people. Locks: the process's row. Raises
-    ProcessExpiredError when the process was declared dead.
+    `queued`: number of blocks in the receivers' queues, where they have one; only for display. Locks: the process's
+    row. Raises ProcessExpiredError when the process was declared dead.
     """
     with named_failures():
         rows = connection.execute(
@@ -99,7 +99,7 @@ def heartbeat(
 
 
 def deregister_process(connection: sa.Connection, process_id: int, reason: str = "stopped") -> None:
-    """End a process by its own word. Locks: its row."""
+    """End a process at its own request. Locks: its row."""
     with named_failures():
         connection.execute(
             sa.text("""
@@ -112,7 +112,7 @@ def deregister_process(connection: sa.Connection, process_id: int, reason: str =
 
 
 def end_processes_of_pid(connection: sa.Connection, *, hosts: Sequence[str], pid: int, why: str) -> int:
-    """End what a process of the operating system had registered; for its parent, which has seen it end.
+    """End what an operating-system process had registered; its parent calls this after it saw the process end.
 
     Returns how many rows were still open. Locks: those rows.
     """
@@ -128,7 +128,7 @@ def end_processes_of_pid(connection: sa.Connection, *, hosts: Sequence[str], pid
 
 
 def live_processes(connection: sa.Connection) -> list[LiveProcess]:
-    """Every process that has not ended. No locks; the partial index holds the live ones alone."""
+    """Return every process that has not ended. No locks; the partial index holds only live ones."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -145,7 +145,7 @@ def live_processes(connection: sa.Connection) -> list[LiveProcess]:
 
 
 def expire_process(connection: sa.Connection, *, term: int, process_id: int, heartbeat: int, why: str) -> str:
-    """Declare dead a process whose counter stood at `heartbeat`; frees its receivers for a new placement.
+    """Declare dead a process whose counter is still `heartbeat`; frees its receivers for a new placement.
 
     Locks: leadership FOR SHARE, its receivers FOR UPDATE, its own row. Returns 'expired', 'moved' (it lives) or
     'deposed' (this tracker no longer leads).

@@ -1,4 +1,4 @@
-"""Functions, views and rights of the driver log, as `forebay db upgrade` installs them: the files are their source."""
+"""Install functions, views and rights of the driver log for `forebay db upgrade`; their files are the source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracker_store.views import VIEWS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Postgres's code where a function can't be replaced, for its result or its parameters' names are others.
+# Postgres's code if a function can't be replaced because its result or its parameters' names differ.
 _OTHER_RESULT = "42P13"
 
 _FUNCTION_FILES = resources.files("tracker_store.functions")
@@ -53,12 +53,12 @@ def _view_and_role_statements() -> Sequence[str]:
 
 
 def programs_fingerprint() -> str:
-    """Of all that this installation would install; another one means another version of it."""
+    """Return a hash of all that this installation would install; a different one means a different version."""
     return hashlib.sha256("\0".join(_program_statements()).encode()).hexdigest()
 
 
 def installed_fingerprint(connection: sa.Connection) -> str | None:
-    """The fingerprint that the database was given by `install`; None before it was. No locks."""
+    """Return the fingerprint that `install` wrote to the database, or None before that. No locks."""
     comment: str | None = connection.execute(
         sa.text("SELECT obj_description(to_regnamespace('forebay'), 'pg_namespace')")
     ).scalar()
@@ -66,10 +66,10 @@ def installed_fingerprint(connection: sa.Connection) -> str | None:
 
 
 def install(connection: sa.Connection) -> None:
-    """Create every function and view, give the roles their rights, and note the fingerprint. In a transaction.
+    """Create every function and view, give the roles their rights, and store the fingerprint. In a transaction.
 
-    Locks: nothing that a running call has. A function whose parameters and result are as they were is replaced in its
-    place: one that is dropped takes the ground from under a call that runs just then ("cache lookup failed").
+    Locks: nothing that a running call holds. A function whose parameters and result are unchanged is replaced in place:
+    dropping it would break a call that runs at that moment ("cache lookup failed").
     """
     for name in FUNCTIONS:
         if not _replace_function(connection, name):
@@ -82,9 +82,9 @@ def install(connection: sa.Connection) -> None:
 
 
 def _replace_function(connection: sa.Connection, name: str) -> bool:
-    """Whether the function is there now, in the place of the one of before if there was one, and no other of its name.
+    """Replace or create a function; returns whether it is now the only one of its name.
 
-    False: its parameters or its result are others.
+    False: an existing one has other parameters or another result.
     """
     source = function_source(name).replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1)
     try:
@@ -98,7 +98,7 @@ def _replace_function(connection: sa.Connection, name: str) -> bool:
 
 
 def _signatures(connection: sa.Connection, name: str) -> Sequence[str]:
-    """Of the functions of a name, as DROP takes them. No locks."""
+    """Return the signatures of the functions with this name, as DROP takes them. No locks."""
     return (
         connection.execute(
             sa.text("""
@@ -118,9 +118,9 @@ def _execute(connection: sa.Connection, statement: str) -> None:
 
 
 def uninstall(connection: sa.Connection, *, functions: bool) -> None:
-    """Take the roles' rights, and drop every view, and every function if it is to be; the roles stay.
+    """Revoke the roles' rights, and drop every view and, with `functions`, every function; the roles stay.
 
-    Functions stay where they are installed again in the same transaction. Locks: the views, and the functions' rows.
+    Functions are left in place if the same transaction installs them again. Locks: the views, and the functions' rows.
     """
     for statement in (
         *roles.revoke_statements(),

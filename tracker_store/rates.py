@@ -1,8 +1,7 @@
-"""Statements of back pressure: what batches say about a stream's rate, and the rates of receivers.
+"""Read and write the data of back pressure: what batches say about a stream's rate, and receivers' rates.
 
-Authority: a row of `stream_rates` is what the leader decided for one pipeline and stream; `receivers.rate_limit` is
-what follows from all of them. Both are written under the leader's term, in transactions of their own, after the
-batch's.
+Authority: a row of `stream_rates` is what the leader decided for one pipeline and stream; `receivers.rate_limit`
+follows from all of them. Both are written under the leader's term, in transactions of their own, after the batch's.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CompletedBatch:
-    """A completed batch as one stream saw it: `records` are that stream's. `started_at` is null where nothing ran."""
+    """A completed batch as seen from one stream: `records` are that stream's. `started_at` is null if nothing ran."""
 
     batch_time: datetime
     oldest_time: datetime
@@ -33,7 +32,7 @@ class CompletedBatch:
 
 @dataclass(frozen=True, slots=True)
 class StreamRate:
-    """What is decided for (pipeline, stream); rates in records per second. The first three: the estimator's state."""
+    """The decision for (pipeline, stream); rates in records per second. `latest_*` are the estimator's state."""
 
     pipeline_id: int
     stream_id: int
@@ -47,7 +46,10 @@ class StreamRate:
 
 @dataclass(frozen=True, slots=True)
 class PipelineProgress:
-    """`counter` moves when a batch is allocated, tried or finished; `running`: an attempt runs now."""
+    """Whether a pipeline makes progress: `counter` changes with each allocation, attempt or end of a batch.
+
+    `running`: an attempt runs now.
+    """
 
     pipeline_id: int
     counter: int
@@ -56,7 +58,7 @@ class PipelineProgress:
 
 @dataclass(frozen=True, slots=True)
 class RatedReceiver:
-    """A receiver and its rate, in records per second; null: no limit."""
+    """A receiver and its rate in records per second; null: no limit."""
 
     receiver_id: int
     stream_id: int
@@ -78,7 +80,7 @@ _BATCH = """
       AND a.batch_time = b.batch_time
       AND a.attempt = b.attempt
       AND a.state = 'SUCCEEDED'
-      -- A replay is an attempt, too: it says nothing about how fast batches are.
+      -- Replays are attempts too, but say nothing about how fast batches are.
       AND a.kind = 'run'
     WHERE b.pipeline_id = :pipeline AND b.state = 'COMPLETED'
 """
@@ -87,7 +89,7 @@ _BATCH = """
 def completed_batches(
     connection: sa.Connection, *, pipeline_id: int, stream_id: int, after: datetime | None, limit: int
 ) -> list[CompletedBatch]:
-    """The pipeline's completed batches after a batch time, oldest first; after None: the newest one. No locks.
+    """Return the pipeline's completed batches after a batch time, oldest first; after None: the newest. No locks.
 
     Costs what it returns.
     """
@@ -106,9 +108,9 @@ def completed_batches(
 
 
 def records_left_behind(connection: sa.Connection, *, pipeline_id: int, stream_id: int, batch_time: datetime) -> int:
-    """Records of a stream that came before a batch's time, and that the batch's limit left to later ones.
+    """Count records of a stream from before a batch's time that the batch's limit left to later batches.
 
-    No locks. O(receivers · log blocks): the last block before the time is found by halving, as in allocation.
+    No locks. O(receivers · log blocks): the last block before the time is found by binary search, as in allocation.
     """
     with named_failures():
         records: int = connection.execute(
@@ -155,7 +157,7 @@ def records_left_behind(connection: sa.Connection, *, pipeline_id: int, stream_i
 
 
 def stream_rates(connection: sa.Connection) -> list[StreamRate]:
-    """Every decision; a removed pipeline's too. No locks."""
+    """Return every decision, including removed pipelines'. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -169,7 +171,7 @@ def stream_rates(connection: sa.Connection) -> list[StreamRate]:
 
 
 def pipeline_progress(connection: sa.Connection) -> list[PipelineProgress]:
-    """Whether each live pipeline goes on. No locks; the partial index holds few unfinished batches."""
+    """Return the progress of each live pipeline. No locks; the partial index holds few unfinished batches."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -189,7 +191,7 @@ def pipeline_progress(connection: sa.Connection) -> list[PipelineProgress]:
 
 
 def rated_receivers(connection: sa.Connection) -> list[RatedReceiver]:
-    """Every receiver that is not removed. No locks."""
+    """Return every receiver that is not removed. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -206,7 +208,7 @@ def rated_receivers(connection: sa.Connection) -> list[RatedReceiver]:
 
 
 def record_stream_rate(connection: sa.Connection, *, term: int, decision: StreamRate) -> str:
-    """Write a decision after a batch. Returns 'recorded', 'reckoned before' or 'deposed'.
+    """Record a decision after a batch. Returns 'recorded', 'reckoned before' or 'deposed'.
 
     Locks: leadership FOR SHARE, the decision's row.
     """
@@ -234,7 +236,7 @@ def record_stream_rate(connection: sa.Connection, *, term: int, decision: Stream
 
 
 def expire_stream_rates(connection: sa.Connection, *, term: int, pipeline_id: int, still: bool) -> str:
-    """Write down that a pipeline stands still, or goes on. Returns 'expired', 'revived' or 'deposed'.
+    """Record that a pipeline stands still, or goes on. Returns 'expired', 'revived' or 'deposed'.
 
     Locks: leadership FOR SHARE, the pipeline's decisions.
     """
@@ -247,7 +249,7 @@ def expire_stream_rates(connection: sa.Connection, *, term: int, pipeline_id: in
 
 
 def set_rate_limits(connection: sa.Connection, *, term: int, rates: Mapping[int, float | None]) -> str:
-    """Give receivers (by id) their rates, null: no limit. Returns 'set' or 'deposed'.
+    """Set the rates of receivers (by id); null: no limit. Returns 'set' or 'deposed'.
 
     Locks: leadership FOR SHARE, those receivers' rows by id.
     """

@@ -1,9 +1,9 @@
-"""Statements on `readers` and `reader_cursors`: streaming queries that read a stream by a cursor of their own.
+"""Read and write `readers` and `reader_cursors`: streaming queries that read a stream by cursors of their own.
 
-A named reader is a cursor like a pipeline's (docs/how-to/streaming-queries.md): clean-up keeps what it has not read,
-and only its query's commits move it, forward. Positions are the next sequence by receiver. A receiver that has none is
-read from its first block. Whatever is read here is committed: a receiver's blocks are added in the order of their
-sequences, so that "all before the next after its newest row" never leaves one out that comes later.
+A named reader has cursors like a pipeline's (docs/how-to/streaming-queries.md): clean-up keeps what it has not read,
+and only its query's commits move the cursors, forward. Positions map a receiver to the next sequence to read; a
+receiver without one is read from its first block. Everything read here is committed: a receiver's blocks are added in
+the order of their sequences, so a read up to its newest row never misses a block that is added later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Positions = dict[int, int]
 
 _REFUSALS = {"no stream": NotAppliedError, "cleaned": ReaderPositionError, "other stream": ReaderStreamError}
 
-# What a reader's stream has for it from :positions on.
+# What each receiver of a reader's stream has from :positions on.
 _WAITING = """
     SELECT r.id AS receiver_id, r.low_mark, coalesce(p.value::bigint, 1) AS first, newest.sequence AS newest,
         newest.total_records AS newest_records, first_row.total_records - first_row.records AS base_records
@@ -48,7 +48,7 @@ _WAITING = """
 
 @dataclass(frozen=True, slots=True)
 class AttachedReader:
-    """A reader that is there: its `positions` are where its cursors are."""
+    """An attached reader; `positions` are those of its cursors."""
 
     reader_id: int
     stream_id: int
@@ -77,7 +77,7 @@ def attach_reader(
     start: ReaderStart = "earliest",
     positions: Mapping[int, int] | None = None,
 ) -> AttachedReader:
-    """Make the reader, or find it; a new one begins at `start`, or at the `positions` of a query's checkpoint.
+    """Create the reader, or find it; a new one begins at `start`, or at the `positions` of a query's checkpoint.
 
     Locks: the stream's receivers FOR SHARE. Raises NotAppliedError, ReaderStreamError, and ReaderPositionError where
     blocks at those positions are cleaned up.
@@ -119,11 +119,11 @@ def next_positions(
     max_blocks: int | None = None,
     max_records: int | None = None,
 ) -> Positions:
-    """Up to where there is something to read from `positions` on; the same where nothing but markers waits.
+    """Return the positions up to which there is something to read; unchanged where only markers wait.
 
-    With a limit each receiver that has any gets its share of it, and at least one block with records. No locks.
-    Costs two probes per receiver, and with a limit what it lets through.
-    Raises ReaderRemovedError, and ReaderPositionError where the log does not hold what follows `positions`.
+    With a limit, each receiver that has something gets its share of the limit, and at least one block with records. No
+    locks. Costs two probes per receiver, and with a limit the blocks that it lets through. Raises ReaderRemovedError,
+    and ReaderPositionError where the log does not hold what follows `positions`.
     """
     with named_failures():
         _check_not_removed(connection, reader_id)
@@ -177,7 +177,7 @@ def next_positions(
 
 
 def newest_positions(connection: sa.Connection, reader_id: int) -> Positions:
-    """The next sequence after each receiver's newest row. No locks. Raises ReaderRemovedError."""
+    """Return the next sequence after each receiver's newest row. No locks. Raises ReaderRemovedError."""
     with named_failures():
         _check_not_removed(connection, reader_id)
         rows = connection.execute(sa.text(_WAITING), {"reader": reader_id, "positions": "{}"}).all()
@@ -187,7 +187,7 @@ def newest_positions(connection: sa.Connection, reader_id: int) -> Positions:
 def blocks_between(
     connection: sa.Connection, reader_id: int, start: Mapping[int, int], end: Mapping[int, int]
 ) -> list[AllocatedBlock]:
-    """The blocks from `start` to before `end`, in the order of (receiver, sequence); markers are left out. No locks.
+    """Return the blocks from `start` to before `end`, ordered by (receiver, sequence), without markers. No locks.
 
     Raises ReaderPositionError where the log does not hold all of them.
     """
@@ -215,7 +215,7 @@ def blocks_between(
                 "ends": [past for _, past in ranges.values()],
             },
         ).all()
-        # Asked for after the blocks: what clean-up had not taken by now was there.
+        # Read after the blocks: what clean-up has not deleted by now existed when they were read.
         marks = connection.execute(sa.text(_WAITING), {"reader": reader_id, "positions": _plain(start)}).all()
     for mark in marks:
         if mark.receiver_id in ranges:
@@ -225,7 +225,7 @@ def blocks_between(
 
 
 def move_reader(connection: sa.Connection, reader_id: int, positions: Mapping[int, int]) -> None:
-    """Let go what lies before `positions`; a cursor never goes back.
+    """Release what lies before `positions`; a cursor never goes back.
 
     Locks: the reader FOR SHARE, its cursors. Raises ReaderRemovedError.
     """
@@ -239,7 +239,7 @@ def move_reader(connection: sa.Connection, reader_id: int, positions: Mapping[in
 
 
 def list_readers(connection: sa.Connection) -> list[ReaderLag]:
-    """Each named reader with what waits for it. No locks."""
+    """Return each named reader with what waits for it. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -253,7 +253,7 @@ def list_readers(connection: sa.Connection) -> list[ReaderLag]:
 
 
 def remove_reader(connection: sa.Connection, name: str) -> None:
-    """Let a reader hold nothing back any more. Locks: its row. Raises ReaderRemovedError where there is none."""
+    """Remove a reader, so that it holds nothing back. Locks: its row. Raises ReaderRemovedError if there is none."""
     with named_failures():
         removed = connection.execute(
             sa.text(

@@ -1,7 +1,7 @@
-"""The ReceivedBlockTracker of the original (T01-T08), with the driver log as its only state.
+"""Allocate received blocks to batches: the original's ReceivedBlockTracker (T01-T08), with its state in the driver log.
 
-Allocation moves a cursor: see ``functions/allocate_blocks_to_batch.sql`` for what it decides and how long it
-holds. Nothing here remembers anything between calls.
+Allocation moves a cursor: ``functions/allocate_blocks_to_batch.sql`` says what it decides and for how long that holds.
+Nothing is kept in memory between calls.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from tracker_store.errors import AllocationError, BlocksNotRetainedError, NotApp
 class BatchTimes:
     """A pipeline's boundaries by the database's clock: `next_due` has passed when it is at most `newest`.
 
-    `due_at` is when it passes: at `next_due`, unless `set_back`. That clock was, and `last` is more than an interval
-    ahead of it; the next boundary then comes two intervals after the last was decided, whatever time it has.
+    `due_at` is when the next boundary is due: at `next_due`, unless `set_back`. In that case the database's clock was
+    set back, and `last` is more than an interval ahead of it; the next boundary is then due two intervals after the
+    last batch was decided, whatever the boundary's time.
     """
 
     last: datetime
@@ -37,7 +38,7 @@ class BatchTimes:
 class AllocatedBlock:
     """A block of a batch: `path` is its segment's, relative to the block store's root.
 
-    An `ephemeral` one was never synced: a crash may have taken it.
+    An `ephemeral` one was never synced: a crash may have lost it.
     """
 
     receiver_id: int
@@ -50,7 +51,7 @@ class AllocatedBlock:
 
     @classmethod
     def of(cls, row: Any) -> AllocatedBlock:  # noqa: ANN401  a row has no type
-        """Of a row with the columns of a block, its segment's path, and whether it is ephemeral."""
+        """Build one from a row with a block's columns, its segment's path, and whether it is ephemeral."""
         return cls(
             receiver_id=row.receiver_id,
             sequence=row.sequence,
@@ -64,7 +65,7 @@ class AllocatedBlock:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedRange:
-    """The sequences `first`..`last` of one receiver; markers count in it, but hold no records."""
+    """The sequences `first`..`last` of one receiver; markers count as sequences, but hold no records."""
 
     receiver_id: int
     stream_id: int
@@ -75,14 +76,14 @@ class AllocatedRange:
 
 
 def batch_times(connection: sa.Connection, pipeline_id: int) -> BatchTimes:
-    """The pipeline's last decided, next and newest boundary. No locks. Raises NotAppliedError."""
+    """Return the pipeline's last decided, next and newest boundary. No locks. Raises NotAppliedError."""
     with named_failures():
         row = connection.execute(
             sa.text("""
                 SELECT p.last_batch_time AS last,
                     date_bin(p.batch_interval, p.last_batch_time, timestamptz 'epoch') + p.batch_interval AS next_due,
                     date_bin(p.batch_interval, clock.now, timestamptz 'epoch') AS newest, clock.now,
-                    -- As allocate_blocks_to_batch has it.
+                    -- The same condition as in allocate_blocks_to_batch.
                     p.last_batch_time > clock.now + p.batch_interval AS set_back,
                     CASE
                         WHEN b.allocated_at <= clock.now THEN b.allocated_at + 2 * p.batch_interval
@@ -120,14 +121,14 @@ class ReceivedBlockTracker:
         max_bytes: int | None = None,
         run_empty: bool = False,
     ) -> None:
-        """Give the batch every block added before `batch_time`, once; asked again, nothing changes (T04).
+        """Allocate every block added before `batch_time` to the batch, once; repeating it changes nothing (T04).
 
         Args:
             batch_time: where the cut is, however late this is called.
-            oldest_time: the oldest boundary that the batch stands for, when missed ones are merged into it.
+            oldest_time: the oldest boundary that the batch covers, when missed ones are merged into it.
             max_records: cut each receiver's range at its share of this, but not before its first block with records.
             max_bytes: the same, in bytes as stored.
-            run_empty: whether a batch without records is to run.
+            run_empty: whether a batch without records runs.
 
         Locks: the pipeline's row. Raises AllocationError for a time that has passed or has not come.
         """
@@ -152,7 +153,7 @@ class ReceivedBlockTracker:
             raise AllocationError(row.detail)
 
     def get_ranges_of_batch(self, batch_time: datetime) -> list[AllocatedRange]:
-        """The batch's ranges, one per receiver that has any. No locks."""
+        """Return the batch's ranges, one per receiver that has any. No locks."""
         with named_failures():
             rows = self._connection.execute(
                 sa.text("""
@@ -170,15 +171,15 @@ class ReceivedBlockTracker:
         ]
 
     def get_blocks_of_batch(self, batch_time: datetime) -> list[AllocatedBlock]:
-        """Every block of the batch, in the order of (receiver, sequence); markers are left out (T05). No locks."""
+        """Return every block of the batch, ordered by (receiver, sequence), without markers (T05). No locks."""
         return self._blocks(batch_time, batch_time, stream_id=None)
 
     def get_blocks_of_batch_and_stream(self, batch_time: datetime, stream_id: int) -> list[AllocatedBlock]:
-        """The batch's blocks of one stream, in the order of (receiver, sequence) (T05). No locks."""
+        """Return the batch's blocks of one stream, ordered by (receiver, sequence) (T05). No locks."""
         return self._blocks(batch_time, batch_time, stream_id=stream_id)
 
     def whole_blocks_of_batch_and_stream(self, batch_time: datetime, stream_id: int) -> list[AllocatedBlock]:
-        """The same, to be read: never a part of what was allocated, of which the rest would be missed by nobody.
+        """Return the same blocks for reading; raises if some are missing, because a partial read would go unnoticed.
 
         No locks: what the batch was given never changes. Raises BlocksNotRetainedError.
         """
@@ -204,12 +205,12 @@ class ReceivedBlockTracker:
     def get_blocks_of_window_and_stream(
         self, batch_time: datetime, length: timedelta, stream_id: int
     ) -> list[AllocatedBlock]:
-        """The blocks of one stream in all batches of the `length` that ends with `batch_time`. No locks."""
+        """Return the blocks of one stream in all batches of the `length` that ends with `batch_time`. No locks."""
         # The window is (batch_time - length, batch_time]; batch times are whole microseconds.
         return self._blocks(batch_time - length + timedelta(microseconds=1), batch_time, stream_id=stream_id)
 
     def _blocks(self, first: datetime, last: datetime, *, stream_id: int | None) -> list[AllocatedBlock]:
-        """Of the batches from `first` to `last`; a quarantined batch's are read where they are kept."""
+        """Return the blocks of the batches from `first` to `last`; a quarantined batch's are also in kept_blocks."""
         with named_failures():
             rows = self._connection.execute(
                 sa.text("""
@@ -244,7 +245,7 @@ class ReceivedBlockTracker:
         return [AllocatedBlock.of(row) for row in rows]
 
     def has_unallocated_blocks(self) -> bool:
-        """Whether a block with records lies past the pipeline's cursors (T05). No locks; O(receivers)."""
+        """Return whether a block with records lies past the pipeline's cursors (T05). No locks; O(receivers)."""
         with named_failures():
             found: bool = self._connection.execute(
                 sa.text("""

@@ -1,4 +1,4 @@
-"""Statements on `receivers` and `receiver_events`: placement, states, and what happened to whom."""
+"""Read and write `receivers` and `receiver_events`: placement, states, and each receiver's history."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class ReceiverStoppedError(DriverLogError):
     """It is stopped, and would not start: let it run first, `forebay receivers start STREAM/N`."""
 
 
-#: How the reason begins of a receiver that holds data and has got nothing done for long, by a cause that is known.
+#: Prefix of the reason of a receiver that holds data but has made no progress for long, where the cause is known.
 HINDERED = "hindered"
 
 
 def is_hindered(reason: str) -> bool:
-    """Return whether a receiver's reason says that it is."""
+    """Return whether a receiver's reason says that it is hindered."""
     return reason.startswith(f"{HINDERED}:")
 
 
@@ -54,11 +54,11 @@ class ReceiverSpec:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a receiver stands, for the tracker and the agents.
+    """Where a receiver is placed, for the tracker and the agents.
 
-    `host` is the one where it may run, `preferred_host` the one that it asked for; `listens`: at an address of its
-    own. `handing_over`: it is placed nowhere, and the process that had it has not signed off. `own_process`: it shares
-    its process with no other.
+    `host` is the only host where it may run (None: any), `preferred_host` the one that it asked for; `listens`: it
+    listens at an address of its own. `handing_over`: it is placed nowhere, and the process that held it has not signed
+    off. `own_process`: it shares its process with no other receiver.
     """
 
     receiver_id: int
@@ -112,7 +112,7 @@ def _placement(row: sa.Row[Any]) -> Placement:
 
 
 def get_receiver(connection: sa.Connection, receiver_id: int) -> ReceiverSpec:
-    """One receiver with its stream's declaration. No locks. Raises NoSuchReceiverError."""
+    """Return one receiver with its stream's declaration. No locks. Raises NoSuchReceiverError."""
     with named_failures():
         row = connection.execute(
             sa.text("""
@@ -138,7 +138,7 @@ def get_receiver(connection: sa.Connection, receiver_id: int) -> ReceiverSpec:
 
 
 def placements(connection: sa.Connection) -> list[Placement]:
-    """Every receiver that is not removed. No locks."""
+    """Return every receiver that is not removed. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
@@ -151,7 +151,7 @@ def placements(connection: sa.Connection) -> list[Placement]:
 
 
 def placements_on_agent(connection: sa.Connection, agent_id: int) -> list[Placement]:
-    """The receivers that an agent is to run now. No locks."""
+    """Return the receivers that an agent must run now. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
@@ -170,7 +170,7 @@ def placements_on_agent(connection: sa.Connection, agent_id: int) -> list[Placem
 def schedule_receiver(
     connection: sa.Connection, *, term: int, receiver_id: int, agent_id: int, why: str, only_host: str | None = None
 ) -> str:
-    """Place an INACTIVE receiver on an agent under a new assignment; with `only_host` it is bound to that host.
+    """Place an INACTIVE receiver on an agent under a new assignment; `only_host` binds it to that host.
 
     Locks: leadership FOR SHARE, the receiver's row. Returns 'scheduled', 'not inactive' or 'deposed'.
     """
@@ -198,7 +198,7 @@ def release_receivers(connection: sa.Connection, *, term: int, agent_id: int, wh
 
 
 def add_host_receiver(connection: sa.Connection, *, term: int, stream_id: int, host: str) -> str:
-    """Give a stream its receiver on a host, or the one back that it had. Returns 'added', 'there' or 'deposed'.
+    """Give a stream its receiver on a host, new or removed before. Returns 'added', 'there' or 'deposed'.
 
     Locks: leadership FOR SHARE, the receiver's row.
     """
@@ -211,9 +211,9 @@ def add_host_receiver(connection: sa.Connection, *, term: int, stream_id: int, h
 
 
 def note_waiting(connection: sa.Connection, *, term: int, receiver_id: int, assignment: int, reason: str) -> None:
-    """Say why a receiver is placed nowhere.
+    """Record why a receiver is not placed.
 
-    Locks: leadership FOR SHARE, the receiver's row where that is new and `assignment` is still the newest.
+    Locks: leadership FOR SHARE, the receiver's row if the reason is new and `assignment` is still the newest.
     """
     with named_failures():
         connection.execute(
@@ -243,9 +243,8 @@ def set_receiver_state(
 ) -> bool:
     """Move a receiver to `state` within its assignment, from the states that the table of transitions allows.
 
-    Locks: the receiver's row. False when nothing moved: a newer assignment owns the row, the process `held_by` (None:
-    any) does not hold it, or the move is not legal from the state it is in. Moving to the same state again is a
-    success.
+    Locks: the receiver's row. Returns False if nothing moved: a newer assignment owns the row, the process `held_by`
+    (None: any) does not hold it, or its state does not allow the move. Moving to the same state again is a success.
     """
     sources = [source.value for source, targets in RECEIVER_TRANSITIONS.items() if state in targets]
     with named_failures():
@@ -276,9 +275,9 @@ def set_receiver_state(
 def give_up_receiver(
     connection: sa.Connection, *, receiver_id: int, assignment: int, process_id: int, reason: str
 ) -> bool:
-    """Take a receiver from the process that holds it and is stuck; its agent starts another under the same assignment.
+    """Take a receiver from the process that is stuck with it; its agent starts another under the same assignment.
 
-    Locks: the receiver's row. False when that process does not hold it any more: another has it, or nobody should.
+    Locks: the receiver's row. Returns False if that process no longer holds it: another one does, or none should.
     """
     return set_receiver_state(
         connection,
@@ -291,7 +290,7 @@ def give_up_receiver(
 
 
 def set_preferred_location(connection: sa.Connection, *, receiver_id: int, host: str | None) -> None:
-    """Note the host that a receiver asks for. Locks: the receiver's row, where that is new."""
+    """Record the host that a receiver asks for. Locks: the receiver's row, if the host is new."""
     with named_failures():
         connection.execute(
             sa.text("""
@@ -330,7 +329,7 @@ def report_event(
 
 
 def receiver_events(connection: sa.Connection, receiver_id: int) -> Sequence[tuple[ReceiverEventKind, str, str]]:
-    """A receiver's history as (kind, message, detail), oldest first. No locks."""
+    """Return a receiver's history as (kind, message, detail), oldest first. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text(
@@ -342,7 +341,7 @@ def receiver_events(connection: sa.Connection, receiver_id: int) -> Sequence[tup
 
 
 def release_receivers_of_agent(connection: sa.Connection, *, agent_id: int, why: str) -> None:
-    """Free what is placed on an agent that stops, for a new placement. Locks: those receivers' rows."""
+    """Release what is placed on an agent that stops, for a new placement. Locks: those receivers' rows."""
     with named_failures():
         connection.execute(
             sa.text("""
@@ -356,7 +355,7 @@ def release_receivers_of_agent(connection: sa.Connection, *, agent_id: int, why:
 
 
 def receivers_named(connection: sa.Connection, name: str) -> list[Placement]:
-    """The receivers of STREAM, or the one of STREAM/N. No locks. Raises NoSuchReceiverError."""
+    """Return the receivers of STREAM, or the one of STREAM/N. No locks. Raises NoSuchReceiverError."""
     stream, _, ordinal = name.partition("/")
     found = [
         placement
@@ -369,7 +368,7 @@ def receivers_named(connection: sa.Connection, name: str) -> list[Placement]:
 
 
 def set_desired_state(connection: sa.Connection, *, receiver_id: int, desired: DesiredState) -> None:
-    """What an operator wants of a receiver from now on. Locks: its row. Raises PipelinesStoppedError."""
+    """Set what an operator wants of a receiver. Locks: its row. Raises PipelinesStoppedError."""
     with named_failures():
         changed = connection.execute(
             sa.text("""
@@ -389,8 +388,9 @@ def restart_receiver(
 ) -> bool:
     """Give a receiver a new assignment, so that the tracker places it again; its process drains and ends.
 
-    With `failed_under` only where it is still FAILED under that assignment. `by` goes to the event's detail: who did
-    it, where that was no person (see ``failed_receivers``). Locks: the receiver's row. False when nothing changed.
+    With `failed_under`, only if it is still FAILED under that assignment. `by` goes to the event's detail: it names an
+    automatic caller, and is empty for a person (see ``failed_receivers``). Locks: the receiver's row. Returns False if
+    nothing changed.
     """
     with named_failures():
         restarted = connection.execute(
@@ -417,9 +417,9 @@ def restart_receiver(
 
 @dataclass(frozen=True, slots=True)
 class FailedReceiver:
-    """A FAILED receiver that is desired running: one episode, named by its assignment.
+    """A FAILED receiver that should run: one episode, identified by its assignment.
 
-    `restarts` of the last hour were automatic; `failed_for` is by the database's clock.
+    `restarts` counts the automatic ones of the last hour; `failed_for` is by the database's clock.
     """
 
     receiver_id: int
@@ -432,7 +432,10 @@ class FailedReceiver:
 
 
 def failed_receivers(connection: sa.Connection, streams: Sequence[str]) -> list[FailedReceiver]:
-    """Those of these streams that are FAILED and not desired stopped. No locks; reads an hour of their events."""
+    """Return those of these streams' receivers that are FAILED and not desired stopped. No locks.
+
+    Reads an hour of their events.
+    """
     with named_failures():
         rows = connection.execute(
             sa.text("""

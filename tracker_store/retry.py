@@ -1,4 +1,4 @@
-"""How long a batch waits for its next attempt, by why the last one failed: one place for all who may record it."""
+"""Define how long a batch waits for its next attempt, by the kind of the last failure, for all that record one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 NONE = timedelta(0)
 FIRST = timedelta(seconds=2)
 LONGEST = timedelta(minutes=5)
-# How soon a batch goes on after its store is back, or after what it ran on stays alive; each try costs a run.
+# Longest pause after failures that don't count in max_attempts. It bounds how long a batch waits after its block store
+# is back, or after what it runs on is stable again; shorter would cost more runs.
 LONGEST_UNCOUNTED = timedelta(minutes=1)
-# How often what a batch runs on may die under it: with the pauses below that takes about 15 minutes.
+# How many attempts of a batch may be lost (its process or host died): about 15 minutes, with the pauses below.
 MAX_LOST_ATTEMPTS = 20
 
 
@@ -26,10 +27,10 @@ def _doubling(longest: timedelta) -> tuple[timedelta, ...]:
     return tuple(pauses)
 
 
-#: The pause after the first failure of a kind, the second, and so on; the last one holds for all that follow.
+#: The pauses after the first failure of a kind, the second, and so on; the last one applies to all later ones.
 PAUSES: Mapping[AttemptFailure, Sequence[timedelta]] = {
     AttemptFailure.FAILED: _doubling(LONGEST),
     AttemptFailure.BLOCKED: _doubling(LONGEST_UNCOUNTED),
-    # A process that was killed says nothing about the next one: that starts at once.
+    # A killed process says nothing about the next one, which therefore starts at once.
     AttemptFailure.LOST: (NONE, *_doubling(LONGEST_UNCOUNTED)),
 }

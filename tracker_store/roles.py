@@ -1,12 +1,12 @@
-"""Who may do what in the driver log: four roles with the least that their processes need (docs/reference/schema.md).
+"""Define the driver log's four roles, each with the least rights that its processes need (docs/reference/schema.md).
 
-A login is made a member of a role; the migrating user owns everything, and needs no role. The functions run as their
-owner (SECURITY DEFINER, with a pinned search_path), so a role that may EXECUTE `add_block` and not INSERT into `blocks`
+A login is made a member of a role; the migrating user owns everything and needs no role. The functions run as their
+owner (SECURITY DEFINER, with a pinned search_path), so a role that may EXECUTE `add_block` but not INSERT into `blocks`
 can't break the chain whatever it sends: the function is the only way in.
 
-Roles belong to the whole cluster, so other databases may use them: they are made where they are missing, and never
-dropped. Where the migrating user may not make roles, the migration goes on without them and says so; an administrator
-runs `forebay db roles` then, or gives its `--sql` to psql.
+Roles belong to the whole cluster, so other databases may use them: they are created where missing, and never dropped.
+If the migrating user may not create roles, the migration goes on without them and says so; an administrator then runs
+`forebay db roles`, or gives its `--sql` to psql.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A role: what it is for, the functions that it may EXECUTE, and its rights by table, as GRANT takes them."""
+    """A role: its purpose, the functions that it may EXECUTE, and its rights by table, as GRANT takes them."""
 
     purpose: str
     functions: Sequence[str]
@@ -57,12 +57,12 @@ ROLES: Mapping[str, Role] = {
         ),
         {
             **_read("block_stores", "blocks", "streams", "alembic_version"),
-            # Each row by its own process: which is not more than any of them could spoil for itself.
+            # Each process writes its own rows only; with these rights it can spoil no more than it could for itself.
             "dead_letters": ("SELECT", "INSERT"),
             "log_segments": ("SELECT", "INSERT", "UPDATE (path, state, length, sealed_at)"),
             "processes": ("SELECT", "INSERT", "UPDATE (ended_at, end_reason)"),
             "receiver_events": ("SELECT", "INSERT"),
-            # States, the new assignment when an agent that stops gives its receivers back, and a receiver's wish.
+            # States, the new assignment when a stopping agent gives its receivers back, a receiver's preferred host.
             "receivers": (
                 "SELECT",
                 "UPDATE (state, reason, since, assignment, agent_id, process_id)",
@@ -160,7 +160,7 @@ _MISSING = (
 
 
 def create_statement(role: str) -> str:
-    """What makes a role that is missing; a warning where this user may not."""
+    """Return the statement that creates a role if it is missing; it warns if this user may not."""
     return f"""
 DO $do$
 BEGIN
@@ -189,7 +189,7 @@ $do$"""
 
 
 def grant_statement(role: str, rights: Role) -> str:
-    """What gives a role exactly its rights, whatever it had; nothing where there is no such role."""
+    """Return the statement that gives a role exactly its rights, whatever it had; no-op if the role is missing."""
     return _if_there(
         role,
         [
@@ -202,7 +202,7 @@ def grant_statement(role: str, rights: Role) -> str:
             *(
                 f"GRANT USAGE ON SEQUENCE forebay.{table}_id_seq TO {role}"
                 for table, granted in rights.tables.items()
-                # A table whose key is another's has no sequence.
+                # A table whose key comes from another table has no sequence.
                 if "INSERT" in granted and "id" in metadata.tables[f"{metadata.schema}.{table}"].columns
             ),
         ],
@@ -210,7 +210,7 @@ def grant_statement(role: str, rights: Role) -> str:
 
 
 def install_statements(functions: Sequence[str], roles: Mapping[str, Role] = ROLES) -> list[str]:
-    """What makes the roles and gives them their rights; `functions` are all there are. Idempotent."""
+    """Return what creates the roles and grants their rights; `functions` are all there are. Idempotent."""
     return [
         *(f"REVOKE ALL ON FUNCTION forebay.{function} FROM PUBLIC" for function in functions),
         *(create_statement(role) for role in roles),
@@ -219,7 +219,7 @@ def install_statements(functions: Sequence[str], roles: Mapping[str, Role] = ROL
 
 
 def revoke_statements(roles: Iterable[str] = ROLES) -> list[str]:
-    """What takes this database's rights from the roles, before a downgrade; the roles stay, for other databases."""
+    """Return what revokes the roles' rights in this database, before a downgrade; the roles stay for others."""
     return [
         _if_there(
             role,
@@ -235,19 +235,22 @@ def revoke_statements(roles: Iterable[str] = ROLES) -> list[str]:
 
 
 def script(functions: Sequence[str]) -> str:
-    """The same for an administrator's psql: connected to the driver log's database, as its owner or a superuser."""
+    """Return the same statements for an administrator's psql.
+
+    It must be connected to the driver log's database, as its owner or a superuser.
+    """
     return "\n".join(f"{statement.strip()};" for statement in install_statements(functions)) + "\n"
 
 
 def install(connection: sa.Connection, functions: Sequence[str]) -> list[str]:
-    """Make the roles and give them their rights; returns those that are missing after all. Locks: the catalogues'."""
+    """Create the roles and grant their rights; returns those still missing. Locks: the catalogues'."""
     for statement in install_statements(functions):
         connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
     return missing_roles(connection)
 
 
 def missing_roles(connection: sa.Connection) -> list[str]:
-    """The roles that the cluster lacks. No locks."""
+    """Return the roles that the cluster lacks. No locks."""
     present = connection.execute(
         sa.text("SELECT rolname FROM pg_catalog.pg_roles WHERE rolname = ANY (CAST(:names AS text[]))"),
         {"names": list(ROLES)},

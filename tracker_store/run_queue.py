@@ -1,7 +1,7 @@
-"""Statements on `batch_drivers` and `run_queue`: which driver may be given runs, and which runs wait for one.
+"""Read and write `batch_drivers` and `run_queue`: which drivers accept runs, and which runs wait for one.
 
 A row of `run_queue` is a Dagster run that was handed over and has not ended: its launcher enqueues it, a driver claims
-and then finishes it. A row of `batch_drivers` belongs to a row of `processes`, whose end is its end.
+and then finishes it. A row of `batch_drivers` belongs to a row of `processes` and ends with it.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ QUEUED_CHANNEL = "forebay_run_queued"
 # … and on this that a run is to be cancelled (payload: the run's id).
 CANCEL_CHANNEL = "forebay_run_cancel"
 
-# So long a driver that starts is waited for.
+# For how long a run waits for a driver that is starting.
 STARTING_COUNTS = timedelta(seconds=60)
-# So long after one died at work, or was left by its agent, the next one is waited for.
+# For how long a run waits for the next driver after one died at work or was left by its agent.
 CRASHED_COUNTS = timedelta(seconds=15)
-# The agent's word for the first, and the driver's own for the second.
+# The end reasons of these two: the agent writes the first, the driver itself the second.
 CRASHED = "its process ended"
 LEFT = "its agent is gone"
 
 
 class WorkerState(StrEnum):
-    """What became of a run that was handed over."""
+    """The state of a run that was handed over."""
 
-    QUEUED = "queued"  # waits, and a driver of its location lives
-    ABANDONED = "abandoned"  # waits, and none does
-    RUNNING = "running"  # a driver that lives has it
+    QUEUED = "queued"  # waits, and its location has a live driver
+    ABANDONED = "abandoned"  # waits, and its location has no live driver
+    RUNNING = "running"  # a live driver has it
     LOST = "lost"  # its driver has ended
 
 
 @dataclass(frozen=True, slots=True)
 class RunWorker:
-    """Where a run is that was handed over; `driver` is empty while it waits; `seconds` since it was handed over."""
+    """Where a handed-over run is; `driver` is empty while it waits; `seconds` since it was handed over."""
 
     state: WorkerState
     driver: str
@@ -60,14 +60,14 @@ class RunWorker:
 
 
 def register_batch_driver(connection: sa.Connection, *, process_id: int, location: str) -> None:
-    """Note a driver that is starting. Locks: the new row, and rows that ended drivers left.
+    """Record a driver that is starting. Locks: the new row, and the rows that ended drivers left.
 
-    Rows of drivers that ended an hour ago go, and runs that such drivers had: Dagster has ended those long since.
+    Deletes rows of drivers that ended more than an hour ago, and their runs: Dagster has ended those long ago.
     """
     with named_failures():
         connection.execute(
-            # A driver that signed off has no row here, and may not have been able to finish its run; of one that is
-            # forgotten there is no process.
+            # Looks for the process: a driver that signed off has no row in batch_drivers, but may have left a run
+            # unfinished. NOT EXISTS, because the rows of processes that ended long ago are deleted.
             sa.text("""
                 WITH ended AS (
                     DELETE FROM forebay.batch_drivers d
@@ -97,7 +97,7 @@ def register_batch_driver(connection: sa.Connection, *, process_id: int, locatio
 def set_batch_driver_state(connection: sa.Connection, *, process_id: int, state: BatchDriverState) -> None:
     """Move a driver to `state`, from the states that the table of transitions allows; else nothing changes.
 
-    Moving to the same state again is a success. Locks: its row, so that who enqueues is before or after it.
+    Moving to the same state again is a success. Locks: its row, so that an enqueue happens before or after it.
     """
     sources = [source.value for source, targets in BATCH_DRIVER_TRANSITIONS.items() if state in targets]
     with named_failures():
@@ -112,7 +112,7 @@ def set_batch_driver_state(connection: sa.Connection, *, process_id: int, state:
 
 
 def remove_batch_driver(connection: sa.Connection, *, process_id: int) -> None:
-    """Take a driver's row away at its own end. Locks: the row."""
+    """Delete a driver's row at its own end. Locks: the row."""
     with named_failures():
         connection.execute(
             sa.text("DELETE FROM forebay.batch_drivers WHERE process_id = :process"), {"process": process_id}
@@ -120,7 +120,7 @@ def remove_batch_driver(connection: sa.Connection, *, process_id: int) -> None:
 
 
 def has_ready_driver(connection: sa.Connection, *, location: str, other_than: int = 0) -> bool:
-    """Whether a driver of `location` lives that takes runs. No locks."""
+    """Return whether a live driver of `location` takes runs. No locks."""
     with named_failures():
         ready: bool = connection.execute(
             sa.text("""
@@ -137,7 +137,7 @@ def has_ready_driver(connection: sa.Connection, *, location: str, other_than: in
 
 
 def has_waiting_run(connection: sa.Connection, *, location: str) -> bool:
-    """Whether a run of `location` waits for a driver. No locks."""
+    """Return whether a run of `location` waits for a driver. No locks."""
     with named_failures():
         waits: bool = connection.execute(
             sa.text("SELECT EXISTS (SELECT FROM forebay.run_queue WHERE location = :location AND process_id IS NULL)"),
@@ -147,13 +147,14 @@ def has_waiting_run(connection: sa.Connection, *, location: str) -> bool:
 
 
 def enqueue_run(connection: sa.Connection, *, run_id: str, location: str) -> bool:
-    """Hand a run to the drivers of `location`; False where none takes runs, and nothing is done then.
+    """Hand a run to the drivers of `location`; returns False, and does nothing, if none takes runs.
 
-    One that starts counts too, for a while, unless one has just died of starting; and one that has just died at work,
-    or was left by its agent, for another is started: both take the run sooner than a process that is started now
-    beside them.
-    Locks: one such driver's row FOR SHARE, so that a driver that stops taking runs sees this one, or is not counted on;
-    the new row. A run that is there already stays as it is.
+    A driver that is starting also counts, for STARTING_COUNTS, unless one has recently died while starting. So does a
+    driver that has recently died at work or was left by its agent, for CRASHED_COUNTS, because another is being
+    started. Both take the run sooner than a process that would be started beside them now.
+
+    Locks: one such driver's row FOR SHARE, so that a driver that stops taking runs either sees this run or is not
+    counted; the new row. A run that is there already stays as it is.
     """
     with named_failures():
         return (
@@ -217,9 +218,9 @@ def enqueue_run(connection: sa.Connection, *, run_id: str, location: str) -> boo
 
 
 def claim_run(connection: sa.Connection, *, process_id: int, location: str) -> str | None:
-    """Take the run of `location` that waits longest; None where none waits, or where this driver was declared dead.
+    """Claim the run of `location` that waits longest; None if none waits or this driver was declared dead.
 
-    Locks: the process's row FOR SHARE (it must live), one waiting row, passing over those that others are claiming.
+    Locks: the process's row FOR SHARE (it must live); one waiting row, skipping those that others are claiming.
     """
     with named_failures():
         run_id: str | None = connection.execute(
@@ -247,7 +248,7 @@ def claim_run(connection: sa.Connection, *, process_id: int, location: str) -> s
 
 
 def claimed_run(connection: sa.Connection, *, process_id: int) -> str | None:
-    """A run that this driver has, for one that had no answer to a claim or to a finish. No locks."""
+    """Return a run that this driver has, for a driver whose claim or finish had no answer. No locks."""
     with named_failures():
         run_id: str | None = connection.execute(
             sa.text(
@@ -259,7 +260,7 @@ def claimed_run(connection: sa.Connection, *, process_id: int) -> str | None:
 
 
 def finish_run(connection: sa.Connection, *, run_id: str, process_id: int) -> None:
-    """Take away the row of a run that this driver has ended. Locks: the row."""
+    """Delete the row of a run that this driver has ended. Locks: the row."""
     with named_failures():
         connection.execute(
             sa.text("DELETE FROM forebay.run_queue WHERE run_id = :run AND process_id = :process"),
@@ -268,9 +269,9 @@ def finish_run(connection: sa.Connection, *, run_id: str, process_id: int) -> No
 
 
 def withdraw_run(connection: sa.Connection, run_id: str) -> bool:
-    """Take back a run that no driver has claimed; whether there was such a one.
+    """Take back a run that no driver has claimed; returns whether there was one.
 
-    Locks: the row; a claim that is being made is waited for, and comes first.
+    Locks: the row; a claim in progress is waited for, and comes first.
     """
     with named_failures():
         return (
@@ -283,7 +284,7 @@ def withdraw_run(connection: sa.Connection, run_id: str) -> bool:
 
 
 def request_cancel(connection: sa.Connection, run_id: str) -> bool:
-    """Ask the driver that has a run to cancel it; False where no driver that lives has it. Locks: the row."""
+    """Ask the driver that has a run to cancel it; returns False if no live driver has it. Locks: the row."""
     with named_failures():
         return (
             connection.execute(
@@ -305,7 +306,7 @@ def request_cancel(connection: sa.Connection, run_id: str) -> bool:
 
 
 def is_cancel_requested(connection: sa.Connection, run_id: str) -> bool:
-    """Whether a run is to be cancelled. No locks."""
+    """Return whether a run must be cancelled. No locks."""
     with named_failures():
         requested: bool | None = connection.execute(
             sa.text("SELECT cancel_requested FROM forebay.run_queue WHERE run_id = :run"), {"run": run_id}
@@ -314,12 +315,12 @@ def is_cancel_requested(connection: sa.Connection, run_id: str) -> bool:
 
 
 def run_worker(connection: sa.Connection, run_id: str) -> RunWorker | None:
-    """Where a run is; None where it was never handed over, or has been finished. No locks."""
+    """Return where a run is; None if it was never handed over, or has been finished. No locks."""
     with named_failures():
         row = connection.execute(
             sa.text("""
                 SELECT q.process_id, p.name, p.pid, p.host, p.ended_at, p.end_reason,
-                    -- A clock that was set back must not make a run that nobody comes for wait until it is there again.
+                    -- If the clock was set back, an abandoned run must not wait until it has caught up.
                     abs(extract(epoch FROM clock_timestamp() - q.enqueued_at)) AS seconds,
                     EXISTS (
                         SELECT
@@ -341,7 +342,7 @@ def run_worker(connection: sa.Connection, run_id: str) -> RunWorker | None:
             return RunWorker(WorkerState.QUEUED, "", "it waits for a batch driver", seconds)
         return RunWorker(WorkerState.ABANDONED, "", "no batch driver of its code location lives", seconds)
     if row.pid is None:
-        # Who ended is forgotten after a while.
+        # Ended processes are deleted after a while.
         return RunWorker(WorkerState.LOST, f"process {row.process_id}", "it ended long ago", seconds)
     driver = f"{row.name} (process {row.process_id}, pid {row.pid} on {row.host})"
     if row.ended_at is None:
@@ -350,29 +351,29 @@ def run_worker(connection: sa.Connection, run_id: str) -> RunWorker | None:
 
 
 class Notifications:
-    """A session of its own that listens on some channels; one thread's."""
+    """A separate session that listens on some channels. For one thread."""
 
     def __init__(self, engine: sa.Engine, channels: Sequence[str]) -> None:
-        """Opens at the first `wait`, and anew after each failure."""
+        """Take the engine and channels; the session opens at the first `wait`, and again after each failure."""
         self._engine = engine
         self._channels = channels
         self._connection: sa.Connection | None = None
 
     def wait(self, timeout: float) -> list[str]:
-        """The payloads that have come, as soon as there is one; empty after `timeout` seconds.
+        """Return the payloads that have come, as soon as there is one; empty after `timeout` seconds.
 
-        Whoever listens anew has missed what came before: the first call, and the one after a failure, return at once
-        with nothing. Raises DriverLogUnavailableError.
+        Notifications from before the session began to listen are missed: the first call, and the one after a failure,
+        return at once with nothing. Raises DriverLogUnavailableError.
         """
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
-                # The pool would give a session that listens to somebody else.
+                # Otherwise the pool would give the listening session to another caller.
                 self._connection.detach()
                 for channel in self._channels:
                     self._connection.exec_driver_sql(f'LISTEN "{channel}"')
                 return []
-            # psycopg2's own, which has what SQLAlchemy does not know of.
+            # psycopg2's own connection, which has the notifications.
             listening: Any = self._connection.connection.dbapi_connection
             select.select([listening], [], [], timeout)
             listening.poll()

@@ -1,7 +1,7 @@
-"""Statements on `scaling_decisions`: how large Spark should be for a pipeline's batches, and by how long they take.
+"""Read and write `scaling_decisions`: how large Spark should be for a pipeline's batches, and why.
 
-Authority: a pipeline's row is what its scaling schedule decided last. Who makes a Spark session, or starts batch
-drivers, reads it then; nobody waits for it.
+Authority: a pipeline's row is what its scaling schedule decided last. A process that makes a Spark session, or starts
+batch drivers, reads it at that time; no process waits for it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class ScalingDecision:
 def processing_times_since(
     connection: sa.Connection, pipeline_id: int, *, after: datetime | None, seconds: float
 ) -> list[timedelta]:
-    """How long batches ran that completed after `after`; after None: in the last seconds. No locks; costs those.
+    """Return how long the batches ran that completed after `after` (None: in the last seconds). No locks.
 
-    Batches without records ran nowhere, and a replay says nothing about the interval: neither is among them.
+    Costs those batches. Batches without records ran nowhere, and a replay says nothing about the interval: neither is
+    included.
     """
     with named_failures():
         rows = connection.execute(
@@ -62,7 +63,7 @@ def processing_times_since(
 
 
 def scaling_decisions(connection: sa.Connection) -> list[ScalingDecision]:
-    """The newest decision for each pipeline that is declared and has one. No locks."""
+    """Return the newest decision for each declared pipeline that has one. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -78,12 +79,12 @@ def scaling_decisions(connection: sa.Connection) -> list[ScalingDecision]:
 
 
 def scaling_decision(connection: sa.Connection, pipeline: str) -> ScalingDecision | None:
-    """The newest decision for a pipeline; None where there is none yet. No locks."""
+    """Return the newest decision for a pipeline; None if there is none yet. No locks."""
     return next((row for row in scaling_decisions(connection) if row.pipeline == pipeline), None)
 
 
 def wanted_batch_drivers(connection: sa.Connection, host: str) -> int:
-    """A host's share of the batch drivers that all pipelines together want: of one, and what takes effect beyond it.
+    """Return a host's share of the batch drivers that all pipelines need: one, plus the applied decisions' extras.
 
     No locks.
     """
@@ -105,7 +106,7 @@ def record_scaling(
     applied: bool,
     reason: str,
 ) -> None:
-    """Write a decision down. Locks: the pipeline's decision."""
+    """Record a decision. Locks: the pipeline's decision."""
     with named_failures():
         connection.execute(
             sa.text(

@@ -1,10 +1,10 @@
 """Declare the driver log's tables (docs/explanation/driver-log.md); their states and transitions are in `states`.
 
-This module owns what the driver log *is*; it never runs a statement. Migrations create what stands here, and a
+This module owns what the driver log *is*; it never runs a statement. Migrations create what is declared here, and a
 test compares the two. Each table's comment names the one question that the table answers; each column's says what it
 counts, in which unit, and when it is null.
 
-Times are ``timestamptz`` by the database's clock. No lease, batch or cut depends on that clock going forward.
+Times are ``timestamptz`` by the database's clock. No lease, batch or cut depends on that clock never being set back.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ processes = Table(
     ),
     CheckConstraint(_one_of("kind", ProcessKind), name="processes_kind"),
     CheckConstraint("slots >= 0", name="processes_slots"),
-    # An agent that starts asks what was wanted of its forerunner; batch runs are many, and not in it.
+    # A starting agent looks up whether its predecessor was draining; batch runs are many, and not in this index.
     Index("processes_agents", "name", "id", postgresql_where=text("kind = 'agent'")),
     Index("processes_live", "kind", postgresql_where=text("ended_at IS NULL")),
     comment="Which processes live (a heartbeat counter that moves), where, with how many slots?",
@@ -366,7 +366,7 @@ receivers = Table(
     postgresql_with={**HOT, "fillfactor": "50"},
 )
 
-# Insert-only; the chain is the fence. No foreign key: it would lock one hot parent row per block.
+# Insert-only; the chain is the fence. No foreign key: that would lock one hot parent row per block.
 blocks = Table(
     "blocks",
     metadata,
@@ -407,11 +407,11 @@ blocks = Table(
     CheckConstraint('num_nulls(segment_id, "offset", length, crc32c) IN (0, 4)', name="blocks_handle_whole"),
     CheckConstraint("segment_id IS NOT NULL OR (records = 0 AND bytes = 0)", name="blocks_marker_empty"),
     comment="Which blocks does each receiver have, in which order, and where do their bytes lie?",
-    # Insert-only: freeze in small steps rather than in one storm.
+    # Insert-only: autovacuum freezes in small steps rather than all at once.
     postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
 )
 
-# Insert-only, in add_block's own transaction. `partition` is text: sources count theirs as they like.
+# Insert-only, in add_block's own transaction. `partition` is text: each source names its partitions its own way.
 block_offsets = Table(
     "block_offsets",
     metadata,
@@ -454,7 +454,7 @@ block_offsets = Table(
     CheckConstraint("generation >= 0", name="block_offsets_generation"),
     CheckConstraint("(kind = 'origin') = (from_offset = -1)", name="block_offsets_origin"),
     CheckConstraint("to_offset >= 0 AND to_offset > from_offset", name="block_offsets_forward"),
-    # Few rows, and none on the path of a block: what was lost is counted without a scan of the chain.
+    # Few rows, and blocks never add any: losses are counted without a scan of the chain.
     Index("block_offsets_lost", "stream_id", "source", "partition", postgresql_where=text("kind = 'lost'")),
     comment="Up to which position of each source partition is everything in a block? (A chain of links.)",
     postgresql_with={"autovacuum_vacuum_insert_scale_factor": "0.05"},
@@ -521,7 +521,7 @@ log_segments = Table(
     comment="Which files of the block store are ours? (A row comes before its file.)",
 )
 
-# Written by attach_block_store alone.
+# Written only by attach_block_store.
 block_stores = Table(
     "block_stores",
     metadata,
@@ -563,7 +563,7 @@ dead_letters = Table(
     comment="Which records could not be processed, why, and where are they kept?",
 )
 
-# Insert-only, by register_schema alone.
+# Insert-only, only by register_schema.
 stream_schemas = Table(
     "stream_schemas",
     metadata,
@@ -759,7 +759,7 @@ batches = Table(
         "batch_time",
         postgresql_where=text(_one_of("state", UNFINISHED_STATES)),
     ),
-    # Dagster's pages ask for the minutes that are over.
+    # Dagster's pages read the finished minutes.
     Index("batches_completed", "pipeline_id", "completed_at", postgresql_where=text("completed_at IS NOT NULL")),
     comment="Which batches were made, how large are they, and what has become of them?",
 )

@@ -1,7 +1,7 @@
-"""The reference of the driver log's schema as Markdown, read from the database itself (`forebay db describe`).
+"""Write the reference of the driver log's schema as Markdown, read from the database (`forebay db describe`).
 
-Nothing is described here: every sentence is a comment in the database or the header of a function's file. A table,
-column or view without a comment comes out as a gap, which a test refuses.
+This module describes nothing itself: every sentence is a comment in the database or the header of a function's file. A
+table, column or view without a comment comes out as a gap, which a test refuses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FROM pg_catalog.pg_attribute a
 LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE a.attrelid = :oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-# Without the kinds of later servers: from PostgreSQL 18 on NOT NULL is a constraint with a name, too.
+# Without kinds that only later servers have: from PostgreSQL 18 on, NOT NULL is a named constraint too.
 _CONSTRAINTS = """
 SELECT conname AS name, pg_get_constraintdef(oid) AS definition FROM pg_catalog.pg_constraint
 WHERE conrelid = :oid AND contype IN ('p', 'u', 'c', 'x', 'f')
@@ -95,7 +95,7 @@ def _relation(connection: sa.Connection, relation: sa.Row[Any]) -> list[str]:
 
 
 def function_header(name: str) -> str:
-    """The comment that a function's file begins with, as one text."""
+    """Return the comment at the beginning of a function's file, as one text."""
     header: list[str] = []
     for line in function_source(name).splitlines():
         if not line.startswith("--"):
@@ -134,8 +134,8 @@ def _role(name: str) -> list[str]:
 
 
 def describe(connection: sa.Connection) -> str:
-    """The whole page. No locks."""
-    # Names come out with their schema or without it by the path: this way always the same.
+    """Return the whole page. No locks."""
+    # The search path decides whether names come with their schema; set it, so that the page is always the same.
     path = connection.exec_driver_sql("SELECT current_setting('search_path')").scalar_one()
     connection.exec_driver_sql("SELECT set_config('search_path', 'forebay, pg_catalog', false)")
     try:

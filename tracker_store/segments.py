@@ -1,8 +1,8 @@
-"""Statements on `log_segments`: a segment's row comes before its file, so a sweep never meets an unknown file.
+"""Read and write `log_segments`: a segment's row comes before its file, so a sweep never meets an unknown file.
 
-OPEN says that its file may hold blocks that are not registered; SEALED, that its length is final and that everything
-in it has been dealt with: its own process seals a segment when the last of its blocks is registered, salvage when it
-has gone through the file (``functions/salvage_blocks.sql``).
+OPEN means that the file may hold blocks that are not registered; SEALED, that its length is final and everything in it
+has been dealt with: the segment's own process seals it when the last of its blocks is registered, salvage when it has
+gone through the file (``functions/salvage_blocks.sql``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OpenSegment:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """Where an epoch ended. `known`: the driver log has the epoch; it lost the claim's commit where not."""
+    """Where an epoch ended. `known`: the driver log has the epoch; if not, it lost the claim's commit."""
 
     sequence: int
     known: bool
@@ -50,7 +50,7 @@ class EpochEnd:
 
 @dataclass(frozen=True, slots=True)
 class OldestKnown:
-    """A receiver's first epoch in the driver log (0: none), and up to where its blocks are cleaned away."""
+    """A receiver's first epoch in the driver log (0: none), and how far its blocks are cleaned up."""
 
     epoch: int
     low_mark: int
@@ -58,9 +58,9 @@ class OldestKnown:
 
 @dataclass(frozen=True, slots=True)
 class LeftSegments:
-    """What a receiver that runs nowhere left unsealed: blocks may lie there that no row names.
+    """What a receiver that no process runs left unsealed: its files may hold blocks that no row names.
 
-    Its next process goes through them; a `removed` one has no next process.
+    The receiver's next process salvages them; a `removed` receiver has no next process.
     """
 
     stream: str
@@ -83,8 +83,8 @@ def open_segment(
 ) -> int:
     """Insert the row of a segment that is about to be made; returns its id. Locks: the new row.
 
-    Asked again for the same path (the answer was lost), it returns the row that is there; raises
-    ReceiverFencedError where salvage has sealed that meanwhile: what is written there now, nobody would look for.
+    Called again with the same path (the answer was lost), it returns the existing row; it raises ReceiverFencedError if
+    salvage has sealed that meanwhile, because nothing would look for what is written there now.
     """
     with named_failures():
         segment_id: int | None = connection.execute(
@@ -110,8 +110,8 @@ def open_segment(
     return segment_id
 
 
-# Whether an epoch's blocks are there up to a sequence. Markers are never cleaned, so the newest row up to there is of
-# that epoch also where clean-up has taken the block.
+# True if an epoch's blocks are there up to the sequence :through. Markers are never cleaned up, so the newest row up to
+# there has that epoch even if clean-up has deleted the block.
 _HAS_THROUGH = """
     (
         SELECT b.sequence
@@ -136,11 +136,11 @@ def seal_segment(
     through: int = 0,
     owner: tuple[int, int] | None = None,
 ) -> None:
-    """Record that a segment is `length` bytes long for good. Locks: its row. Repeating it changes nothing.
+    """Record a segment's final length of `length` bytes. Locks: its row. Repeating it changes nothing.
 
-    Where the driver log lacks its newest block, `through` (0: it has none), it stays open for salvage; the process that
-    asks had an answer that the driver log has lost since. So it is where the id is not of a segment of the `owner`, its
-    (receiver, epoch), any more.
+    If the driver log lacks its newest block, `through` (0: it has none), the segment stays open for salvage; in that
+    case the calling process had an answer whose commit the driver log has lost since. The segment also stays open if
+    the id no longer belongs to a segment of the `owner`, its (receiver, epoch).
     """
     has_through = _HAS_THROUGH.format(receiver="g.receiver_id", epoch="g.epoch")
     with named_failures():
@@ -165,7 +165,7 @@ def seal_segment(
 
 
 def open_segments_before(connection: sa.Connection, *, receiver_id: int, epoch: int) -> Sequence[OpenSegment]:
-    """The receiver's unsealed segments of epochs before `epoch`, by epoch, each one's oldest first. No locks."""
+    """Return the receiver's unsealed segments of epochs before `epoch`, by epoch, oldest first. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -193,7 +193,7 @@ def open_segments_before(connection: sa.Connection, *, receiver_id: int, epoch: 
 
 
 def left_segments(connection: sa.Connection) -> Sequence[LeftSegments]:
-    """Receivers that no process runs and whose last one left segments unsealed, by stream and ordinal. No locks."""
+    """Return receivers that no process runs and that have unsealed segments, by stream and ordinal. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -211,10 +211,10 @@ def left_segments(connection: sa.Connection) -> Sequence[LeftSegments]:
 
 
 def end_of_epoch(connection: sa.Connection, *, receiver_id: int, epoch: int) -> EpochEnd:
-    """The newest sequence that an epoch which has a successor added, or its marker's. No locks.
+    """Return the newest sequence that an epoch with a successor added, or its marker's. No locks.
 
-    The sequence has no gaps and markers are never cleaned: an epoch has all numbers up to its successor's marker,
-    also those whose rows clean-up has taken. Once the successor's claim is answered this never changes.
+    The sequence has no gaps and markers are never cleaned up: an epoch has all numbers up to its successor's marker,
+    also those whose rows clean-up has deleted. Once the successor's claim is answered this never changes.
     """
     with named_failures():
         row = connection.execute(
@@ -244,7 +244,7 @@ def end_of_epoch(connection: sa.Connection, *, receiver_id: int, epoch: int) -> 
 
 
 def oldest_known(connection: sa.Connection, *, receiver_id: int) -> OldestKnown:
-    """Since when the driver log knows a receiver, and up to where its blocks are cleaned away. No locks."""
+    """Return since when the driver log knows a receiver, and how far its blocks are cleaned up. No locks."""
     with named_failures():
         row = connection.execute(
             sa.text("""
@@ -263,9 +263,9 @@ def oldest_known(connection: sa.Connection, *, receiver_id: int) -> OldestKnown:
 
 
 def receivers_of_lost_segments(connection: sa.Connection, segments: Iterable[tuple[int, int, int]]) -> set[int]:
-    """The receivers of those (segment id, receiver, epoch) of which the driver log has no such segment. No locks.
+    """Return the receivers of those (segment id, receiver, epoch) that the driver log does not have. No locks.
 
-    It had them when their ids were given out: it has lost commits since, and may give the same ids out again.
+    It had them when it assigned their ids: it has lost commits since, and may assign the same ids again.
     """
     asked = sorted(set(segments))
     with named_failures():
@@ -289,7 +289,7 @@ def receivers_of_lost_segments(connection: sa.Connection, segments: Iterable[tup
 
 
 def count_blocks_of_segment(connection: sa.Connection, *, receiver_id: int, segment_id: int) -> tuple[int, int]:
-    """(blocks, records) that are registered and lie in a segment. No locks; a scan of the receiver's blocks."""
+    """Return (blocks, records) registered in a segment. No locks; a scan of the receiver's blocks."""
     with named_failures():
         row = connection.execute(
             sa.text("""
@@ -305,10 +305,10 @@ def count_blocks_of_segment(connection: sa.Connection, *, receiver_id: int, segm
 def salvage_blocks(
     connection: sa.Connection, blocks: Sequence[NewBlock], *, salvaged_to: int
 ) -> tuple[AddOutcome, str | None]:
-    """Add blocks of one old segment as the next of a new epoch, and note that it is salvaged up to an offset.
+    """Add blocks of one old segment as the next of a new epoch, and record up to which offset it is salvaged.
 
-    Both or none. Locks: the new rows' keys, then the segment's row. To be sent again identically after an unknown
-    outcome, as `add_blocks`.
+    Both or neither. Locks: the new rows' keys, then the segment's row. After an unknown outcome send the identical call
+    again, as with `add_blocks`.
     """
     first = blocks[0]
     with named_failures():
@@ -338,9 +338,9 @@ def salvage_blocks(
 def seal_salvaged(connection: sa.Connection, lengths: Mapping[int, int], *, claimed: Claim, through: int) -> None:
     """Seal an epoch's segments at the lengths that salvage found, all at once. Locks: their rows, by id.
 
-    Those that their own process has sealed meanwhile stay as they are. Repeating it changes nothing. Raises
-    LostCommitsError where the salvage's blocks, `through` the newest, are not in the driver log any more, and
-    ReceiverFencedError where another epoch is in their place.
+    Segments that their own process has sealed meanwhile stay as they are. Repeating it changes nothing. Raises
+    LostCommitsError if the salvage's blocks, `through` being the newest, are no longer in the driver log, and
+    ReceiverFencedError if another epoch is in their place.
     """
     ordered = sorted(lengths)
     has_through = _HAS_THROUGH.format(receiver=":receiver", epoch=":epoch")

@@ -1,6 +1,6 @@
-"""Statements for sources of very many partitions, as files are: all positions at once, who shares them, forgetting.
+"""Read and forget positions of sources with very many partitions, such as files: all at once, and by which peers.
 
-``blocks`` has what every source with positions needs: ``open_partition``, and the links that go in with a block.
+``blocks`` has what every source with positions needs: ``open_partition``, and the links that are added with a block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A receiver of a stream that is ACTIVE, and its process; it lives while ``heartbeat`` moves."""
+    """An ACTIVE receiver of a stream, and its process; the process lives while ``heartbeat`` changes."""
 
     receiver_id: int
     process_id: int
@@ -28,7 +28,7 @@ class Peer:
 
 
 def source_positions(connection: sa.Connection, *, receiver_id: int, source: str) -> dict[str, Position]:
-    """Where each partition of a source stands, by its name. No locks."""
+    """Return the position of each partition of a source, by the partition's name. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("SELECT partition, generation, to_offset FROM forebay.source_positions(:receiver, :source)"),
@@ -38,7 +38,7 @@ def source_positions(connection: sa.Connection, *, receiver_id: int, source: str
 
 
 def peers_of(connection: sa.Connection, *, receiver_id: int) -> list[Peer]:
-    """The ACTIVE receivers of a receiver's stream, and itself, as far as they have processes. No locks."""
+    """Return the ACTIVE receivers of a receiver's stream that have a process, and itself if it has one. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -56,7 +56,7 @@ def peers_of(connection: sa.Connection, *, receiver_id: int) -> list[Peer]:
 
 
 def forget_partitions(connection: sa.Connection, *, receiver_id: int, source: str, partitions: Sequence[str]) -> int:
-    """Take away all links of partitions that are over, but for those whose blocks are still there; returns how many.
+    """Delete all links of partitions that are over, except those whose blocks are still there; returns how many.
 
     Locks: the deleted links.
     """

@@ -1,8 +1,8 @@
 """Declare the states of what the driver log holds, and the transitions that each state machine allows.
 
-This module owns the names: the tables' CHECK constraints in `schema` list the same values. A state column has one table
-of transitions here; the functions that move it are listed in ARCHITECTURE.md, "State machines". The values of an enum
-without a table (kinds, wishes) do not form a machine.
+This module owns the names: the tables' CHECK constraints in `schema` list the same values. Each state column has a
+table of transitions here; ARCHITECTURE.md, "State machines", lists the functions that move it. The values of an enum
+without such a table (kinds, desired states) are not a machine.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class DesiredState(StrEnum):
 
 
 class ReceiverState(StrEnum):
-    """What a receiver is (the original's K01, with PAUSED and FAILED added)."""
+    """The state of a receiver (the original's K01, with PAUSED and FAILED added)."""
 
-    INACTIVE = "INACTIVE"  # runs nowhere; the tracker places it if it is desired
+    INACTIVE = "INACTIVE"  # no process runs it; the tracker places it if it should run
     SCHEDULED = "SCHEDULED"  # assigned to an agent, no claim yet
     ACTIVE = "ACTIVE"  # claimed: a process holds the newest epoch
-    PAUSED = "PAUSED"  # claimed, not reading, by the operator's wish
-    FAILED = "FAILED"  # its restarts are used up; Dagster's receiver sensor, then a person
+    PAUSED = "PAUSED"  # claimed, but an operator has paused its reading
+    FAILED = "FAILED"  # its restarts are used up; Dagster's receiver sensor acts, then a person
 
 
 RECEIVER_TRANSITIONS: Mapping[ReceiverState, frozenset[ReceiverState]] = {
     ReceiverState.INACTIVE: frozenset({ReceiverState.SCHEDULED}),
     ReceiverState.SCHEDULED: frozenset({ReceiverState.ACTIVE, ReceiverState.FAILED, ReceiverState.INACTIVE}),
-    # To SCHEDULED: its process is stuck, and the agent replaces it.
+    # To SCHEDULED when its process is stuck and the agent replaces it.
     ReceiverState.ACTIVE: frozenset(
         {ReceiverState.PAUSED, ReceiverState.FAILED, ReceiverState.INACTIVE, ReceiverState.SCHEDULED}
     ),
@@ -47,10 +47,10 @@ RECEIVER_TRANSITIONS: Mapping[ReceiverState, frozenset[ReceiverState]] = {
 
 
 class PipelineState(StrEnum):
-    """Whether a pipeline makes batches; an operator's wish, durable (`forebay stop`, `forebay start`)."""
+    """Whether a pipeline makes batches; set by an operator, durable (`forebay stop`, `forebay start`)."""
 
     RUNNING = "RUNNING"
-    STOPPING = "STOPPING"  # its receivers stop and drain; what waits gets its last batches
+    STOPPING = "STOPPING"  # its receivers stop and drain; what waits goes into last batches
     STOPPED = "STOPPED"  # nothing waits and nothing runs; it makes no batches
 
 
@@ -62,15 +62,15 @@ PIPELINE_TRANSITIONS: Mapping[PipelineState, frozenset[PipelineState]] = {
 
 
 class BatchState(StrEnum):
-    """The life of a batch. FAILED is between two attempts (also after a LOST one); QUARANTINED waits for a person."""
+    """The state of a batch. FAILED: between two attempts (also after a LOST one); QUARANTINED: waits for a person."""
 
     ALLOCATED = "ALLOCATED"
     RUNNING = "RUNNING"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
-    BLOCKED = "BLOCKED"  # its block store can't be reached: tried again, without using attempts up
+    BLOCKED = "BLOCKED"  # its block store can't be reached: retried without using up attempts
     QUARANTINED = "QUARANTINED"
-    DISCARDED = "DISCARDED"  # given up by a person: its kept blocks are gone
+    DISCARDED = "DISCARDED"  # discarded by a person: its kept blocks are gone
 
 
 BATCH_TRANSITIONS: Mapping[BatchState, frozenset[BatchState]] = {
@@ -85,25 +85,25 @@ BATCH_TRANSITIONS: Mapping[BatchState, frozenset[BatchState]] = {
     BatchState.QUARANTINED: frozenset({BatchState.COMPLETED, BatchState.DISCARDED}),
     BatchState.DISCARDED: frozenset(),
 }
-# What has yet to come out, as SQL has it; the partial index `batches_unfinished` holds just these.
+# The states of unfinished batches; the partial index `batches_unfinished` holds exactly these.
 UNFINISHED_STATES = (BatchState.ALLOCATED, BatchState.RUNNING, BatchState.FAILED, BatchState.BLOCKED)
 
 
 class AttemptKind(StrEnum):
-    """What an attempt is for: `run` brings a batch out, `replay` runs again what is COMPLETED or QUARANTINED."""
+    """The purpose of an attempt: `run` completes a batch, `replay` runs a COMPLETED or QUARANTINED one again."""
 
     RUN = "run"
     REPLAY = "replay"
 
 
 class AttemptState(StrEnum):
-    """One attempt at a batch: it runs, and ends one way."""
+    """The state of one attempt at a batch: it runs, and ends in one way."""
 
     RUNNING = "RUNNING"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"  # by the batch's data or code; counted in max_attempts
     BLOCKED = "BLOCKED"  # the block store could not be reached; not counted
-    LOST = "LOST"  # what it ran on died under it; counted in max_lost_attempts
+    LOST = "LOST"  # its process or host died; counted in max_lost_attempts
 
 
 ATTEMPT_TRANSITIONS: Mapping[AttemptState, frozenset[AttemptState]] = {
@@ -118,7 +118,7 @@ ATTEMPT_TRANSITIONS: Mapping[AttemptState, frozenset[AttemptState]] = {
 
 
 class AttemptFailure(StrEnum):
-    """Why an attempt failed; the state that it ends in has the same name."""
+    """Why an attempt failed; the state in which it ends has the same name."""
 
     FAILED = AttemptState.FAILED.value
     BLOCKED = AttemptState.BLOCKED.value
@@ -126,7 +126,7 @@ class AttemptFailure(StrEnum):
 
 
 class ProcessKind(StrEnum):
-    """Who raises a heartbeat counter."""
+    """The kinds of processes that raise a heartbeat counter."""
 
     AGENT = "agent"
     RECEIVER = "receiver"
@@ -135,7 +135,7 @@ class ProcessKind(StrEnum):
 
 
 class BatchDriverState(StrEnum):
-    """Whether a batch driver may be given runs; its process's end is its end."""
+    """Whether a batch driver may be given runs; the state ends with its process."""
 
     STARTING = "STARTING"  # loads the code and starts Spark
     READY = "READY"  # claims runs
@@ -169,7 +169,10 @@ class ReceiverEventKind(StrEnum):
 
 
 class SegmentState(StrEnum):
-    """A segment is open for the one process that made it, sealed at a known length, then deleted file first."""
+    """The state of a segment: open for the one process that made it, sealed at its final length, then being deleted.
+
+    Deletion removes the file first.
+    """
 
     OPEN = "OPEN"
     SEALED = "SEALED"
@@ -186,6 +189,6 @@ SEGMENT_TRANSITIONS: Mapping[SegmentState, frozenset[SegmentState]] = {
 class LinkKind(StrEnum):
     """Why a partition's position moved."""
 
-    ORIGIN = "origin"  # where reading begins: the first of a partition, or of a new generation
+    ORIGIN = "origin"  # where reading begins: first link of a partition or of a new generation
     BLOCK = "block"  # the records went into a block
     LOST = "lost"  # the source no longer has them; they are counted, not stored

@@ -1,4 +1,4 @@
-"""What `forebay status` and the demo show: reads of the views for people, as dataclasses."""
+"""Read what `forebay status` and the demo show: the views for people, as dataclasses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tracker_store.engine import named_failures
 if TYPE_CHECKING:
     from datetime import datetime
 
-# So long, and so many of its intervals, a pipeline may complete nothing while blocks wait for it.
+# How long a pipeline may complete nothing while blocks wait for it: this time or this number of its intervals,
+# whichever is longer.
 STALE_AFTER = timedelta(minutes=5)
 STALE_AFTER_INTERVALS = 10
 
@@ -42,9 +43,10 @@ class ReceiverStatus:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """A row of the view `pipeline_status`; `holds_back_for`: so long it has completed nothing while blocks wait.
+    """A row of the view `pipeline_status`.
 
-    `halted_by`: the quarantined batch that has halted it.
+    `holds_back_for` is the time for which it has completed nothing while blocks wait. `halted_by` is the quarantined
+    batch that has halted it.
     """
 
     pipeline: str
@@ -65,7 +67,7 @@ class PipelineStatus:
 
     @property
     def is_stale(self) -> bool:
-        """Whether it has held blocks back for longer than batches that are late explain."""
+        """Return whether it has held blocks back for longer than late batches explain."""
         return self.holds_back_for is not None and self.holds_back_for > max(
             STALE_AFTER, STALE_AFTER_INTERVALS * self.batch_interval
         )
@@ -103,7 +105,7 @@ class BatchStats:
 
 @dataclass(frozen=True, slots=True)
 class PipelineProcessingTimes:
-    """How long a pipeline's newest completed batches took; those without records ran nowhere."""
+    """How long a pipeline's newest completed batches took; batches without records did not run."""
 
     pipeline: str
     interval: timedelta
@@ -111,7 +113,7 @@ class PipelineProcessingTimes:
 
 
 def receiver_status(connection: sa.Connection) -> list[ReceiverStatus]:
-    """Every receiver. No locks."""
+    """Return every receiver. No locks."""
     columns = ", ".join(ReceiverStatus.__slots__)
     with named_failures():
         rows = connection.execute(
@@ -121,7 +123,7 @@ def receiver_status(connection: sa.Connection) -> list[ReceiverStatus]:
 
 
 def pipeline_status(connection: sa.Connection) -> list[PipelineStatus]:
-    """Every pipeline that is declared. No locks."""
+    """Return every declared pipeline. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -140,7 +142,7 @@ def pipeline_status(connection: sa.Connection) -> list[PipelineStatus]:
 
 
 def stream_lag(connection: sa.Connection) -> list[StreamLag]:
-    """What waits, by pipeline and stream. No locks."""
+    """Return what waits, by pipeline and stream. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -154,7 +156,7 @@ def stream_lag(connection: sa.Connection) -> list[StreamLag]:
 
 
 def batch_stats(connection: sa.Connection, *, limit: int = 20) -> list[BatchStats]:
-    """The newest `limit` batches, newest first. No locks."""
+    """Return the newest `limit` batches, newest first. No locks."""
     columns = ", ".join(BatchStats.__slots__)
     with named_failures():
         rows = connection.execute(
@@ -169,9 +171,9 @@ def batch_stats(connection: sa.Connection, *, limit: int = 20) -> list[BatchStat
 
 
 def processing_times(connection: sa.Connection, *, seconds: float) -> list[PipelineProcessingTimes]:
-    """Of each live pipeline's completed batches of the last seconds, or of its last three intervals. No locks.
+    """Return processing times of each live pipeline's batches of the last seconds or three intervals. No locks.
 
-    Costs those batches: they are found by their times.
+    The longer of the two spans counts. Costs those batches: they are found by their times.
     """
     with named_failures():
         rows = connection.execute(

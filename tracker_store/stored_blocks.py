@@ -1,4 +1,4 @@
-"""Reads for comparing the driver log with the block store, in bounded pages; changes nothing but what it says."""
+"""Read the driver log in bounded pages to compare it with the block store; only `forget_empty_segment` writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SegmentRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block whose bytes are to be there: registered, or kept for a quarantined batch."""
+    """A block whose bytes must be there: registered, or kept for a quarantined batch."""
 
     receiver_id: int
     sequence: int
@@ -39,7 +39,7 @@ class StoredBlock:
 
 
 def segments(connection: sa.Connection) -> Iterator[SegmentRow]:
-    """Every segment, page by page. No locks."""
+    """Yield every segment, page by page. No locks."""
     after = 0
     while True:
         with named_failures():
@@ -61,7 +61,7 @@ def segments(connection: sa.Connection) -> Iterator[SegmentRow]:
 
 @dataclass(frozen=True, slots=True)
 class FoundSegment:
-    """A segment by its path. `salvaged_to` and `salvaged_sequence` are 0 where nothing was salvaged from it."""
+    """A segment found by its path. `salvaged_to` and `salvaged_sequence` are 0 if nothing was salvaged from it."""
 
     segment_id: int
     receiver_id: int
@@ -71,7 +71,7 @@ class FoundSegment:
 
 
 def find_segment(connection: sa.Connection, path: str) -> FoundSegment | None:
-    """The row of a segment. No locks."""
+    """Return the row of a segment. No locks."""
     with named_failures():
         row = connection.execute(
             sa.text("""
@@ -90,9 +90,9 @@ def find_segment(connection: sa.Connection, path: str) -> FoundSegment | None:
 def offsets_of_rows(
     connection: sa.Connection, segment: FoundSegment, *, first_sequence: int, last_sequence: int
 ) -> set[int]:
-    """The offsets in a segment at which blocks lie that rows name. No locks.
+    """Return the offsets in a segment of the blocks that rows name. No locks.
 
-    Those numbers are its own blocks'; what was salvaged from it has later ones, which no index leads to.
+    The sequences are those of the segment's own blocks; blocks salvaged from it have later ones, which no index finds.
     """
     with named_failures():
         return set(
@@ -120,7 +120,7 @@ def offsets_of_rows(
 
 
 def segment_paths_known(connection: sa.Connection, paths: list[str]) -> set[str]:
-    """Those of `paths` that a row names. No locks."""
+    """Return those of `paths` that a row names. No locks."""
     with named_failures():
         found = connection.execute(
             sa.text("SELECT path FROM forebay.log_segments WHERE path = ANY (CAST(:paths AS text[]))"),
@@ -130,7 +130,7 @@ def segment_paths_known(connection: sa.Connection, paths: list[str]) -> set[str]
 
 
 def stored_blocks(connection: sa.Connection) -> Iterator[StoredBlock]:
-    """Every block that must be readable, by receiver and sequence, then the kept ones; page by page. No locks."""
+    """Yield every block that must be readable, by receiver and sequence, then kept ones; page by page. No locks."""
     for table in ("blocks", "kept_blocks"):
         after = (0, 0)
         while True:
@@ -154,7 +154,7 @@ def stored_blocks(connection: sa.Connection) -> Iterator[StoredBlock]:
 
 
 def find_stored_block(connection: sa.Connection, *, stream: str, ordinal: int, sequence: int) -> StoredBlock | None:
-    """A block by its receiver and number, also one that is only kept for a quarantined batch. No locks."""
+    """Return a block by its receiver and sequence, even if it is only kept for a quarantined batch. No locks."""
     with named_failures():
         row = connection.execute(
             sa.text("""
@@ -182,7 +182,7 @@ def find_stored_block(connection: sa.Connection, *, stream: str, ordinal: int, s
 
 
 def count_stored_blocks(connection: sa.Connection) -> int:
-    """About how many `stored_blocks` will yield. No locks; O(receivers)."""
+    """Return about how many blocks `stored_blocks` will yield. No locks; O(receivers)."""
     with named_failures():
         count: int = connection.execute(
             sa.text("""
@@ -201,7 +201,7 @@ def count_stored_blocks(connection: sa.Connection) -> int:
 
 
 def forget_empty_segment(connection: sa.Connection, segment_id: int) -> bool:
-    """Delete a sealed segment's row whose file is missing, if no block or dead letter needs it. Locks: the row."""
+    """Delete a sealed segment's row if its file is missing and no block or dead letter needs it. Locks: the row."""
     with named_failures():
         gone = connection.execute(
             sa.text("""

@@ -1,7 +1,7 @@
-"""Statements on `stream_schemas`: the columns of a stream's records, version by version.
+"""Read and write `stream_schemas`: the columns of a stream's records, version by version.
 
-A receiver registers its columns once per start, before it reads anything; what reads a stream's blocks takes all
-versions together. A version is never changed or taken back.
+A receiver registers its columns once per start, before it reads anything; readers of a stream's blocks use all versions
+together. A version is never changed or withdrawn.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class StreamSchema:
 def register_schema(
     connection: sa.Connection, *, receiver_id: int, fingerprint: str, columns: Sequence[tuple[str, str]]
 ) -> int:
-    """Make a receiver's columns a version of its stream's; returns the version's number. May be asked again.
+    """Make a receiver's columns a version of its stream's; returns the version's number. Idempotent.
 
-    Locks: none where the version is known, else the stream's row (see functions/register_schema.sql).
-    Raises SchemaConflictError: a column has another type than before; names columns and types.
+    Locks: none if the version is known, else the stream's row (see functions/register_schema.sql). Raises
+    SchemaConflictError, naming columns and types, if a column has another type than before.
     """
     with named_failures():
         row = connection.execute(
@@ -53,7 +53,7 @@ def register_schema(
 
 
 def schemas_of_stream(connection: sa.Connection, stream_id: int) -> list[StreamSchema]:
-    """Every version of a stream's columns, oldest first. No locks."""
+    """Return every version of a stream's columns, oldest first. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""

@@ -1,7 +1,7 @@
-"""Reads for who watches from outside: batches, output operations and receivers for `/metrics` and the JSON API.
+"""Read batches, output operations and receivers for `/metrics` and the JSON API.
 
-Everything here is a read without locks that costs what it returns, or what has changed since it was asked before: never
-a scan of all batches, blocks, events or dead letters.
+Every read takes no locks and costs what it returns, or what has changed since the last call: never a scan of all
+batches, blocks, events or dead letters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WatchedPipeline:
-    """A pipeline that is declared; `receivers` counts those of the streams that it reads.
+    """A declared pipeline; `receivers` counts those of the streams that it reads.
 
     `due` counts the batch times that have come and are not decided yet, by the database's clock; 0 while it is stopped.
     """
@@ -56,7 +56,7 @@ class WatchedBatch:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedBatches:
-    """How many batches of a pipeline wait (or wait for another attempt) and run.
+    """How many batches of a pipeline wait (also for another attempt), and how many run.
 
     `started_records` are those of the batches that have been tried.
     """
@@ -68,7 +68,7 @@ class UnfinishedBatches:
 
 @dataclass(frozen=True, slots=True)
 class OutputCommit:
-    """What counts for an output of a batch; `started_at`: when the attempt that made it started."""
+    """The commit of an output of a batch; `started_at`: when the attempt that made it started."""
 
     batch_time: datetime
     output: str
@@ -83,8 +83,8 @@ class OutputCommit:
 class ReceiverCounters:
     """A receiver's running totals; `kept_bytes` are those of its blocks that are not cleaned up.
 
-    `queued` blocks are in its process's queue, not stored yet; null where no process holds it. `hindered`: it holds
-    data and has got nothing done for long, by a cause that its reason names.
+    `queued` blocks are in its process's queue, not stored yet; null if no process holds it. `hindered`: it holds data
+    but has made no progress for long, and its reason names the cause.
     """
 
     receiver_id: int
@@ -102,7 +102,7 @@ class ReceiverCounters:
 
 @dataclass(frozen=True, slots=True)
 class WatchedReceiver:
-    """A receiver for people, with its last error."""
+    """A receiver with its last error, for display."""
 
     receiver_id: int
     stream: str
@@ -117,10 +117,10 @@ class WatchedReceiver:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """Rows of a growing table, counted by receiver, and where to count on: rows up to `settled_id` never change again.
+    """Rows of a growing table, counted by receiver, and where to continue: rows up to `settled_id` never change again.
 
-    `settled` and `recent` are separate, because what is recent is read again the next time: a row may yet appear
-    before one that is already there.
+    `settled` and `recent` are separate because the recent rows are read again the next time: a row with a lower id may
+    still become visible.
     """
 
     settled_id: int
@@ -128,7 +128,7 @@ class Added:
     recent: Mapping[int, int]
 
 
-# Nobody's statement lasts so long, so every row before it is to be seen (engine.STATEMENT_TIMEOUT is half of it).
+# Age after which all rows are visible: no statement takes this long (engine.STATEMENT_TIMEOUT is half of it).
 _SETTLED = "interval '60 seconds'"
 
 _BATCH = """
@@ -139,7 +139,7 @@ _BATCH = """
       AND a.batch_time = b.batch_time
       AND a.attempt = b.attempt
 """
-# Found in the partial index. Batches before it are finished for ever.
+# Looked up in the partial index. All batches before it are finished for ever.
 _FIRST_UNFINISHED = """
     coalesce(
         (
@@ -169,7 +169,7 @@ def _batch(row: sa.Row[Any]) -> WatchedBatch:
 
 
 def watched_pipelines(connection: sa.Connection) -> list[WatchedPipeline]:
-    """Every pipeline that is declared. No locks."""
+    """Return every declared pipeline. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -195,7 +195,7 @@ def watched_pipelines(connection: sa.Connection) -> list[WatchedPipeline]:
 
 
 def newest_finished_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
-    """The newest of the batches before the first unfinished one, in order of time. No locks; by the primary key."""
+    """Return the newest batches before the first unfinished one, in order of time. No locks; by the primary key."""
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
@@ -211,7 +211,7 @@ def newest_finished_batches(connection: sa.Connection, pipeline_id: int, *, limi
 def next_finished_batches(
     connection: sa.Connection, pipeline_id: int, *, after: datetime, limit: int
 ) -> list[WatchedBatch]:
-    """The batches after `after` and before the first unfinished one, in order of time. No locks; O(what it returns)."""
+    """Return the batches after `after` and before the first unfinished one, in order of time. No locks; O(result)."""
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
@@ -225,7 +225,7 @@ def next_finished_batches(
 
 
 def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
-    """The batches from the first unfinished one on, in order of time. No locks."""
+    """Return the batches from the first unfinished one on, in order of time. No locks."""
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
@@ -239,7 +239,7 @@ def unfinished_batches(connection: sa.Connection, pipeline_id: int, *, limit: in
 
 
 def newest_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -> list[WatchedBatch]:
-    """The newest batches in whatever state, in order of time. No locks; by the primary key."""
+    """Return the newest batches in any state, in order of time. No locks; by the primary key."""
     with named_failures():
         rows = connection.execute(
             sa.text(f"""
@@ -255,7 +255,7 @@ def newest_batches(connection: sa.Connection, pipeline_id: int, *, limit: int) -
 def batch_between(
     connection: sa.Connection, pipeline_id: int, first: datetime, before: datetime
 ) -> WatchedBatch | None:
-    """The batch whose time is from `first` to before `before`, or None. No locks."""
+    """Return the first batch whose time is from `first` to before `before`, or None. No locks."""
     with named_failures():
         row = connection.execute(
             sa.text(f"""
@@ -269,7 +269,7 @@ def batch_between(
 
 
 def count_unfinished_batches(connection: sa.Connection) -> dict[int, UnfinishedBatches]:
-    """What waits and runs, by pipeline; one with nothing to do is left out. No locks; the partial index holds them."""
+    """Count waiting and running batches by pipeline; idle ones are left out. No locks; by the partial index."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -287,7 +287,7 @@ def count_unfinished_batches(connection: sa.Connection) -> dict[int, UnfinishedB
 def output_commits(
     connection: sa.Connection, pipeline_id: int, *, outputs: Sequence[str], first: datetime, last: datetime
 ) -> list[OutputCommit]:
-    """What counts for these outputs, of the batches from `first` to `last`. No locks; a range of the key per output."""
+    """Return commits of these outputs, of the batches from `first` to `last`. No locks; one key range per output."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -309,9 +309,9 @@ def output_commits(
 def records_by_receiver(
     connection: sa.Connection, pipeline_id: int, *, receiver_ids: Sequence[int], first: datetime
 ) -> dict[tuple[datetime, int], int]:
-    """Records that batches from `first` on have of these receivers, by batch time and receiver; none is left out.
+    """Return the records that batches from `first` on have of these receivers, by batch time and receiver.
 
-    No locks; O(batches · receivers that it returns).
+    None is left out. No locks; O(batches · receivers that it returns).
     """
     with named_failures():
         rows = connection.execute(
@@ -328,7 +328,7 @@ def records_by_receiver(
 
 
 def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
-    """Every receiver's totals. No locks; two probes of the blocks' key per receiver."""
+    """Return every receiver's totals. No locks; two probes of the blocks' key per receiver."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -374,7 +374,7 @@ def receiver_counters(connection: sa.Connection) -> list[ReceiverCounters]:
 
 
 def watched_receivers(connection: sa.Connection, stream_ids: Sequence[int]) -> list[WatchedReceiver]:
-    """The receivers of these streams. No locks; each one's events back to its last error."""
+    """Return the receivers of these streams. No locks; reads each one's events back to its last error."""
     with named_failures():
         rows = connection.execute(
             sa.text("""
@@ -411,26 +411,26 @@ def watched_receivers(connection: sa.Connection, stream_ids: Sequence[int]) -> l
 
 
 def restarts_after(connection: sa.Connection, after: int | None) -> Added:
-    """Restarts of receivers, and of their processes, by receiver: events after `after`. No locks; O(new events).
+    """Count restarts of receivers and of their processes by receiver: events after `after`. No locks; O(new events).
 
-    None: count nothing, and say where to begin.
+    With None it counts nothing and returns where to begin.
     """
     return _added_after(connection, after, "receiver_events", "at", "kind IN ('RESTARTED', 'EXITED')")
 
 
 def replica_problems_after(connection: sa.Connection, after: int | None) -> Added:
-    """How often a replica was found lost, damaged or lagging, by receiver: events after `after`. No locks.
+    """Count how often a replica was found lost, damaged or lagging, by receiver: events after `after`. No locks.
 
-    O(new events); None: count nothing, and say where to begin.
+    O(new events). With None it counts nothing and returns where to begin.
     """
     problem = REPLICA_PROBLEMS.replace("'", "''")
     return _added_after(connection, after, "receiver_events", "at", f"kind = 'ERROR' AND message LIKE '{problem}'")
 
 
 def dead_letters_after(connection: sa.Connection, after: int | None) -> Added:
-    """Dead letters by receiver: those after `after`, each once. No locks; O(new dead letters).
+    """Count dead letters by receiver: those after `after`, each once. No locks; O(new dead letters).
 
-    None: count nothing, and say where to begin.
+    With None it counts nothing and returns where to begin.
     """
     return _added_after(connection, after, "dead_letters", "added_at", "part = 0")
 

@@ -1,7 +1,7 @@
-"""Calls on a driver log that may be away: one function that makes a call until it is answered.
+"""Repeat a call on a driver log that may be unavailable until it is answered.
 
-Only for calls that change nothing when they are repeated. How long to wait, whom to tell and when to give up is the
-caller's to say: the data plane waits until its process ends, a batch for two minutes.
+Only for idempotent calls. The caller decides how long to wait, what to report and when to give up: the data plane waits
+until its process ends, a batch for two minutes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def until_answered(
     on_failure: Callable[[Exception, float], None],
     pause: Callable[[float], None],
 ) -> Answer:
-    """Make a call, again and again while the driver log is away; return the answer.
+    """Make a call, repeatedly while the driver log is unavailable; return the answer.
 
     Args:
-        delay: how long to wait now, in seconds; asked after each failure.
-        on_failure: given each failure and the delay; what it raises ends the calls.
-        pause: waits; what it raises ends them too.
+        delay: how long to wait now, in seconds; called after each failure.
+        on_failure: called with each failure and the delay; an exception from it ends the calls.
+        pause: waits; an exception from it ends the calls too.
 
     Raises:
         Exception: what the driver log refuses for good.

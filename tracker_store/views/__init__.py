@@ -33,7 +33,7 @@ def _load() -> Mapping[str, View]:
         (file for file in resources.files(__name__).iterdir() if file.name.endswith(".sql")), key=lambda file: file.name
     )
     sources = {file.name.removesuffix(".sql"): file.read_text(encoding="utf-8") for file in files}
-    # Sorted: the order goes into the fingerprint, and must be the same in each process.
+    # Sorted, because the order goes into the fingerprint and must be the same in each process.
     reads = {
         name: sorted(sources.keys() & set(_OTHER_RELATION.findall(source)) - {name}) for name, source in sources.items()
     }
@@ -43,5 +43,5 @@ def _load() -> Mapping[str, View]:
     }
 
 
-# In the order of creation; dropped in reverse.
+# In the order of creation; they are dropped in reverse.
 VIEWS = _load()
